@@ -12,7 +12,7 @@ import click
 
 from allocator.cli.group import GROUP, group, with_clusters
 from allocator.cli.output import console, print_json
-from allocator.cli.report import listing_of_orders
+from allocator.cli.report import TARGETS, listing_of_orders, parse_target
 from allocator.clock import milliseconds, wall_ms
 from allocator.errors import ConfigError
 from allocator.foreign import plain
@@ -273,6 +273,86 @@ def canary_command(name: str, count: int, access: Any, as_json: bool, dry_run: b
 def promote_command(name: str, member: Optional[str], access: Any, default_group: Any, as_json: bool) -> None:
     """Let MEMBER, or all new members, take their full share."""
     _withdraw(access, name, as_json, lambda orders: orders.promote(member))
+
+
+# -- records ---------------------------------------------------------------------------------------------------------
+
+
+def _with_record_options(command: Command) -> Command:
+    """Adds --why and --expires, and the connection options."""
+
+    @click.option("--why", default="", help="Reason, for those who look at the orders later.")
+    @click.option("--expires", metavar="TIME", help="When the order ceases to count: 30m, 2h, 1d, or a time with zone.")
+    @with_clusters
+    @functools.wraps(command)
+    def with_options(why: str, expires: Optional[str], default_group: Any, **arguments: Any) -> None:
+        expires_s = None if expires is None else parse_expiry(expires, wall_ms())
+        command(told={"why": why, "expires_s": expires_s}, **arguments)
+
+    return with_options
+
+
+@group.command("pause")
+@click.argument("name", metavar="GROUP")
+@click.argument("partitions")
+@_with_record_options
+def pause_command(name: str, partitions: str, access: Any, as_json: bool, told: Any) -> None:
+    """Owners keep PARTITIONS (topic:0-3,7), and their handlers get no records of them until `resume`."""
+    chosen = parse_partitions(partitions)
+    _give(access, name, as_json, False, lambda orders: orders.pause(chosen, **told))
+
+
+@group.command("resume")
+@click.argument("name", metavar="GROUP")
+@click.argument("partitions")
+@with_clusters
+def resume_command(name: str, partitions: str, access: Any, default_group: Any, as_json: bool) -> None:
+    """Withdraw the pause of PARTITIONS (topic:0-3,7)."""
+    chosen = parse_partitions(partitions)
+    _withdraw(access, name, as_json, lambda orders: orders.resume(chosen))
+
+
+@group.command("skip")
+@click.argument("name", metavar="GROUP")
+@click.argument("partition")
+@click.argument("offset", type=click.IntRange(0))
+@click.option("--undo", is_flag=True, help="Withdraw the order. A record that was left out stays left out.")
+@_with_record_options
+def skip_command(name: str, partition: str, offset: int, undo: bool, access: Any, as_json: bool, told: Any) -> None:
+    """Leave out the record at OFFSET of PARTITION (topic:0): the handler is not called, and it counts as done."""
+    chosen = parse_partitions(partition)
+    if len(chosen) != 1:
+        raise ConfigError(f"{partition!r} names {len(chosen)} partitions; an offset belongs to one")
+    (one,) = chosen
+    if undo:
+        _withdraw(access, name, as_json, lambda orders: orders.unskip(one, offset))
+    else:
+        _give(access, name, as_json, False, lambda orders: orders.skip(one, offset, **told))
+
+
+@group.command("quarantine")
+@click.argument("name", metavar="GROUP")
+@click.argument("partitions")
+@click.option("--lift", is_flag=True, help="Withdraw the quarantine.")
+@_with_record_options
+def quarantine_command(name: str, partitions: str, lift: bool, access: Any, as_json: bool, told: Any) -> None:
+    """Send the records of PARTITIONS (topic:0-3,7) to the dead-letter topic, without a call of the handler."""
+    chosen = parse_partitions(partitions)
+    if lift:
+        _withdraw(access, name, as_json, lambda orders: orders.lift(chosen))
+    else:
+        _give(access, name, as_json, False, lambda orders: orders.quarantine(chosen, **told))
+
+
+@group.command("seek")
+@click.argument("name", metavar="GROUP")
+@click.argument("partitions")
+@click.option("--to", "to", required=True, help=f"New place: {TARGETS}.")
+@_with_record_options
+def seek_command(name: str, partitions: str, to: str, access: Any, as_json: bool, told: Any) -> None:
+    """Have the owners of PARTITIONS (topic:0-3,7) go on elsewhere. The result in `orders` says where they were."""
+    chosen, place = parse_partitions(partitions), str(parse_target(to))
+    _give(access, name, as_json, False, lambda orders: orders.seek(chosen, place, **told))
 
 
 # -- plans -----------------------------------------------------------------------------------------------------------

@@ -9,13 +9,14 @@ import logging
 import re
 import uuid
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from allocator.client.client import KafkaClient
 from allocator.consumer.measures import lag
 from allocator.consumer.membership_config import MembershipConfig
+from allocator.consumer.operator_orders import OperatorOrders
 from allocator.consumer.ownership import Ownership
 from allocator.errors import AllocatorError, CommitFailed, ConfigError, IllegalState, NotOwned
 from allocator.fetch.batch import Batch
@@ -27,6 +28,7 @@ from allocator.offsets.group_offsets import GroupOffsets
 from allocator.offsets.idle import IdleOffsets, commit_again
 from allocator.offsets.storage import StoredOffsets, fetch_old_offsets
 from allocator.offsets.tracker import OffsetTracker
+from allocator.processing.processor import Processor
 from allocator.settings import check_keywords
 from allocator.sinks import SinkClaim, TransactionalSink
 from allocator.subscription.done import with_done
@@ -99,6 +101,7 @@ class ConsumerCore:
             **fetch,
         )
         self.sink = sink
+        self._orders = OperatorOrders(self)
         self._ownership = Ownership(
             self.state,
             self.progress,
@@ -108,7 +111,7 @@ class ConsumerCore:
             self.commits_settled,
             self.client.measures,
             auto_commit=commit_on_revoke and self.group is not None,
-            fence=self._fence_of,
+            began=self._began,
             sink=None if sink is None else SinkMember(self, sink),
         )
         self._coordinator = Coordinator(self.client, self.group or "", self.client.retry_backoff_s)
@@ -135,13 +138,18 @@ class ConsumerCore:
         self._one_commit: asyncio.Lock
 
     def _make_membership(self) -> Membership:
-        made = self._joining.make(self.client, self._ownership, self._coordinator, self._load, self._offsets)
+        made = self._joining.make(
+            self.client, self._ownership, self._coordinator, self._load, self._offsets, self._orders.take
+        )
         if self._offsets is not None:
             self._offsets.committer = made.committer
         return made
 
-    def _fence_of(self, partition: TopicPartition) -> int:
-        return self.membership.fence(partition)
+    def _began(self, partitions: Partitions) -> None:
+        """Caller: ownership, when they were assigned."""
+        for partition in partitions:
+            self.state.set_fence(partition, self.membership.fence(partition))
+        self._orders.apply()
 
     def join_again_if(self, admitted: Callable[[ZooKeeper], Awaitable[bool]]) -> None:
         """As `Membership.join_again_if`."""
@@ -361,6 +369,27 @@ class ConsumerCore:
         """Lets `processor` say what is done, and hear of partitions before the user's listener; None ends that."""
         self.processing = processor is not None
         self._ownership.processor = processor
+        self._orders.apply()
+
+    @property
+    def processor(self) -> Processor | None:
+        """What calls the handler: of `Consumer.process`, or the daemon."""
+        for listener in (self._ownership.processor, self.state.rebalance_listener):
+            if isinstance(listener, Processor):
+                return listener
+        return None
+
+    def sought(self, partition: TopicPartition, offset: int) -> None:
+        """Goes on at `offset`, whatever was reached before. Caller: the orders of operators."""
+        self.state.seek(partition, offset)
+        self.progress.rewind(partition, offset)
+        if self.processor is not None:
+            self.processor.restart(partition, offset)
+        self.fetcher.wake()
+
+    def start_task(self, work: Coroutine[Any, Any, Any], name: str) -> None:
+        """Runs until it ends or the consumer is closed."""
+        self._tasks.start(work, name)
 
     # -- offsets -------------------------------------------------------------------------------------------------
 

@@ -28,6 +28,8 @@ from allocator.groups.membership import AssignmentListener, Membership
 from allocator.groups.patterns import check_pattern
 from allocator.groups.view import Load
 from allocator.groups.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
+from allocator.groups.zookeeper.order_store import OrderStore
+from allocator.groups.zookeeper.orders import Orders
 from allocator.groups.zookeeper.znodes import Paths
 from allocator.names import check_group, check_topic
 from allocator.offsets.coordinator import Coordinator
@@ -68,6 +70,8 @@ class Connections(NamedTuple):
     """For assignors that consider how much work a partition is."""
     offsets: StoredOffsets | None
     """Those of the group, whose place changes when the group is adopted from another layout."""
+    ordered: Callable[[Orders, OrderStore], None] | None = None
+    """Is called with the orders of operators, where the membership has any."""
 
 
 @dataclass(frozen=True)
@@ -219,6 +223,7 @@ class EnsembleOptions(MembershipOptions):
                 **self.place(),
             ),
             load=connections.load,
+            ordered=connections.ordered,
             measures=connections.client.measures,
         )
 
@@ -427,9 +432,10 @@ class MembershipConfig:
         coordinator: Coordinator,
         load: Load,
         offsets: StoredOffsets | None,
+        ordered: Callable[[Orders, OrderStore], None] | None = None,
     ) -> Membership:
         """The membership, which has touched nothing yet."""
-        return self.options.make(self, Connections(client, listener, coordinator, load, offsets))
+        return self.options.make(self, Connections(client, listener, coordinator, load, offsets, ordered))
 
     def assignors(self) -> dict[str, Assignor]:
         """By their names, the preferred one first."""

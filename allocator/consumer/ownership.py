@@ -63,7 +63,7 @@ class Ownership:
         *,
         auto_commit: bool,
         retry_backoff_s: float = 0.1,
-        fence: Callable[[TopicPartition], int] | None = None,
+        began: Callable[[Partitions], None] | None = None,
         sink: SinkOffsets | None = None,
     ) -> None:
         self.processor: RebalanceListener | None = None
@@ -79,7 +79,7 @@ class Ownership:
         self._measures = measures
         self._auto_commit = auto_commit
         self._retry_backoff_s = retry_backoff_s
-        self._fence = fence
+        self._began = began
         self._sink = sink
         self._suspended = False
         self._opening = 0
@@ -193,9 +193,8 @@ class Ownership:
         before = self._state.assigned_partitions()
         self._measures.partitions_assigned += len(partitions)
         self._assign(before | partitions)
-        if self._fence is not None:
-            for partition in partitions:
-                self._state.set_fence(partition, self._fence(partition))
+        if self._began is not None:
+            self._began(partitions)
         # begun before the listener is called: it may ask for positions
         self._tasks.start(self._find_positions(partitions), "positions")
         self._opening += 1

@@ -127,22 +127,25 @@ class OrdersOfGroup:
 
     async def unpin(self, partitions: Collection[TopicPartition]) -> tuple[Order, ...]:
         """Withdraws pins of these partitions; pins of several partitions stay for the others."""
+        return await self._withdraw_partitions("pin", partitions)
+
+    async def _withdraw_partitions(self, kind: str, partitions: Collection[TopicPartition]) -> tuple[Order, ...]:
         gone = frozenset(partitions)
         now_ms = wall_ms()
-        pins = [
-            order for order in (await self._orders.read()).entries if order.kind == "pin" and order.partitions & gone
+        found = [
+            order for order in (await self._orders.read()).entries if order.kind == kind and order.partitions & gone
         ]
-        if not pins:
-            raise OrderRefused(f"group {self._paths.group!r} has no pin of these partitions")
-        for order in pins:
+        if not found:
+            raise OrderRefused(f"group {self._paths.group!r} has no {kind} of these partitions")
+        for order in found:
             rest = order.partitions - gone
             if rest:
                 changed = replace(order, arguments={**order.arguments, "partitions": to_ranges(rest)})
                 await self._orders.put(changed, now_ms)
-        whole = [order.id for order in pins if not order.partitions - gone]
+        whole = [order.id for order in found if not order.partitions - gone]
         if whole:
             await self._orders.remove(whole, now_ms)
-        return tuple(pins)
+        return tuple(found)
 
     async def exclude(
         self,
@@ -156,6 +159,60 @@ class OrdersOfGroup:
         where = [await self._place(place) for place in places]
         arguments = {"partitions": to_ranges(partitions), "places": where}
         return await self.give("exclude", arguments, why=why, expires_s=expires_s)
+
+    # -- about records -------------------------------------------------------------------------------------------
+
+    async def pause(
+        self, partitions: Collection[TopicPartition], *, why: str = "", expires_s: Optional[float] = None
+    ) -> OrderReport:
+        """The owners of the partitions keep them, and their code gets no records of them."""
+        return await self.give("pause", {"partitions": to_ranges(partitions)}, why=why, expires_s=expires_s)
+
+    async def resume(self, partitions: Collection[TopicPartition]) -> tuple[Order, ...]:
+        """Withdraws the pause of these partitions."""
+        return await self._withdraw_partitions("pause", partitions)
+
+    async def quarantine(
+        self, partitions: Collection[TopicPartition], *, why: str = "", expires_s: Optional[float] = None
+    ) -> OrderReport:
+        """The records of the partitions go to the dead-letter topic of the handler, until the order is withdrawn."""
+        return await self.give("quarantine", {"partitions": to_ranges(partitions)}, why=why, expires_s=expires_s)
+
+    async def lift(self, partitions: Collection[TopicPartition]) -> tuple[Order, ...]:
+        """Withdraws the quarantine of these partitions."""
+        return await self._withdraw_partitions("quarantine", partitions)
+
+    async def skip(
+        self, partition: TopicPartition, offset: int, *, why: str = "", expires_s: Optional[float] = None
+    ) -> OrderReport:
+        """The handler is not called with the record at this offset; it counts as done."""
+        arguments = {"partitions": to_ranges([partition]), "offset": offset}
+        return await self.give("skip", arguments, why=why, expires_s=expires_s)
+
+    async def unskip(self, partition: TopicPartition, offset: int) -> tuple[Order, ...]:
+        """Withdraws a skip. A record that was left out already stays left out."""
+        return await self._withdraw(
+            lambda order: (
+                order.kind == "skip"
+                and order.partitions == frozenset({partition})
+                and order.arguments.get("offset") == offset
+            ),
+            f"no skip of {partition.topic}:{partition.partition} at {offset}",
+        )
+
+    async def seek(
+        self,
+        partitions: Collection[TopicPartition],
+        to: str,
+        *,
+        why: str = "",
+        expires_s: Optional[float] = None,
+    ) -> OrderReport:
+        """The owners go on at `to`: "earliest", "latest", an offset, or "timestamp:MILLISECONDS".
+
+        The result says where each partition was before.
+        """
+        return await self.give("seek", {"partitions": to_ranges(partitions), "to": to}, why=why, expires_s=expires_s)
 
     # -- about the group -----------------------------------------------------------------------------------------
 

@@ -57,6 +57,8 @@ def _state(order: Order, noted: Mapping[str, Any], leader: Optional[MemberInfo],
         return "waiting", "the group has no member"
     if KINDS[order.kind].acts == "leader" and order.kind not in leader.orders:
         return "pending", "the leader is of a version that does not know this order"
+    if order.results:  # of an order that an owner cannot honour
+        return "not kept", "; ".join(sorted({result.what for result in order.results}))
     return "given", ""
 
 
@@ -81,6 +83,10 @@ def order_text(order: Order) -> str:
         words.append(
             ", ".join(f"{number} {unit}" for number, unit in limits if number is not None) or "without a limit"
         )
+    elif order.kind == "skip":
+        words.append(f"at {given['offset']}")
+    elif order.kind == "seek":
+        words.append(f"to {given['to']}")
     elif order.kind == "shadow":
         words.append(given["function"])
     elif order.kind == "canary":

@@ -13,6 +13,7 @@ from allocator.measures import Measures
 from allocator.processing.handlers import Handler, HandlerMisuse
 from allocator.processing.lanes import Lane
 from allocator.processing.policy import Action, ErrorPolicy, Retries
+from allocator.processing.record_orders import Quarantined
 from allocator.tasks import wait_for_event
 from allocator.types import Record, TopicPartition
 
@@ -68,7 +69,7 @@ class Failures:
     def delay_s(self, worker: FailedWorker, lane: Lane, error: Exception, since_s: float) -> float | None:
         """Seconds until the next attempt of the lane's first record; None: there is none."""
         self._measures.handler_failures += 1
-        if isinstance(error, HandlerMisuse) or self._policy.action(error) is not Action.RETRY:
+        if isinstance(error, (HandlerMisuse, Quarantined)) or self._policy.action(error) is not Action.RETRY:
             return None
         if not self._retries.left(lane.attempts, since_s):
             return None
@@ -85,7 +86,8 @@ class Failures:
         """
         if worker.stopping:
             return False  # the next owner tries again
-        offset, action = _offset(lane), self._policy.action(error)
+        offset = _offset(lane)
+        action = Action.DEAD_LETTER if isinstance(error, Quarantined) else self._policy.action(error)
         topic, partition = worker.partition
         failed = HandlerFailed(self._handler.name, topic, partition, offset, lane.attempts, error)
         where = worker.where(offset)

@@ -10,9 +10,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 from allocator.processing.handlers import Handler
+from allocator.processing.record_orders import RecordOrders
 from allocator.processing.subprocesses import Children
 from allocator.processing.window import Unit
 from allocator.tasks import BackgroundTasks
+from allocator.types import TopicPartition
 
 __all__ = ["Lane", "LaneOwner", "Lanes"]
 
@@ -28,6 +30,7 @@ RECORDS_A_HOP = 64
 class LaneOwner(Protocol):
     """The worker of the partition that a lane belongs to."""
 
+    partition: TopicPartition
     stopping: bool
 
     def begin(self, lane: Lane) -> None:
@@ -103,6 +106,9 @@ class Lanes:
         self._may_act = may_act
         self._until_active = until_active
         self._ready: deque[Lane] = deque()
+        self._orders = RecordOrders()
+        self._parked: dict[Lane, None] = {}
+        """Lanes of paused partitions that are ready."""
         self._running = 0
         self._waits_for_lease = self._closing = False
         self._ends = 0.0
@@ -121,6 +127,13 @@ class Lanes:
             lane.queued = True
             self._ready.append(lane)
             self._start_one()
+
+    def order(self, orders: RecordOrders) -> None:
+        """Orders of operators, in place of the former ones; they count from the next turn of a lane on."""
+        self._orders = orders
+        parked, self._parked = self._parked, {}
+        for lane in parked:
+            self.wake(lane)
 
     def _start_one(self) -> None:
         if self._running < self._concurrency and not self._waits_for_lease:
@@ -159,7 +172,9 @@ class Lanes:
                 return None
             lane = self._ready.popleft()
             lane.queued = False
-            if lane.units and not lane.worker.stopping:
+            if lane.worker.partition in self._orders.paused:
+                self._parked[lane] = None
+            elif lane.units and not lane.worker.stopping:
                 lane.running = True
                 lane.worker.begin(lane)
                 return lane
@@ -203,10 +218,12 @@ class Lanes:
 
     async def _turn(self, lane: Lane, finished: list[Unit]) -> Exception | None:
         units, worker, call, may_act = lane.units, lane.worker, self._handler.function, self._may_act
+        guard = self._orders.guard(worker.partition)
         while units:
             unit = units[0]
             try:
-                await call(unit.argument)
+                if guard is None or not guard(unit.argument):
+                    await call(unit.argument)
             except asyncio.CancelledError:
                 if lane.cut or self._closing:
                     raise
@@ -277,11 +294,13 @@ class Lanes:
         for lane, units in turn:
             call = self._handler.call_plain if self._children is None else self._children.caller(lane)
             count, error, worker = 0, None, lane.worker
+            guard = self._orders.guard(worker.partition)
             for unit in units:
                 if now >= ends or worker.stopping or not may_act():
                     break
                 try:
-                    call(unit.argument)
+                    if guard is None or not guard(unit.argument):
+                        call(unit.argument)
                 except Exception as raised:  # noqa: BLE001 - the user's; the policy decides what follows
                     error = raised
                     break

@@ -357,6 +357,13 @@ class PartitionWorker:
         self._quiet.clear()
         letter.add_done_callback(self._letter_ended)
 
+    def retry_now(self) -> None:
+        """The next attempts of failed records are due at once."""
+        for lane in list(self._waiting):
+            if lane.timer is not None:
+                lane.timer.cancel()
+                self._again(lane)
+
     def _again(self, lane: Lane) -> None:
         lane.timer, lane.held = None, False
         self._waiting.discard(lane)

@@ -30,6 +30,7 @@ from allocator.processing.handlers import Handler
 from allocator.processing.lanes import Lanes
 from allocator.processing.partition_worker import InHandBytes, PartitionWorker, Work
 from allocator.processing.policy import ErrorPolicy, Retries
+from allocator.processing.record_orders import RecordOrders
 from allocator.settings import HANDLING_DEFAULT
 from allocator.subscription.done import DoneSet, joined
 from allocator.subscription.listener import RebalanceListener
@@ -112,8 +113,31 @@ class Processor(RebalanceListener):
         """The last worker of a partition that this member no longer owns: its progress, and whether its thread runs."""
         self._going: set[TopicPartition] = set()
         self._paused: set[TopicPartition] = set()
+        self._orders = RecordOrders()
+        self._lanes: Lanes | None = None
         self._stop: asyncio.Event | None = None
         self._stopping = False
+
+    @property
+    def refuses(self) -> frozenset[str]:
+        """Kinds of orders of operators that this processor cannot honour."""
+        kinds = {"quarantine"} if self._dead_letters is None else set()
+        return frozenset(kinds | {"skip"} if self._handler.by_batch else kinds)
+
+    def order(self, orders: RecordOrders) -> None:
+        """Orders of operators, in place of the former ones. Caller: the consumer."""
+        self._orders = orders
+        if self._lanes is not None:
+            self._lanes.order(orders)
+        for worker in self._workers.values():
+            if orders.guard(worker.partition) is not None:
+                worker.retry_now()
+
+    def restart(self, partition: TopicPartition, offset: int) -> None:
+        """After what is in hand, records from `offset` on follow. Caller: the consumer."""
+        worker = self._workers.get(partition)
+        if worker is not None:
+            worker.restart(offset)
 
     async def run(self, source: RecordSource) -> None:
         """Returns after `stop`, when everything is drained and committed and the source is closed.
@@ -135,6 +159,7 @@ class Processor(RebalanceListener):
             broken=self._broke,
             processes=self._settings.workers == "processes",
         )
+        self._lanes.order(self._orders)
         retries, policy = self._settings.retries, self._settings.policy
         self._work = Work(
             ordering=self._settings.ordering,
@@ -362,6 +387,7 @@ class Processor(RebalanceListener):
             await self._source.close()
             if self._dead_letters is not None:
                 await self._dead_letters.close()
+            assert self._lanes is not None
             await self._lanes.close()
         log.info("stopped")
 

@@ -28,6 +28,7 @@ class Positions:
         self._clock = clock
         self._changes = Changes()
         self.assignment: dict[TopicPartition, TopicPartitionState] = {}
+        self._held_back: frozenset[TopicPartition] = frozenset()
 
     @property
     def version(self) -> int:
@@ -65,9 +66,18 @@ class Positions:
         return {tp for tp, state in self.assignment.items() if state.paused}
 
     def is_fetchable(self, partition: TopicPartition) -> bool:
-        """Assigned, with a position that needs no validation, not paused, not about to be revoked."""
+        """Assigned, with a position that needs no validation, not paused or held back, not about to be revoked."""
         state = self.assignment.get(partition)
-        return state is not None and state.is_fetchable()
+        return state is not None and state.is_fetchable() and partition not in self._held_back
+
+    def hold_back(self, partitions: frozenset[TopicPartition]) -> None:
+        """Hand out nothing of these, assigned or not, beside those that the user paused; replaces the former ones.
+
+        Caller: consumer, as operators order.
+        """
+        if partitions != self._held_back:
+            self._held_back = partitions
+            self._changes.version += 1
 
     # -- positions
 

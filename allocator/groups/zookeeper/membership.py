@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from allocator.assignors import Assignor
-from allocator.clock import boot_clock
+from allocator.clock import boot_clock, wall_ms
 from allocator.errors import InconsistentAssignor, InstanceIdInUse
 from allocator.groups.lease import MembershipLost
 from allocator.groups.membership import AssignmentListener, PartitionCountSource
@@ -32,13 +32,14 @@ from allocator.groups.names import member_name
 from allocator.groups.session import SessionMembership
 from allocator.groups.view import Load
 from allocator.groups.zookeeper.leader import Leader, LeaderSettings
-from allocator.groups.zookeeper.orders import KINDS
+from allocator.groups.zookeeper.order_store import OrderStore
+from allocator.groups.zookeeper.orders import KINDS, Orders
 from allocator.groups.zookeeper.seats import FEATURE, IN_USE
 from allocator.groups.zookeeper.store import Store
 from allocator.groups.zookeeper.znodes import AssignmentDocument, Claim, InvalidZnode, MemberInfo, Paths, in_join_order
 from allocator.measures import Measures
 from allocator.settings import DEFAULT
-from allocator.tasks import TaskGroup
+from allocator.tasks import TaskGroup, wait_for_event
 from allocator.types import NO_PARTITIONS, Partitions
 from allocator.zookeeper.client import (
     BadVersion,
@@ -54,6 +55,8 @@ from allocator.zookeeper.client import (
 __all__ = ["ZooKeeperMembership", "ZooKeeperSettings"]
 
 log = logging.getLogger(__name__)
+
+ORDERS_AGAIN_S = 60.0  # more: unreadable orders are read again later
 
 
 @dataclass(frozen=True)
@@ -77,8 +80,9 @@ class ZooKeeperMembership(SessionMembership):
 
     `topics` knows which partitions exist in Kafka. `assignors` are this member's allocator functions by name, the
     preferred one first; `load` returns how much work each partition is, for those that ask for it. `followed` is called
-    with each assignment once this member holds as much of it as it can at present. `measures` gets the times of the
-    lease renewals. The constructor does no I/O.
+    with each assignment once this member holds as much of it as it can at present. `ordered` is called with the orders
+    of operators, at first and when they change or one expires. `measures` gets the times of the lease renewals. The
+    constructor does no I/O.
     """
 
     def __init__(
@@ -92,6 +96,7 @@ class ZooKeeperMembership(SessionMembership):
         *,
         load: Load | None = None,
         followed: Callable[[AssignmentDocument], None] | None = None,
+        ordered: Callable[[Orders, OrderStore], None] | None = None,
         measures: Measures | None = None,
         clock: Callable[[], float] = boot_clock,
     ) -> None:
@@ -103,6 +108,7 @@ class ZooKeeperMembership(SessionMembership):
         self._assignors = dict(assignors)
         self._load = load
         self._followed = followed
+        self._ordered = ordered
         self._info = MemberInfo(
             name=settings.name,
             host=socket.gethostname(),
@@ -175,6 +181,8 @@ class ZooKeeperMembership(SessionMembership):
 
     async def _take_part(self, scope: TaskGroup) -> None:
         scope.start(self._elect(), "election")
+        if self._ordered is not None:
+            scope.start(self._obey(self._ordered), "orders")
         await self._follow(scope)
 
     async def _register(self) -> None:
@@ -204,6 +212,31 @@ class ZooKeeperMembership(SessionMembership):
             if self._prefix in path:
                 with contextlib.suppress(NoZnode):
                     await self._zk.delete(path)
+
+    # -- orders --------------------------------------------------------------------------------------------------
+
+    async def _obey(self, ordered: Callable[[Orders, OrderStore], None]) -> None:
+        """Passes the orders on, by one watch."""
+        store, changed = OrderStore(self._zk, self._paths), asyncio.Event()
+        orders = Watched(store.read, changed.set)
+        wait_s: float | None = 0.0
+        while True:
+            await wait_for_event(changed, wait_s)
+            changed.clear()
+            wait_s = None
+            try:
+                found = await orders.get()
+            except ConnectionLost:
+                wait_s = 0.05
+            except (InvalidZnode, ZooKeeperError) as error:
+                log.error("%s: the orders stay as they were: %s", self._paths.group, error)
+                wait_s = ORDERS_AGAIN_S
+            else:
+                ordered(found, store)
+                now_ms = wall_ms()
+                expiry = found.next_expiry(now_ms)
+                # a clock that was set back does not delay it for ever
+                wait_s = None if expiry is None else min((expiry - now_ms) / 1000 + 0.001, ORDERS_AGAIN_S)
 
     # -- leading -------------------------------------------------------------------------------------------------
 

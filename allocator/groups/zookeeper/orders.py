@@ -55,6 +55,7 @@ MAX_COUNT = 1_000_000
 KEPT_MS = 86_400_000  # a day: so long an order that expired or is done can still be looked at
 
 ORDER_ID = re.compile(r"o-[0-9a-f]{8,32}\Z")
+POSITION = re.compile(r"(earliest|latest|(timestamp:)?[0-9]{1,18})\Z")
 KIND_NAME = re.compile(r"[a-z][a-z-]{0,39}\Z")
 
 Check = Callable[[Any], None]
@@ -121,6 +122,18 @@ def limit_argument(value: Any) -> None:
             raise ValueError("0 lets nothing move; use the order freeze for that")
 
 
+def offset_argument(value: Any) -> None:
+    """An offset of a record."""
+    if type(value) is not int or not 0 <= value < 1 << 63:
+        raise ValueError(f"{shown(value)} is no offset")
+
+
+def position_argument(value: Any) -> None:
+    """ "earliest", "latest", an offset as text, or "timestamp:MILLISECONDS"."""
+    if not isinstance(value, str) or not POSITION.match(value):
+        raise ValueError(f"{shown(value)} is neither earliest, latest, an offset, nor timestamp:MILLISECONDS")
+
+
 @dataclass(frozen=True)
 class OrderKind:
     """One kind of order."""
@@ -177,6 +190,34 @@ _KINDS = (
         "gives each new member exactly COUNT partitions until it is promoted",
         {"count": count_argument, "known": names_argument, "promoted": names_argument},
         subject=(),
+    ),
+    OrderKind(
+        "pause",
+        "keeps the records of PARTITIONS from their owners' code",
+        {"partitions": partitions_argument},
+        subject=("partitions",),
+        acts="owner",
+    ),
+    OrderKind(
+        "quarantine",
+        "sends the records of PARTITIONS to the dead-letter topic, without a call of the handler",
+        {"partitions": partitions_argument},
+        subject=("partitions",),
+        acts="owner",
+    ),
+    OrderKind(
+        "skip",
+        "leaves out the record at OFFSET of a partition",
+        {"partitions": partitions_argument, "offset": offset_argument},
+        acts="owner",
+    ),
+    OrderKind(
+        "seek",
+        "has the owners of PARTITIONS go on at another place of the log",
+        {"partitions": partitions_argument, "to": position_argument},
+        subject=("partitions",),
+        acts="owner",
+        once=True,
     ),
 )
 

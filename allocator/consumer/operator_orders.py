@@ -1,0 +1,140 @@
+"""What a member does about the orders of operators to the owners of partitions: pause, skip, quarantine, seek."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+from allocator.client.log_offsets import EARLIEST, LATEST, list_offsets
+from allocator.clock import wall_ms
+from allocator.errors import AllocatorError
+from allocator.groups.order_report import order_text
+from allocator.groups.zookeeper.order_store import OrderStore
+from allocator.groups.zookeeper.orders import Order, OrderResult, Orders
+from allocator.processing.record_orders import RecordOrders
+from allocator.types import NO_PARTITIONS, Partitions, TopicPartition
+
+if TYPE_CHECKING:
+    from allocator.consumer.core import ConsumerCore
+
+__all__ = ["OWNERS_KINDS", "OperatorOrders"]
+
+log = logging.getLogger(__name__)
+
+OWNERS_KINDS = ("pause", "skip", "quarantine", "seek")
+RETRY_S = 0.2
+
+
+class OperatorOrders:
+    """The orders that count, applied to the partitions of one member whenever one of both changes.
+
+    An order is applied anew by each new owner, because it stays in its znode. A seek is carried out once, by the owner
+    of that moment, which writes the result. An order that this member cannot honour gets a result that says why.
+    """
+
+    def __init__(self, core: ConsumerCore) -> None:
+        self._core = core
+        self._orders = Orders()
+        self._store: OrderStore | None = None
+        self._under_way: set[tuple[str, TopicPartition]] = set()
+        self._told: set[str] = set()
+        """Ids of orders that this member said it cannot honour."""
+
+    def take(self, orders: Orders, store: OrderStore) -> None:
+        """Caller: the membership, on the loop, when the orders have changed or one has expired."""
+        self._orders, self._store = orders, store
+        self.apply()
+
+    def apply(self) -> None:
+        """Caller: also the consumer, when it was assigned partitions or begins to process."""
+        if self._store is None:
+            return
+        in_force = self._orders.in_force(wall_ms(), OWNERS_KINDS)
+        processor = self._core.processor
+        refused = frozenset({"skip", "quarantine"}) if processor is None else processor.refuses
+        paused: set[TopicPartition] = set()
+        quarantined: dict[TopicPartition, str] = {}
+        skipped: defaultdict[TopicPartition, set[int]] = defaultdict(set)
+        for order in in_force:
+            ours = order.partitions & self._core.state.assigned_partitions()
+            if order.kind == "pause":
+                paused |= order.partitions
+            elif order.kind == "seek":
+                self._seek_all(order, ours & order.left)
+            elif order.kind in refused:
+                self._refuse(order, ours)
+            elif order.kind == "quarantine":
+                words = f"{order_text(order)}, by {order.who}" + (f": {order.why}" if order.why else "")
+                quarantined.update(dict.fromkeys(order.partitions, words))
+            else:
+                for partition in order.partitions:
+                    skipped[partition].add(order.arguments["offset"])
+        self._core.state.hold_back(frozenset(paused))
+        self._core.fetcher.wake()
+        if processor is not None:
+            offsets = {partition: frozenset(each) for partition, each in skipped.items()}
+            processor.order(RecordOrders(frozenset(paused), quarantined, offsets))
+
+    def _refuse(self, order: Order, ours: Partitions) -> None:
+        if not ours or order.id in self._told:
+            return
+        self._told.add(order.id)
+        why = {
+            "skip": "this member reads its records itself, or in batches; use seek",
+            "quarantine": "this member has no dead-letter topic for its records; use pause",
+        }[order.kind]
+        log.error("%s: the order %s (%s) is not kept: %s", self._core.group, order_text(order), order.id, why)
+        self._core.start_task(self._report(order, ours, f"not kept: {why}"), "order")
+
+    def _seek_all(self, order: Order, partitions: Partitions) -> None:
+        for partition in partitions:
+            if (order.id, partition) not in self._under_way:
+                self._under_way.add((order.id, partition))
+                self._core.start_task(self._seek(order, partition), "order")
+
+    async def _seek(self, order: Order, partition: TopicPartition) -> None:
+        core = self._core
+        try:
+            # with a sink the position says that this member has registered
+            while core.state.is_assigned(partition) and core.state.position(partition) is None:
+                await core.fetcher.news(RETRY_S)
+            while core.state.is_assigned(partition):
+                before = core.state.position(partition)
+                try:
+                    offset = await self._offset(partition, order.arguments["to"])
+                    if core.sink is not None:
+                        await core.sink.rewind(partition, offset)
+                    core.sought(partition, offset)
+                    what = f"sought to {offset}" + ("" if before is None else f" from {before.offset}")
+                    log.warning("%s: %s:%d: %s, as %s ordered", core.group, *partition, what, order.who)
+                    await self._report(order, frozenset({partition}), what)
+                    return
+                except AllocatorError as error:
+                    log.warning("%s: %s:%d: the ordered seek waits: %s", core.group, *partition, error)
+                    await asyncio.sleep(RETRY_S)
+        finally:
+            self._under_way.discard((order.id, partition))
+
+    async def _offset(self, partition: TopicPartition, to: str) -> int:
+        if to.isdigit():
+            return int(to)
+        at: Any = {"earliest": EARLIEST, "latest": LATEST}.get(to)
+        found = await list_offsets(self._core.client, {partition: int(to.partition(":")[2]) if at is None else at})
+        if found[partition] is None:  # no record so late
+            found = await list_offsets(self._core.client, {partition: LATEST})
+        there = found[partition]
+        assert there is not None
+        return int(there.offset)
+
+    async def _report(self, order: Order, partitions: Partitions, what: str) -> None:
+        assert self._store is not None
+        result = OrderResult(wall_ms(), self._core.membership.member_id, partitions, what)
+        while self._core.state.assigned_partitions() & partitions != NO_PARTITIONS:
+            try:
+                await self._store.add_result(order.id, result)
+                return
+            except AllocatorError as error:
+                log.warning("%s: the result of order %s is not written yet: %s", self._core.group, order.id, error)
+                await asyncio.sleep(RETRY_S)

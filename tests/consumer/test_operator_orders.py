@@ -1,0 +1,148 @@
+"""Operators pause, skip, quarantine and seek what a live group works on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+from click.testing import CliRunner
+
+from allocator import Consumer, GroupOrders, TopicPartition
+from allocator.cli import main
+from allocator.deadletters import DeadLetterQueue
+from allocator.testing import LocalCluster, wait_until_async
+from allocator.types import Record
+
+
+def options(cluster: LocalCluster, group: str) -> dict[str, Any]:
+    return {
+        "brokers": cluster.bootstrap,
+        "zookeeper": cluster.zookeeper,
+        "group": group,
+        "session_timeout_s": 15.0,
+        "max_wait_s": 0.05,
+    }
+
+
+async def until_state(orders: GroupOrders, state: str) -> str:
+    """Waits until one order has this state; returns the reason."""
+
+    async def reason() -> str | None:
+        return next((each.why for each in await orders.list() if each.state == state), None)
+
+    why: str = await wait_until_async(reason, 30, state)  # type: ignore[assignment]
+    return why
+
+
+@contextlib.asynccontextmanager
+async def ended(task: asyncio.Future[Any]) -> Any:
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+
+
+async def test_a_handler_obeys_every_order_and_its_undoing(
+    kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str
+) -> None:
+    topic, dead = topic_factory(2), topic_factory(1)
+    zero, one = TopicPartition(topic, 0), TopicPartition(topic, 1)
+    handled: list[tuple[int, int]] = []
+    broken = {2}
+
+    async def handle(record: Record) -> None:
+        if record.partition == 0 and record.offset in broken:
+            raise ValueError("it never works")
+        handled.append((record.partition, record.offset))
+
+    async def produce(count: int, partition: int) -> None:
+        records = [(None, b"x", partition)] * count
+        await asyncio.to_thread(kafka_cluster.produce, topic, records)
+
+    async def until(*wanted: tuple[int, int]) -> None:
+        await wait_until_async(lambda: set(wanted) <= set(handled), 30, lambda: f"{wanted}; handled: {handled}")
+
+    async with Consumer(topic, **options(kafka_cluster, group)) as consumer:
+        work = asyncio.ensure_future(
+            consumer.process(handle, retries=1_000_000, retry_backoff_s=600.0, dead_letter_topic=dead)
+        )
+        async with ended(work), GroupOrders(kafka_cluster.zookeeper, group, who="alice") as orders:
+            # a record that always fails holds its partition up; an order leaves it out
+            await produce(4, 0)
+            await until((0, 1))
+            await orders.skip(zero, 2, why="it never works")
+            await until((0, 3))
+            assert (0, 2) not in handled
+
+            await orders.pause([zero, one])
+            engine = consumer._engine
+            await wait_until_async(lambda: not engine.state.is_fetchable(zero), 30, "the pause")
+            await produce(2, 0)
+            await produce(2, 1)
+            assert [each.order.kind for each in await orders.list()] == ["skip", "pause"]
+            await orders.resume([one])
+            await until((1, 1))
+            assert (0, 4) not in handled
+            await orders.resume([zero])
+            await until((0, 5))
+
+            await orders.quarantine([one], why="its producer is broken")
+            await wait_until_async(lambda: one in engine.processor._orders.quarantined, 30, "the quarantine")  # type: ignore[union-attr]
+            await produce(2, 1)
+            async with DeadLetterQueue(dead, kafka_cluster.bootstrap) as letters:
+
+                async def errors() -> list[str]:
+                    return [letter.error async for letter in letters.read()]
+
+                async def both() -> list[str]:
+                    return found if len(found := await errors()) == 2 else []
+
+                found = await wait_until_async(both, 30, "two letters")
+            assert "Quarantined: quarantine" in found[0]
+            assert "by alice: its producer is broken" in found[0]
+            await orders.lift([one])
+            await wait_until_async(lambda: not engine.processor._orders.quarantined, 30, "the lift")  # type: ignore[union-attr]
+            await produce(1, 1)
+            await until((1, 4))
+            assert not {(1, 2), (1, 3)} & set(handled)
+
+            handled.clear()
+            await orders.seek([zero], "1")
+            await until((0, 1), (0, 3), (0, 5))
+            assert (0, 0) not in handled
+            assert await until_state(orders, "done") == "sought to 1 from 6"
+            assert not work.done()
+
+
+async def test_a_consumer_that_reads_by_itself_obeys_what_it_can_and_says_what_it_cannot(
+    kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str
+) -> None:
+    topic = topic_factory(1)
+
+    async def command(*words: str) -> None:
+        given = ["group", *words, "--zookeeper", kafka_cluster.zookeeper]
+        done = await asyncio.to_thread(CliRunner().invoke, main, given)
+        assert done.exit_code == 0, done.output
+
+    zero = TopicPartition(topic, 0)
+    kafka_cluster.produce(topic, [b"%d" % n for n in range(5)])
+    async with GroupOrders(kafka_cluster.zookeeper, group) as orders:
+        async with Consumer(topic, **options(kafka_cluster, group)) as first:
+            assert (await first.getbatch(30)) is not None
+            await first.getbatch(0)
+            await command("pause", group, f"{topic}:0", "--why", "a test")
+            await orders.quarantine([zero])
+            await wait_until_async(lambda: not first._engine.state.is_fetchable(zero), 30, "the pause")
+            await until_state(orders, "not kept")
+        # the next owner obeys from its first record on
+        async with Consumer(topic, **options(kafka_cluster, group)) as second:
+            await command("seek", group, f"{topic}:0", "--to", "earliest")
+            await until_state(orders, "done")
+            assert await second.getbatch(0) is None
+            await command("resume", group, f"{topic}:0")
+            batch = await second.getbatch(30)
+            assert batch is not None
+            assert batch.base_offset == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import pytest
@@ -202,10 +202,10 @@ def old_claims_that_count_and_new_ones_that_grow_unchecked(patch: pytest.MonkeyP
     """Omitting one rule is harmless, because each covers the other."""
     from simulated_zookeeper import SimulatedZooKeeper
 
-    async def unchecked(self: SimulatedZooKeeper, ops: list[Op]) -> None:
-        for op in ops:
-            if op.kind == "set":
-                await self.set(op.path, op.data)
+    multi = SimulatedZooKeeper.multi
+
+    async def unchecked(self: SimulatedZooKeeper, ops: Sequence[Op]) -> int:
+        return await multi(self, [op._replace(version=-1) for op in ops if op.kind != "check"])
 
     patch.setattr(SimulatedZooKeeper, "multi", unchecked)
     patch.setattr(

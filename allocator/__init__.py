@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from allocator.groups.group_orders import GroupOrders
     from allocator.groups.order_report import OrderReport
     from allocator.groups.zookeeper.orders import Order, OrderResult
+    from allocator.resources.allocation import Allocation
+    from allocator.resources.sources import ChildrenOf
     from allocator.subscription.listener import RebalanceListener
     from allocator.subscription.loss import RecordsLost
     from allocator.types import OffsetAndMetadata, OffsetAndTimestamp, Record, TopicPartition
@@ -29,8 +31,10 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
+    "Allocation": "allocator.resources.allocation",
     "AllocatorError": "allocator.errors",
     "Batch": "allocator.fetch.batch",
+    "ChildrenOf": "allocator.resources.sources",
     "CommitFailed": "allocator.errors",
     "Consumer": "allocator.consumer.consumer",
     "ConsumerGroup": "allocator.consumer.consumer_group",
@@ -56,8 +60,10 @@ _HOME = {
 }
 
 __all__ = [
+    "Allocation",
     "AllocatorError",
     "Batch",
+    "ChildrenOf",
     "CommitFailed",
     "Consumer",
     "ConsumerGroup",

@@ -41,6 +41,7 @@ __all__ = [
     "NotOwned",
     "OffsetOutOfRange",
     "RecordTooLarge",
+    "ResourceLost",
     "SinkError",
     "TopicAuthorizationFailed",
     "TopicNotFound",
@@ -81,6 +82,10 @@ class InconsistentAssignor(AssignorError):
 
 class InstanceIdInUse(AllocatorError):
     """Another live member of the group has the same `instance_id`. This one gets no partitions until that one ends."""
+
+
+class ResourceLost(AllocatorError):
+    """A resource of an `Allocation` was lost while it was held: the session of the member ended."""
 
 
 class ZooKeeperUnavailable(AllocatorError):

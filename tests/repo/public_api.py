@@ -17,6 +17,7 @@ MODULES = (
     "allocator.deadletters",
     "allocator.errors",
     "allocator.measures",
+    "allocator.resources",
     "allocator.sinks",
     "allocator.spark",
     "allocator.spark.archive",
@@ -30,7 +31,7 @@ MODULES = (
     "allocator.web.metrics",
 )
 # users are given these and make none: what their constructors take may change
-GIVEN = {"Batch", "Generation", "Report"}
+GIVEN = {"Batch", "Generation", "Hold", "Report"}
 BEGIN, END = "<!-- begin of what the code says -->\n", "<!-- end of what the code says -->\n"
 
 

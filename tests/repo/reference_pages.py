@@ -36,6 +36,8 @@ CONSUMERS = [
     "RecordsLost",
     "Batch",
     "Record",
+    "Allocation",
+    "ChildrenOf",
 ]
 TYPES = [
     "MembershipName",

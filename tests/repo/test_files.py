@@ -32,8 +32,10 @@ def test_no_two_classes_share_a_name() -> None:
 
 def test_the_public_names_are_these() -> None:
     assert allocator.__all__ == [
+        "Allocation",
         "AllocatorError",
         "Batch",
+        "ChildrenOf",
         "CommitFailed",
         "Consumer",
         "ConsumerGroup",

@@ -6,8 +6,12 @@ Out: a `GroupDecision`. Nothing is written.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Optional
 
 from allocator.assignors import Assignor, GroupView, Member, choose, left_out
 from allocator.assignors.constraints import steer
@@ -18,7 +22,7 @@ from allocator.groups.patterns import topic_pattern
 from allocator.groups.zookeeper.orders import Order
 from allocator.groups.zookeeper.seats import away, standby, view_ids
 from allocator.groups.zookeeper.steering import constraints_of
-from allocator.groups.zookeeper.znodes import AssignmentDocument, MemberInfo, OrderState
+from allocator.groups.zookeeper.znodes import SMALL_PARTITIONS, AssignmentDocument, MemberInfo, OrderState
 from allocator.types import NO_PARTITIONS, Partitions
 
 __all__ = ["GroupDecision", "ViewBuilder", "counts_of", "decide", "subscription"]
@@ -44,6 +48,17 @@ class GroupDecision:
     """Those of them that an order gives to nobody."""
     shadows: Mapping[str, OrderState] = field(default_factory=dict)
     """What the orders found that compute a second function, by their id."""
+
+
+# one thread: the decisions of one process, of a group each, follow one another
+_LARGE = ThreadPoolExecutor(1, thread_name_prefix="allocator-decide")
+
+
+async def _computed(compute: Callable[[], dict[str, Partitions]], counts: Mapping[str, int]) -> dict[str, Partitions]:
+    """Computes a large assignment in a thread: the event loop has to renew the lease in the meantime."""
+    if sum(counts.values()) < SMALL_PARTITIONS:
+        return compute()
+    return await asyncio.get_running_loop().run_in_executor(_LARGE, compute)
 
 
 def subscription(info: MemberInfo, topics: Collection[str]) -> frozenset[str]:
@@ -73,11 +88,15 @@ async def decide(
     missing = away(document, members)
     everybody = {**members, **missing}
     ids = view_ids(document, everybody)
+    subscribed: dict[tuple[frozenset[str], Optional[str]], frozenset[str]] = {}  # members usually share one
+    for info in everybody.values():
+        if (info.topics, info.pattern) not in subscribed:
+            subscribed[info.topics, info.pattern] = subscription(info, counts)
     taking_part = tuple(
         Member(
             id=ids[member],
             name=info.name,
-            topics=subscription(info, counts),
+            topics=subscribed[info.topics, info.pattern],
             weight=info.weight,
             rack=info.rack,
             host=info.host,
@@ -94,7 +113,7 @@ async def decide(
     # a partition that an absent member gained would wait for it; it keeps what it has
     constraints = replace(constraints, cordoned=constraints.cordoned | set(map(ids.__getitem__, missing)))
     view = await build(assignor, taking_part, counts, owned)
-    target = steer(assignor, view, constraints, held)
+    target = await _computed(partial(steer, assignor, view, constraints, held), counts)
     shadows = {}
     for order in orders:
         if order.kind == "shadow":

@@ -80,6 +80,8 @@ class Leader:
         self._store = store
         self._me = me
         self._topics = topics
+        self._certain: bool = getattr(topics, "certain", False)
+        """Whether a topic that the source does not name is gone; Kafka's first response may lack some."""
         self._assignors = assignors
         self._settings = settings
         self._surroundings = GroupViewBuilder(store.paths.group, topics, load)
@@ -180,10 +182,14 @@ class Leader:
 
     def _metadata_came(self) -> None:
         # a step may read metadata itself, so only a difference may cause the next step
-        if any(len(self._topics.partitions(topic) or ()) > count for topic, count in self._counts.items()) or (
+        if any(map(self._grew_or_ended, self._counts)) or (
             self._patterns and self._matching(self._topics.topics()) - set(self._counts)
         ):
             self._poke_group()
+
+    def _grew_or_ended(self, topic: str) -> bool:
+        found = self._topics.partitions(topic)
+        return self._certain if found is None else len(found) > self._counts[topic]
 
     async def _poll_topics(self) -> None:
         while True:
@@ -517,7 +523,7 @@ class Leader:
             if found:
                 counts[topic] = max(found) + 1
                 self._missing.discard(topic)
-            elif before is not None and (not answered or topic not in self._missing):
+            elif before is not None and (not answered or not (self._certain or topic in self._missing)):
                 # a starting broker may report existing topics as missing: believe the second response
                 counts[topic] = before
                 if answered:

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TypeVar
 
 from allocator.groups.zookeeper.znodes import (
+    SMALL_PARTITIONS,
     AssignmentDocument,
     Claim,
     Counts,
@@ -157,7 +158,8 @@ class Store:
 
         Raises BadVersion or ZnodeExists when another leader wrote first.
         """
-        head, shards = split(document.encode(), document.leader, document.revision)
+        data = await _encoded(document)
+        head, shards = split(data, document.leader, document.revision)
         for name, piece in shards.items():
             with contextlib.suppress(ZnodeExists):
                 await self.zk.create(f"{self.paths.shards}/{name}", piece)
@@ -174,6 +176,13 @@ class Store:
             if name not in keep:
                 with contextlib.suppress(NoZnode):
                     await self.zk.delete(f"{self.paths.shards}/{name}")
+
+
+async def _encoded(document: AssignmentDocument) -> bytes:
+    """As `_decoded`, the other way."""
+    if sum(map(len, document.owners.values())) < SMALL_PARTITIONS:
+        return document.encode()
+    return await asyncio.get_running_loop().run_in_executor(_LARGE, document.encode)
 
 
 async def _decoded(data: bytes, decode: Callable[[], T]) -> T:

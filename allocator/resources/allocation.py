@@ -1,0 +1,353 @@
+"""`Allocation`: a share of any named resources, each of them owned by one member of the group at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from types import TracebackType
+from typing import Any, Union
+
+from allocator.assignors import Assignor, resolve
+from allocator.assignors.registry import built_in
+from allocator.errors import AllocatorError, Closed, ConfigError, ResourceLost
+from allocator.groups.names import default_client_id
+from allocator.groups.patterns import ANY_TOPIC
+from allocator.groups.zookeeper.leader import LeaderSettings
+from allocator.groups.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
+from allocator.groups.zookeeper.znodes import Paths
+from allocator.names import check_group
+from allocator.resources.assignor import OverNames
+from allocator.resources.sources import NameSource, ResourceNames
+from allocator.settings import DEFAULT, keyword_faults
+from allocator.types import Partitions, TopicPartition
+from allocator.zookeeper.client import ZooKeeper
+
+__all__ = ["ROOT", "Allocation", "Hold", "OnResources", "ResourceLoad"]
+
+log = logging.getLogger(__name__)
+
+ROOT = "/allocator-resources"
+"""Apart from the groups of consumers: a consumer and an allocation of one name never meet."""
+PREFERRED = "sticky"
+PATIENCE_S = 10.0  # how often the log names resources that wait for their holders
+
+OnResources = Callable[[frozenset[str]], Any]
+"""A function of names; it may be a coroutine."""
+ResourceLoad = Callable[[Collection[str]], Union[Mapping[str, float], Awaitable[Mapping[str, float]]]]
+"""Names -> how much work each is, in any one unit; it may leave some out, and be a coroutine."""
+
+
+class Allocation:
+    """One member of a group that shares out named resources. It needs ZooKeeper, and no Kafka.
+
+    async with Allocation(["eu", "us"], group="reports", zookeeper="zk:2181") as allocation:
+        async with allocation.hold("eu") as hold:
+            while hold.may_act() and not hold.wanted:
+                ...
+
+    Guarantee: at any instant at most one member may act on a resource (`may_act`), on the same terms as partitions of
+    a `Consumer` with membership "zookeeper" (docs/guarantees.md). A resource that moves is drained first: its next
+    owner begins after `on_revoked` has returned and every `hold` of it was left.
+
+    `resources`: a list of names; a function that returns the names, plain or a coroutine, which the leader calls at
+    each change of the group and every `refresh_s`; or `ChildrenOf(path)`. `on_assigned`, `on_revoked` and `on_lost`
+    get a frozenset of names, and may be coroutines; without `on_lost`, `on_revoked` is called. `assignor`: the name of
+    a built-in function, by default `sticky`; or an assignor of your own, which sees each resource as a topic with the
+    partition 0. `load`: how much work each name is, for assignors that consider it. The other arguments are settings
+    of `Consumer`. The constructor does no I/O.
+    """
+
+    def __init__(
+        self,
+        resources: ResourceNames,
+        *,
+        group: str,
+        zookeeper: str,
+        on_assigned: OnResources | None = None,
+        on_revoked: OnResources | None = None,
+        on_lost: OnResources | None = None,
+        assignor: str | Assignor | None = DEFAULT["assignor"],
+        load: ResourceLoad | None = None,
+        refresh_s: float = 10.0,
+        client_id: str | None = DEFAULT["client_id"],
+        weight: float = DEFAULT["weight"],
+        rack: str | None = DEFAULT["rack"],
+        instance_id: str | None = DEFAULT["instance_id"],
+        restart_grace_s: float = DEFAULT["restart_grace_s"],
+        session_timeout_s: float = DEFAULT["session_timeout_s"],
+        connect_timeout_s: float = DEFAULT["connect_timeout_s"],
+        root: str | None = None,
+        zookeeper_options: Mapping[str, Any] | None = DEFAULT["zookeeper_options"],
+    ) -> None:
+        faults = keyword_faults(
+            {
+                "zookeeper": zookeeper,
+                "client_id": client_id,
+                "weight": weight,
+                "rack": rack,
+                "instance_id": instance_id,
+                "restart_grace_s": restart_grace_s,
+                "session_timeout_s": session_timeout_s,
+                "connect_timeout_s": connect_timeout_s,
+                **({} if root is None else {"root": root}),
+            }
+        )
+        if faults:
+            raise ConfigError("; ".join(faults.values()))
+        if restart_grace_s and not instance_id:
+            raise ConfigError("restart_grace_s needs an instance_id, by which the next process is recognised")
+        if not refresh_s > 0:
+            raise ConfigError(f"refresh_s = {refresh_s!r}: must be a number of seconds above 0")
+        check_group(group)
+        self.group = group
+        self.client_id = client_id or default_client_id(instance_id=instance_id if restart_grace_s else None)
+        function = assignor_of(PREFERRED if assignor is None else assignor)
+        zk = ZooKeeper(zookeeper, session_timeout_s=session_timeout_s, options=zookeeper_options)
+        self._holdings = _Holdings(group, on_assigned, on_revoked, on_lost or on_revoked)
+        self._membership = ZooKeeperMembership(
+            zk,
+            Paths(root or ROOT, group),
+            self._holdings,
+            NameSource(resources, zk),
+            {function.name: function},
+            ZooKeeperSettings(
+                name=self.client_id,
+                pattern=ANY_TOPIC,
+                weight=weight,
+                rack=rack,
+                connect_timeout_s=connect_timeout_s,
+                leader=LeaderSettings(topic_poll_s=refresh_s),
+                instance_id=instance_id,
+                restart_grace_s=restart_grace_s,
+            ),
+            load=None if load is None else _load_of(load),
+        )
+        self._closed = False
+
+    async def start(self) -> None:
+        """Joins the group. Raises ZooKeeperUnavailable within `connect_timeout_s`."""
+        self._holdings.start()
+        await self._membership.join()
+
+    async def close(self, *, restart: bool = True) -> None:
+        """Releases every resource once its holders are done, and leaves the group. Safe to call twice.
+
+        `restart` False: the resources move at once although `restart_grace_s` reserves them.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        if not restart:
+            self._membership.leave_for_good()
+        self._holdings.close()
+        await self._membership.leave()
+
+    async def __aenter__(self) -> Allocation:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @property
+    def held(self) -> frozenset[str]:
+        """The resources that this member owns now, those that it is about to release included."""
+        return frozenset(self._holdings.held)
+
+    @property
+    def member_id(self) -> str:
+        """The member's id in the group; empty before it joined."""
+        return self._membership.member_id
+
+    @property
+    def generation(self) -> int:
+        """Number of the assignment that this member follows."""
+        return self._membership.generation
+
+    def may_act(self, name: str) -> bool:
+        """Whether this member may work on the resource at this instant. Ask before each step with an effect."""
+        return name in self._holdings.held and self._membership.may_act()
+
+    def hold(self, name: str) -> Hold:
+        """`async with` it: waits until this member owns the resource, and keeps it from moving until the end.
+
+        Several tasks of one member may hold the same resource at once. Raises Closed if the allocation is closed while
+        it waits, and ResourceLost at its end if the ownership ended meanwhile with the session.
+        """
+        return Hold(self, self._holdings, name)
+
+
+class Hold:
+    """The use of one resource by one task."""
+
+    def __init__(self, allocation: Allocation, holdings: _Holdings, name: str) -> None:
+        self.name = name
+        self.lost = False
+        """Whether the ownership has ended; another member may own the resource."""
+        self._allocation = allocation
+        self._holdings = holdings
+
+    def may_act(self) -> bool:
+        """Whether work may go on at this instant."""
+        return not self.lost and self._allocation.may_act(self.name)
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the resource is to move, which waits for the end of this hold."""
+        return self.lost or self.name in self._holdings.going
+
+    async def until_wanted(self) -> None:
+        """Waits until the resource is to move, or is lost."""
+        while not self.wanted:
+            await self._holdings.news()
+
+    async def __aenter__(self) -> Hold:
+        await self._holdings.take(self)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._holdings.put_back(self)
+        if self.lost and error is None:
+            raise ResourceLost(f"resource {self.name!r} was lost while it was held: the session ended")
+
+
+class _Holdings:
+    """The `AssignmentListener` of an allocation: what it owns, and which tasks hold what."""
+
+    def __init__(self, group: str, on_assigned: Any, on_revoked: Any, on_lost: Any) -> None:
+        self.held: set[str] = set()
+        self.going: set[str] = set()
+        self._group = group
+        self._ready: set[str] = set()
+        self._holds: dict[str, set[Hold]] = {}
+        self._on_assigned, self._on_revoked, self._on_lost = on_assigned, on_revoked, on_lost
+        self._error: BaseException | None = None
+        self._closed = False
+        self._news: asyncio.Event
+
+    def start(self) -> None:
+        self._news = asyncio.Event()
+
+    def close(self) -> None:
+        self._closed = True
+        if hasattr(self, "_news"):
+            self._tell()
+
+    # -- holding -------------------------------------------------------------------------------------------------
+
+    async def news(self) -> None:
+        """Waits for the next change of any kind."""
+        await self._news.wait()
+
+    def _tell(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
+
+    async def take(self, hold: Hold) -> None:
+        while hold.name not in self._ready:
+            if self._error is not None:
+                error, self._error = self._error, None
+                raise error
+            if self._closed:
+                raise Closed(f"the allocation of group {self._group!r} is closed")
+            await self._news.wait()
+        hold.lost = False
+        self._holds.setdefault(hold.name, set()).add(hold)
+
+    def put_back(self, hold: Hold) -> None:
+        holds = self._holds.get(hold.name, set())
+        holds.discard(hold)
+        if not holds:
+            self._holds.pop(hold.name, None)
+            self._tell()
+
+    # -- called by the membership --------------------------------------------------------------------------------
+
+    async def assigned(self, partitions: Partitions) -> None:
+        names = _names(partitions)
+        self.held |= names
+        await self._call(self._on_assigned, names)
+        # some may have been taken away meanwhile
+        self._ready |= (names & self.held) - self.going
+        self._tell()
+
+    async def revoked(self, partitions: Partitions) -> None:
+        names = _names(partitions)
+        self.going |= names
+        self._ready -= names
+        self._tell()
+        try:
+            await asyncio.gather(self._call(self._on_revoked, names), self._unheld(names))
+        finally:
+            # cancelled if the session is lost: then `lost` follows
+            self.going -= names
+        self.held -= names
+
+    async def lost(self, partitions: Partitions) -> None:
+        names = _names(partitions)
+        self.held -= names
+        self._ready -= names
+        for name in names & self._holds.keys():
+            for hold in self._holds[name]:
+                hold.lost = True
+        self._tell()
+        await self._call(self._on_lost, names)
+
+    def suspended(self, why: str) -> None:
+        """`may_act` says so."""
+
+    def resumed(self) -> None:
+        """`may_act` says so."""
+
+    def failed(self, error: BaseException) -> None:
+        log.error("%s: %s", self._group, error)
+        self._error = error
+        self._tell()
+
+    async def _unheld(self, names: frozenset[str]) -> None:
+        while names & self._holds.keys():
+            news = asyncio.ensure_future(self._news.wait())
+            try:
+                done, _ = await asyncio.wait({news}, timeout=PATIENCE_S)
+            finally:
+                news.cancel()
+            if not done:
+                log.warning("%s: %d resources wait for their holders", self._group, len(names & self._holds.keys()))
+
+    async def _call(self, callback: Any, names: frozenset[str]) -> None:
+        if callback is None or not names:
+            return
+        try:
+            result = callback(names)
+            if inspect.isawaitable(result):
+                await result
+        except Exception:
+            log.exception("%s: a callback failed for %d resources", self._group, len(names))
+
+
+def assignor_of(given: str | Assignor) -> Assignor:
+    """Built-in functions see the resources as one topic; others as they are. Raises AllocatorError."""
+    found = resolve(given)
+    return OverNames(found) if built_in(found.name) is found else found
+
+
+def _names(partitions: Iterable[TopicPartition]) -> frozenset[str]:
+    return frozenset(topic for topic, _ in partitions)
+
+
+def _load_of(load: ResourceLoad) -> Callable[[Collection[TopicPartition]], Awaitable[Mapping[TopicPartition, float]]]:
+    async def of_partitions(partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, float]:
+        try:
+            found = load([topic for topic, _ in partitions])
+            loads = await found if inspect.isawaitable(found) else found
+        except Exception as error:
+            raise AllocatorError(f"load raised {type(error).__name__}: {error}") from error
+        return {TopicPartition(name, 0): amount for name, amount in loads.items()}
+
+    return of_partitions

@@ -1,0 +1,46 @@
+"""The built-in assignors over names: they see one topic that has a partition for each resource. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from allocator.assignors import Assignor, GroupView, wants
+from allocator.types import Partitions, TopicPartition
+
+__all__ = ["OverNames"]
+
+TOPIC = "resources"
+
+
+class OverNames:
+    """An assignor for a group whose topics are resources, of one partition each.
+
+    `range` and `naive` share out each topic by itself, so all of many topics with one partition would go to the same
+    few members. Here they see one topic. Its partitions are the names in their order, for this one computation.
+    """
+
+    def __init__(self, inner: Assignor) -> None:
+        self.inner = inner
+        self.name = inner.name
+        self.wants = wants(inner)
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def __call__(self, view: GroupView) -> Mapping[str, Partitions]:
+        names = sorted(set().union(*(member.topics for member in view.members)) & view.partitions.keys())
+        place = {name: TopicPartition(TOPIC, number) for number, name in enumerate(names)}
+        inner = GroupView(
+            members=tuple(replace(member, topics=frozenset({TOPIC})) for member in view.members),
+            partitions={TOPIC: len(names)} if names else {},
+            owned={
+                member: frozenset(place[name] for name, _ in partitions if name in place)
+                for member, partitions in view.owned.items()
+            },
+            load={place[name]: load for (name, _), load in view.load.items() if name in place},
+        )
+        return {
+            member: frozenset(TopicPartition(names[number], 0) for _, number in partitions)
+            for member, partitions in self.inner(inner).items()
+        }

@@ -1,0 +1,112 @@
+"""Where the names of the resources come from: a list, a function, or the children of a znode.
+
+Only the leader asks. If members see different lists, the leader's counts, and no resource has two owners.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from dataclasses import dataclass
+from typing import Any, Union
+
+from allocator.errors import AllocatorError, ConfigError
+from allocator.foreign import shown
+from allocator.names import check_path
+from allocator.types import TopicPartition
+from allocator.zookeeper.client import NoZnode, Watched, ZooKeeper
+
+__all__ = ["ChildrenOf", "NameSource", "ResourceNames"]
+
+LONGEST_NAME = 1_000  # characters
+MOST_NAMES = 1_000_000
+
+ResourceNames = Union[Collection[str], Callable[[], Union[Iterable[str], Awaitable[Iterable[str]]]], "ChildrenOf"]
+"""A list of names; a function that returns them, plain or a coroutine; or the children of a znode."""
+
+
+@dataclass(frozen=True)
+class ChildrenOf:
+    """The names of the children of a znode, inside the chroot of the ensemble. A missing znode has none."""
+
+    path: str
+
+    def __post_init__(self) -> None:
+        check_path("path of the resources", self.path)
+
+
+class NameSource:
+    """The `PartitionCountSource` of a group whose topics are resources."""
+
+    certain = True
+    """A name that is missing after a successful `refresh` is gone."""
+
+    def __init__(self, names: ResourceNames, zk: ZooKeeper) -> None:
+        if isinstance(names, (str, bytes)) or not (isinstance(names, (Collection, ChildrenOf)) or callable(names)):
+            raise ConfigError(f"resources {shown(names)}: give a list of names, a function, or ChildrenOf(path)")
+        self._read: Callable[[], Any]
+        self._callbacks: list[Callable[[], None]] = []
+        if isinstance(names, ChildrenOf):
+            path = names.path
+
+            async def children(watch: Callable[[], None]) -> list[str]:
+                while True:
+                    try:
+                        return await zk.get_children(path, watch)
+                    except NoZnode:
+                        if await zk.exists(path, watch) is None:
+                            return []
+
+            self._read = Watched(children, self._changed).get
+        elif isinstance(names, Collection):
+            fixed = checked(names)
+            self._read = lambda: fixed
+        else:
+            self._read = names
+        self._names: frozenset[str] | None = None
+
+    def _changed(self) -> None:
+        for callback in tuple(self._callbacks):
+            callback()
+
+    def follow(self, topics: Iterable[str]) -> None:
+        """Nobody subscribes to single names."""
+
+    def follow_all(self) -> None:
+        """All names are read anyway."""
+
+    async def refresh(self, topics: Iterable[str] | None = None) -> None:
+        """Asks for the names. Raises AllocatorError; then the names stay as they were."""
+        try:
+            found = self._read()
+            if inspect.isawaitable(found):
+                found = await found
+            self._names = checked(found)
+        except AllocatorError:
+            raise
+        except Exception as error:
+            raise AllocatorError(f"the resources cannot be read: {type(error).__name__}: {error}") from error
+
+    def partitions(self, topic: str) -> tuple[int, ...] | None:
+        return (0,) if topic in self.topics() else None
+
+    def topics(self, internal: bool = False) -> frozenset[str]:
+        return self._names or frozenset()
+
+    def racks(self, tp: TopicPartition) -> tuple[str | None, ...]:
+        return ()
+
+    def on_metadata(self, callback: Callable[[], None]) -> Callable[[], None]:
+        self._callbacks.append(callback)
+        return lambda: self._callbacks.remove(callback)
+
+
+def checked(names: Iterable[str]) -> frozenset[str]:
+    """Raises ConfigError for a name that cannot be one."""
+    found = frozenset(names)
+    for name in found:
+        if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME:
+            raise ConfigError(f"resource {shown(name)}: a name is a text of 1 to {LONGEST_NAME} characters")
+    if len(found) > MOST_NAMES:
+        raise ConfigError(f"{len(found)} resources are more than the {MOST_NAMES} that a group can have")
+    return found

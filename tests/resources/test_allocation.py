@@ -1,0 +1,178 @@
+"""Named resources on a real ZooKeeper, and their pure parts."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from allocator import Allocation, ChildrenOf
+from allocator.assignors import GroupView, Member, compute
+from allocator.errors import Closed, ConfigError, ResourceLost
+from allocator.resources.allocation import assignor_of
+from allocator.testing import wait_until_async
+from allocator.types import TopicPartition
+from allocator.zookeeper.client import ZooKeeper
+
+names = st.frozensets(st.text(min_size=1, max_size=6), max_size=30)
+
+
+@given(names, st.integers(1, 5), st.sampled_from(["naive", "range", "roundrobin", "sticky"]))
+def test_every_built_in_function_shares_names_out_evenly(found: frozenset[str], members: int, function: str) -> None:
+    view = GroupView(
+        tuple(Member(f"m{number}", f"n{number}", found) for number in range(members)), dict.fromkeys(found, 1)
+    )
+    shares = compute(assignor_of(function), view)
+    owned = [partition.topic for parts in shares.values() for partition in parts]
+    assert sorted(owned) == sorted(found)
+    sizes = [len(shares.get(member.id, ())) for member in view.members]
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_sticky_moves_no_name_when_another_one_is_added_before_it() -> None:
+    view = GroupView(tuple(Member(m, m, frozenset("bdf")) for m in "xy"), dict.fromkeys("bdf", 1))
+    first = compute(assignor_of("sticky"), view)
+    more = GroupView(
+        tuple(Member(m, m, frozenset("abdf")) for m in "xy"), dict.fromkeys("abdf", 1), {m: first[m] for m in "xy"}
+    )
+    second = compute(assignor_of("sticky"), more)
+    assert all(first[m] <= second[m] for m in "xy")
+
+
+def my_own(view: GroupView) -> dict[str, list[TopicPartition]]:
+    return {view.members[0].id: [TopicPartition(name, 0) for name in view.partitions]}
+
+
+@pytest.mark.parametrize(
+    ("resources", "more", "said"),
+    [
+        ("eu,us", {}, "a list of names"),
+        (["eu", ""], {}, "''"),
+        ([1], {}, "resource 1"),
+        (["eu"], {"restart_grace_s": 5}, "instance_id"),
+        (["eu"], {"session_timeout_s": 10_000}, "10 seconds"),
+        (["eu"], {"refresh_s": 0}, "refresh_s"),
+        (["eu"], {"group": "a/b"}, "a/b"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_touched(resources: Any, more: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        Allocation(resources, **{"group": "g", "zookeeper": "nowhere:1", **more})
+
+
+class Recorder:
+    """An allocation that notes what it is told, and when another owns the same."""
+
+    owners: dict[str, str]
+
+    def __init__(self, owners: dict[str, str], name: str, resources: Any, hosts: str, group: str, **more: Any) -> None:
+        self.owners, self.name = owners, name
+        self.overlaps: list[str] = []
+        self.allocation = Allocation(
+            resources,
+            group=group,
+            zookeeper=hosts,
+            on_assigned=self.assigned,
+            on_revoked=self.revoked,
+            session_timeout_s=6,
+            client_id=name,
+            **more,
+        )
+
+    async def assigned(self, found: frozenset[str]) -> None:
+        for name in found:
+            if name in self.owners:
+                self.overlaps.append(f"{name}: {self.owners[name]} and {self.name}")
+            self.owners[name] = self.name
+
+    def revoked(self, found: frozenset[str]) -> None:
+        """Also when the session is lost."""
+        for name in found:
+            assert self.owners.pop(name, self.name) == self.name
+
+
+async def test_names_come_and_go_and_each_has_one_owner(zk_chroot: str, group: str) -> None:
+    """A znode's children as names; a member that joins, holds, dies by its session, and leaves."""
+    zk = ZooKeeper(zk_chroot)
+    await zk.connect()
+    await zk.ensure_path("/queues")
+    for number in range(20):
+        await zk.create(f"/queues/q{number}")
+    owners: dict[str, str] = {}
+    children = ChildrenOf("/queues")
+    a, b = (Recorder(owners, name, children, zk_chroot, group) for name in "ab")
+    await a.allocation.start()
+    await wait_until_async(lambda: len(a.allocation.held) == 20, 30, "all of them")
+    hold = a.allocation.hold("q7")
+    async with hold:
+        assert hold.may_act()
+        assert not hold.wanted
+        await zk.delete("/queues/q7")
+        await asyncio.wait_for(hold.until_wanted(), 30)
+        assert hold.may_act()  # a resource is not taken from a task that holds it
+        assert "q7" in a.allocation.held
+    await wait_until_async(lambda: "q7" not in a.allocation.held, 30, "the deleted one to go")
+    await zk.create("/queues/q20")
+    await b.allocation.start()
+    await wait_until_async(
+        lambda: sorted(map(len, (a.allocation.held, b.allocation.held))) == [10, 10], 30, "an even share"
+    )
+    assert owners.keys() == a.allocation.held | b.allocation.held
+    name = min(b.allocation.held)
+    waits = asyncio.ensure_future(_held(a.allocation, name))
+    held = b.allocation.hold(name)
+    await held.__aenter__()
+    leaving = asyncio.ensure_future(b.allocation.close())
+    await asyncio.wait_for(held.until_wanted(), 30)
+    assert not waits.done()
+    await held.__aexit__(None, None, None)
+    await asyncio.wait_for(leaving, 30)
+    assert await asyncio.wait_for(waits, 30) == name
+    assert a.overlaps == b.overlaps == []
+    # the session ends while a resource is held
+    lost = a.allocation.hold(name)
+    await lost.__aenter__()
+    a.allocation._membership._zk.abort("the test ends the session")
+    await wait_until_async(lambda: lost.lost, 30, "the loss to be noticed")
+    assert not lost.may_act()
+    with pytest.raises(ResourceLost, match=name):
+        await lost.__aexit__(None, None, None)
+    await wait_until_async(lambda: len(a.allocation.held) == 20, 30, "it to own them again")
+    nobody_has = asyncio.ensure_future(_held(a.allocation, "q7"))
+    await a.allocation.close()
+    with pytest.raises(Closed):
+        await nobody_has
+    assert owners == {}
+    await zk.close()
+
+
+async def _held(allocation: Allocation, name: str) -> str:
+    async with allocation.hold(name) as hold:
+        return hold.name
+
+
+async def test_a_function_is_asked_again_and_its_failure_changes_nothing(zk_chroot: str, group: str) -> None:
+    found: list[Any] = ["eu", "us"]
+    asked = asyncio.Event()
+
+    async def names() -> list[str]:
+        asked.set()
+        if found == ["broken"]:
+            raise OSError("the database is away")
+        return list(found)
+
+    member = Recorder({}, "a", names, zk_chroot, group, refresh_s=0.05, assignor=my_own)
+    async with member.allocation as allocation:
+        await wait_until_async(lambda: allocation.held == {"eu", "us"}, 30, "both")
+        found[:] = ["broken"]
+        for _ in range(3):
+            asked.clear()
+            await asyncio.wait_for(asked.wait(), 30)
+        assert allocation.held == {"eu", "us"}
+        found[:] = ["us", "asia"]
+        await wait_until_async(lambda: allocation.held == {"us", "asia"}, 30, "the new list")
+        assert allocation.may_act("asia")
+        assert not allocation.may_act("eu")

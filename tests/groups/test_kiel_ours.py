@@ -215,7 +215,7 @@ async def test_nobody_begins_in_the_new_layout_while_one_still_drains(bench: Ben
     async with bench.zookeeper() as zk, bench.members("a", "b") as (a, b):
         await bench.settled(a, b)
         a.owner.may_drain.clear()
-        with pytest.raises(AdoptionUnfinished, match="1 members have not let go yet"):
+        with pytest.raises(AdoptionUnfinished, match="1 members have not released their partitions yet"):
             await adopt(zk, bench.group, "/allocator", 1.0, lambda line: None)
         assert not b.owner.owned
         assert await zk.exists("/allocator") is None

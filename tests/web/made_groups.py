@@ -86,7 +86,7 @@ def without(held: Mapping[str, Partitions], crashed: str) -> dict[str, Partition
 
 
 def group_of(
-    name: str, members: int, topics: Mapping[str, int], now: float, *, seed: int = 0, polls: int = 60
+    name: str, members: int, topics: Mapping[str, int], now: float, *, seed: int = 0, polls: int = 20
 ) -> WatchedGroup:
     """A group after a crash of one member and the arrival of another, polled every 5 s until `now`."""
     chance = random.Random(seed)

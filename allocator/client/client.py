@@ -134,6 +134,7 @@ class KafkaClient:
                     patience = min(patience, max(0.1, deadline - time.monotonic()) / (len(self._addresses) - n))
                 try:
                     await within(self._ask_metadata(broker.node_id, None, patience), patience)
+                    self._live().adopt(broker.node_id)
                     return
                 except kafka_errors.NodeNotReadyError:
                     continue  # in back-off; its cause is noted already

@@ -107,6 +107,7 @@ class ConnectionPool:
         """Keys whose broker closed the connection in response to the first bytes: 0.8 does on an unknown request."""
         self._on_loss = on_loss
         self._connections: dict[Hashable, BrokerConnection] = {}
+        self._keys: dict[BrokerConnection, Hashable] = {}
         self._all: set[BrokerConnection] = set()  # also those that are closing
         self._backoff: dict[Hashable, tuple[int, float]] = {}  # failures, and when to connect again
         self._failures: dict[Hashable, BaseException] = {}
@@ -228,12 +229,26 @@ class ConnectionPool:
         if broker is None:
             raise kafka_errors.UnknownBrokerIdError(key)
         versions = self._assumed.get((broker.host, broker.port), self.versions)
-        connection = self._create(broker, versions, lambda ended, error: self._ended(key, broker, ended, error))
+        connection = self._create(broker, versions, self._ended)
         self._connections[key] = connection
+        self._keys[connection] = key
         connection.ready.add_done_callback(lambda ready: self._connected(key, broker, connection, ready))
         self.hung_up.discard(key)
         connection.open(self._doubled(CONNECT_S, self._backoff.get(key, (0, 0.0))[0]))
         return connection
+
+    def adopt(self, key: Hashable) -> None:
+        """Keep the connection of a bootstrap address as that of the broker which metadata lists there.
+
+        It saves the first request to that broker a connection and a question for its versions.
+        """
+        connection, address = self._connections.get(key), self.directory.broker_metadata(key)
+        for broker in self.directory.brokers():
+            if connection is not None and address is not None and broker[1:3] == address[1:3]:
+                if broker.node_id not in self._connections:
+                    self._connections[broker.node_id] = self._connections.pop(key)
+                    self._keys[connection] = broker.node_id
+                return
 
     def _create(
         self,
@@ -260,7 +275,8 @@ class ConnectionPool:
             self._away.discard(broker_id)
             log.info("Kafka broker %s at %s is back", broker_id, connection.address)
 
-    def _ended(self, key: Hashable, broker: Broker, connection: BrokerConnection, error: Exception | None) -> None:
+    def _ended(self, connection: BrokerConnection, error: Exception | None) -> None:
+        key = self._keys.pop(connection)
         if self._connections.get(key) is connection:
             del self._connections[key]
         if error is None:

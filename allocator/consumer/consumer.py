@@ -592,6 +592,15 @@ class Consumer:
         self._engine.must_own([partition])
         return self._engine.membership.fence(partition)
 
+    async def next_owners(self, *partitions: TopicPartition | Iterable[TopicPartition]) -> dict[TopicPartition, str]:
+        """The ids of the members that get these partitions next. For a listener's `on_partitions_revoked`.
+
+        The partitions are released when that method returns, so it may pass state on: docs/howto/handover.md. A
+        partition is left out if its next owner is not known: nobody is promised it, or the membership does not tell
+        (only "zookeeper" does). Raises AllocatorError when ZooKeeper does not respond.
+        """
+        return dict(await self._engine.membership.next_owners(frozenset(as_partitions(partitions))))
+
     def high_watermark(self, partition: TopicPartition) -> int | None:
         """The offset after the partition's last record as of the last fetch; None before the first."""
         partition = as_partition(partition)

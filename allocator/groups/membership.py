@@ -7,7 +7,7 @@ have. Nothing above this module has to know which protocol the group speaks.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Protocol
 
 from allocator.errors import IllegalState
@@ -115,6 +115,12 @@ class Membership(Protocol):
         before the call, it owned throughout.
         """
 
+    async def next_owners(self, partitions: Partitions) -> Mapping[TopicPartition, str]:
+        """The ids of the members that get these partitions once this member has released them, where that is known.
+
+        Raises AllocatorError.
+        """
+
     def polled(self) -> None:
         """The user asks for records. Without such a call for `max_poll_interval_s` the member leaves until the next."""
 
@@ -142,6 +148,9 @@ class GroupMembership:
 
     def fence(self, partition: TopicPartition) -> int:
         return self._fences[partition]
+
+    async def next_owners(self, partitions: Partitions) -> Mapping[TopicPartition, str]:
+        return {}
 
     @property
     def committer(self) -> Committer | None:

@@ -22,7 +22,7 @@ import logging
 import os
 import re
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -135,6 +135,9 @@ class KielMembership(GroupMembership):
 
     async def confirm(self) -> bool:
         return await self._current.confirm()
+
+    async def next_owners(self, partitions: Partitions) -> Mapping[TopicPartition, str]:
+        return await self._current.next_owners(partitions)
 
     def polled(self) -> None:
         self._current.polled()

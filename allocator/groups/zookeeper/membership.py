@@ -40,7 +40,7 @@ from allocator.groups.zookeeper.znodes import AssignmentDocument, Claim, Invalid
 from allocator.measures import Measures
 from allocator.settings import DEFAULT
 from allocator.tasks import TaskGroup, wait_for_event
-from allocator.types import NO_PARTITIONS, Partitions
+from allocator.types import NO_PARTITIONS, Partitions, TopicPartition
 from allocator.zookeeper.client import (
     BadVersion,
     ConnectionLost,
@@ -141,6 +141,11 @@ class ZooKeeperMembership(SessionMembership):
     @property
     def shown(self) -> str:
         return member_name(self.member_id, self._info)
+
+    async def next_owners(self, partitions: Partitions) -> Mapping[TopicPartition, str]:
+        document, _ = await self._store.document()
+        promised = {} if document is None else document.promised
+        return {p: member for member, parts in promised.items() for p in parts & partitions}
 
     def subscribe(self, topics: Iterable[str], pattern: str | None = None) -> None:
         """Replaces the subscription: the member drains, commits, releases everything, and joins again as a new one."""

@@ -148,7 +148,7 @@ class Session:
         command = ["bash", "-eu", program.name] if in_shell else [sys.executable, program.name]
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
         environ = {**os.environ, "PATH": path, "PYTHONUNBUFFERED": "1", "PYTHONPATH": "."}
-        environ["XDG_STATE_HOME"] = str(self.directory)  # files of the user stay as they are
+        environ["XDG_STATE_HOME"] = str(self.directory / ".state")  # files of the user stay as they are
         environ.update(self.variables)
         with open(log, "wb") as output:
             return subprocess.Popen(

@@ -1,4 +1,4 @@
-"""The assignors that do not look at what members hold now: `naive` (the default), `roundrobin` and `range`."""
+"""The assignors that ignore the current owners: `naive` (the default), `roundrobin` and `range`."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def compute(assignor: Assignor, view: GroupView) -> dict[str, frozenset[TopicPar
 
 
 def left_out(view: GroupView, assignment: Mapping[str, Collection[TopicPartition]]) -> frozenset[TopicPartition]:
-    """The partitions of subscribed topics that a valid assignment gives to nobody."""
+    """The partitions of subscribed topics that an assignment omits."""
     count = sum(view.partitions[topic] for _, topics in view.classes() for topic in topics)
     if count == sum(map(len, assignment.values())):
         return frozenset()

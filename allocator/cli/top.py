@@ -215,7 +215,7 @@ def _groups(watcher: Watcher, names: list[str], shown: Optional[str], width: int
         row = (
             # the mark is there without colours, too
             Text(f"{'>' if name == shown else ' '} {plain(name)}", style="bold" if name == shown else ""),
-            # without ZooKeeper nobody knows whether a group that was stable still is
+            # without ZooKeeper the present state of the group is unknown
             Text(now["phase"], style=STYLES[now["phase"]]) if watcher.ready else Text(f"{now['phase']}?", style="dim"),
             Text(str(now["generation"])),
             Text(str(now["members"])),

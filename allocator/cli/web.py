@@ -266,7 +266,7 @@ def beside(settings: Config) -> Beside:
 
 
 def resetting(access: Access) -> Reset:
-    """What the page does to reset offsets; refuses while the group has members."""
+    """Resets offsets for the page; refuses while the group has members."""
     from allocator.cli.read import execute_reset, plan_reset
     from allocator.cli.report import parse_target
 
@@ -278,7 +278,7 @@ def resetting(access: Access) -> Reset:
 
 
 def copying(access: Access) -> Copy:
-    """What the page does to copy offsets; refuses while the other group has members."""
+    """Copies offsets for the page; refuses while the other group has members."""
     from allocator.cli.read import copy_offsets
 
     async def copy(group: str, other: str, execute: bool) -> dict[str, Any]:

@@ -480,7 +480,7 @@ class BrokerConnection(FrameProtocol):
 
 
 class _SocketWaits:
-    """What kafka-python's handshakes with proxies await of their event loop."""
+    """The methods of an event loop that kafka-python's proxy handshakes await."""
 
     async def wait_read(self, sock: Any, timeout_at: float | None = None) -> None:
         loop = asyncio.get_running_loop()
@@ -521,4 +521,4 @@ def _settle(future: asyncio.Future[Any], response: Any, error: Exception | None)
 def _fail(future: asyncio.Future[Any], error: Exception) -> None:
     if not future.done():
         future.set_exception(error)
-        future.exception()  # marks it as seen: maybe nobody waits
+        future.exception()  # marks the error as retrieved: perhaps no caller waits

@@ -1,4 +1,4 @@
-"""What each error of a broker means here: its text, whether a retry helps, and the reaction to its code.
+"""The table of broker errors: text, whether a retry helps, and the reaction to each code.
 
 Requests about groups and offsets have one table for each request, from error code to `GroupReaction`; the fetcher has
 one, to `FetchReaction`. The codes are those of https://kafka.apache.org/protocol#protocol_error_codes.
@@ -117,7 +117,7 @@ def _remedy(cause: str, tls: bool) -> str:
 
 
 class GroupReaction(enum.Enum):
-    """What a member, or a caller that commits or reads offsets, does next."""
+    """The next step of a member, or of a caller that commits or reads offsets."""
 
     RETRY = "ask the same coordinator again after the back-off"
     REFIND = "find the coordinator again, then retry"
@@ -293,7 +293,7 @@ def react(table: dict[int, GroupReaction], code: int) -> GroupReaction:
 
 
 class FetchReaction(enum.Enum):
-    """What the fetcher does about one partition. The others go on."""
+    """The reaction of the fetcher for one partition. The others continue."""
 
     TAKE = "use the records"
     RETRY = "ask again after the back-off"

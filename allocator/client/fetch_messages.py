@@ -168,7 +168,7 @@ class _FetchReader(AnswerReader):
 
 # from here on an answer has an upper bound, and a record larger than that comes all the same (KIP-74)
 BOUNDED: Final = 3
-# from here on brokers remember what they were asked for (KIP-227)
+# from this version on, brokers remember the requested partitions (KIP-227)
 SESSIONS: Final = 7
 # the newest that names topics; later ones know them by id (KIP-516)
 BY_NAME: Final = 12
@@ -349,7 +349,7 @@ class Turn(NamedTuple):
 
 
 class FetchSession:
-    """What one broker remembers for us. One request at a time: `turn`, then `answered` or `lost`.
+    """The state of a fetch session with one broker. One request at a time: `turn`, then `answered` or `lost`.
 
     Guarantee: whatever the broker forgot, evicted or refused, the request after that says everything anew, in a new
     session; a broker that grants none is told everything each time. A partition that is not wanted is not answered.

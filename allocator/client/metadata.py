@@ -1,4 +1,4 @@
-"""What the brokers said about the cluster: a value, replaced as a whole by each answer. No I/O.
+"""The metadata of the cluster: a value that each response replaces. No I/O.
 
 Protocol: the Metadata API (https://kafka.apache.org/protocol#The_Messages_Metadata), v0 to v13.
 """
@@ -98,7 +98,7 @@ class Metadata:
             new = PartitionMetadata(leader, epoch, tuple(p.replica_nodes))
             old = before.partitions.get(p.partition_index) if same_topic and before is not None else None
             if old is not None and old.leader_epoch is not None and epoch is not None and epoch < old.leader_epoch:
-                new = old  # an answer from a broker that has not heard of the election we know of
+                new = old  # the response of a broker that does not know the latest election
             partitions[p.partition_index] = new
         internal = answer.is_internal if version >= 1 else answer.name in INTERNAL_TOPICS
         return TopicMetadata(partitions, internal, topic_id)
@@ -127,7 +127,7 @@ INCOMPLETE_MAX_S = 2.0
 
 
 class _RefreshRound:
-    """One request, and those who wait for it."""
+    """One request, and its waiting callers."""
 
     def __init__(self) -> None:
         self.topics: set[str] = set()
@@ -160,7 +160,7 @@ class Refresher:
     def start(self) -> None:
         self._demand = asyncio.Event()
         if self._next is not None:
-            self._demand.set()  # somebody asked before connecting was done
+            self._demand.set()  # a call came before the client was connected
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def refresh(self, topics: Iterable[str] | None) -> None:
@@ -171,7 +171,7 @@ class Refresher:
         await asyncio.shield(waiting.done)
 
     def poke(self) -> None:
-        """Ask for a round that nobody waits for. Caller: connections, when one is lost."""
+        """Requests a refresh without waiting. Caller: connections, when one is lost."""
         if self._demand is not None and not self._closed:
             self._open_round()
 
@@ -232,4 +232,4 @@ class Refresher:
 def _fail(round_: _RefreshRound, exc: Exception) -> None:
     if not round_.done.done():
         round_.done.set_exception(exc)
-        round_.done.exception()  # marks it as seen: maybe nobody waits
+        round_.done.exception()  # marks the error as retrieved: perhaps no caller waits

@@ -113,7 +113,7 @@ class ConnectionPool:
         self._failures: dict[Hashable, BaseException] = {}
         self._assumed: dict[tuple[str, int], BrokerVersionData] = {}
         self._probing = asyncio.Lock()
-        # what `api_version` found; it is asked before each fetch
+        # cache of `api_version`, which is called before each fetch
         self._api_versions: dict[Any, int | None] = {}
         self._api_versions_of: Any = None
         self._away: set[Hashable] = set()  # brokers that took no connection, which was logged
@@ -325,7 +325,7 @@ class ConnectionPool:
         return best
 
     def under_way(self, api_key: int) -> list[asyncio.Future[None]]:
-        """As `BrokerConnection.under_way`, of all connections."""
+        """Like `BrokerConnection.under_way`, for all connections."""
         return [response for each in self._connections.values() for response in each.under_way(api_key)]
 
     def close(self, key: Hashable) -> None:
@@ -348,7 +348,7 @@ class ConnectionPool:
         self._idle_check = self._loop.call_later(MAX_IDLE_S / 10, self._close_idle)
 
     async def aclose(self) -> None:
-        """Close everything and wait for the sockets to be gone."""
+        """Closes all connections, and waits until their sockets are closed."""
         self._closed = True
         self._idle_check.cancel()
         closing = list(self._all)

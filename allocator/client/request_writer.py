@@ -1,4 +1,4 @@
-"""The parts that all of Kafka's requests are made of (https://kafka.apache.org/protocol)."""
+"""Encodes the primitive types of Kafka's requests (https://kafka.apache.org/protocol)."""
 
 from __future__ import annotations
 

@@ -208,7 +208,7 @@ class Consumer:
         await self._engine.close(commit=commit, restart=restart)
 
     async def stop(self) -> None:
-        """As `close`, under aiokafka's name."""
+        """Like `close`, under aiokafka's name."""
         await self.close()
 
     async def __aenter__(self) -> Consumer:
@@ -359,7 +359,7 @@ class Consumer:
         self.commit_async(offsets, callback)
 
     async def committed(self, partition: TopicPartition) -> OffsetAndMetadata | None:
-        """What the group has committed, asked of the coordinator; None if nothing. Need not be owned.
+        """The committed offset of the group, from the coordinator, or None. The partition need not be owned.
 
         Its metadata is what the user committed, "" if that was nothing; its leader epoch is -1 if it is not known.
         """
@@ -391,14 +391,14 @@ class Consumer:
         self._engine.fetcher.wake()
 
     async def seek_to_beginning(self, *partitions: TopicPartition | Iterable[TopicPartition]) -> None:
-        """Goes on from the oldest record of these partitions, or of all that are ours.
+        """Seeks to the oldest record of these partitions, or of all owned ones.
 
         Raises NotOwned, also when none is ours, and BrokerError when a leader does not answer within 30 s.
         """
         await self._seek_to(partitions, EARLIEST)
 
     async def seek_to_end(self, *partitions: TopicPartition | Iterable[TopicPartition]) -> None:
-        """Goes on with the next record that is written to these partitions, or to all that are ours.
+        """Seeks to the end of these partitions, or of all owned ones.
 
         Raises NotOwned, also when none is ours, and BrokerError when a leader does not answer within 30 s.
         """
@@ -407,7 +407,7 @@ class Consumer:
     async def seek_to_committed(
         self, *partitions: TopicPartition | Iterable[TopicPartition]
     ) -> dict[TopicPartition, int | None]:
-        """Goes on from the committed offsets of these partitions, or of all that are ours, and returns them.
+        """Seeks to the committed offsets of these partitions, or of all owned ones, and returns them.
 
         A partition of which nothing is committed stays where it is; its value is None. Raises NotOwned, also when none
         is ours, IllegalState without a group, and NoOffsetsError.
@@ -425,7 +425,7 @@ class Consumer:
                 self.seek(partition, there.offset)
 
     def _owned(self, partitions: Iterable[Any]) -> tuple[TopicPartition, ...]:
-        """These, or all that are ours. Raises NotOwned."""
+        """These partitions, or all owned ones. Raises NotOwned."""
         chosen = as_partitions(partitions) or tuple(sorted(self.assignment()))
         if not chosen:
             raise NotOwned(
@@ -436,7 +436,7 @@ class Consumer:
         return chosen
 
     def pause(self, *partitions: TopicPartition | Iterable[TopicPartition]) -> None:
-        """Delivers nothing of these until `resume`; they stay ours. Raises NotOwned."""
+        """Delivers no records of these until `resume`; the member still owns them. Raises NotOwned."""
         chosen = as_partitions(partitions)
         self._engine.must_own(chosen)
         for partition in chosen:
@@ -492,7 +492,7 @@ class Consumer:
             self._engine.state.rebalance_listener = listener
 
     def unsubscribe(self) -> None:
-        """Reads nothing from now on: topics, pattern and assigned partitions are given up, in good order.
+        """Ends the subscription: drains and releases all partitions.
 
         Nothing is delivered any more, and what is done is committed as in a rebalance. The consumer stays in its
         group, without partitions, so that it can `subscribe` again.
@@ -533,7 +533,7 @@ class Consumer:
         return None if found is None else set(found)
 
     async def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """The offset of the oldest record of each. They need not be ours, and no position changes.
+        """The offset of the oldest record of each. They need not be owned, and no position changes.
 
         Raises TopicNotFound, and BrokerError when a leader does not answer within 30 s.
         """
@@ -577,7 +577,7 @@ class Consumer:
     # -- what is so ----------------------------------------------------------------------------------------------
 
     def assignment(self) -> frozenset[TopicPartition]:
-        """The partitions that are ours at present."""
+        """The partitions that this member owns now."""
         return self._engine.membership.held
 
     def fence(self, partition: TopicPartition) -> int:
@@ -608,7 +608,7 @@ class Consumer:
         return self._engine.state.high_watermark(partition)
 
     def lag(self) -> dict[TopicPartition, int]:
-        """Records between position and end of each of our partitions, as far as fetches have told its end."""
+        """Records between position and end of each owned partition, if its end is known from fetches."""
         return lags(self._engine.state)
 
     @property
@@ -617,7 +617,7 @@ class Consumer:
         return self._engine.client.measures
 
     def metrics(self) -> dict[str, float]:
-        """What Kafka's own clients measure, under their names; `allocator.web.metrics` has it for Prometheus."""
+        """Metrics under the names of Kafka's own clients; see `allocator.web.metrics` for Prometheus."""
         return reference_metrics(self.measures, self.lag(), len(self.assignment()))
 
     def topic_id(self, partition: TopicPartition) -> uuid.UUID | None:

@@ -120,7 +120,7 @@ class ConsumerGroup:
             self._task = asyncio.get_running_loop().create_task(self._run(), name=f"group {self.config.group}")
 
     async def _run(self) -> None:
-        """One turn for each membership, until closed: a new one after each failure."""
+        """Runs one membership after the other until closed; a failure starts a new one."""
         now = asyncio.get_running_loop().time
         try:
             while not self._closed:

@@ -1,4 +1,4 @@
-"""What every consumer is made of, started and ended together."""
+"""The core of every consumer: client, membership, fetcher and offsets, started and closed together."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ class ConsumerCore:
         self._orders.apply()
 
     def join_again_if(self, admitted: Callable[[ZooKeeper], Awaitable[bool]]) -> None:
-        """As `Membership.join_again_if`."""
+        """Like `Membership.join_again_if`."""
         self.membership.join_again_if(admitted)
 
     async def start(self) -> None:
@@ -179,7 +179,7 @@ class ConsumerCore:
             await self.fetcher.start()
             if self._auto_commit_interval_s is not None:
                 self._tasks.start(self._auto_commit(self._auto_commit_interval_s), "auto-commit")
-            if self._offsets is not None:  # while we join: the first thing that is asked of what we are given
+            if self._offsets is not None:  # during the join: the first request for assigned partitions
                 self._tasks.start(self._find_coordinator(self._offsets), "coordinator")
                 if self._offsets.committer is None:  # else Kafka knows the members, and keeps what they have committed
                     self._tasks.start(self._idle.run(), "idle offsets")
@@ -201,7 +201,7 @@ class ConsumerCore:
             raise
 
     async def _find_coordinator(self, offsets: GroupOffsets) -> None:
-        with contextlib.suppress(AllocatorError):  # whoever needs it asks again, and tells
+        with contextlib.suppress(AllocatorError):  # the caller that needs it retries and reports the error
             await offsets.find()
 
     async def close(self, *, commit: bool = True, restart: bool = True) -> None:
@@ -238,7 +238,7 @@ class ConsumerCore:
         self.losses.append(loss)
 
     def _broke(self, error: BaseException) -> None:
-        """A task of ours met what nobody foresaw: whoever reads must hear of it, or would wait for ever."""
+        """An internal task failed unexpectedly; the reader gets the error, so that it does not wait forever."""
         log.error("%s: the consumer is broken", self.group, exc_info=error)
         self._broken = error
         self.fetcher.wake()
@@ -268,7 +268,7 @@ class ConsumerCore:
         """Waits until something may have come for a user who waits for records, at most `timeout_s` seconds."""
         limit_s = self._joining.max_poll_interval_s
         if limit_s is not None:
-            # whoever waits is alive, and says so in time
+            # a waiting reader counts as polling
             timeout_s = limit_s / 3 if timeout_s is None else min(timeout_s, limit_s / 3)
         await self.fetcher.news(timeout_s)
         self.polled()
@@ -404,7 +404,7 @@ class ConsumerCore:
         return self._offsets
 
     async def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
-        """What the group has committed; with `old_offsets`, else what older clients left in ZooKeeper.
+        """The committed offsets of the group; with `old_offsets`, also those of older clients in ZooKeeper.
 
         Nothing when there is no group.
         """
@@ -574,7 +574,7 @@ class ConsumerCore:
     # -- what is owned -------------------------------------------------------------------------------------------
 
     def must_own(self, partitions: Iterable[TopicPartition]) -> None:
-        """Raises NotOwned naming those that are not ours."""
+        """Raises NotOwned with the partitions that are not owned."""
         foreign = [p for p in partitions if not self.state.is_assigned(p)]
         if foreign:
             names = ", ".join(f"{p.topic}:{p.partition}" for p in foreign[:5])

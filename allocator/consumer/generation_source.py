@@ -1,4 +1,4 @@
-"""Whole generations, made of what a membership reports.
+"""Builds generations from the calls of a membership.
 
 A membership assigns and revokes partitions as its protocol does: a Kafka group all at once, a ZooKeeper group a few at
 a time. A `ConsumerGroup` wants generations instead: one whole assignment, which ends before the next one begins. The
@@ -136,7 +136,7 @@ class GenerationTracker:
             await self._changed.wait()
 
     def may_begin(self, pending: PendingGeneration) -> bool:
-        """Whether `pending` is still the assignment that stands."""
+        """Whether `pending` is still the current assignment."""
         return self.pending is pending and not self._suspended and self.reason is None
 
     async def unless_stopped(self, work: Coroutine[Any, Any, T]) -> T:
@@ -211,7 +211,7 @@ class KafkaGenerations(KafkaMembership):
 
 
 class _GenerationCommitter:
-    """Commits as a member of one generation, and refuses to once the next one has begun."""
+    """Commits as a member of one generation, until the next one has begun."""
 
     def __init__(self, identity: Identity, member: KafkaGenerations) -> None:
         self._identity = identity

@@ -97,7 +97,7 @@ class ConsumerGroupConfig:
 
     @property
     def first_offset(self) -> int:
-        """What stands for the offset of a partition that has none."""
+        """The start of a partition without a committed offset."""
         return START_OFFSETS[self.start_offset]
 
     # -- what can be wrong with it --------------------------------------------------------------------------------
@@ -118,7 +118,7 @@ class ConsumerGroupConfig:
             )
 
     def _parts(self, faults: Faults) -> None:
-        """What contradicts another setting, or the part that it is for refuses."""
+        """Settings that contradict each other, or that their part refuses."""
         apart = ("topics", "brokers", "security")
         values = {name: value for name, value in vars(self).items() if name in SETTINGS and name not in apart}
         values.update((name, None if name == "group" else DEFAULT[name]) for name in faults.keys & values.keys())
@@ -155,7 +155,7 @@ def client_of(config: ConsumerGroupConfig) -> KafkaClient:
 
 
 def group_settings_of(config: ConsumerGroupConfig) -> KafkaGroupSettings:
-    """Those of Kafka's group protocol."""
+    """The settings of Kafka's group protocol."""
     return KafkaGroupSettings(
         session_timeout_s=config.session_timeout_s,
         heartbeat_interval_s=config.heartbeat_interval_s,

@@ -294,7 +294,7 @@ class KielOptions(EnsembleOptions):
         )
 
     def _function(self, config: MembershipConfig) -> KielFunction:
-        """The function that kiel's members of the group call as well: they cannot be told another."""
+        """The function that kiel's members of the group use too; they have no other."""
         offered = config.assignors()
         if set(offered) == {"naive"}:
             return naive_allocator

@@ -1,4 +1,4 @@
-"""What a consumer does when partitions come and go."""
+"""Reactions of a consumer to changes of its assignment."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PATIENCE_S = 10.0  # how often it is said that a handler holds a rebalance up
 
 
 class Buffers(Protocol):
-    """What ownership needs of the fetcher."""
+    """The part of the fetcher that ownership uses."""
 
     def discard(self, partitions: Partitions) -> None: ...
 
@@ -92,7 +92,7 @@ class Ownership:
         self._tasks = tasks
 
     def stop_committing(self) -> None:
-        """What is done of partitions that are given up from now on is not committed."""
+        """From now on, released partitions are not committed."""
         self._auto_commit = False
 
     @property
@@ -101,7 +101,7 @@ class Ownership:
         return self._suspended or self._opening > 0
 
     def assign(self, partitions: Partitions) -> None:
-        """As `assigned`, for partitions that the user chose by hand: they are assigned when this returns.
+        """Like `assigned`, for partitions that the user chose: they are assigned when this returns.
 
         Nothing of them is delivered before the listener was told. One that is being revoked since an earlier choice is
         given up on the spot, and begins anew: what is in the user's hands of it comes again.
@@ -175,7 +175,7 @@ class Ownership:
                 await asyncio.sleep(self._retry_backoff_s)
 
     def take_error(self) -> BaseException | None:
-        """What the user has to know, once."""
+        """Returns an error for the user once."""
         error, self._error = self._error, None
         if error is not None:
             self._told.set()

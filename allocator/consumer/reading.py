@@ -22,7 +22,7 @@ _read_here: ContextVar[WeakKeyDictionary[Reading, object]] = ContextVar("allocat
 
 
 class Reading:
-    """What one task reads, and how far it got with the batch that it began.
+    """The reader task, and its position in the current batch.
 
     Asking for more says that what was given before is done.
     """
@@ -41,7 +41,7 @@ class Reading:
         self._closed = False
 
     def close(self) -> None:
-        """Whoever reads is told `Closed`, now or when he asks for more."""
+        """The reader gets `Closed`, now or at its next call."""
         self._closed = True
         self._engine.fetcher.wake()
         if self._reader is None or self._reader.done() or self._called_by_reader():
@@ -160,7 +160,7 @@ class Reading:
         return records, records[-1].offset + 1
 
     async def _take(self, timeout_s: float | None) -> Batch | None:
-        """The batch to read from: what is left of the one begun, else the next; None when time is up."""
+        """The rest of the current batch, else the next one; None after the timeout."""
         end = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             if self._closed:

@@ -37,7 +37,7 @@ LOOK_S = 5.0
 
 
 class ClusterChoice(NamedTuple):
-    """`brokers` None: those that the service was configured with. `frozen`: nobody is to read."""
+    """`brokers` None: those in the service's settings. `frozen`: no member may read."""
 
     brokers: Optional[str] = None
     frozen: bool = False
@@ -85,7 +85,7 @@ async def choose(zk: ZooKeeper, path: str, choice: ClusterChoice) -> None:
         await zk.ensure_path(path.rpartition("/")[0] or "/")
         try:
             with contextlib.suppress(ZnodeExists):
-                await zk.create(path, data)  # at once with its data: a service may look at any moment
+                await zk.create(path, data)  # with its data in one step: a service may read it at any moment
                 return
             await zk.set(path, data)
             return
@@ -159,7 +159,7 @@ class ChoiceWatcher:
             except ConfigError as error:
                 log.error("%s; stays with %s", error, self.current)
                 continue
-            except Exception:  # a fault of ours must not end it unheard: no switch would be seen any more
+            except Exception:  # an internal error must not end it silently, or no switch would be noticed
                 log.exception("%s cannot be read; stays with %s", self._path, self.current)
                 continue
             if found != self.current:
@@ -169,7 +169,7 @@ class ChoiceWatcher:
 
 
 class SwitchingConsumer:
-    """A `Consumer` that goes over to another cluster when its group is told to.
+    """A `Consumer` that follows the cluster choice of its group.
 
     Takes what `Consumer` takes; `brokers` are read as long as the znode says nothing else. Group, membership and
     ZooKeeper stay; with other brokers the group goes on from what is committed there. `securities` has TLS and SASL
@@ -211,7 +211,7 @@ class SwitchingConsumer:
 
     @property
     def brokers(self) -> str | None:
-        """Of the cluster that is read now; None while there is none."""
+        """The brokers of the current cluster; None without one."""
         return None if self._reads is None else self._reads.brokers or self._default
 
     async def start(self) -> None:
@@ -224,7 +224,7 @@ class SwitchingConsumer:
             raise
 
     async def close(self, *, restart: bool = True) -> None:
-        """As `Consumer.close`. Safe to call twice."""
+        """Like `Consumer.close`. May be called twice."""
         if not self._closed:
             self._closed = True
             self._watcher.changed.set()
@@ -252,7 +252,7 @@ class SwitchingConsumer:
         return batch
 
     async def getbatch(self, timeout_s: float | None = None) -> Batch | None:
-        """As `Consumer.getbatch`. This is where a switch happens: asking says that what was delivered is done."""
+        """Like `Consumer.getbatch`. It also switches clusters, because the call marks delivered records as done."""
         loop = asyncio.get_running_loop()
         end = None if timeout_s is None else loop.time() + timeout_s
         while True:
@@ -274,20 +274,20 @@ class SwitchingConsumer:
                 return None
 
     async def commit(self, offsets: Mapping[TopicPartition, Offset] | None = None) -> None:
-        """As `Consumer.commit`; nothing while there is no cluster."""
+        """Like `Consumer.commit`; does nothing without a cluster."""
         if self._consumer is not None:
             await self._consumer.commit(offsets)
 
     async def committed(self, partition: TopicPartition) -> OffsetAndMetadata | None:
-        """As `Consumer.committed`; None while there is no cluster."""
+        """Like `Consumer.committed`; None without a cluster."""
         return None if self._consumer is None else await self._consumer.committed(partition)
 
     def assignment(self) -> frozenset[TopicPartition]:
-        """The partitions that are ours at present, on the cluster that is read."""
+        """The partitions that this member owns now, on the current cluster."""
         return frozenset() if self._consumer is None else self._consumer.assignment()
 
     def may_act(self) -> bool:
-        """As `Consumer.may_act`."""
+        """Like `Consumer.may_act`."""
         return self._consumer is not None and self._consumer.may_act()
 
     async def _follow(self) -> None:
@@ -318,7 +318,7 @@ class SwitchingConsumer:
             return
         try:
             if self._auto and not self._closed:
-                # asking for more said that it is done; after `close` begins nobody asks any more
+                # a call for more marks the batch as done; after `close` there are no more calls
                 await consumer.commit()
         except AllocatorError as error:
             log.warning("%s: what was not committed comes again on the other cluster: %s", self.group, error)

@@ -34,7 +34,7 @@ class Daemon(Processor):
         self._notifier = notifier or Notifier({})
 
     async def run(self) -> None:  # type: ignore[override]
-        """As `Processor.run`, with the consumer."""
+        """Like `Processor.run`, with the consumer."""
         await super().run(self._make_source(self))
 
     def _started(self) -> None:

@@ -1,4 +1,4 @@
-"""A daemon that goes where its group is told to: to another cluster, or to rest (`switching` has the znode)."""
+"""A daemon that follows the cluster choice of its group, or pauses (`switching` has the znode)."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ class FollowingDaemon:
 
     @property
     def stuck(self) -> frozenset[TopicPartition]:
-        """As `Daemon.stuck`."""
+        """Like `Daemon.stuck`."""
         return frozenset() if self._daemon is None else self._daemon.stuck
 
     def stop(self) -> None:
-        """As `Daemon.stop`."""
+        """Like `Daemon.stop`."""
         self._stopping = True
         if self._stop is not None:
             self._stop.set()

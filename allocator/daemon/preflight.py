@@ -1,4 +1,4 @@
-"""What a daemon's settings meet: the checks of `allocator run --check --connect`.
+"""The checks of `allocator run --check --connect`.
 
 Every check looks at one thing that can keep the daemon from working, on the real servers, and changes nothing: no
 session of the group is begun, no znode is created, nothing is committed.
@@ -35,7 +35,7 @@ SHOWN = 5  # names in a line
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the report. `remedy` says what to do where `ok` is False, or None for a warning."""
+    """One line of the report. `remedy`: what to do if `ok` is False, or None for a warning."""
 
     what: str
     ok: Optional[bool]

@@ -1,4 +1,4 @@
-"""What fetch hands out: the records of one partition, decoded when looked at."""
+"""Batches: records of one partition, decoded on first use."""
 
 from __future__ import annotations
 

@@ -76,8 +76,9 @@ def steer(
     """
     if not constraints:
         return compute(assignor, view)
-    first = found = _Steering(view, constraints, view.owned if held is None else held).result(assignor)
-    for _ in range(ROUNDS):
+    steering = _Steering(view, constraints, view.owned if held is None else held)
+    first = found = steering.result(assignor)
+    for _ in range(ROUNDS if steering.differs else 0):
         # ties that fall otherwise once partitions have moved would move some more at the next change of the group
         before, found = found, _Steering(replace(view, owned=found), constraints, found).result(assignor)
         if found == before:
@@ -108,6 +109,8 @@ class _Steering:
             for topic in topics:
                 self._subscribers[topic] = ids
                 self._anywhere[topic] = ids.difference(left, constraints.cordoned, constraints.canaries)
+        self.differs = constraints.frozen or bool(constraints.canaries or constraints.nobody or constraints.swapped)
+        """Whether the result is another than that of the function."""
         self._owner: dict[TopicPartition, str] = {}
         self._count: Counter[str] = Counter()
         self._share: Counter[str] = Counter()
@@ -129,6 +132,7 @@ class _Steering:
                     self._give(partition, chosen[partition])
                 else:
                     misplaced.append(partition)
+        self.differs = self.differs or bool(misplaced)
         full = {member: self._count[member] for member in self._rules.cordoned}
         for partition in misplaced:
             candidates = self._may_have(partition)
@@ -205,6 +209,7 @@ class _Steering:
         former = self._owner.get(partition)
         if former is not None:
             self._count[former] -= 1
+            self.differs = True
         self._owner[partition] = member
         self._count[member] += 1
 

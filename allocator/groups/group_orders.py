@@ -328,7 +328,7 @@ class OrdersOfGroup:
                 f"group {self._paths.group!r} has no live member {shown(text)}; its members: {plain(there)}"
             )
         info = members[found[0]]
-        if text == info.name:
+        if text in (info.name, info.instance_id):
             return text
         process = process_name(found[0], info)
         return process if members_named(process, members) == found else found[0]
@@ -405,7 +405,7 @@ def default_operator() -> str:
 
 
 def _names_of(member: str, info: MemberInfo) -> Iterable[str]:
-    return member, info.name, process_name(member, info)
+    return filter(None, (member, info.name, info.instance_id, process_name(member, info)))
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 from group_views import group_views, keepers
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allocator.assignors import GroupView, Member, compute, resolve, validate
@@ -124,12 +124,13 @@ def test_nothing_moves_but_what_has_to(function: str, case: tuple[GroupView, Con
     assert len(different) <= 2 * len(displaced) + len(rules.nobody & plain.keys())
 
 
-@pytest.mark.parametrize("function", ["naive", "sticky"])
+@settings(derandomize=True)  # no bound on the computations is proven, so the same groups in each run
 @given(case=steered())
-def test_computed_again_from_its_own_result_nothing_moves(function: str, case: tuple[GroupView, Constraints]) -> None:
+def test_computed_again_from_its_own_result_nothing_moves(case: tuple[GroupView, Constraints]) -> None:
+    """For a function that leaves partitions where they are. `naive` does not, and may answer in turns."""
     view, rules = case
-    once = steer(resolve(function), view, rules)
-    assert steer(resolve(function), replace(view, owned=once), rules) == once
+    once = steer(resolve("sticky"), view, rules)
+    assert steer(resolve("sticky"), replace(view, owned=once), rules) == once
 
 
 # -- what an operator sees -------------------------------------------------------------------------------------------

@@ -348,3 +348,23 @@ async def test_members_where_kiels_stand_are_told_and_not_counted_as_none(shell:
     assert code == 1
     assert told in " ".join((out + err).split())
     assert "partition" in out, "where the group stands is shown all the same"
+
+
+async def test_a_plan_tells_the_lag_that_each_member_would_have(shell: Shell) -> None:
+    async with shell.consumer(client_id="billing-1", assignor="lag-aware") as consumer:
+        await shell.consume(consumer, 30)
+        await wait_until_async(lambda: len(consumer.assignment()) == 3, 30.0)
+        plan = await shell.json("plan", shell.group, "--add", "billing-2")
+        one, two = plan["members"]
+        assert (one["name"].partition("@")[0], one["lag_before"]) == ("billing-1", 0)
+        assert (two["change"], two["partitions_before"], two["lag_before"]) == ("joins", 0, 0)
+        assert one["lag_before"] == one["lag_after"] + two["lag_after"]
+        assert {move["to_name"].partition("@")[0] for move in plan["moves"]} == {"billing-2"}
+        assert plan["standstill"]["move_s"] > 0
+        code, out, err = await shell.run("plan", shell.group, "--add", "billing-2", brokers=False)
+        assert (code, "needs load; give --brokers" in err) == (2, True), err
+        code, out, err = await shell.run(
+            "plan", shell.group, "--function", "sticky", "--partitions", f"{shell.topic}=5"
+        )
+        assert code == 0, err
+        assert "2 partitions move (sticky)" in out

@@ -220,5 +220,22 @@ def unreserved(document: RealDocument) -> Document:
     return first, second
 
 
+def test_orders_and_budgets_choose_among_what_the_model_allows() -> None:
+    """Whatever they want, the next document is one of the model's, and nothing that is free waits for a budget."""
+    claims = {name: Claim(5, frozenset(T)) for name in NAMES}  # nothing is released meanwhile
+    for document in product(ENTRIES, repeat=2):
+        before = real(document, (-1, -1))
+        for target in product(range(3), repeat=2):
+            goal = {NAMES[m]: frozenset(T[p] for p in PARTITIONS if target[p] == m) for m in range(3)}
+            for most in (None, 0, 1):
+                part, begun, left = plan.portion(before, goal, NAMES, most)
+                after = plan.advance(before, "a", NAMES, claims, part, strategy="any") or before
+                assert modelled(after) in {document, *decisions(document, 0b111, 0)}
+                assert begun + left == sum(e.owner not in (-1, to) for e, to in zip(document, target))
+                assert most is None or begun <= most
+                free = [p for p in PARTITIONS if document[p] == Entry()]
+                assert all(modelled(after)[p] == Entry(owner=target[p]) for p in free)
+
+
 def unheard(entry: Entry, after: Entry, freed: int) -> bool:
     return after == Entry() or (bool(freed) and after == entry)

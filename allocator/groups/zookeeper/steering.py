@@ -3,9 +3,10 @@
 An order counts once every live member knows its kind; until then it is `pending`, and its state names the members of
 older versions. An order that counts goes on counting when such a member joins later.
 
-Members are named in orders by text. These texts name a live member: its id, its client id, the name that tables show
-(billing@web1:4242#12), that name without the session number (billing@web1:4242), and #12. An order by client id, or
-by the name without #12, therefore holds for the same process in its next session.
+Members are named in orders by text. These texts name a member: its id, its client id, its instance id, the name that
+tables show (billing@web1:4242#12), that name without the session number (billing@web1:4242), and #12. An order by
+client id, or by the name without #12, therefore holds for the same process in its next session. An order by instance
+id also holds for the next process.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def members_named(text: str, members: Infos) -> list[str]:
     found = []
     for member, info in members.items():
         shown = member_name(member, info)
-        if text in (member, info.name, shown, shown.rpartition("#")[0], f"#{sequence(member)}"):
+        if text in (member, info.name, info.instance_id, shown, shown.rpartition("#")[0], f"#{sequence(member)}"):
             found.append(member)
     return found
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from allocator.fetch.batch import Batch
@@ -41,6 +41,7 @@ class MemorySource:
         self._changed = asyncio.Event()
         self.listener: Any = None
         self.measures = Measures()
+        self.keeps_positions = False
         self.commits: list[Any] = []
 
     def __call__(self, listener: Any) -> MemorySource:
@@ -90,6 +91,3 @@ class MemorySource:
         return True
 
     async def until_may_act(self) -> None: ...
-
-
-Handle = Callable[[Any], Any]

@@ -225,7 +225,7 @@ class ConsumerCore:
             await self._exits.aclose()
 
     async def _leave_fresh(self) -> None:
-        """A service that runs for a moment now and then would commit nothing of idle partitions otherwise."""
+        """Commits idle partitions again: otherwise a service with short runs would never commit them."""
         old = self._idle.not_ours()
         if self._auto_commit_interval_s is not None:
             old -= self.progress.uncommitted().keys()  # which their release commits
@@ -252,7 +252,7 @@ class ConsumerCore:
 
     @property
     def ended(self) -> BaseException | None:
-        """Why nothing is read any more, ever; None while the consumer works."""
+        """The error that ended reading for good; None while the consumer works."""
         return self._broken or self.membership.ended or self.fetcher.broken
 
     async def until_may_act(self) -> None:
@@ -261,7 +261,7 @@ class ConsumerCore:
             await self.fetcher.news()  # `resumed` wakes it
 
     def polled(self) -> None:
-        """The user asks for records."""
+        """The user requests records."""
         self.membership.polled()
 
     async def news(self, timeout_s: float | None) -> None:
@@ -322,13 +322,13 @@ class ConsumerCore:
             self._choose_anew()
 
     def _choose_anew(self) -> None:
-        """Before the start the membership, which has touched nothing yet, is replaced."""
+        """Replaces the membership. Before the start it has touched nothing."""
         self.state.unsubscribe()
         self._note_choice()
         self.membership = self._make_membership()
 
     def _note_choice(self) -> None:
-        """The state has to know of a first choice before anything of it is assigned."""
+        """Tells the state of a first choice, before partitions of it are assigned."""
         joining = self._joining
         if joining.chosen:
             self.ever_chosen = True

@@ -87,7 +87,7 @@ class Ownership:
         self._tasks: BackgroundTasks | None = None
 
     def start(self, tasks: BackgroundTasks) -> None:
-        """`tasks` will own those that look up committed offsets."""
+        """`tasks` will own the tasks that read committed offsets."""
         self._told = asyncio.Event()
         self._tasks = tasks
 
@@ -195,7 +195,7 @@ class Ownership:
         self._assign(before | partitions)
         if self._began is not None:
             self._began(partitions)
-        # begun before the listener is called: it may ask for positions
+        # before the listener is called, because it may ask for positions
         self._tasks.start(self._find_positions(partitions), "positions")
         self._opening += 1
 
@@ -269,7 +269,7 @@ class Ownership:
             except AllocatorError as error:
                 named = missing & (error.partitions if isinstance(error, NoOffsetsError) else NO_PARTITIONS)
                 if named and named != missing:
-                    # one answer is for all of them: the others would wait until the cause of these few is mended
+                    # one response is for all of them: the others would wait until the cause of these few is removed
                     await asyncio.gather(self._find_positions(named), self._find_positions(missing - named))
                     return
                 if error.retriable:
@@ -289,7 +289,7 @@ class Ownership:
             return
 
     async def _tell(self, error: AllocatorError) -> None:
-        """Until the user has heard of it, who may have mended it then."""
+        """Reports the error and returns when the user got it: the user may have removed its cause then."""
         self._told.clear()
         self.failed(error)
         await self._told.wait()

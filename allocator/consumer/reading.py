@@ -24,7 +24,7 @@ _read_here: ContextVar[WeakKeyDictionary[Reading, object]] = ContextVar("allocat
 class Reading:
     """The reader task, and its position in the current batch.
 
-    Asking for more says that what was given before is done.
+    A request for more records marks the delivered ones as done.
     """
 
     def __init__(self, engine: ConsumerCore) -> None:
@@ -45,22 +45,22 @@ class Reading:
         self._closed = True
         self._engine.fetcher.wake()
         if self._reader is None or self._reader.done() or self._called_by_reader():
-            # what is in the user's hands was perhaps not handled: it is not committed, and comes again elsewhere.
-            # Another task is waited for instead: it finishes its batch, asks for the next and is told Closed
+            # The delivered records may not be handled yet: they are not committed, and the next owner reads them again.
+            # A reader in another task finishes its batch first, requests the next one and gets `Closed`.
             self._engine.progress.abandon()
         else:
             self._reader.add_done_callback(lambda _: self._engine.progress.abandon())  # it may end without asking
 
     def _called_by_reader(self) -> bool:
-        """Whether the reader closes, or a task that it has started since: gather, wait_for and create_task make one.
+        """Whether the reader calls, or a task that the reader started: gather, wait_for and create_task start one.
 
-        The reader waits for such a task, as a rule, so waiting for the reader would never end.
+        The reader usually waits for such a task. To wait for the reader would then never end.
         """
         known = _read_here.get(None)
         return known is not None and known.get(self) is self._mark
 
     def _is_read(self) -> None:
-        """The current task is the reader from now on."""
+        """Makes the current task the reader."""
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
         task = asyncio.current_task(self._loop)
@@ -177,11 +177,11 @@ class Reading:
             left = None if end is None else end - time.monotonic()
             if left is not None and left <= 0:
                 return None
-            # whatever opens the gate, or has something to say, wakes the fetcher
+            # each event that ends this wait wakes the fetcher
             await self._engine.news(left)
 
     def _still_wanted(self, batch: Batch) -> bool:
-        """False when a seek or a revocation came after it was taken from the fetcher."""
+        """False after a seek or a revocation since the fetcher delivered it."""
         partition = TopicPartition(batch.topic, batch.partition)
         return self._engine.state.is_fetchable(partition) and self._engine.state.epoch(partition) == self._epoch
 
@@ -192,7 +192,7 @@ class Reading:
             self._epoch = self._engine.state.epoch(TopicPartition(batch.topic, batch.partition))
 
     def _cut_rest(self) -> None:
-        """Leaves out of the batch that `getone` began what it has given already."""
+        """Removes the records that `getone` has delivered from the rest of the batch."""
         if self._rest is not None and self._records is not None and self._still_wanted(self._rest):
             position = self._engine.state.position(TopicPartition(self._rest.topic, self._rest.partition))
             if position is not None:

@@ -86,7 +86,7 @@ def test_a_rolling_restart_moves_nothing_whoever_leads(seed: int) -> None:
 @pytest.mark.usefixtures("quiet")
 def test_a_crash_is_waited_for_as_long_as_its_session_and_its_grace() -> None:
     crash = "0 start w1\n0 start w2\n".replace("0 ", "0.000 ") + "   5.000 kill w2\n"
-    found = run(crash + "  11.500 start w7\n", 20.0)  # 4 s of session, a tick, 3 s of grace
+    found = run(crash + "  10.000 start w7\n", 20.0)  # its session ends between 8 and 10, its grace 3 s later
     assert [move for move in found.moves if float(move.split(":")[0]) > 4] == []
     moves = [float(move.split(":")[0]) for move in run(crash, 20.0).moves]
     assert moves

@@ -85,7 +85,7 @@ def test_a_stream_writes_what_it_reads(
     [
         ("1 value", {"topic": "t"}, "append", "column 'value' is int, not binary or string"),
         ("'a' key", {"topic": "t"}, "append", "there is no column 'value'"),
-        ("'a' value, 'b' colour", {"topic": "t"}, "append", "column 'colour' is none of"),
+        ("'a' value, 'b' colour", {"topic": "t"}, "append", "column 'colour' is not one of"),
         ("'a' value", {}, "append", "the topic is missing"),
         ("'a' value", {"topic": "t"}, "overwrite", "is not possible with a topic"),
         ("'a' value", {"topic": "t", "starting_offsets": "earliest"}, "append", "does not apply to write"),

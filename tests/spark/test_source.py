@@ -195,7 +195,7 @@ def test_filters_choose_what_is_read(
         ({"topics": "T", "starting_offsets": '{"T": {"0": 1000, "1": 0}}'}, "T:0 is to be read from or to offset 1000"),
         ({"topics": "T", "starting_offsets": '{"T": {"0": 0}}'}, "has no entry for T:1"),
         ({"topics": "T", "starting_offsets": '{"T": {"0": 0, "1": 0, "2": 0}}'}, "T:2, which does not exist"),
-        ({"topics": "T", "startingTimestamp": "1800000000000"}, "is as young as 1800000000000 ms"),
+        ({"topics": "T", "startingTimestamp": "1800000000000"}, "is as new as 1800000000000 ms"),
         ({"assign": '{"T": [2]}'}, "has no partition 2, it has 2"),
         ({"topics": "no-such-topic"}, "the cluster has no topic 'no-such-topic'"),
         ({"topics": "T", "subscrib": "T"}, "did you mean subscribe"),

@@ -182,7 +182,7 @@ def test_a_time_after_every_record_is_an_end_and_no_beginning(
     produce(kafka_cluster.bootstrap, topic, [ProducedRecord(None, b"x", 0, 1000 * n) for n in range(10)])
     assert planned(kafka_cluster, topic, ending_timestamps=5000) == [Range(topic, 0, 0, 5)]
     assert planned(kafka_cluster, topic, endingTimestamp=60_000) == [Range(topic, 0, 0, 10)]
-    with pytest.raises(ConfigError, match=f"no record of {topic}:1 is as young"):
+    with pytest.raises(ConfigError, match=f"no record of {topic}:1 is as new"):
         planned(kafka_cluster, topic, starting_timestamps=5000)
 
 

@@ -185,7 +185,7 @@ class ConnectionPool:
         probed = False
         while not connection.connected:
             try:
-                if await _ready(connection, min(deadline, time.monotonic() + SILENCE_S)):
+                if await _ready(connection, SILENCE_S, deadline):
                     break
                 silent = connection.unanswered
             except kafka_errors.KafkaError:
@@ -369,10 +369,11 @@ def _version(data: BrokerVersionData, request: Any) -> int | None:
         return None
 
 
-async def _ready(connection: BrokerConnection, deadline: float) -> bool:
-    """False if it takes longer than until `deadline`."""
+async def _ready(connection: BrokerConnection, patience_s: float, deadline: float) -> bool:
+    """False after `patience_s` seconds. Raises KafkaTimeoutError if `deadline` has passed."""
     try:
-        await within(asyncio.shield(connection.ready), time_left(deadline))
+        # a process that pauses for longer than its patience has not passed its deadline
+        await within(asyncio.shield(connection.ready), min(patience_s, time_left(deadline)))
     except asyncio.TimeoutError:
         return False
     return True

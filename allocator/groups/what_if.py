@@ -63,11 +63,21 @@ class Scenario:
         youngest = list(self.members)[-1]
         number = (sequence(youngest) or 0) + 1
         like = self.members[youngest]
-        info = replace(like, name=name, host=f"{name}-host", pid=None, weight=weight, rack=rack, orders=tuple(KINDS))
+        info = replace(
+            like,
+            name=name,
+            host=f"{name}-host",
+            pid=None,
+            weight=weight,
+            rack=rack,
+            orders=tuple(KINDS),
+            instance_id=None,
+            restart_grace_s=0.0,
+        )
         return replace(self, members={**self.members, f"m-{'f' * 16}-{number:010}": info})
 
     def removing(self, text: str, *, failed: bool = False) -> Scenario:
-        """Without this member: it left, or it `failed`."""
+        """Without this member: it left for good, or it `failed` and does not come back within its grace."""
         gone = {self._member(text)}
         return self._without(gone, failed)
 
@@ -161,7 +171,7 @@ class GroupPlan:
     round_trip_s: float = 0.0
     """To ZooKeeper, as measured."""
     failed_s: Optional[float] = None
-    """The longest session timeout of a member that fails."""
+    """The longest session timeout of a member that fails, with its `restart_grace_s`."""
 
     @property
     def voluntary(self) -> int:
@@ -247,6 +257,9 @@ async def plan_of(
         members = {member: replace(info, strategies=(scenario.function,)) for member, info in members.items()}
     strategy, _ = choose([(member, info.strategies) for member, info in members.items()])
     document = state.document or AssignmentDocument()
+    # a member that is gone in the scenario does not come back to its seat; those that restart now may
+    gone = state.members.keys() - members.keys()
+    document = document.but(seats={member: seat for member, seat in document.seats.items() if member not in gone})
     counted, pending = counting(scenario.orders.in_force(state.read_ms, LEADERS_KINDS), members, document.orders)
     functions = {strategy: resolve(strategy)}
     decision = await decide(members, scenario.counts, document, counted, functions, build)
@@ -256,7 +269,11 @@ async def plan_of(
     names = {member: member_name(member, info) for member, info in everyone.items()}
     before = _present(document)
     moves = _moves(before, decision.target)
-    lost_s = [info.session_timeout_s for info in scenario.failed.values() if info.session_timeout_s is not None]
+    lost_s = [
+        info.session_timeout_s + info.restart_grace_s
+        for info in scenario.failed.values()
+        if info.session_timeout_s is not None
+    ]
     return GroupPlan(
         group=state.group,
         function=strategy,

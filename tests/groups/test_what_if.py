@@ -1,0 +1,74 @@
+"""Plans of what would move, for groups whose members may come back after a restart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from allocator.assignors import Assignor, GroupView, Member
+from allocator.groups.describe import GroupState
+from allocator.groups.what_if import Scenario, plan_of
+from allocator.groups.zookeeper.orders import KINDS
+from allocator.groups.zookeeper.seats import FEATURE
+from allocator.groups.zookeeper.znodes import AssignmentDocument, MemberInfo, Seat
+from allocator.types import Partitions, TopicPartition
+
+A, B = (f"m-{letter * 16}-{number:010}" for number, letter in enumerate("ab"))
+COUNTS = {"t": 6}
+
+
+def member(name: str) -> MemberInfo:
+    return MemberInfo(
+        name,
+        f"{name}-host",
+        frozenset({"t"}),
+        strategies=("sticky",),
+        session_timeout_s=10.0,
+        orders=tuple(KINDS),
+        instance_id=name,
+        restart_grace_s=60.0,
+        features=(FEATURE,),
+    )
+
+
+def group() -> GroupState:
+    members = {A: member("one"), B: member("two")}
+    halves = {A: frozenset(TopicPartition("t", n) for n in range(3))}
+    halves[B] = frozenset(TopicPartition("t", n) for n in range(3, 6))
+    seats = {each: Seat(info) for each, info in members.items()}
+    return GroupState("g", members, {}, AssignmentDocument(1, 1, A, "sticky", halves, seats=seats))
+
+
+async def view(
+    assignor: Assignor, members: tuple[Member, ...], counts: Mapping[str, int], owned: Mapping[str, Partitions]
+) -> GroupView:
+    return GroupView(members, counts, owned)
+
+
+async def test_the_partitions_of_a_member_that_leaves_for_good_are_not_reserved() -> None:
+    plan = await plan_of(Scenario.of(group(), COUNTS).removing("two"), view)
+    assert {move.target for move in plan.moves} == {A}
+    assert len(plan.moves) == 3
+    assert plan.failed_s is None
+
+
+async def test_those_of_one_that_fails_stand_still_for_its_session_and_its_grace() -> None:
+    plan = await plan_of(Scenario.of(group(), COUNTS).removing("two", failed=True), view)
+    assert len(plan.moves) == 3
+    assert plan.failed_s == 70.0
+
+
+async def test_a_new_member_is_no_second_process_of_another_ones_instance() -> None:
+    plan = await plan_of(Scenario.of(group(), COUNTS).adding("three"), view)
+    (joined,) = (each for each in plan.members if each.change == "joins")
+    assert joined.partitions == (0, 2)
+
+
+async def test_the_partitions_of_a_member_that_restarts_stay_reserved() -> None:
+    state = group()
+    document = state.document
+    assert document is not None
+    restarting = replace(document, seats={**document.seats, B: Seat(member("two"), 1_000)})
+    state = replace(state, members={A: member("one")}, document=restarting)
+    plan = await plan_of(Scenario.of(state, COUNTS), view)
+    assert plan.moves == ()

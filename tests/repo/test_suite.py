@@ -79,6 +79,13 @@ def test_a_worker_stays_in_its_file_and_with_the_servers_that_it_has() -> None:
     assert second == OLD + MORE_OLD
 
 
+def test_one_worker_has_spark_whatever_brokers_its_tests_read_from() -> None:
+    versioned = [f"tests/spark/test_v.py::test_{number}[0.8.2.2]" for number in range(4)]
+    first, second = Run(versioned + OLD + SPARK + MORE_OLD, 2).done()
+    assert set(first) == set(versioned + SPARK)
+    assert second == OLD + MORE_OLD
+
+
 def test_files_of_long_tests_come_first_among_equals() -> None:
     usual, long = ["tests/groups/test_a.py::test_it"], ["tests/faults/test_faults.py::test_it"]
     (ran,) = Run(ASSIGN + usual + long, 1).done()

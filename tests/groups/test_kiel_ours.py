@@ -56,7 +56,7 @@ class Member:
         self.offsets = Offsets()
         self.bench = bench
         self.membership = KielMembership(
-            ZooKeeper(bench.hosts, session_timeout_s=2.0),
+            ZooKeeper(bench.hosts, session_timeout_s=6.0),
             bench.group,
             self.owner,
             bench.topics,
@@ -68,7 +68,7 @@ class Member:
     def _next(self, root: str) -> ZooKeeperMembership:
         naive = resolve("naive")
         return ZooKeeperMembership(
-            ZooKeeper(self.bench.hosts, session_timeout_s=2.0),
+            ZooKeeper(self.bench.hosts, session_timeout_s=6.0),
             Paths(root, self.bench.group),
             self.owner,
             self.bench.topics,
@@ -97,7 +97,7 @@ class Bench:
 
     @contextlib.asynccontextmanager
     async def zookeeper(self) -> AsyncIterator[ZooKeeper]:
-        zk = ZooKeeper(self.hosts, session_timeout_s=2.0)
+        zk = ZooKeeper(self.hosts, session_timeout_s=6.0)
         await zk.connect()
         try:
             yield zk

@@ -72,7 +72,7 @@ class Member:
     def __init__(self, bench: Bench, name: str) -> None:
         self.owner = RecordingOwner(name, bench.history)
         self.membership = bench.kind(
-            ZooKeeper(bench.hosts, session_timeout_s=2.0),
+            ZooKeeper(bench.hosts, session_timeout_s=6.0),
             bench.group,
             self.owner,
             bench.topics,

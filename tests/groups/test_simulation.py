@@ -125,15 +125,17 @@ DIES_WITH_THE_NEWS = parse(
     """
        0.000 start w1
        0.000 start w2
-       5.600 cut w2 2.000
-       7.700 cut w2 9.000
-       7.701 freeze w2 2.800
+       6.315 cut w2 2.000
+       8.365 cut w2 9.000
+       8.366 freeze w2 2.600
     """.splitlines()
 )
 
 
 def test_a_proof_counts_as_far_as_the_leader_of_the_ensemble_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert outcome(88, DIES_WITH_THE_NEWS)[1] is None
+    # the moment must be met to a few ms, which depends on the network's chance: some seeds meet it
+    seeds = range(60, 70)
+    assert [outcome(seed, DIES_WITH_THE_NEWS)[1] for seed in seeds] == [None] * len(seeds)
 
     def by_the_last_proof_alone(
         self: EnsembleLease, started: float, session_timeout_s: float, connected: float
@@ -141,7 +143,7 @@ def test_a_proof_counts_as_far_as_the_leader_of_the_ensemble_was_told(monkeypatc
         self.renew(started, session_timeout_s)
 
     monkeypatch.setattr(EnsembleLease, "prove", by_the_last_proof_alone)
-    assert "may both act" in str(outcome(88, DIES_WITH_THE_NEWS)[1])
+    assert any("may both act" in str(outcome(seed, DIES_WITH_THE_NEWS)[1]) for seed in seeds)
 
 
 IN_QUIET = parse(["0.000 start w1", "0.000 start w2"])

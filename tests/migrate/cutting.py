@@ -117,7 +117,7 @@ class World:
             brokers=self.old.bootstrap,
             group=self.group,
             zookeeper=self.zookeeper,
-            session_timeout_s=4.0,
+            session_timeout_s=20.0,  # nobody dies here; a session that ends makes duplicates, which are counted
             auto_commit_interval_s=0.5,
             **self.options,
         ) as consumer:

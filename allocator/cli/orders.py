@@ -61,19 +61,33 @@ def parse_expiry(text: str, now_ms: int) -> float:
 # -- the orders of a group -------------------------------------------------------------------------------------------
 
 
-def _with_order_options(command: Command) -> Command:
-    """Adds --why, --expires and --dry-run, and the connection options."""
+def _with_record_options(command: Command, *more: Command) -> Command:
+    """Adds --why and --expires, `more` options, and the connection options."""
 
-    @click.option("--why", default="", help="Reason, for those who look at the orders later.")
-    @click.option("--expires", metavar="TIME", help="When the order ceases to count: 30m, 2h, 1d, or a time with zone.")
-    @click.option("--dry-run", is_flag=True, help="Show what would move, and give no order.")
-    @with_clusters
     @functools.wraps(command)
-    def with_options(why: str, expires: Optional[str], dry_run: bool, default_group: Any, **arguments: Any) -> None:
+    def with_options(why: str, expires: Optional[str], default_group: Any, **arguments: Any) -> None:
         expires_s = None if expires is None else parse_expiry(expires, wall_ms())
-        command(told={"why": why, "expires_s": expires_s}, dry_run=dry_run, **arguments)
+        command(told={"why": why, "expires_s": expires_s}, **arguments)
 
-    return with_options
+    options: tuple[Command, ...] = (
+        click.option("--why", default="", help="Reason, for those who look at the orders later."),
+        click.option(
+            "--expires", metavar="TIME", help="When the order ceases to count: 30m, 2h, 1d, or a time with zone."
+        ),
+        *more,
+        with_clusters,
+    )
+    decorated: Command = with_options
+    for option in reversed(options):
+        decorated = option(decorated)
+    return decorated
+
+
+def _with_order_options(command: Command) -> Command:
+    """Adds --dry-run too."""
+    return _with_record_options(
+        command, click.option("--dry-run", is_flag=True, help="Show what would move, and give no order.")
+    )
 
 
 def _give(access: Any, name: str, as_json: bool, dry_run: bool, act: Callable[[Any], Awaitable[Any]]) -> None:
@@ -276,20 +290,6 @@ def promote_command(name: str, member: Optional[str], access: Any, default_group
 
 
 # -- records ---------------------------------------------------------------------------------------------------------
-
-
-def _with_record_options(command: Command) -> Command:
-    """Adds --why and --expires, and the connection options."""
-
-    @click.option("--why", default="", help="Reason, for those who look at the orders later.")
-    @click.option("--expires", metavar="TIME", help="When the order ceases to count: 30m, 2h, 1d, or a time with zone.")
-    @with_clusters
-    @functools.wraps(command)
-    def with_options(why: str, expires: Optional[str], default_group: Any, **arguments: Any) -> None:
-        expires_s = None if expires is None else parse_expiry(expires, wall_ms())
-        command(told={"why": why, "expires_s": expires_s}, **arguments)
-
-    return with_options
 
 
 @group.command("pause")

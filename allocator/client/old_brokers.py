@@ -57,7 +57,7 @@ async def old_version(where: str, ask: Callable[[Any, float], Awaitable[Any]], t
         return True
 
     async def alive() -> None:
-        # every broker before 4.0 answers this, and newer ones do not get here
+        # every broker before 4.0 answers this request; it is not sent to newer ones
         if not await answers(MetadataRequest[0]([])):
             raise kafka_errors.KafkaConnectionError(closed or "it closes connections")
 

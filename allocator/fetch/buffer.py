@@ -97,7 +97,7 @@ class PartitionBuffer:
         self.leader_until = 0.0
         # bytes of the next record, where known: brokers before 0.10.1 do not send it to a smaller request
         self.need = 0
-        # what the last request said of it: brokers that remember it are told changes alone
+        # the partition as the last request described it: a broker with a fetch session gets only what changed
         self.wanted: Wanted | None = None
         # the type of the error that was reported to the consumer last
         self.reported: type[AllocatorError] | None = None

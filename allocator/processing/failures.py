@@ -62,7 +62,7 @@ class Failures:
         self._stopped = asyncio.Event()
 
     def wake(self) -> None:
-        """A worker stops: dead letters that wait for their next attempt look whether it is theirs."""
+        """A worker has stopped. Each dead letter that waits for its next attempt checks whether it was its worker."""
         self._stopped.set()
         self._stopped = asyncio.Event()
 

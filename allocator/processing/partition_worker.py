@@ -116,7 +116,7 @@ class PartitionWorker:
         self._quiet.set()
         self._beginning: asyncio.Task[None] | None = None
         if after is not None:
-            # two calls for one partition at a time would break its order, whoever owned it in between
+            # two calls at once would break the order of the partition, even if another member owned it in between
             self._beginning = asyncio.get_running_loop().create_task(self._begin(after), name=f"after {self.name}")
 
     @property

@@ -220,7 +220,7 @@ class TransactionalSink:
     def _register(
         self, owner: str, claims: Mapping[TopicPartition, SinkClaim], overruled: Mapping[TopicPartition, _Owned]
     ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, _Owned]]:
-        """The offsets of the partitions that are ours now, and the owners of those that are not."""
+        """The next offsets of the partitions that this owner registered, and the present owners of the others."""
         assert self._group is not None
         with self._mapped_errors():
             self._prepare()

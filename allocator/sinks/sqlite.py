@@ -66,7 +66,7 @@ class SqliteSink(TransactionalSink):
                     self.path, timeout=self._busy_timeout_s, isolation_level=None, check_same_thread=False
                 )
             connection = self._connection
-            # takes the write lock now: a transaction that reads first could not get it later
+            # takes the write lock at once: a transaction that has read first may fail to get it later
             connection.execute("BEGIN IMMEDIATE")
             try:
                 yield _SqliteTransaction(connection)

@@ -127,7 +127,7 @@ def joined(one: DoneSet | None, other: DoneSet | None) -> DoneSet | None:
 
 
 def fingerprint(record: Any) -> int:
-    """By which a record is told from another one at the same offset of another log; never 0."""
+    """A number that tells a record apart from one with the same offset in another log. It is never 0."""
     text = f"{record.timestamp} {record.serialized_key_size} {record.serialized_value_size}".encode()
     mark = zlib.crc32(text)
     for part in (record.key, record.value):

@@ -124,7 +124,7 @@ def _hash(key: bytes) -> int:
 
 
 def _api_of(version: str) -> int:
-    """The newest version of the Produce API that this version of Kafka supports, of those that are used here."""
+    """The newest version of the Produce API that both this module and this version of Kafka support."""
     number = tuple(int(part) for part in version.split("."))
     return 0 if number < (0, 10) else 2 if number < (0, 11) else 3 if number < (2, 1) else _ZSTD_API_VERSION
 

@@ -38,7 +38,7 @@ class Job:
     seconds: float = 0.0
     group: str = ""
     port: int = 0
-    """turns: of the UDP socket of 127.0.0.1 that is told how many values came."""
+    """Only for "turns": port of a UDP socket on 127.0.0.1. The worker sends it the number of values read."""
 
     def dump(self) -> str:
         return json.dumps(asdict(self))

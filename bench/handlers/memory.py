@@ -1,4 +1,4 @@
-"""A consumer in memory that gives real batches: the cost of the engine without brokers."""
+"""A consumer in memory that delivers real batches. With it, a bench measures the engine without brokers."""
 
 from __future__ import annotations
 

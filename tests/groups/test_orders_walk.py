@@ -61,7 +61,7 @@ class Operator:
         await wait_until_async(lambda: self.owners() == wanted, 30.0, lambda: f"{wanted}, not {self.owners()}")
 
     async def settle(self, counts: Iterable[int]) -> None:
-        """Waits until the members have so many partitions each, in any order."""
+        """Waits until the members have these numbers of partitions, in any order of the members."""
         wanted = sorted(counts)
         await wait_until_async(
             lambda: sorted(len(member.owned) for member in self.members) == wanted,

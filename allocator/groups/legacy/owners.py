@@ -215,7 +215,7 @@ class OwnersMembership(SessionMembership):
         return frozenset(found)
 
     async def _number(self, partitions: Partitions) -> None:
-        """Sets the fences of partitions that were claimed: the transaction that created the znode of each."""
+        """Sets the fence of each claimed partition to the id of the transaction that created its znode."""
         claimed = iter(partitions)
         while some := list(islice(claimed, AT_ONCE)):
             stats = await asyncio.gather(*(self._zk.exists(self._claimed[p][0]) for p in some))

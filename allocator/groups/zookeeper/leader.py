@@ -237,7 +237,7 @@ class Leader:
         """The document to write now, None if the present one stands. `fresh`: the decision is new."""
         successor = advance(document, self._me, alive, claims)
         decision = self._decision
-        # a member that ended since the decision: the next step decides anew, and this one must not aim at that member
+        # a member has ended since the decision: the next step decides again, and this one must not give it partitions
         if decision is not None and (fresh or self._later) and decision.target.keys() <= alive:
             settled = successor or document
             allowance = self._allowance(settled, alive, now_ms)
@@ -267,7 +267,7 @@ class Leader:
     async def _seated(
         self, document: AssignmentDocument, members: Mapping[str, MemberInfo], alive: Collection[str], now_ms: int
     ) -> AssignmentDocument:
-        """The document with the seats of the members that are there now, and of those that may come back."""
+        """The document with a seat for each present member, and for each absent member that may come back."""
         if not document.seats and all(info.instance_id is None for info in members.values()):
             return document
         older = unaware(members)
@@ -372,7 +372,7 @@ class Leader:
     async def _recompute(
         self, members: Mapping[str, MemberInfo], document: AssignmentDocument, version: int
     ) -> tuple[bool, AssignmentDocument, int]:
-        """Decides anew if something changed that decisions depend on; returns whether it did."""
+        """Computes a new decision if one of its inputs changed. Returns whether it did."""
         missing = away(document, members)
         await self._count_partitions({**members, **missing}, document)
         orders = [order for order in self._counting if order.kind != "budget"]

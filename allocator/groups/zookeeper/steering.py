@@ -63,7 +63,7 @@ def members_named(text: str, members: Infos) -> list[str]:
 def counting(
     orders: Iterable[Order], members: Infos, before: Mapping[str, OrderState]
 ) -> tuple[list[Order], dict[str, OrderState]]:
-    """The orders that count, and the states of those that do not.
+    """The orders that are in effect, and the states of the others.
 
     `orders`: those in force that the leader honours. `before`: the states in the present document.
     """

@@ -320,7 +320,8 @@ class AssignmentDocument:
     """When (milliseconds since the epoch) how many partitions were taken from live owners; of the last minute, and
     only while a budget counts them."""
     seats: Mapping[str, Seat] = field(default_factory=dict)
-    """Places of members with an instance id, of those alive and of those that may come back. As `left_out`."""
+    """By member: the seat of each live member with an instance id, and of each one that may come back. Like `left_out`,
+    only the leader and observers read it."""
     problem: str | None = None
 
     def encode(self) -> bytes:

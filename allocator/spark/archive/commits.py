@@ -153,7 +153,7 @@ class CommitLog:
                 f"{self.manifests} lacks {min(missing):08d}.json, but has later ones; restore it from a backup"
             )
         alive = [manifest for number, manifest in found.items() if number not in replaced]
-        # a compacted commit takes the position of those that it replaces
+        # a compacted commit stands in the list where the first commit that it replaces stood
         alive.sort(key=lambda manifest: min(manifest.replaces, default=manifest.number))
         _check_ranges(alive, self.manifests)
         return alive

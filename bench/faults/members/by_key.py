@@ -18,7 +18,7 @@ from bench.faults.journal import Journal
 
 
 class Journalled(Consumer):
-    """Writes down what is committed."""
+    """A consumer that writes each commit to the journal."""
 
     journal: Journal
 

@@ -12,7 +12,7 @@ import sqlite3
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, TimeoutError
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, TypeVar
@@ -82,12 +82,12 @@ class HistoryFile:
     async def do(self, work: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
 
-    def finish(self, *entries: Any) -> None:
-        """Adds the last entries at the end of the process."""
+    def finish(self, work: Callable[[], None]) -> None:
+        """Does the last work at the end of the process, after what is under way. Blocks the loop until then."""
         try:
-            self._thread.submit(self.add, *entries).result(10)
-        except sqlite3.Error as error:
-            log.warning("the history %s misses the last seconds: %s", self.path, error)
+            self._thread.submit(work).result(10)
+        except (sqlite3.Error, TimeoutError) as error:
+            log.warning("the history %s misses the last seconds: %s", self.path, error or "no answer in 10 s")
 
     def close(self) -> None:
         self._thread.shutdown()
@@ -302,20 +302,24 @@ async def keep(watcher: Watcher, archive: HistoryFile) -> None:
     written: dict[str, _Written] = {}
     events, tidied = 0, 0.0
 
-    def collect() -> tuple[_Entries, dict[str, _Written]]:
+    def collect() -> tuple[_Entries, dict[str, _Written], int]:
         entries, now = _Entries(events=watcher.log.since(events)), {}
         for name, group in watcher.groups.items():
             if group.seen:
                 now[name] = _fresh(name, group, written.get(name, _Written(began)), entries)
-        return entries, now
+        return entries, now, watcher.log.count
+
+    def write(entries: _Entries, now: dict[str, _Written], count: int) -> None:
+        # in the thread of the file: a cancelled task does not see that its write succeeded, and would repeat it
+        nonlocal written, events
+        archive.add(entries.points, entries.rebalances, entries.events, entries.assignments)
+        written, events = now, count
 
     try:
         while True:
             await asyncio.sleep(WRITE_S)
-            (entries, now), count = collect(), watcher.log.count
             try:
-                await archive.do(archive.add, entries.points, entries.rebalances, entries.events, entries.assignments)
-                written, events = now, count
+                await archive.do(write, *collect())
                 if time.monotonic() - tidied > TIDY_S:
                     await archive.do(archive.tidy, time.time())
                     tidied = time.monotonic()
@@ -323,5 +327,4 @@ async def keep(watcher: Watcher, archive: HistoryFile) -> None:
             except sqlite3.Error as error:
                 watcher.complain("history", f"{archive.path}: {error}")
     finally:
-        entries, _ = collect()
-        archive.finish(entries.points, entries.rebalances, entries.events, entries.assignments)
+        archive.finish(lambda: write(*collect()))

@@ -336,9 +336,9 @@ async def test_join_gives_up_when_there_is_no_coordinator() -> None:
         broker.handlers[FIND] = unavailable
         spare = member(broker)
         membership = KafkaMembership(
-            client, "g", spare.owner, spare.membership._assignors, KafkaSettings(connect_timeout_s=0.2)
+            client, "g", spare.owner, spare.membership._assignors, KafkaSettings(connect_timeout_s=2)
         )
-        with pytest.raises(BrokersUnavailable, match=r"within 0\.2 s; last: .* cannot find .* offsets topic"):
+        with pytest.raises(BrokersUnavailable, match=r"within 2 s; last: .* cannot find .* offsets topic"):
             await membership.join()
 
 
@@ -364,7 +364,7 @@ async def test_join_does_not_wait_for_a_rebalance_that_takes_long() -> None:
     async with broker_with_topic() as broker, KafkaClient(broker.address) as client:
         broker.gates[SYNC] = asyncio.Event()
         spare = member(broker)
-        settings = KafkaSettings(topics=frozenset({"t"}), connect_timeout_s=0.2)
+        settings = KafkaSettings(topics=frozenset({"t"}), connect_timeout_s=2)
         membership = KafkaMembership(client, "g", spare.owner, spare.membership._assignors, settings)
         await membership.join()
         await wait_until_async(lambda: membership.group.phase is GroupPhase.SYNCING, 30, "it to wait for the others")

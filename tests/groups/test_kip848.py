@@ -234,9 +234,9 @@ async def test_join_says_what_prevents_it() -> None:
 
         broker.handlers[10] = nobody
         ours = member(broker)
-        settings = Kip848Settings(topics=frozenset({"t"}), connect_timeout_s=0.2)
+        settings = Kip848Settings(topics=frozenset({"t"}), connect_timeout_s=2)
         membership = Kip848Membership(client, "g", ours.owner, settings)
-        with pytest.raises(BrokersUnavailable, match=r"within 0\.2 s; last: .* cannot find .* offsets topic"):
+        with pytest.raises(BrokersUnavailable, match=r"within 2 s; last: .* cannot find .* offsets topic"):
             await membership.join()
         broker.handlers[10] = find
         broker.codes = [30]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +74,31 @@ async def test_the_next_server_knows_what_the_last_one_saw(
     log = EventLog()
     log.recall(archive.events())
     assert log.of("billing")[0].text == "pause"
+
+
+async def test_a_write_under_way_at_the_end_is_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "WRITE_S", 0.01)
+    under_way, ends = threading.Event(), threading.Event()
+
+    class Slow(HistoryFile):
+        def add(self, *entries: Any) -> None:
+            under_way.set()
+            assert ends.wait(30)
+            super().add(*entries)
+
+        def finish(self, work: Callable[[], None]) -> None:
+            ends.set()
+            super().finish(work)
+
+    archive = Slow(tmp_path / "h.sqlite", 10_000_000)
+    watcher = watcher_of(groups=1, members=2, partitions=4)
+    watcher.log.add(Event(time.time(), "order", "pause", "billing"))
+    tasks = BackgroundTasks(lambda error: None)
+    tasks.start(keep(watcher, archive), "history")
+    await wait_until_async(under_way.is_set, 30)
+    await tasks.close()
+    assert [event.text for event in archive.events(kind="order")] == ["pause"]
+    archive.close()
 
 
 def test_what_changed_while_no_server_watched_is_one_rebalance() -> None:

@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 import kafka.errors as kafka_errors
 
 from allocator.client.response_reader import INT32
+from allocator.varint import uvarint
 
 __all__ = ["RequestHeader", "RequestWriter"]
 
@@ -55,7 +56,7 @@ class RequestWriter:
             return b"\0" if self.flexible else b"\xff\xff"
         data = value.encode()
         if self.flexible:
-            return _uvarint(len(data) + 1) + data
+            return uvarint(len(data) + 1) + data
         if len(data) > _LONGEST:
             raise kafka_errors.KafkaProtocolError(
                 f"a text of {len(data)} bytes ({value[:20]!r}...) where this broker's protocol ends at {_LONGEST}"
@@ -63,18 +64,7 @@ class RequestWriter:
         return _INT16.pack(len(data)) + data
 
     def count(self, count: int) -> None:
-        self.data += _uvarint(count + 1) if self.flexible else INT32.pack(count)
+        self.data += uvarint(count + 1) if self.flexible else INT32.pack(count)
 
     def tags(self) -> None:
         self.data += self.no_tags
-
-
-def _uvarint(value: int) -> bytes:
-    if value < 0x80:
-        return bytes((value,))
-    data = bytearray()
-    while value > 0x7F:
-        data.append(value & 0x7F | 0x80)
-        value >>= 7
-    data.append(value)
-    return bytes(data)

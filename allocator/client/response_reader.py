@@ -5,10 +5,13 @@ from __future__ import annotations
 import struct
 from typing import Final
 
+from allocator.varint import read_uvarint
+
 __all__ = ["INT32", "AnswerReader"]
 
 _INT16: Final = struct.Struct(">h")
 INT32: Final = struct.Struct(">i")
+_LONGEST: Final = 5  # bytes of a length
 
 
 class AnswerReader:
@@ -55,16 +58,8 @@ class AnswerReader:
         if value < 0x80:
             self.pos += 1
             return value
-        value = shift = 0
-        while True:
-            byte = self.frame[self.pos]
-            self.pos += 1
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                return value
-            shift += 7
-            if shift > 28:
-                raise ValueError("a length of more than five bytes")
+        value, self.pos = read_uvarint(self.frame, self.pos, _LONGEST)
+        return value
 
     def unpack(self, form: struct.Struct) -> tuple[int, ...]:
         found = form.unpack_from(self.frame, self.pos)

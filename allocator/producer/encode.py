@@ -19,6 +19,7 @@ from crc32c import crc32c
 from allocator.errors import AllocatorError, CorruptRecordError
 from allocator.fetch.batch import Batch
 from allocator.record import Record
+from allocator.varint import uvarint, zigzag
 
 __all__ = [
     "CODECS",
@@ -241,23 +242,23 @@ def encode_record(
 ) -> bytes:
     """One record of a v2 batch. `index` counts the batch's records; `delta` is the time after the batch's first."""
     short, most = _SHORT, len(_SHORT)
-    when = short[delta] if 0 <= delta < most else _long_varint(delta)
-    number = short[index] if index < most else _long_varint(index)
+    when = short[delta] if 0 <= delta < most else uvarint(zigzag(delta))
+    number = short[index] if index < most else uvarint(zigzag(index))
     if key is None:
         key, key_size = b"", _NULL
     else:
         length = len(key)
-        key_size = short[length] if length < most else _long_varint(length)
+        key_size = short[length] if length < most else uvarint(zigzag(length))
     if value is None:
         value, value_size = b"", _NULL
     else:
         length = len(value)
-        value_size = short[length] if length < most else _long_varint(length)
+        value_size = short[length] if length < most else uvarint(zigzag(length))
     body = b"".join(
         (_ATTRIBUTES, when, number, key_size, key, value_size, value, encode_headers(headers) if headers else _NONE)
     )
     length = len(body)
-    return (short[length] if length < most else _long_varint(length)) + body
+    return (short[length] if length < most else uvarint(zigzag(length))) + body
 
 
 def encode_headers(headers: Sequence[tuple[str, bytes | None]]) -> bytes:
@@ -274,17 +275,7 @@ def encode_headers(headers: Sequence[tuple[str, bytes | None]]) -> bytes:
 
 def _varint(value: int) -> bytes:
     """Zigzag."""
-    return _SHORT[value] if 0 <= value < len(_SHORT) else _long_varint(value)
+    return _SHORT[value] if 0 <= value < len(_SHORT) else uvarint(zigzag(value))
 
 
-def _long_varint(value: int) -> bytes:
-    value = value << 1 if value >= 0 else ((-value) << 1) - 1
-    made = bytearray()
-    while value >= 0x80:
-        made.append(value & 0x7F | 0x80)
-        value >>= 7
-    made.append(value)
-    return bytes(made)
-
-
-_SHORT: Final = tuple(_long_varint(value) for value in range(8192))
+_SHORT: Final = tuple(uvarint(zigzag(value)) for value in range(8192))

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from allocator.varint import read_uvarint, uvarint
+
 __all__ = ["DoneSet", "done_of", "fingerprint", "joined", "with_done"]
 
 Run = tuple[int, int]
@@ -20,6 +22,7 @@ _IN_METADATA: Final = re.compile(r"generation \d+ member .* done ([A-Za-z0-9_-]+
 _RUNS, _BITMAP = 1, 2
 _MARK_BYTES: Final = 4
 _CHECKSUM_BYTES: Final = 4
+_MOST: Final = 10  # bytes of a number
 
 
 @dataclass(frozen=True)
@@ -65,8 +68,8 @@ class DoneSet:
         return "", not self.runs
 
     def _text(self, runs: Sequence[Run]) -> str:
-        head = _varint(self.base) + _varint(self.epoch + 1) + self.mark.to_bytes(_MARK_BYTES, "big")
-        steps = b"".join(_varint(step) for step in _steps(self.base, runs))
+        head = uvarint(self.base) + uvarint(self.epoch + 1) + self.mark.to_bytes(_MARK_BYTES, "big")
+        steps = b"".join(uvarint(step) for step in _steps(self.base, runs))
         kind, body = _RUNS, steps
         if (runs[-1][1] - self.base + 7) // 8 < len(steps):
             kind, body = _BITMAP, _bitmap(self.base, runs)
@@ -88,8 +91,8 @@ class DoneSet:
     def _read(cls, data: bytes, checksum: bytes) -> DoneSet:
         if zlib.crc32(data).to_bytes(_CHECKSUM_BYTES, "big") != checksum:
             raise ValueError
-        base, at = _read_varint(data, 1)
-        epoch, at = _read_varint(data, at)
+        base, at = read_uvarint(data, 1, _MOST)
+        epoch, at = read_uvarint(data, at, _MOST)
         mark = int.from_bytes(data[at : at + _MARK_BYTES], "big")
         body = data[at + _MARK_BYTES :]
         if data[0] not in (_RUNS, _BITMAP):
@@ -148,8 +151,8 @@ def _steps(base: int, runs: Sequence[Run]) -> Iterator[int]:
 def _runs_of_steps(base: int, data: bytes) -> Iterator[Run]:
     at, offset = 0, base
     while at < len(data):
-        skipped, at = _read_varint(data, at)
-        count, at = _read_varint(data, at)
+        skipped, at = read_uvarint(data, at, _MOST)
+        count, at = read_uvarint(data, at, _MOST)
         if not skipped or not count:
             raise ValueError
         yield offset + skipped, offset + skipped + count
@@ -173,24 +176,3 @@ def _runs_of_bits(base: int, data: bytes) -> Iterator[Run]:
         elif not done and first is not None:
             yield first, base + at
             first = None
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-def _read_varint(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = data[at]
-        value |= (byte & 0x7F) << shift
-        at, shift = at + 1, shift + 7
-        if byte < 0x80:
-            return value, at
-        if shift > 63:
-            raise ValueError

@@ -472,6 +472,19 @@ class ZooKeeper:
             self._asked.discard(future)
 
 
+async def get_if_exists(
+    zk: ZooKeeper, path: str, watch: Watch | None = None, *, deleted: Watch | None = None
+) -> tuple[bytes, Stat] | None:
+    """As `ZooKeeper.get`. Without the znode None, and `watch` is called when it is created."""
+    while True:
+        try:
+            return await zk.get(path, watch, deleted=deleted)
+        except NoZnode:
+            # a failed get leaves no watch
+            if watch is None or await zk.exists(path, watch) is None:
+                return None
+
+
 async def retrying(call: Callable[[], Awaitable[T]], deadline: float) -> T:
     """Runs an idempotent `call` again after ConnectionLost, until the loop's clock passes `deadline`."""
     delay = 0.02

@@ -29,6 +29,7 @@ SHARED = {
     "traffic",
     "files",
     "html",
+    "varint",
     "_records",
     "__version__",  # a name of the package itself, which any import of a room has loaded
 }

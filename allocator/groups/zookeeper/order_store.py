@@ -13,7 +13,7 @@ from typing import Optional
 from allocator.errors import AllocatorError
 from allocator.groups.zookeeper.orders import Order, OrderResult, Orders
 from allocator.groups.zookeeper.znodes import Paths
-from allocator.zookeeper.client import BadVersion, NoZnode, ZnodeExists, ZooKeeper, retrying
+from allocator.zookeeper.client import BadVersion, ZnodeExists, ZooKeeper, get_if_exists, retrying
 
 __all__ = ["NoSuchOrder", "OrderStore"]
 
@@ -77,16 +77,11 @@ class OrderStore:
         return await self._change(change)
 
     async def _read(self, watch: Optional[Watch]) -> tuple[Orders, int]:
-        path = self.paths.orders
-        while True:
-            try:
-                data, stat = await self._zk.get(path, watch)
-            except NoZnode:
-                # a watch is left only where the znode exists, so ask for its creation instead
-                if watch is None or await self._zk.exists(path, watch) is None:
-                    return Orders(), -1
-            else:
-                return Orders.decode(path, data), stat.version
+        found = await get_if_exists(self._zk, self.paths.orders, watch)
+        if found is None:
+            return Orders(), -1
+        data, stat = found
+        return Orders.decode(self.paths.orders, data), stat.version
 
     async def _change(self, change: Callable[[Orders], Orders]) -> Orders:
         """`change` may be called again, with what another process wrote in the meantime."""

@@ -24,7 +24,7 @@ from allocator.groups.zookeeper.znodes import (
     split,
 )
 from allocator.types import NO_PARTITIONS, Partitions
-from allocator.zookeeper.client import NoZnode, Op, ZnodeExists, ZooKeeper
+from allocator.zookeeper.client import NoZnode, Op, ZnodeExists, ZooKeeper, get_if_exists
 
 __all__ = ["Store"]
 
@@ -111,15 +111,11 @@ class Store:
         read, was deleted without another change.
         """
         path = self.paths.claim(member)
-        while True:
-            try:
-                data, _ = await self.zk.get(path, watch, deleted=deleted)
-            except NoZnode:
-                # a watch is left only where the znode exists, so ask for its creation instead
-                if watch is None or await self.zk.exists(path, watch) is None:
-                    return None
-            else:
-                return await _decoded(data, partial(Claim.decode, path, data, budget))
+        found = await get_if_exists(self.zk, path, watch, deleted=deleted)
+        if found is None:
+            return None
+        data, _ = found
+        return await _decoded(data, partial(Claim.decode, path, data, budget))
 
     async def document(
         self, watch: Watch | None = None, *, only: str | None = None, counts: Counts | None = None
@@ -130,12 +126,10 @@ class Store:
         """
         path = self.paths.assignment
         while True:
-            try:
-                data, stat = await self.zk.get(path, watch)
-            except NoZnode:
-                if watch is None or await self.zk.exists(path, watch) is None:
-                    return None, -1
-                continue
+            found = await get_if_exists(self.zk, path, watch)
+            if found is None:
+                return None, -1
+            data, stat = found
             try:
                 names = shard_names(path, data)
                 if names is not None:

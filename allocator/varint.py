@@ -1,0 +1,38 @@
+"""Numbers in as many bytes as they need, seven bits in each, the lowest first
+(https://protobuf.dev/programming-guides/encoding/#varints). Kafka's protocol has them since KIP-98."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = ["read_uvarint", "uvarint", "zigzag"]
+
+
+def uvarint(value: int) -> bytes:
+    """`value` is not negative."""
+    if value < 0x80:
+        return bytes((value,))
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def read_uvarint(data: Sequence[int], at: int, most: int) -> tuple[int, int]:
+    """The value at `at`, and where the next one begins. Raises ValueError if it is of more than `most` bytes, and
+    IndexError if it is cut off."""
+    value = 0
+    for shift in range(0, 7 * most, 7):
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+    raise ValueError(f"a number of more than {most} bytes")
+
+
+def zigzag(value: int) -> int:
+    """A number of 64 bits as one that is not negative: small if `value` is near 0."""
+    return (value << 1) ^ (value >> 63)

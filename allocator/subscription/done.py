@@ -1,4 +1,4 @@
-"""The records that are done beyond a committed offset, as the metadata of the commit keeps them. Pure."""
+"""The records that are done beyond a committed offset, in the metadata of the commit. Pure."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ _MOST: Final = 10  # bytes of a number
 
 @dataclass(frozen=True)
 class DoneSet:
-    """Offsets at and above `base` that are done, although the record at `base` is not.
+    """Offsets at or above `base` that are done, while the record at `base` is not.
 
-    It is about one log: a record counts as done only if the record at `base` is still the one that it was, by its
-    `mark`, and only up to `epoch`. A record of a later leader epoch replaced the one that was done.
+    The set belongs to one log. It counts only if the record at `base` still has the fingerprint `mark`, and only for
+    records up to leader epoch `epoch`. A record of a later epoch has replaced one that was done.
     """
 
     base: int
-    """The lowest offset that is not done, which is the committed one."""
+    """The lowest offset that is not done. It is the committed offset."""
     runs: tuple[Run, ...]
-    """(first, end) of each range that is done; ascending, apart from each other, above `base`."""
+    """(first, end) of each range of done offsets: ascending, with gaps between them, above `base`."""
     epoch: int = -1
     """The highest leader epoch of the records in the runs; -1: unknown (before Kafka 0.11)."""
     mark: int = 0
@@ -44,20 +44,20 @@ class DoneSet:
 
     @property
     def end(self) -> int:
-        """The offset after the last one that is done."""
+        """The offset after the last done one."""
         return self.runs[-1][1] if self.runs else self.base
 
     def has(self, offset: int, epoch: int | None) -> bool:
-        """Whether the record at `offset`, of this leader epoch, is done."""
+        """Whether the record at `offset` is done, if it has this leader epoch."""
         if epoch is not None and 0 <= self.epoch < epoch:
             return False
         place = bisect_right(self.runs, (offset, float("inf"))) - 1
         return place >= 0 and offset < self.runs[place][1]
 
     def encoded(self, limit: int) -> tuple[str, bool]:
-        """Text of at most `limit` characters, and whether it has all runs. The last runs are left out if it is short.
+        """Text of at most `limit` characters, and whether it has all runs. Omits the last runs if the limit is too low.
 
-        "" where no run fits.
+        Returns "" if no run fits.
         """
         runs = self.runs
         while runs:
@@ -79,7 +79,7 @@ class DoneSet:
 
     @classmethod
     def decoded(cls, text: str, base: int) -> DoneSet | None:
-        """The reverse of `encoded`; None if the text is none of ours, or about another offset than `base`."""
+        """The reverse of `encoded`. Returns None for other text, and for a set of another base."""
         try:
             data = base64.b64decode(text + "=" * (-len(text) % 4), b"-_", validate=True)
             found = cls._read(data[:-_CHECKSUM_BYTES], data[-_CHECKSUM_BYTES:])
@@ -102,7 +102,7 @@ class DoneSet:
 
 
 def done_of(metadata: str | None, offset: int) -> DoneSet | None:
-    """What the metadata of a commit says to be done beyond its `offset`; None if it says nothing."""
+    """The set in the metadata of a commit of `offset`; None without one."""
     if not metadata or " done " not in metadata:
         return None
     found = _IN_METADATA.fullmatch(metadata)
@@ -110,12 +110,12 @@ def done_of(metadata: str | None, offset: int) -> DoneSet | None:
 
 
 def with_done(stamp: str, text: str) -> str:
-    """The metadata of a commit with an encoded set; `stamp` says which member commits."""
+    """The metadata of a commit: the member's `stamp` and an encoded set."""
     return f"{stamp} done {text}" if text else stamp
 
 
 def joined(one: DoneSet | None, other: DoneSet | None) -> DoneSet | None:
-    """What either of two sets of the same base has; the first alone if they are about different logs."""
+    """The union of two sets with the same base. Returns the first if they belong to different logs."""
     if one is None or other is None:
         return one or other
     if one.base != other.base or (one.mark and other.mark and one.mark != other.mark):
@@ -130,7 +130,7 @@ def joined(one: DoneSet | None, other: DoneSet | None) -> DoneSet | None:
 
 
 def fingerprint(record: Any) -> int:
-    """A number that tells a record apart from one with the same offset in another log. It is never 0."""
+    """A number that distinguishes a record from one with the same offset in another log. It is never 0."""
     text = f"{record.timestamp} {record.serialized_key_size} {record.serialized_value_size}".encode()
     mark = zlib.crc32(text)
     for part in (record.key, record.value):
@@ -140,7 +140,7 @@ def fingerprint(record: Any) -> int:
 
 
 def _steps(base: int, runs: Sequence[Run]) -> Iterator[int]:
-    """Lengths by turns: not done, done, not done, ..."""
+    """Alternating lengths: not done, done, not done, ..."""
     at = base
     for first, end in runs:
         yield first - at

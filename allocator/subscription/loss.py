@@ -41,13 +41,13 @@ _STAMP_OF_CLUSTER: Final = re.compile(rf"(?:^| )topic {_UUID}@(\S+)$")
 
 @dataclass(frozen=True)
 class RecordsLost:
-    """The log no longer has the position of the consumer, so a reset chose another one."""
+    """A reset, because the log no longer has the position of the consumer."""
 
     partition: TopicPartition
     position: int
     """The next offset that the consumer would have delivered."""
     resumed_at: int
-    """Where reading continues: by `auto_offset_reset`, or where the log was truncated."""
+    """The offset where reading continues, by `auto_offset_reset` or at the end of a truncated log."""
     first: Optional[int]
     """The first skipped offset; None: no offset of the present log. Records that the log had before may be lost too."""
     last: Optional[int]
@@ -81,7 +81,7 @@ def topic_of(metadata: str | None) -> uuid.UUID | None:
 
 
 class Committed(OffsetAndMetadata):  # type: ignore[misc]  # kafka-python is untyped
-    """A committed offset with the metadata of the user; what members add to the text are attributes."""
+    """A committed offset with the user's metadata. The text that members add is parsed into attributes."""
 
     topic_id: Optional[uuid.UUID] = None
     done: Optional[DoneSet] = None
@@ -106,9 +106,10 @@ def topic_of_offset(offset: OffsetAndMetadata) -> uuid.UUID | None:
 
 
 def as_committed(metadata: str, cluster: str | None) -> str:
-    """The metadata to send to `cluster` (its id): a topic id, and what is done, count only in their own cluster.
+    """The metadata for a commit to `cluster` (its id).
 
-    MirrorMaker copies committed offsets to other clusters together with their metadata.
+    A topic id and done records count only in their own cluster. MirrorMaker copies committed offsets to other clusters
+    together with their metadata.
     """
     done = _DONE.fullmatch(metadata) if cluster is not None and " done " in metadata else None
     if done is not None:
@@ -117,7 +118,7 @@ def as_committed(metadata: str, cluster: str | None) -> str:
 
 
 def as_read(metadata: str, cluster: str | None) -> str:
-    """The reverse of `as_committed`; without what is about another cluster."""
+    """The reverse of `as_committed`, without the parts that belong to another cluster."""
     done = _DONE_OF_CLUSTER.fullmatch(metadata) if " done " in metadata else None
     if done is not None:
         metadata = f"{done[1]}{done[2] if done[3] == cluster else ''}{done[4]}"

@@ -24,7 +24,7 @@ __all__ = [
 
 
 class Changes:
-    """Counts what happens to the partitions of one consumer."""
+    """Counts changes of the partitions of one consumer."""
 
     __slots__ = ("_epochs", "version")
 
@@ -33,18 +33,20 @@ class Changes:
         self._epochs = itertools.count(1)
 
     def next_epoch(self) -> int:
-        """Never the same number twice, for no partition."""
+        """A new number. No partition gets it twice."""
         return next(self._epochs)
 
 
 class TopicPartitionState:
-    """Position, gates, marks of the log and preferred replica of one assigned partition; names are kafka-python's.
+    """The state of one assigned partition: position, pauses, offsets of the log and preferred replica. Names are
+    kafka-python's.
 
-    Guarantee: `phase` moves as `kinds.MOVES` says and in no other way, and there is a position exactly when the phase
-    has one. `epoch` changes whenever what was read ahead for the partition has become worthless (new assignment, seek,
-    reset, a leader that may have cut the log): an answer that was asked for under another epoch is to be dropped.
+    Guarantee: `phase` changes only as `kinds.MOVES` allows, and the partition has a position exactly in the phases that
+    have one.
 
-    `changes` is shared by all partitions of a consumer, `clock` gives seconds.
+    `epoch` changes when records that were read ahead become invalid: at an assignment, a seek or a reset, or when a new
+    leader may have truncated the log. Drop a response whose request had another epoch. All partitions of a consumer
+    share `changes`. `clock` returns seconds.
     """
 
     __slots__ = (
@@ -77,22 +79,22 @@ class TopicPartitionState:
         self._pending_revocation = False
         self._position: OffsetAndMetadata | None = None
         self.reset_strategy: int | None = None
-        """What ListOffsets is to be asked for; None when no reset is awaited."""
+        """The timestamp for ListOffsets; None if no reset is awaited."""
         self.next_allowed_retry_time: float | None = None
-        """Of the reset or validation under way, on the clock."""
+        """The earliest time, on the clock, of the next attempt of a reset or validation."""
         self.drop_pending_record_batch = False
-        """Set by each seek. Whoever compares epochs needs it not; it is there for code that knows kafka-python's."""
+        """Set by each seek. Our code compares epochs instead; this is for code that knows kafka-python's attribute."""
         self.high_watermark: int | None = None
         self.last_stable_offset: int | None = None
-        # the newest leader whose log the position is known to fit, which may be newer than the record before the
-        # position: without it, a position at an old record would be validated again for ever
+        # the newest leader whose log was compared with the position. It may be newer than the record before the
+        # position: without this field, the position at an old record would be validated again and again
         self._current_leader_epoch = -1
-        # an older leader epoch that was announced since, because of which the position was compared with the log
+        # an older leader epoch in later metadata, which caused a validation
         self._doubted_epoch: int | None = None
         self.fence: int | None = None
-        """The number of this member's ownership; None where no membership has said it."""
+        """The number of this member's ownership; None without one from the membership."""
         self.topic_id: Any = None
-        """Of the topic that the position belongs to; None: not known (yet)."""
+        """The id of the position's topic; None if it is not known yet."""
         self._preferred_read_replica: int | None = None
         self._preferred_read_replica_expiration: float | None = None
 
@@ -100,10 +102,10 @@ class TopicPartitionState:
 
     @property
     def position(self) -> OffsetAndMetadata | None:
-        """The next record to hand out. Setting it moves on within what was read: read-ahead stays valid.
+        """The position: the next record to deliver. Setting it keeps records that were read ahead.
 
-        Setting raises `OutOfTurn` while there is none (a revoked or resetting partition must not get one by
-        accident), `TypeError` for anything but an OffsetAndMetadata.
+        Setting raises `OutOfTurn` while there is no position, so that a revoked or resetting partition does not get one
+        by accident, and `TypeError` for a value that is not an OffsetAndMetadata.
         """
         return self._position
 
@@ -120,19 +122,19 @@ class TopicPartitionState:
         return self._position is not None
 
     def is_missing_position(self) -> bool:
-        """Neither a position nor a reset that will bring one."""
+        """Whether the partition has neither a position nor a reset in progress."""
         return self.phase is FetchState.INITIALIZING
 
     def seek(self, offset: int | OffsetAndMetadata) -> None:
-        """Go to `offset`; a bare int has no metadata and no leader epoch. A reset or validation under way is over.
+        """Go to `offset`. An int has no metadata and no leader epoch. Ends a reset or validation in progress.
 
-        Raises `TypeError` for anything else, `ConfigError` (a `ValueError`) below 0.
+        Raises `TypeError` for another type, `ConfigError` (a `ValueError`) for a negative offset.
         """
         position = as_position(offset)
         self._move(FetchState.FETCHING)
         self._position = position
         self.drop_pending_record_batch = True
-        # what was compared with a leader's log was another position
+        # the validation was of another position
         self._current_leader_epoch = -1
         self._doubted_epoch = None
         self.topic_id = topic_of_offset(position)
@@ -152,7 +154,7 @@ class TopicPartitionState:
 
     @property
     def pending_revocation(self) -> bool:
-        """Whether it is about to be taken away (KIP-429)."""
+        """Whether the group is about to take the partition away (KIP-429)."""
         return self._pending_revocation
 
     def pause(self) -> None:
@@ -164,12 +166,12 @@ class TopicPartitionState:
         self._changes.version += 1
 
     def mark_pending_revocation(self, val: bool = True) -> None:
-        """Hand out nothing more of it. Over when an assignment keeps it, or drops this object."""
+        """Deliver nothing more of the partition until the next assignment."""
         self._pending_revocation = val
         self._changes.version += 1
 
     def is_fetchable(self) -> bool:
-        """Whether its records may be handed out: a position that needs no validation, no pause, no revocation."""
+        """Whether its records may be delivered: it has a validated position, is not paused and is not being revoked."""
         return self.phase is FetchState.FETCHING and not self.paused and not self._pending_revocation
 
     # -- resets
@@ -179,7 +181,7 @@ class TopicPartitionState:
         return self.phase is FetchState.AWAIT_RESET
 
     def reset(self, strategy: ResetStrategy) -> None:
-        """Give the position up and wait for the one that `strategy` finds. Raises `ConfigError` for none."""
+        """Drop the position and await one from `strategy`. Raises `ConfigError` if that is "none"."""
         timestamp = reset_timestamp(strategy)
         if timestamp is None:
             raise ConfigError("a reset by the strategy 'none' finds no offset; give another one, or seek")
@@ -191,16 +193,17 @@ class TopicPartitionState:
         self._void()
 
     def is_reset_allowed(self, now: float | None = None) -> bool:
-        """Whether a reset may be tried now: strictly after the time set by the last try."""
+        """Whether a reset may be tried now: after the time that the last attempt set."""
         return self._is_allowed(now)
 
     def set_reset_pending(self, next_allowed_retry_time: float) -> None:
-        """A reset was asked for; no second try before that time. Nothing happens when no reset is awaited."""
+        """Note that a reset was requested, with the earliest time of the next attempt. No effect if no reset is
+        awaited."""
         if self.awaiting_reset:
             self.next_allowed_retry_time = next_allowed_retry_time
 
     def reset_failed(self, next_allowed_retry_time: float) -> None:
-        """It failed; try again after that time. Nothing happens when it is not awaited any more."""
+        """Note a failed reset, with the earliest time of the next attempt. No effect if no reset is awaited."""
         self.set_reset_pending(next_allowed_retry_time)
 
     # -- validation of the position (KIP-320)
@@ -210,27 +213,29 @@ class TopicPartitionState:
         return self.phase is FetchState.AWAIT_VALIDATION
 
     def maybe_validate_position(self, current_leader_epoch: int | None) -> bool:
-        """Close the gate if the leader is newer than the position is known to fit. Returns whether it was closed now.
+        """Await a validation if the leader is newer than the leader that the position was compared with. Returns
+        whether it does from now on.
 
-        Not without a position, nor when an epoch is unknown: then there is nothing to compare.
+        No effect without a position, or if an epoch is unknown, because then there is nothing to compare.
         """
         if self._position is None or current_leader_epoch is None or current_leader_epoch < 0:
             return False
-        # a record that was fetched proves its own epoch, a validation that of the leader it asked
+        # a fetched record proves its own epoch, a validation that of its leader
         if current_leader_epoch <= max(self._current_leader_epoch, self._position.leader_epoch):
             return False
         self._current_leader_epoch = current_leader_epoch
         if self._position.leader_epoch < 0:
             return False
-        # the replica was chosen by a leader that is no more
+        # an earlier leader chose the replica
         self.clear_preferred_read_replica()
         self._validate()
         return True
 
     def doubt_position(self, current_leader_epoch: int | None) -> bool:
-        """Close the gate if the leader is older than the last record read. Returns whether it was closed now.
+        """Await a validation if the leader is older than the last record that was read. Returns whether it does from
+        now on.
 
-        Either the metadata is old, or the topic was created again: the leader's log tells.
+        Either the metadata is old, or the topic was created again. The leader's log shows which.
         """
         if self._position is None or current_leader_epoch is None or current_leader_epoch < 0:
             return False
@@ -241,9 +246,9 @@ class TopicPartitionState:
         return True
 
     def request_position_validation(self) -> bool:
-        """Close the gate because a broker named our leader epoch fenced or unknown. Returns whether it is closed.
+        """Await a validation because a broker refused our leader epoch as fenced or unknown. Returns whether it does.
 
-        The preferred replica stays: such an answer says nothing about it.
+        The preferred replica stays, because that error says nothing about it.
         """
         if self._position is None or self._position.leader_epoch < 0:
             return False
@@ -251,11 +256,12 @@ class TopicPartitionState:
         return True
 
     def is_validation_allowed(self, now: float | None = None) -> bool:
-        """Whether a validation may be tried now: strictly after the time set by the last try."""
+        """Whether a validation may be tried now: after the time that the last attempt set."""
         return self._is_allowed(now)
 
     def set_validation_pending(self, next_allowed_retry_time: float) -> None:
-        """A validation was asked for; no second try before that time. Nothing happens when none is awaited."""
+        """Note that a validation was requested, with the earliest time of the next attempt. No effect if none is
+        awaited."""
         if self.awaiting_validation:
             self.next_allowed_retry_time = next_allowed_retry_time
 
@@ -264,9 +270,9 @@ class TopicPartitionState:
         self.set_validation_pending(next_allowed_retry_time)
 
     def complete_validation(self, validated_position: OffsetAndMetadata | None = None) -> bool:
-        """Open the gate, at `validated_position` if the log demands another one. Returns whether it was closed.
+        """End the validation, at `validated_position` if the log requires another one. Returns whether it was awaited.
 
-        Nothing happens when no validation is awaited: a seek or reset came first, and its position counts.
+        No effect if no validation is awaited: a seek or reset came first, and its position counts.
         """
         if validated_position is not None and not isinstance(validated_position, OffsetAndMetadata):
             raise TypeError(f"a position is an OffsetAndMetadata, not {validated_position!r}")
@@ -282,29 +288,29 @@ class TopicPartitionState:
         return True
 
     def truncated(self) -> None:
-        """The log does not reach the position, and no strategy says where to go on instead: keep the gate closed."""
+        """Deliver nothing until a seek: the log ends before the position, and no reset strategy applies."""
         self._move(FetchState.TRUNCATED)
         self._changes.version += 1
 
     def recreated(self) -> None:
-        """The position is one of a topic that is gone, and no strategy says where to go on: keep the gate closed."""
+        """Deliver nothing until a seek: the position's topic does not exist any more, and no reset strategy applies."""
         self._validate()
         self.truncated()
 
     # -- preferred read replica (KIP-392)
 
     def preferred_read_replica(self) -> int | None:
-        """The node to fetch from instead of the leader; None when there is none, or its lease is over."""
+        """The node to fetch from instead of the leader; None without one, or when its lease has ended."""
         expiry = self._preferred_read_replica_expiration
         if expiry is not None and self._clock() >= expiry:
             self.clear_preferred_read_replica()
         return self._preferred_read_replica
 
     def update_preferred_read_replica(self, node_id: int | None, expiration_time: float | None) -> bool:
-        """The leader named a replica, to be used until `expiration_time` on the clock; below 0 or None: no replica.
+        """Fetch from `node_id` until `expiration_time`, on the clock. None or a negative id: from the leader. Returns
+        whether it is another node than before.
 
-        Returns whether it is another one than before. The same one keeps its old deadline, so that the leader is
-        asked again from time to time.
+        The same node keeps its earlier deadline, so that the consumer asks the leader again from time to time.
         """
         if node_id is None or node_id < 0:
             return self.clear_preferred_read_replica() is not None
@@ -316,7 +322,7 @@ class TopicPartitionState:
         return True
 
     def clear_preferred_read_replica(self) -> int | None:
-        """Back to the leader, as after an error of the replica. Returns the replica that it was."""
+        """Fetch from the leader again. Returns the replica that was used."""
         previous = self._preferred_read_replica
         self._preferred_read_replica = None
         self._preferred_read_replica_expiration = None
@@ -335,7 +341,7 @@ class TopicPartitionState:
 
     def _validate(self) -> None:
         self._move(FetchState.AWAIT_VALIDATION)
-        # what was read ahead came from a log that may have been cut after the position
+        # the records that were read ahead are from a log that may have been truncated after the position
         self._void()
 
     def _void(self) -> None:
@@ -352,7 +358,8 @@ PartitionState = TopicPartitionState
 
 
 def as_position(offset: Any, where: str = "") -> OffsetAndMetadata:
-    """An offset as a position. Raises `TypeError` for what is none, `ConfigError` below 0, both naming `where`."""
+    """An offset as a position. Raises `TypeError` for another type, `ConfigError` for a negative offset. Both errors
+    name `where`."""
     if isinstance(offset, int) and not isinstance(offset, bool):
         offset = OffsetAndMetadata(offset, "", -1)
     elif not isinstance(offset, OffsetAndMetadata):

@@ -18,10 +18,10 @@ Partitions = Iterable[TopicPartition]
 
 
 class Positions:
-    """Positions, gates and marks of the assigned partitions, in the order in which they are to be fetched.
+    """The positions of the assigned partitions, in the order of fetching.
 
-    Methods that name a partition raise `NotAssigned` (a `KeyError`) when it is not assigned; the `is_...` and
-    `has_...` ones say False instead, and what fetch reports late is skipped.
+    Methods that name a partition raise `NotAssigned` (a `KeyError`) if it is not assigned. Methods `is_...` and
+    `has_...` return False instead. Late reports of fetch about such a partition have no effect.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -32,7 +32,7 @@ class Positions:
 
     @property
     def version(self) -> int:
-        """Grows with each change that may change what to fetch: compare to know if anything is new."""
+        """A number that grows with each change that may affect what to fetch."""
         return self._changes.version
 
     # -- what is assigned
@@ -45,7 +45,8 @@ class Positions:
         return partition in self.assignment
 
     def mark_pending_revocation(self, partitions: Partitions) -> None:
-        """Hand out nothing more of them (KIP-429); ended by the next assignment. Unassigned ones are skipped.
+        """Deliver nothing more of these partitions until the next assignment (KIP-429). Skips partitions that are not
+        assigned.
 
         Caller: membership, right before it tells the listener that they are revoked or lost.
         """
@@ -56,7 +57,7 @@ class Positions:
     # -- what may be fetched
 
     def pause(self, partition: TopicPartition) -> None:
-        """Hand out nothing of it until `resume`; the position stays."""
+        """Deliver nothing of the partition until `resume`. Its position stays."""
         self._of(partition).pause()
 
     def resume(self, partition: TopicPartition) -> None:
@@ -66,14 +67,15 @@ class Positions:
         return {tp for tp, state in self.assignment.items() if state.paused}
 
     def is_fetchable(self, partition: TopicPartition) -> bool:
-        """Assigned, with a position that needs no validation, not paused or held back, not about to be revoked."""
+        """Whether fetch may read the partition: it is assigned, has a validated position, is neither paused nor held
+        back, and is not being revoked."""
         state = self.assignment.get(partition)
         return state is not None and state.is_fetchable() and partition not in self._held_back
 
     def hold_back(self, partitions: frozenset[TopicPartition]) -> None:
-        """Hand out nothing of these, assigned or not, beside those that the user paused; replaces the former ones.
+        """Deliver nothing of these partitions, assigned or not. Replaces the earlier set; the user's pauses stay.
 
-        Caller: consumer, as operators order.
+        Caller: consumer, by order of an operator.
         """
         if partitions != self._held_back:
             self._held_back = partitions
@@ -82,21 +84,22 @@ class Positions:
     # -- positions
 
     def seek(self, partition: TopicPartition, offset: int | OffsetAndMetadata) -> None:
-        """Read on from `offset`; what was read ahead is void, a reset or validation under way is over.
+        """Continue at `offset`. Drops records that were read ahead, and ends a reset or validation in progress.
 
-        Raises `TypeError` for what is no offset, `ConfigError` (a `ValueError`) below 0.
+        Raises `TypeError` for a value that is not an offset, `ConfigError` (a `ValueError`) for a negative one.
         """
         position = as_position(offset, f"{partition.topic}:{partition.partition}: ")
         self._of(partition).seek(position)
 
     def position(self, partition: TopicPartition) -> OffsetAndMetadata | None:
-        """The offset of the next record to hand out; None until it is known."""
+        """The offset of the next record to deliver; None if it is not known yet."""
         return self._of(partition).position
 
     def update_position(self, partition: TopicPartition, offset: int, leader_epoch: int = -1) -> None:
-        """Move on after handing records out; `leader_epoch` is that of the last one, -1 if its format has none.
+        """Move the position behind delivered records. `leader_epoch` is that of the last one, or -1 if its format has
+        none.
 
-        Caller: consumer. Raises `OutOfTurn` without a position.
+        Caller: consumer. Raises `OutOfTurn` if there is no position.
         """
         state = self._of(partition)
         if state.position is None:
@@ -108,15 +111,16 @@ class Positions:
         return state is not None and state.has_valid_position
 
     def missing_fetch_positions(self) -> set[TopicPartition]:
-        """Partitions that have neither a position nor a reset under way: the consumer should look for offsets."""
+        """Partitions without a position and without a reset in progress. The consumer should look up their offsets."""
         return {tp for tp, state in self.assignment.items() if state.is_missing_position()}
 
     def all_consumed_offsets(self) -> dict[TopicPartition, OffsetAndMetadata]:
-        """The positions that are known: what a commit would store."""
+        """The known positions, which a commit would store."""
         return {tp: state.position for tp, state in self.assignment.items() if state.position is not None}
 
     def epoch(self, partition: TopicPartition) -> int | None:
-        """Changes when what was read ahead became void; None when unassigned. Never the same number twice."""
+        """A number that changes when records that were read ahead become invalid. It never repeats. None if not
+        assigned."""
         state = self.assignment.get(partition)
         return None if state is None else state.epoch
 
@@ -130,13 +134,16 @@ class Positions:
         self._of(partition).fence = fence
 
     def topic_id(self, partition: TopicPartition) -> Any:
-        """Of the topic that the position belongs to; None if that is not known, or nothing is assigned."""
+        """The id of the position's topic; None if it is not known, or nothing is assigned."""
         state = self.assignment.get(partition)
         return None if state is None else state.topic_id
 
     def note_topic(self, partition: TopicPartition, topic_id: Any) -> Any:
-        """The topic of this name has this id now. Returns the id of the one that the position belongs to, if that was
-        another one: the position is worthless then. Caller: fetch."""
+        """Note the present id of a topic. Returns the id of the position's topic if it differs: the position is invalid
+        then.
+
+        Caller: fetch.
+        """
         state = self.assignment.get(partition)
         if state is None or state.position is None or state.topic_id == topic_id:
             return None
@@ -148,7 +155,7 @@ class Positions:
     # -- marks of the log
 
     def high_watermark(self, partition: TopicPartition) -> int | None:
-        """The offset after the last record that consumers may read, as of the last fetch; None before it."""
+        """The offset after the last record that consumers may read, from the last fetch; None before the first one."""
         return self._of(partition).high_watermark
 
     def update_high_watermark(self, partition: TopicPartition, offset: int) -> None:
@@ -157,18 +164,18 @@ class Positions:
             self.assignment[partition].high_watermark = offset
 
     def last_stable_offset(self, partition: TopicPartition) -> int | None:
-        """The offset of the first record whose transaction is still open, as of the last fetch; None before it."""
+        """The offset of the first record of an open transaction, from the last fetch; None before the first one."""
         return self._of(partition).last_stable_offset
 
     def update_last_stable_offset(self, partition: TopicPartition, offset: int | None) -> None:
-        """None or below 0: the broker is older than transactions. Caller: fetch."""
+        """Caller: fetch. None or a negative offset: the broker is older than transactions."""
         if partition in self.assignment:
             self.assignment[partition].last_stable_offset = None if offset is None or offset < 0 else offset
 
     def partition_lag(self, partition: TopicPartition, *, committed_only: bool = False) -> int | None:
-        """Offsets between the position and the end of what may be read; None while either is unknown.
+        """The number of offsets between the position and the end; None while either is unknown.
 
-        The end is the high watermark, or the last stable offset for who reads committed records only.
+        The end is the high watermark, or the last stable offset if the consumer reads committed records only.
         """
         state = self._of(partition)
         end = state.last_stable_offset if committed_only else state.high_watermark
@@ -177,18 +184,22 @@ class Positions:
     # -- preferred read replica (KIP-392)
 
     def preferred_read_replica(self, partition: TopicPartition) -> int | None:
-        """The node to fetch it from instead of its leader; None: the leader."""
+        """The node to fetch from instead of the leader; None: the leader."""
         return self._of(partition).preferred_read_replica()
 
     def update_preferred_read_replica(
         self, partition: TopicPartition, node_id: int | None, expiration_time: float
     ) -> bool:
-        """The leader named another node, until that time on the clock. Returns whether it is news. Caller: fetch."""
+        """Fetch from this node until `expiration_time`, as the leader said. Returns whether it is another node than
+        before.
+
+        Caller: fetch.
+        """
         state = self.assignment.get(partition)
         return state is not None and state.update_preferred_read_replica(node_id, expiration_time)
 
     def clear_preferred_read_replica(self, partition: TopicPartition) -> int | None:
-        """The replica failed: the leader again. Returns the replica that it was. Caller: fetch."""
+        """Fetch from the leader again, because the replica failed. Returns the replica's node. Caller: fetch."""
         state = self.assignment.get(partition)
         return None if state is None else state.clear_preferred_read_replica()
 
@@ -201,7 +212,7 @@ class Positions:
             raise NotAssigned(partition) from None
 
     def _all_of(self, partitions: Partitions) -> list[TopicPartitionState]:
-        """Looked up before the first is changed."""
+        """Find all partitions before changing any, so that an unassigned one changes nothing."""
         return [self._of(tp) for tp in partitions]
 
     def _assigned_of(self, partitions: Partitions) -> list[TopicPartitionState]:
@@ -209,9 +220,9 @@ class Positions:
 
 
 class Resets(Positions):
-    """Which partitions await a reset, and when it may be tried.
+    """The partitions that await a reset, and the time of the next attempt.
 
-    Guarantee: only what a reset found under the partition's present epoch becomes its position.
+    Guarantee: a result becomes the position only if the partition has the epoch of the request.
     """
 
     def __init__(
@@ -221,15 +232,15 @@ class Resets(Positions):
         self._default_reset = reset_timestamp(offset_reset_strategy)
 
     def has_default_offset_reset_policy(self) -> bool:
-        """Whether a partition without an offset has a strategy to find one."""
+        """Whether a reset strategy applies to a partition without an offset."""
         return self._default_reset is not None
 
     def request_offset_reset(
         self, partition: TopicPartition, offset_reset_strategy: ResetStrategy | None = None
     ) -> None:
-        """Give the position up and find a new one, by the default strategy if none is given.
+        """Drop the position and find another one by `strategy`, or by the default.
 
-        Raises `NoPosition` when that is "none".
+        Raises `NoPosition` if that is "none".
         """
         given = offset_reset_strategy is not None
         strategy = reset_timestamp(offset_reset_strategy) if given else self._default_reset
@@ -239,7 +250,7 @@ class Resets(Positions):
         state.reset(strategy)
 
     def halt_recreated(self, partition: TopicPartition) -> None:
-        """The position is one of a topic that is gone: nothing is handed out until a seek. Caller: fetch."""
+        """Stop delivery until a seek, because the position's topic does not exist any more. Caller: fetch."""
         self._of(partition).recreated()
 
     def is_offset_reset_needed(self, partition: TopicPartition) -> bool:
@@ -247,33 +258,34 @@ class Resets(Positions):
         return state is not None and state.awaiting_reset
 
     def partitions_needing_reset(self) -> set[TopicPartition]:
-        """Those that await a reset and may try it now."""
+        """Partitions that await a reset and may try it now."""
         now = self._clock()
         return {tp for tp, s in self.assignment.items() if s.awaiting_reset and s.is_reset_allowed(now)}
 
     def next_offset_reset_retry_time(self) -> float | None:
-        """When the first reset that failed may be tried again, on the clock; None if there is none."""
+        """The earliest time, on the clock, to retry a failed reset; None without one."""
         times = (s.next_allowed_retry_time for s in self.assignment.values() if s.awaiting_reset)
         return min((t for t in times if t is not None), default=None)
 
     def reset_strategy(self, partition: TopicPartition) -> int | None:
-        """What ListOffsets is to be asked for it; None when it awaits no reset."""
+        """The timestamp for ListOffsets; None if the partition awaits no reset."""
         return self._of(partition).reset_strategy
 
     def set_reset_pending(self, partitions: Iterable[TopicPartition], next_allowed_reset_time: float) -> None:
-        """A reset has been asked of the brokers; no second try before that time. Caller: fetch."""
+        """Note that the brokers were asked. The next attempt is after `next_allowed_reset_time`. Caller: fetch."""
         for state in self._all_of(partitions):
             state.set_reset_pending(next_allowed_reset_time)
 
     def reset_failed(self, partitions: Iterable[TopicPartition], next_retry_time: float) -> None:
-        """It failed; try again after that time. Partitions that are gone are skipped. Caller: fetch."""
+        """Note a failure and the time of the next attempt. Skips partitions that are not assigned. Caller: fetch."""
         for state in self._assigned_of(partitions):
             state.reset_failed(next_retry_time)
 
     def complete_reset(self, partition: TopicPartition, offset: int, epoch: int) -> bool:
-        """Adopt what a reset found, unless a seek, another reset or a reassignment came since `epoch`. Caller: fetch.
+        """Use the result of a reset as the position, unless a seek, reset or reassignment came after `epoch`. Returns
+        whether it was used.
 
-        Returns whether it was adopted.
+        Caller: fetch.
         """
         state = self.assignment.get(partition)
         if state is None or not state.awaiting_reset or state.epoch != epoch:
@@ -283,32 +295,34 @@ class Resets(Positions):
 
 
 class LogTruncation(NamedTuple):
-    """Records before the position are not in the log any more."""
+    """A loss: the log no longer has records before the position."""
 
     partition: TopicPartition
     position: OffsetAndMetadata
-    """Where the partition stood."""
+    """The position before the loss."""
     divergent: Optional[OffsetAndMetadata]
-    """Where the log parted from what was read; None if the leader does not know that epoch at all."""
+    """The offset where the log differs from the records that were read; None if the leader does not know that epoch at
+    all."""
     resolved: bool
-    """True: the position was moved there, or is being reset. False: the user has to seek, as no strategy is set."""
+    """True: the position was moved there, or a reset is in progress. False: no strategy is set, so the user has to
+    seek."""
 
 
 class Validations(Resets):
-    """Which positions await a validation, when it may be tried, and what its result means (KIP-320).
+    """The positions that await a validation, the time of the next attempt, and the meaning of a result (KIP-320).
 
-    After an unclean election the log may end before a position, or continue differently; reading on would skip
-    records without an error. So a partition whose leader changed is not read until OffsetForLeaderEpoch has told where
-    the epoch of the last record ends in the log of the leader.
+    After an unclean election the log may end before a position, or have other records there. A consumer that reads on
+    would skip records without an error. So fetch does not read a partition with a new leader until OffsetForLeaderEpoch
+    has returned the end of the last record's epoch in the leader's log.
 
-    Guarantee: nothing is delivered while a position awaits validation, or was found past the end of the log.
-    Validation and reset exclude each other.
+    Guarantee: no record is delivered while its partition's position awaits validation, or lies beyond the end of the
+    log. A partition awaits either a validation or a reset, never both.
     """
 
     def maybe_validate_position_for_current_leader(
         self, partition: TopicPartition, current_leader_epoch: int | None
     ) -> bool:
-        """Await a validation if the leader is newer than the position. Returns whether it is awaited from now on.
+        """Await a validation if the leader is newer than the position. Returns whether the partition awaits one now.
 
         Caller: fetch, for every partition after each metadata update.
         """
@@ -316,15 +330,16 @@ class Validations(Resets):
         return state is not None and state.maybe_validate_position(current_leader_epoch)
 
     def doubt_position(self, partition: TopicPartition, current_leader_epoch: int | None) -> bool:
-        """Await a validation if the leader is older than the position. Returns whether it is awaited from now on.
+        """Await a validation if the leader is older than the position. Returns whether the partition awaits one now.
 
-        Caller: fetch, as above.
+        Caller: fetch, for every partition after each metadata update.
         """
         state = self.assignment.get(partition)
         return state is not None and state.doubt_position(current_leader_epoch)
 
     def request_position_validation(self, partition: TopicPartition) -> bool:
-        """As a broker called our leader epoch fenced or unknown. Returns whether one is awaited. Caller: fetch."""
+        """Await a validation because a broker refused our leader epoch as fenced or unknown. Returns whether it awaits
+        one. Caller: fetch."""
         state = self.assignment.get(partition)
         return state is not None and state.request_position_validation()
 
@@ -333,17 +348,17 @@ class Validations(Resets):
         return state is not None and state.awaiting_validation
 
     def partitions_needing_validation(self) -> set[TopicPartition]:
-        """Those that await a validation and may try it now."""
+        """Partitions that await a validation and may try it now."""
         now = self._clock()
         return {tp for tp, s in self.assignment.items() if s.awaiting_validation and s.is_validation_allowed(now)}
 
     def next_offset_validation_retry_time(self) -> float | None:
-        """When the first validation that failed may be tried again, on the clock; None if there is none."""
+        """The earliest time, on the clock, to retry a failed validation; None without one."""
         times = (s.next_allowed_retry_time for s in self.assignment.values() if s.awaiting_validation)
         return min((t for t in times if t is not None), default=None)
 
     def set_validation_pending(self, partitions: Iterable[TopicPartition], next_allowed_retry_time: float) -> None:
-        """A validation has been asked of the brokers; no second try before that time. Caller: fetch."""
+        """Note that the brokers were asked. The next attempt is after `next_allowed_retry_time`. Caller: fetch."""
         for state in self._all_of(partitions):
             state.set_validation_pending(next_allowed_retry_time)
 
@@ -355,7 +370,7 @@ class Validations(Resets):
     def complete_validation(
         self, partition: TopicPartition, validated_position: OffsetAndMetadata | None = None
     ) -> bool:
-        """Read on, from `validated_position` if there is one. Returns whether a validation was awaited."""
+        """Continue, at `validated_position` if it is given. Returns whether the partition awaited a validation."""
         state = self.assignment.get(partition)
         return state is not None and state.complete_validation(validated_position)
 
@@ -368,11 +383,11 @@ class Validations(Resets):
         *,
         epoch: int | None = None,
     ) -> LogTruncation | None:
-        """What OffsetForLeaderEpoch answered: the last epoch in the log up to that of `asked`, and where it ends.
+        """Use the response of OffsetForLeaderEpoch: the last epoch in the log up to that of `asked`, and its end
+        offset.
 
-        `asked` is the position the question was about, and `epoch` what `epoch()` was then. If either is another one
-        by now, the answer is out of date, and nothing happens. Negative values say that the leader has no such epoch.
-        Returns what was lost, None if nothing was. Caller: fetch.
+        `asked` and `epoch` are the position and `epoch()` at the time of the request. A response to an earlier position
+        has no effect. Negative values mean that the leader has no such epoch. Returns the loss, or None. Caller: fetch.
         """
         state = self.assignment.get(partition)
         if state is None or not state.awaiting_validation or state.position != asked:

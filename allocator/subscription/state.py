@@ -23,16 +23,16 @@ log = logging.getLogger(__name__)
 
 
 class Choice:
-    """Topics by name, by pattern, or partitions by hand: one of them at a time.
+    """Topics by name, topics by pattern, or partitions by hand: only one of them at a time.
 
-    Guarantee: a call that raises has changed nothing.
+    Guarantee: a call that raises changes nothing.
     """
 
     def __init__(self) -> None:
         self.subscription: set[str] | None = None
-        """This member's topics; empty while a pattern has matched none, None when nothing is subscribed.
+        """The topics of this member. Empty while a pattern matches none; None without a subscription.
 
-        Replaced by each change, so that one who holds it sees no change.
+        A change replaces the set, so a caller may keep an earlier one.
         """
         self.subscription_type = SubscriptionType.NONE
         self.subscribed_pattern: re.Pattern[str] | None = None
@@ -41,13 +41,15 @@ class Choice:
     def subscribe(
         self, topics: Sequence[str] = (), pattern: str | re.Pattern[str] | None = None, listener: Any = None
     ) -> None:
-        """Choose topics by name or by regular expression (matched at the start of the name), replacing what was.
+        """Subscribe to topics by name, or by a regular expression (matched at the start of the name). Replaces the
+        earlier subscription.
 
-        The assignment stays until the next rebalance changes it; the listener is replaced too, by None as well.
-        The group rebalances when a topic appears, goes or gets partitions, and when members come or go.
+        The assignment stays until the next rebalance. The listener is replaced too, also by None. The group rebalances
+        when a topic is created, is deleted or gets partitions, and when members join or leave.
 
-        Raises `ConfigError` (a `ValueError`) for neither or a bad name or expression, `OutOfTurn` for both or after
-        `assign_from_user`, `TypeError` for topics that are no list or a listener that is none.
+        Raises `ConfigError` (a `ValueError`) for a bad name or expression, or if both are missing; `OutOfTurn` if both
+        are given, or after `assign_from_user`; `TypeError` for topics that are not a collection, or a listener of a
+        wrong type.
         """
         if not topics and not pattern:
             raise ConfigError("subscribe needs topics or a pattern")
@@ -72,7 +74,7 @@ class Choice:
         self.rebalance_listener = listener
 
     def change_subscription(self, topics: str | Iterable[str]) -> None:
-        """Replace the topics; the kind of subscription stays. Caller: consumer, metadata watcher.
+        """Replace the topics, but not the kind of subscription. Caller: consumer, metadata watcher.
 
         Raises `OutOfTurn` without a subscription, `TypeError` or `ConfigError` (a `ValueError`) for a bad name.
         """
@@ -86,7 +88,7 @@ class Choice:
         self.subscription = wanted
 
     def partitions_auto_assigned(self) -> bool:
-        """Whether a group assigns the partitions (False also while nothing is chosen)."""
+        """Whether a group assigns the partitions. False without a subscription."""
         return self.subscription_type in (SubscriptionType.AUTO_TOPICS, SubscriptionType.AUTO_PATTERN)
 
     def _forget_choice(self) -> None:
@@ -122,14 +124,14 @@ class Choice:
 
 
 class SubscriptionState(Choice, Validations):
-    """The one place where consumer, membership and fetch meet; method names are kafka-python's.
+    """The state in which consumer, membership and fetch meet. Its methods have kafka-python's names.
 
-    Guarantee: partitions that stay through a reassignment keep their state (position, pause, epoch, replica) and
-    their place in the fetch order; new ones start fresh; a call that raises has changed nothing.
+    Guarantee: partitions that stay through a reassignment keep their state (position, pause, epoch, replica) and their
+    place in the fetch order. New ones begin with empty state. A call that raises changes nothing.
 
-    Not for more than one thread, so there is no lock. `clock` gives seconds and only matters to retry times and the
-    leases of replicas. `shuffle` orders, in place, the partitions that a group newly assigns: at random, so that
-    consumers that live only shortly do not all read the same partition first; None leaves them as they were given.
+    It has no lock: use it in one thread. `clock` returns seconds, for retries and for leases of replicas. `shuffle`
+    reorders the newly assigned partitions of a group in place. By default the order is random, so that short-lived
+    consumers do not all begin with the same partition. None keeps the given order.
     """
 
     def __init__(
@@ -145,10 +147,10 @@ class SubscriptionState(Choice, Validations):
         self._user_assignment: frozenset[TopicPartition] = frozenset()
 
     def assign_from_user(self, partitions: Iterable[TopicPartition]) -> None:
-        """Replace the assignment by the user's own choice, in his order. No group has a say in it, and none is told.
+        """Replace the assignment by the user's choice, in its order. No group takes part. The same partitions again
+        change nothing.
 
-        The same partitions again change nothing. Raises `OutOfTurn` after `subscribe`, `TypeError` for what is no
-        partition.
+        Raises `OutOfTurn` after `subscribe`, `TypeError` for a value that is not a partition.
         """
         wanted = _partitions(partitions)
         self._set_subscription_type(SubscriptionType.USER_ASSIGNED)
@@ -157,10 +159,10 @@ class SubscriptionState(Choice, Validations):
             self._assign(wanted, None)
 
     def assign_from_subscribed(self, assignments: Iterable[TopicPartition]) -> None:
-        """Replace the assignment by the group's. Caller: membership, with the full set, not a difference.
+        """Replace the assignment by the group's: the full set, not a difference. Caller: membership.
 
         Raises `OutOfTurn` without a subscription, `ConfigError` (a `ValueError`) for a topic that is not subscribed,
-        `TypeError` for what is no partition.
+        `TypeError` for a value that is not a partition.
         """
         self._need_auto()
         wanted = _partitions(assignments)
@@ -170,7 +172,7 @@ class SubscriptionState(Choice, Validations):
         self._assign(wanted, self._shuffle)
 
     def unsubscribe(self) -> None:
-        """Give up topics, pattern and every partition; afterwards any kind of subscription may be chosen.
+        """Drop the topics, the pattern and all partitions. Any kind of subscription may follow.
 
         The listener stays until the next `subscribe`.
         """
@@ -195,7 +197,7 @@ class SubscriptionState(Choice, Validations):
 
 
 def _partitions(given: Iterable[TopicPartition]) -> list[TopicPartition]:
-    """Each once, in the order given."""
+    """The values without repetitions, in the order given."""
     several = list(given)
     for tp in several:
         if not isinstance(tp, TopicPartition):

@@ -1,4 +1,4 @@
-"""Two moments of a group compared: what changed its owner between them. No I/O."""
+"""Compares two moments of a group: which partitions have another owner. No I/O."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ Move = tuple[Optional[str], Optional[str]]
 
 
 def compare(rebalances: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """The sum of rebalances, each with its moves (`Rebalance.moves_to_json`), the oldest first.
+    """The sum of the given rebalances with their moves (`Rebalance.moves_to_json`), oldest first.
 
-    A partition that came back to its first owner did not move. Members are told apart by their names.
+    Omits partitions that returned to their first owner. Members are identified by their names.
     """
     moves: dict[tuple[str, int], Move] = {}
     for rebalance in rebalances:

@@ -1,4 +1,5 @@
-"""How many connections the web server holds, and for how long: it shares its descriptors with Kafka and ZooKeeper."""
+"""Bounds the number and the duration of the web server's connections, which share the process's descriptors with Kafka
+and ZooKeeper."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 @dataclass(frozen=True)
 class Limits:
-    """Of one server; times in seconds."""
+    """Limits of one server. Times in seconds."""
 
     connections: int = 100  # more: more descriptors that Kafka and ZooKeeper may need; less: fewer pages at once
     idle_s: float = 30.0  # until the header of the (next) request is there. More: idle clients stay longer
@@ -43,9 +44,9 @@ class Limits:
 class Server(httpserver.HTTPServer):
     """An HTTP server with bounds.
 
-    When all connections are taken, the one that has waited longest for a request to arrive makes room; when each of
-    them has a request, a new one is answered with 503. Out of descriptors, it closes all that wait for a request, and
-    accepts nothing for `Limits.pause_s`.
+    If all connections are in use, the server closes the one that has waited longest for its next request. If each
+    connection has a request, it answers a new one with 503. If the process has no descriptor left, it closes all
+    connections without a request and accepts none for `Limits.pause_s`.
     """
 
     def initialize(  # type: ignore[override]
@@ -67,12 +68,12 @@ class Server(httpserver.HTTPServer):
         self._exhausted = False
 
     def listen_on(self, sockets: Sequence[socket.socket]) -> None:
-        """Accepts from these, which are bound, listening and non-blocking."""
+        """Accept connections from these sockets, which are bound, listening and non-blocking."""
         self._listening = list(sockets)
         self._accept_again()
 
     async def close(self) -> None:
-        """Accepts no more, and ends all connections."""
+        """Accept no more connections, and close all."""
         self._pause()
         for listening in self._listening:
             listening.close()
@@ -127,7 +128,8 @@ class Server(httpserver.HTTPServer):
         return iostream.SSLIOStream(wrapped, ssl_options=self._tls)
 
     def _make_room(self, count: int) -> bool:
-        """Closes so many of those that wait for a request, the longest first; whether there were so many."""
+        """Close up to `count` connections that wait for a request, the longest-waiting first. Returns whether there
+        were enough."""
         longest = list(self._waiting)[:count]
         for connection in longest:
             del self._waiting[connection]
@@ -145,7 +147,7 @@ class Server(httpserver.HTTPServer):
         return _Arrival(super().start_request(server_conn, request_conn), self, server_conn)
 
     def arrived(self, connection: object) -> None:
-        """The whole request is there."""
+        """The request has arrived completely."""
         self._waiting.pop(connection, None)
 
     def on_close(self, server_conn: object) -> None:
@@ -155,7 +157,7 @@ class Server(httpserver.HTTPServer):
 
 
 class _Arrival(httputil.HTTPMessageDelegate):
-    """Passes a request on, and tells the server when it is complete."""
+    """Forwards a request, and tells the server when it is complete."""
 
     def __init__(self, to: httputil.HTTPMessageDelegate, server: Server, connection: object) -> None:
         self._to = to

@@ -1,4 +1,4 @@
-"""What a running daemon tells: health that stays right during a rebalance, metrics, and the page on demand."""
+"""The status of a running daemon: health that stays correct during a rebalance, metrics, and the page on demand."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class DaemonHealth:
         self._clock = clock
         self._unread: dict[TopicPartition, float] = {}
         self._begun = False
-        """Whether it has read something since it joined last."""
+        """Whether the member has read something since it last joined."""
 
     def live(self) -> list[str]:
         return [f"{topic}:{number}: its handler was given up and still runs" for topic, number in sorted(self._stuck())]
@@ -85,9 +85,9 @@ class DaemonHealth:
 
 
 class Demand:
-    """Runs a watcher while somebody looks, and a minute longer.
+    """Runs a watcher while a page is open, and a minute longer.
 
-    A hundred daemons that each watched their group for nobody would read as much in a rebalance as a hundred pages.
+    Without this, a hundred daemons that nobody looks at would read as much in a rebalance as a hundred pages.
     """
 
     def __init__(self, watcher: Watcher) -> None:
@@ -98,7 +98,7 @@ class Demand:
 
     @contextlib.asynccontextmanager
     async def viewing(self) -> AsyncIterator[None]:
-        """Entered by whoever looks."""
+        """Enter it with each open page."""
         self._viewers += 1
         self._nobody.clear()
         self._asked.set()
@@ -110,7 +110,7 @@ class Demand:
                 self._nobody.set()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Runs until cancelled."""
         while True:
             await self._asked.wait()
             try:
@@ -132,7 +132,7 @@ class Demand:
 
 
 def losses(consumer: Consumer) -> list[Finding]:
-    """What this process has told its log of records that it could not read, the newest first."""
+    """The records of this process's losses, newest first."""
     return [
         Finding(
             "records-lost",
@@ -163,7 +163,7 @@ async def beside_daemon(
     watcher: Optional[Watcher] = None,
     actions: Optional[Mapping[str, Action]] = None,
 ) -> AsyncIterator[int]:
-    """Serves metrics, health and (with a watcher) the page while the block lasts; gives the port. Raises PortTaken."""
+    """Serves metrics, health and (with a watcher) the page during the block, and yields the port. Raises PortTaken."""
     registry = CollectorRegistry()
     registry.register(ConsumerCollector(consumers))
     for collector in (ProcessCollector, PlatformCollector):

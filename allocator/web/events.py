@@ -1,4 +1,4 @@
-"""What happened beside the rebalances: orders of people, deployments, outages of a cluster. No I/O."""
+"""Events beside the rebalances: orders of users, deployments, outages of a cluster. No I/O."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Event:
     kind: str
     text: str
     group: Optional[str] = None
-    """None: it concerns all groups."""
+    """None: the event concerns all groups."""
     who: Optional[str] = None
-    """The user, as the proxy named him, or "token"."""
+    """The user, by the proxy's header, or "token"."""
     address: Optional[str] = None
     detail: dict[str, Any] = field(default_factory=dict)
     """Of an order: the request and its outcome."""
@@ -37,7 +37,7 @@ class EventLog:
     def __init__(self) -> None:
         self.events: deque[Event] = deque(maxlen=KEPT)
         self.count = 0
-        """Events ever added: a reader sees by it whether there are new ones."""
+        """The number of events ever added. A reader compares it to notice new ones."""
 
     def add(self, event: Event) -> None:
         self.events.append(event)
@@ -48,10 +48,10 @@ class EventLog:
         self.events.extendleft(reversed(list(older)))
 
     def since(self, count: int) -> list[Event]:
-        """The events added after `count` of them."""
+        """The events after the first `count` ones."""
         fresh = min(self.count - count, len(self.events))
         return list(self.events)[len(self.events) - fresh :]
 
     def of(self, group: str) -> list[Event]:
-        """Those of a group, and those of all groups."""
+        """The events of a group, and those of all groups."""
         return [event for event in self.events if event.group in (None, group)]

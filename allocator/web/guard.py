@@ -1,4 +1,4 @@
-"""Who may ask what: names of the host, origins, the token, users of a proxy; and the headers that protect a browser."""
+"""Access rules: host names, origins, the token, users of a proxy, and the headers that protect a browser."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class User:
 
     name: str
     role: str
-    """"viewer" may read, "operator" may change groups, too; "" may do nothing."""
+    """"viewer" may read. "operator" may also change groups. "" may do nothing."""
 
     @property
     def operates(self) -> bool:
@@ -45,17 +45,17 @@ class User:
 
 @dataclass(frozen=True)
 class Login:
-    """A proxy that logs users in, and names them in headers of each request that it passes on.
+    """A proxy that logs users in, and adds their names to each request as headers.
 
-    The proxy must drop these headers of its clients. A request from another address than the proxy's is refused.
+    The proxy must drop these headers of its clients. The server refuses requests from another address than the proxy's.
     """
 
     user_header: str
     groups_header: Optional[str] = None
-    """The user's groups with commas."""
+    """The header with the user's groups, separated by commas."""
     proxies: frozenset[str] = frozenset({"127.0.0.1", "::1"})
     operators: frozenset[str] = frozenset()
-    """Names of users, and of groups after "@"."""
+    """Names of users, and names of groups after "@"."""
     viewers: frozenset[str] = frozenset()
     """Empty: every user may read."""
 
@@ -68,7 +68,7 @@ class Login:
                 raise ConfigError(f"the proxy {address!r} is not an IP address")
 
     def user(self, headers: Mapping[str, str], address: str) -> Optional[User]:
-        """None: the request does not come from the proxy, or the proxy names no user."""
+        """The sender, or None if the request does not come from the proxy, or names no user."""
         name = headers.get(self.user_header, "").strip()
         if address not in self.proxies or not name:
             return None
@@ -83,20 +83,20 @@ class Login:
 
 @dataclass(frozen=True)
 class Guard:
-    """Whether a request may be answered.
+    """Decides whether to answer a request.
 
-    A page of somebody else's, opened in a browser that can reach us, must neither read nor change anything: it can
-    make its own name point at our address (so the Host header has to be one of ours), and it can post forms (so
-    changes need a token in a header, which no form can send, and an Origin of ours if there is one). There are no
-    cookies.
+    A page of another site, open in a browser that can reach this server, must neither read nor change anything. Such a
+    page can let its own name point to our address, so the Host header has to be one of our names. It can also post
+    forms, so a change needs a token in a header, which a form cannot send, and an Origin of ours if there is one. There
+    are no cookies.
     """
 
     hosts: frozenset[str] = LOCAL
-    """Names, without port, under which this server is called. Addresses count by themselves: no name leads to them."""
+    """The names of this server, without port. IP addresses in the Host header always count."""
     token: str | None = field(default=None, repr=False)
-    """Allows changes; None: no token does."""
+    """The token that allows changes; None: there is none."""
     login: Optional[Login] = None
-    """None: every sender may read."""
+    """The proxy; None: every sender may read."""
 
     @property
     def read_only(self) -> bool:
@@ -104,14 +104,14 @@ class Guard:
         return self.token is None and (self.login is None or not self.login.operators)
 
     def user(self, headers: Mapping[str, str], address: str) -> Optional[User]:
-        """The sender of a request; None: it has to log in first."""
+        """The sender of a request; None: the sender has to log in first."""
         if self.allows(headers.get("Authorization")):
             return User("token", "operator")
         return User("", "viewer") if self.login is None else self.login.user(headers, address)
 
     @classmethod
     def make(cls, hosts: Collection[str] = (), token: str | None = None, login: Login | None = None) -> Guard:
-        """Raises ConfigError for a token that can be guessed or a host that is none."""
+        """Raises ConfigError for a token that is easy to guess, or for a bad host name."""
         if token is not None and (len(token) < TOKEN_CHARACTERS or not token.isascii() or not token.isprintable()):
             raise ConfigError(
                 f"the token of the web server must have at least {TOKEN_CHARACTERS} printable ASCII characters; "
@@ -123,12 +123,12 @@ class Guard:
         return cls(LOCAL | {host.lower() for host in hosts}, token, login)
 
     def knows_host(self, header: str | None) -> bool:
-        """Whether a Host header names us."""
+        """Whether a Host header has one of our names."""
         name = _name(header)
         return name is not None and (name in self.hosts or _is_address(name))
 
     def same_origin(self, origin: str | None, host: str | None, scheme: str = "http") -> bool:
-        """Whether a request comes from a page of ours, or from no page. `scheme`: "https" behind a proxy with TLS."""
+        """Whether a request comes from our own page, or from no page. `scheme`: "https" behind a proxy with TLS."""
         if origin is None:
             return True
         try:
@@ -138,7 +138,7 @@ class Guard:
         return scheme in ("http", "https") and parts.scheme == scheme and parts.netloc.lower() == (host or "").lower()
 
     def allows(self, authorization: str | None) -> bool:
-        """Whether "Bearer <token>" is right; takes the same time for every wrong one."""
+        """Whether the header is "Bearer <token>". Takes the same time for every wrong token."""
         scheme, _, given = (authorization or "").partition(" ")
         if self.token is None or scheme.lower() != "bearer":
             return False

@@ -1,4 +1,4 @@
-"""What happened to one group while somebody watched: rebalances with their reasons, and figures over time. No I/O."""
+"""The observed history of one group: rebalances with their reasons, and figures over time. No I/O."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ Owners = Mapping[TopicPartition, str]
 
 @dataclass(frozen=True)
 class News:
-    """How what is observed became known."""
+    """How the watcher learned of a change."""
 
     at: Optional[float]
-    """When the first change since the last observation was told, None if changes went unseen before this one."""
+    """When ZooKeeper reported the first change since the last observation; None if the watcher missed earlier changes.
+    """
     crashed: frozenset[str] = frozenset()
     """Members whose session ended while they held partitions."""
 
@@ -39,38 +40,40 @@ class Rebalance:
     strategy: str = ""
     ended: Optional[float] = None
     superseded: bool = False
-    """The next generation came before all partitions of this one had changed hands."""
+    """Whether the next generation began before all partitions of this one had their new owners."""
     timed: bool = True
-    """Whether it was seen from its beginning to its end, without which its length is not known."""
+    """Whether the watcher saw it from beginning to end. Otherwise its length is unknown."""
     unnoticed_s: Optional[float] = 0.0
-    """Up to about so long before `began`, partitions of members that crashed stood still already: the session timeout
-    of those members. None: not known."""
+    """The session timeout of members that crashed: their partitions may have stood still up to this many seconds before
+    `began`. None: unknown."""
     moves: dict[TopicPartition, tuple[Optional[str], Optional[str]]] = field(default_factory=dict)
-    """Former and new owner of each partition that moved; None for nobody."""
+    """The former and the new owner of each partition that moved; None: no owner."""
     total: int = 0
-    """Partitions that are assigned after it."""
+    """The number of assigned partitions after it."""
     waited_for: dict[str, float] = field(default_factory=dict)
-    """How long each member that had to release something took, by its name."""
+    """Seconds that each releasing member took, by its name."""
     names: dict[str, str] = field(default_factory=dict)
-    """How the members that `moves` names are called."""
+    """The names of the members in `moves`."""
     stood: dict[TopicPartition, float] = field(default_factory=dict)
     """Seconds from the release of each moved partition until its new owner claimed it."""
     unnoticed: dict[TopicPartition, float] = field(default_factory=dict)
-    """Before that: up to so many seconds from the crash of the former owner until ZooKeeper noticed it."""
+    """Additional seconds, at most: from the crash of the former owner until ZooKeeper noticed it."""
 
     @property
     def id(self) -> int:
-        """Its start in milliseconds: unique in a group, and the same after a restart of the server."""
+        """Its start in milliseconds: unique in a group, and stable over restarts of the server."""
         return round(1000 * self.began)
 
     @property
     def longest_s(self) -> Optional[float]:
-        """The longest time that a moved partition had no owner, counted from the fault; None if none was seen."""
+        """The longest time, counted from the fault, in which a moved partition had no owner; None if no owner was
+        missing."""
         return max((s + self.unnoticed.get(p, 0.0) for p, s in self.stood.items()), default=None)
 
     @property
     def took_s(self) -> Optional[float]:
-        """From the first news of it until the last claim; None while it goes on, and if it was not wholly seen."""
+        """Seconds from the first report of the rebalance until the last claim. None during the rebalance, or if the
+        watcher missed a part of it."""
         return max(0.0, self.ended - self.began) if self.timed and self.ended is not None else None
 
     def to_json(self) -> dict[str, Any]:
@@ -99,7 +102,7 @@ class Rebalance:
         }
 
     def moves_to_json(self) -> dict[str, Any]:
-        """Every move: for each topic parallel lists, with the members by their index in `members`."""
+        """All moves: parallel lists for each topic. Members are indices into `members`."""
         called = {member: self.names.get(member, member) for pair in self.moves.values() for member in pair if member}
         index = {member: number for number, member in enumerate(sorted(called, key=lambda each: called[each]))}
         by_topic: dict[str, list[TopicPartition]] = {}
@@ -131,12 +134,12 @@ def _rounded(value: Optional[float]) -> Optional[float]:
 
 @dataclass(frozen=True)
 class Remembered:
-    """The assignment that a server saw last before it ended."""
+    """The last assignment that a server saw before it ended."""
 
     generation: int
     owners: Owners
     names: Mapping[str, str]
-    """How these members are called."""
+    """The names of the members."""
 
 
 class History:
@@ -151,11 +154,11 @@ class History:
     def __init__(self) -> None:
         self.rebalances: deque[Rebalance] = deque(maxlen=REBALANCES)
         self.count = 0
-        """Rebalances of all time whose length is known. `moved`, `seconds` and `unnoticed_s` are of all time, too."""
+        """All rebalances ever observed with a known length. `moved`, `seconds` and `unnoticed_s` are totals too."""
         self.moved = 0
         self.seconds = 0.0
         self.unnoticed_s = 0.0
-        """Sum of what is known."""
+        """The sum of the known values."""
         self._settled: Optional[GroupState] = None
         self._open: Optional[Rebalance] = None
         self._old: Owners = {}
@@ -164,13 +167,13 @@ class History:
         self._waiting: dict[str, float] = {}
         self._crashed: set[str] = set()
         self._last: Optional[GroupState] = None
-        """The state of the last observation."""
+        """The state at the last observation."""
         self._released: dict[TopicPartition, float] = {}
-        """When each partition that has no owner lost it."""
+        """The time at which each unowned partition lost its owner."""
         self._remembered: Optional[Remembered] = None
 
     def recall(self, remembered: Optional[Remembered]) -> None:
-        """Caller: the watcher, before the first observation."""
+        """Continue from stored history. Caller: the watcher, before the first observation."""
         self._remembered = remembered
 
     def to_remember(self) -> Optional[Remembered]:
@@ -183,7 +186,7 @@ class History:
 
     @property
     def open(self) -> Optional[Rebalance]:
-        """The one that goes on."""
+        """The rebalance in progress; None without one."""
         return self._open
 
     @property
@@ -191,11 +194,12 @@ class History:
         return self.rebalances[-1] if self.rebalances else None
 
     def name_of(self, member: str, state: GroupState) -> str:
-        """How people are shown a member, that of one whose znode is gone included."""
+        """The displayed name of a member, also if its znode is gone."""
         return state.name_of(member) if member in state.members else self._names.get(member, state.name_of(member))
 
     def observe(self, state: GroupState, now: float, news: Optional[News] = None) -> bool:
-        """Whether something happened. Without `news`, what changed did so at this moment."""
+        """Compare with the last observation. Returns whether something changed. Without `news`, the change happened
+        now."""
         news = news or News(now)
         self._crashed |= news.crashed
         self._names.update((member, state.name_of(member)) for member in state.members)
@@ -231,7 +235,7 @@ class History:
         return happened
 
     def _compare(self, then: Remembered, state: GroupState, now: float) -> None:
-        """Adds one rebalance for all that changed while no server watched."""
+        """Add one rebalance for all changes between two servers."""
         new = targets(state) if state.members else {}
         moves = {p: (then.owners.get(p), new.get(p)) for p in {*then.owners, *new} if then.owners.get(p) != new.get(p)}
         if moves:
@@ -251,7 +255,7 @@ class History:
             )
 
     def _time_claims(self, current: Rebalance, last: GroupState, state: GroupState, at: float) -> None:
-        """Notes which partitions lost their owner or got one between two observations."""
+        """Note which partitions lost or got an owner between two observations."""
         was, now = last.owners, state.owners
         if was == now:
             return
@@ -318,7 +322,7 @@ class History:
 
 
 def targets(state: GroupState) -> dict[TopicPartition, str]:
-    """Who is to own each partition once nothing moves."""
+    """The future owner of each partition, after all moves."""
     if state.document is None:
         return {}
     found = {p: member for member, parts in state.document.owners.items() for p in parts}
@@ -327,7 +331,7 @@ def targets(state: GroupState) -> dict[TopicPartition, str]:
 
 
 def _holders(state: GroupState) -> dict[TopicPartition, str]:
-    """Who may hold each partition at this moment."""
+    """The members that may hold each partition at this moment."""
     if state.document is None:
         return {}
     found = {p: member for member, parts in state.document.owners.items() for p in parts}
@@ -336,7 +340,7 @@ def _holders(state: GroupState) -> dict[TopicPartition, str]:
 
 
 def settled(state: GroupState) -> bool:
-    """Whether every member claims what the assignment gives it, and nothing is on its way."""
+    """Whether each member claims exactly its assigned partitions, and no partition is moving."""
     document = state.document
     if not state.members:
         return True
@@ -358,7 +362,7 @@ def _unnoticed(before: GroupState, after: GroupState, crashed: Collection[str]) 
 
 
 def reasons(before: GroupState, after: GroupState, crashed: Collection[str] = ()) -> list[str]:
-    """What differs that an assignment depends on, in words."""
+    """The differences in what an assignment depends on, in words."""
     found = []
     joined = [member for member in after.members if member not in before.members]
     left = [member for member in before.members if member not in after.members]
@@ -416,28 +420,28 @@ def _say(what: str, names: Iterable[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Point:
-    """Figures of one moment. Rates are per second since the point before; None where nothing is known."""
+    """Figures of one moment. Rates are per second since the previous point. None: unknown."""
 
     at: float
     lag: Optional[int]
     produced: Optional[float] = None
     consumed: Optional[float] = None
-    """How fast committed offsets grow, which is what is seen of consuming from outside."""
+    """The growth of committed offsets: the consumption that is visible from outside."""
     commits: Optional[float] = None
-    """Partitions whose committed offset changed, a second: at least so many commits there were."""
+    """Partitions with a changed committed offset, per second: a lower bound of the commits."""
     lag_s: Optional[float] = None
-    """For how long the oldest record that is not committed has waited."""
+    """Seconds that the oldest uncommitted record has waited."""
 
 
 class Series:
-    """Lag, throughput and commit rate over the last hour or so."""
+    """Lag, throughput and commit rate over about the last hour."""
 
     def __init__(self) -> None:
         self.points: deque[Point] = deque(maxlen=POINTS)
         self._logs: Optional[Logs] = None
 
     def unknown(self, now: float) -> None:
-        """Kafka does not answer: the last figures are not those of now."""
+        """Note that Kafka does not answer: the last figures are out of date."""
         self._logs = None
         if self.points and self.points[-1] != Point(self.points[-1].at, None):
             self.points.append(Point(now, None))
@@ -450,7 +454,7 @@ class Series:
         read: Collection[TopicPartition] = (),
         lag_s: Optional[float] = None,
     ) -> None:
-        """What Kafka answered at a time. `lag`: of the group, None if unknown. `read`: what the group reads."""
+        """Add Kafka's answer of a time. `lag`: of the group, None if unknown. `read`: the offsets of the group."""
         if not logs.end and not logs.committed:
             self.unknown(now)
             return
@@ -476,9 +480,9 @@ class Series:
 
 @dataclass(frozen=True)
 class Past:
-    """What is known of a group from before the start of this server."""
+    """The history of a group from before the start of this server."""
 
     points: list[Point] = field(default_factory=list)
     rebalances: list[dict[str, Any]] = field(default_factory=list)
-    """The newest first, as `Rebalance.to_json` made them."""
+    """The rebalances, newest first, as made by `Rebalance.to_json`."""
     remembered: Optional[Remembered] = None

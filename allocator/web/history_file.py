@@ -52,10 +52,10 @@ POINT = ("at", "lag", "lag_s", "produced", "consumed", "commits")
 
 
 class HistoryFile:
-    """The file. Its methods block; `do` calls one in the thread of the file."""
+    """The history file. Its methods block; `do` calls one in the thread of the file."""
 
     def __init__(self, path: Path, max_bytes: int) -> None:
-        """Raises ConfigError for a file that cannot be used."""
+        """Raises ConfigError for an unusable file."""
         self.path = path
         self._max_bytes = max_bytes
         self._thread = ThreadPoolExecutor(1, "history")
@@ -95,7 +95,7 @@ class HistoryFile:
 
     @property
     def bytes(self) -> int:
-        """The size of what is in use."""
+        """The size of the used pages."""
         ((pages,), (free,), (size,)) = (
             self._db.execute(f"PRAGMA {what}").fetchone() for what in ("page_count", "freelist_count", "page_size")
         )
@@ -110,7 +110,7 @@ class HistoryFile:
         events: Iterable[Event] = (),
         assignments: Iterable[tuple[str, float, Remembered]] = (),
     ) -> None:
-        """All of it or nothing. A rebalance that goes on is written again when it ends."""
+        """Add all entries or none. A rebalance in progress is written again when it ends."""
         with self._db:
             self._db.executemany(
                 "INSERT OR REPLACE INTO points VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -163,7 +163,7 @@ class HistoryFile:
     # -- reading -------------------------------------------------------------------------------------------------
 
     def past(self, group: str, kept_points: int) -> Past:
-        """What a group that is seen again begins with."""
+        """The history of a group, with its newest `kept_points` points."""
         rows = self._db.execute(
             f"SELECT {', '.join(POINT)} FROM points WHERE grp = ? ORDER BY at DESC LIMIT ?", (group, kept_points)
         ).fetchall()
@@ -175,7 +175,7 @@ class HistoryFile:
         )
 
     def points(self, group: str, since: float, until: float, most: int = POINTS) -> list[dict[str, Any]]:
-        """At most about `most` of them, spread over the time: in each interval the one with the largest lag."""
+        """About `most` points at most, spread over the time: the one with the largest lag in each interval."""
         step = max(1.0, (until - since) / most)
         rows = self._db.execute(
             f"SELECT {', '.join(POINT)}, max(coalesce(lag, -1)) FROM points WHERE grp = ? AND at BETWEEN ? AND ? "
@@ -185,14 +185,14 @@ class HistoryFile:
         return [dict(zip(POINT, row)) for row in rows]
 
     def nearest(self, group: str, at: float) -> Optional[dict[str, Any]]:
-        """The last point at or before a time."""
+        """The last point at or before a time; None without one."""
         row = self._db.execute(
             f"SELECT {', '.join(POINT)} FROM points WHERE grp = ? AND at <= ? ORDER BY at DESC LIMIT 1", (group, at)
         ).fetchone()
         return None if row is None else dict(zip(POINT, row))
 
     def rebalances(self, group: str, since: float, until: float) -> list[dict[str, Any]]:
-        """The newest first."""
+        """The rebalances of a time, newest first."""
         rows = self._db.execute(
             "SELECT summary FROM rebalances WHERE grp = ? AND id BETWEEN ? AND ? ORDER BY id DESC LIMIT 10000",
             (group, 1000 * since, 1000 * until),
@@ -207,7 +207,7 @@ class HistoryFile:
         return None if row is None else {**json.loads(row[0]), **_unpacked(row[1])}
 
     def events(self, since: float = 0.0, most: int = 1000, kind: Optional[str] = None) -> list[Event]:
-        """The newest ones, the oldest of them first."""
+        """The newest events, in the order of time."""
         rows = self._db.execute(
             "SELECT at, kind, text, grp, who, address, detail FROM events WHERE at >= ? AND (? IS NULL OR kind = ?) "
             "ORDER BY number DESC LIMIT ?",
@@ -219,7 +219,7 @@ class HistoryFile:
         ]
 
     def export(self, group: str, since: float, until: float) -> Iterator[str]:
-        """Everything of a group in a time, one JSON object a line."""
+        """All entries of a group in a time, as lines of JSON."""
         for point in self._db.execute(
             f"SELECT {', '.join(POINT)} FROM points WHERE grp = ? AND at BETWEEN ? AND ? ORDER BY at",
             (group, since, until),
@@ -265,7 +265,7 @@ def _numbers(ranges: str) -> Iterator[int]:
 
 
 class _Written(NamedTuple):
-    """What of a group is in the file already."""
+    """The entries of a group that the file has."""
 
     point: float = 0.0
     rebalances: Mapping[int, Any] = {}
@@ -273,7 +273,7 @@ class _Written(NamedTuple):
 
 
 def _fresh(name: str, group: WatchedGroup, before: _Written, entries: _Entries) -> _Written:
-    """Adds to `entries` what is not in the file."""
+    """Add to `entries` what the file does not have yet. Returns what it has then."""
     entries.points += [(name, point) for point in group.series.points if point.at > before.point]
     versions = {}
     for rebalance in group.history.rebalances:
@@ -297,7 +297,7 @@ class _Entries:
 
 
 async def keep(watcher: Watcher, archive: HistoryFile) -> None:
-    """Until cancelled: writes what the watcher learns. A file that cannot be written is a problem of the watcher."""
+    """Writes what the watcher learns, until cancelled. If the file cannot be written, the watcher has a problem."""
     began = time.time()
     written: dict[str, _Written] = {}
     events, tidied = 0, 0.0

@@ -1,4 +1,4 @@
-"""Offsets of one group at earlier moments: how old its lag is, how fast it commits, when it committed last. No I/O."""
+"""Earlier offsets of one group: the age of its lag, its commit rate, the time of its last commit. No I/O."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ UNKNOWN = -1
 
 
 class Age(NamedTuple):
-    """For how long the next record to read has waited, in seconds."""
+    """The age of a lag: how long the next record to read has waited, in seconds."""
 
     s: Optional[float]
-    """None if it is unknown."""
+    """Seconds; None if unknown."""
     least_s: Optional[float] = None
-    """If `s` is unknown: at least so long, None if nothing is known at all."""
+    """A lower bound, if `s` is unknown; None without one."""
 
 
 class Sample(NamedTuple):
@@ -44,9 +44,9 @@ class OffsetHistory:
         self._samples: list[Sample] = []
         self._times: list[float] = []
         self._since = array("d")
-        """The first sample that is valid, by partition: the log has been the same one since then."""
+        """The first valid sample, by partition: the log was not replaced since then."""
         self._commits = array("d")
-        """When the committed offset was seen to change last; 0 if it was not."""
+        """The last observed change of the committed offset; 0 without one."""
 
     def add(self, logs: Logs, now: float) -> None:
         """Caller: the poll of Kafka. Times must grow."""
@@ -130,13 +130,13 @@ class OffsetHistory:
         return max(0, newest.committed[index] - before.committed[index]) / (newest.at - before.at)
 
     def committed_at(self, partition: TopicPartition) -> Optional[float]:
-        """When the committed offset was seen to change last, None if it was not seen to change."""
+        """The time of the last observed change of the committed offset; None without one."""
         index = self._index.get(partition)
         return None if index is None else self._commits[index] or None
 
 
 def oldest(ages: Iterable[Age]) -> Age:
-    """The age of several partitions together: that of the oldest; unknown if that of any is unknown."""
+    """The age of the lag of several partitions: the oldest one. Unknown if one of them is unknown."""
     longest, least, known = 0.0, 0.0, True
     for age in ages:
         known = known and age.s is not None

@@ -1,14 +1,14 @@
-"""What consumers tell each other through the group coordinator, byte for byte as other clients write it.
+"""The messages that consumers of a classic group exchange through the coordinator, in the bytes of Kafka's own clients.
 
 The broker carries these bytes without reading them: each member's `Subscription` in JoinGroup, each member's
-`MemberAssignment` in SyncGroup, and in a subscription the user data of the sticky assignor. The formats are those of
-`ConsumerProtocolSubscription`, `ConsumerProtocolAssignment` and `StickyAssignorUserData` in Kafka's sources: KIP-429
-added what a member owns (v1), KIP-792 the generation of that (v2), KIP-881 the rack (v3). Java before 3.4 reads v1 at
-most, and takes the generation of what a cooperative member owns from its user data (2.8 to 3.3).
+`MemberAssignment` in SyncGroup, and the user data of the sticky assignor in a subscription. The formats are those of
+`ConsumerProtocolSubscription`, `ConsumerProtocolAssignment` and `StickyAssignorUserData` in Kafka's sources. KIP-429
+added the owned partitions (v1), KIP-792 their generation (v2), KIP-881 the rack (v3). Java before 3.4 reads v1 at most.
+From 2.8 to 3.3 it takes the generation of a cooperative member's owned partitions from its user data.
 
-Pure. Reading is as tolerant as the protocol asks for: a version newer than ours is read as the newest we know and what
-follows is ignored, and fields that an older client left out at the end have their defaults. Everything else that does
-not fit raises `Malformed`, and no length in the bytes makes us allocate more than the bytes themselves.
+Pure. Decoding follows the protocol's rules for other versions: it reads a newer version as the newest known one and
+ignores the rest, and fields that an older client omitted at the end have their defaults. Everything else that does not
+fit raises `Malformed`. A length in the bytes never makes the decoder allocate more than the bytes themselves.
 """
 
 from __future__ import annotations
@@ -38,27 +38,27 @@ NEWEST = 3
 
 
 class Malformed(AllocatorError):
-    """Another member sent what is no consumer protocol."""
+    """Another member sent bytes that are not a message of this protocol."""
 
 
 @dataclass(frozen=True)
 class Subscription:
-    """What a member wants, and what it holds while it asks."""
+    """The topics that a member wants, and the partitions that it holds when it joins."""
 
     topics: tuple[str, ...]
     user_data: bytes | None = None
-    """For the assignor it is sent under. Java writes none as None, kafka-python and aiokafka as b""; sarama's sticky
-    leaders fail on b""."""
+    """Data for the assignor under whose name it is sent. Java encodes absent data as None, kafka-python and aiokafka as
+    b"". A sticky leader of sarama fails on b""."""
     owned: Partitions = NO_PARTITIONS
-    """From v1 on. What the member holds as it joins: nothing under eager assignors."""
+    """From v1 on. The partitions that the member holds when it joins; none under eager assignors."""
     generation: int = -1
-    """From v2 on. The generation in which it was given `owned`; -1 when unknown."""
+    """From v2 on. The generation that assigned `owned`; -1: unknown."""
     rack: str | None = None
     """From v3 on."""
     version: int = NEWEST
 
     def encode(self) -> bytes:
-        """In this `version`, 0 to `NEWEST`; what that version has no field for is left out."""
+        """Encode in this `version`, 0 to `NEWEST`. Omits fields that the version does not have."""
         if not 0 <= self.version <= NEWEST:
             raise ValueError(f"version {self.version} of a subscription; known are 0 to {NEWEST}")
         out = _Writer()
@@ -90,15 +90,15 @@ class Subscription:
 
 @dataclass(frozen=True)
 class MemberAssignment:
-    """What the leader gives a member."""
+    """The leader's message to a member."""
 
     partitions: Partitions
     user_data: bytes | None = None
-    """Members of sarama say it again when they join next: b"" would then stop their sticky leader."""
+    """A member of sarama sends it again in its next JoinGroup. b"" would then stop a sticky leader of sarama."""
     version: int = 0
 
     def encode(self) -> bytes:
-        """All versions have the same fields."""
+        """Encode it. All versions have the same fields."""
         if not 0 <= self.version <= NEWEST:
             raise ValueError(f"version {self.version} of an assignment; known are 0 to {NEWEST}")
         out = _Writer()
@@ -109,7 +109,7 @@ class MemberAssignment:
 
     @classmethod
     def decode(cls, data: bytes) -> MemberAssignment:
-        """No bytes at all are no partitions: a leader may leave a member out. Raises `Malformed`."""
+        """Decode it. Empty bytes are no partitions, because a leader may leave a member out. Raises `Malformed`."""
         if not data:
             return cls(NO_PARTITIONS)
         of = _Reader(data, "an assignment")
@@ -120,13 +120,13 @@ class MemberAssignment:
 
 @dataclass(frozen=True)
 class StickyUserData:
-    """What a member of an eager sticky group held before it gave everything up to join (KIP-54, KIP-341)."""
+    """The partitions of a member of an eager sticky group before it released them to join (KIP-54, KIP-341)."""
 
     partitions: Partitions
     generation: int = -1
 
     def encode(self) -> bytes:
-        """Always v1, as all clients do."""
+        """Encode it in v1, as all clients do."""
         out = _Writer()
         out.partitions(self.partitions)
         out.int32(self.generation)
@@ -156,12 +156,12 @@ class StickyUserData:
 
 
 def generation_data(generation: int) -> bytes:
-    """The user data of `cooperative-sticky`: the generation, as Java writes it from 2.8 on; -1 when unknown."""
+    """User data of `cooperative-sticky`: the generation, as Java writes it from 2.8 on; -1: unknown."""
     return struct.pack(">i", generation)
 
 
 def generation_from(data: bytes | None) -> int:
-    """The generation in user data of `cooperative-sticky`; -1 where there is none, or something else (franz-go)."""
+    """The generation in user data of `cooperative-sticky`; -1 without one, and for other content (franz-go)."""
     return int(struct.unpack(">i", data)[0]) if data is not None and len(data) == 4 else -1
 
 

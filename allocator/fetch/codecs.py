@@ -31,16 +31,17 @@ _GUARD: Final = b"\xa5\x5a\xc3\x3c\x96\x69\x0f\xf1" * 2
 
 
 class CodecError(ValueError):
-    """The bytes do not decompress, or to more than the limit."""
+    """The bytes do not decompress, or exceed the limit when they do."""
 
 
 def output_limit(compressed: int) -> int:
-    """Most bytes that so many compressed ones may become."""
+    """The maximum output of `compressed` bytes."""
     return min(max(LIMIT_FLOOR, compressed * LIMIT_RATIO), LIMIT_CEILING)
 
 
 def check_together(held: int) -> None:
-    """`held`: bytes of decompressed record batches that become columns at once. Raises OverflowError for too many."""
+    """Check record batches that become columns together. `held`: their decompressed bytes. Raises OverflowError
+    above the limit."""
     if held > COLUMNS_LIMIT:
         raise OverflowError(
             f"the record batches decompress to {held} bytes and more, and columns hold {COLUMNS_LIMIT}; slice the "
@@ -49,18 +50,18 @@ def check_together(held: int) -> None:
 
 
 class Room(Protocol):
-    """Memory of `size` bytes to decompress into."""
+    """A buffer of `size` bytes to decompress into."""
 
     view: memoryview
 
     def __init__(self, size: int) -> None: ...
 
     def take(self, size: int) -> bytes:
-        """The first `size` bytes. Nothing is left of the room then."""
+        """The first `size` bytes. The buffer is not usable afterwards."""
 
 
 class PlainRoom:
-    """Cleared memory, and a copy of what is taken: all that Python itself offers."""
+    """A cleared buffer, and a copy of the result: plain Python has nothing better."""
 
     def __init__(self, size: int) -> None:
         self.view = memoryview(bytearray(size))
@@ -90,10 +91,10 @@ def decompress(codec: int, data: bytes | memoryview, *, magic: int = 2, room: ty
 
 
 def _bounded(into: Callable[[Any, memoryview], int], data: bytes | memoryview, room: type[Room]) -> bytes:
-    """Decompress into rooms that grow up to the limit.
+    """Decompress into growing buffers, up to the limit. Frames need not state their size, and a stated size may be
+    wrong.
 
-    The frames need not say how much they hold, and what they say may be a lie. Overflow is told from damage by
-    whether the end of the room was written.
+    If the last byte of the buffer was written, the buffer was too small; otherwise the data is damaged.
     """
     limit = output_limit(len(data))
     size = min(max(4096, FIRST_GUESS * len(data)), limit)
@@ -113,9 +114,10 @@ def _bounded(into: Callable[[Any, memoryview], int], data: bytes | memoryview, r
 
 
 def _snappy(data: bytes | memoryview, room: type[Room]) -> bytes:
-    """Both framings: plain blocks (librdkafka), and xerial's chain of blocks (Java).
+    """Decompress both framings: plain blocks (librdkafka), and xerial's chain of blocks (Java).
 
-    A producer may write blocks of one byte, so all work here is linear in their number, and no object is kept for each.
+    A producer may write blocks of one byte, so the work is linear in the number of blocks, and no object is kept for
+    each.
     """
     view = memoryview(data)
     limit = output_limit(len(view))
@@ -156,7 +158,7 @@ def _snappy_blocks(view: memoryview) -> Iterator[memoryview]:
 
 
 def _mend_lz4(data: bytes) -> bytes:
-    """Put the right header checksum into an LZ4 frame of Kafka 0.8 or 0.9, which computed it over too much."""
+    """Write the correct header checksum into an LZ4 frame of Kafka 0.8 or 0.9, whose checksum covers too much."""
     return _with_lz4_checksum(data, first=4)
 
 

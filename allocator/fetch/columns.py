@@ -60,7 +60,7 @@ class ColumnPart:
         self.headers_at = headers_at
 
     def belongs(self, topic: str, partition: int, leader_epoch: int | None, fence: int | None) -> ColumnPart:
-        """This, which records are to say that they come from there."""
+        """This source, as records name it."""
         self.topic, self.partition, self.leader_epoch, self.fence = topic, partition, leader_epoch, fence
         return self
 
@@ -74,7 +74,7 @@ class ColumnPart:
         return self._bytes(self.values_at, row)
 
     def headers(self, row: int) -> Headers:
-        """The headers of one record, in a list of its own."""
+        """The headers of one record, in a new list."""
         at = self.headers_at.get(row)
         return [] if at is None else decode_headers(self.buffer, at)
 
@@ -84,7 +84,7 @@ class ColumnPart:
 
 
 class Columns:
-    """The records of some record batches that follow each other."""
+    """The records of consecutive record batches."""
 
     __slots__ = ("parts", "rows", "starts")
 
@@ -123,7 +123,7 @@ class Columns:
 
     @property
     def timestamp_types(self) -> list[tuple[int | None, int]]:
-        """(timestamp type, rows) of each part."""
+        """(timestamp type, number of rows) of each part."""
         return [(part.timestamp_type, len(part)) for part in self.parts]
 
 
@@ -186,10 +186,8 @@ class Segment:
 
 
 def varint(buffer: bytes, pos: int) -> tuple[int, int]:
-    """A zigzag varint at `pos` and the position after it.
-
-    Raises `ValueError` when it is longer than 64 bits, `IndexError` where the buffer ends first.
-    """
+    """The zigzag varint at `pos`, and the position after it. Raises `ValueError` if it has more than 64 bits,
+    `IndexError` if the buffer ends first."""
     byte = buffer[pos]
     pos += 1
     value = byte & 0x7F
@@ -205,7 +203,7 @@ def varint(buffer: bytes, pos: int) -> tuple[int, int]:
 
 
 def decode_headers(buffer: bytes, pos: int) -> Headers:
-    """The headers whose count stands at `pos`; names that are not UTF-8 survive a round trip (surrogateescape)."""
+    """The headers whose count is at `pos`. Names that are not UTF-8 survive a round trip (surrogateescape)."""
     count, pos = varint(buffer, pos)
     headers: Headers = []
     for _ in range(count):

@@ -1,8 +1,8 @@
-"""The decoder of record sets that is used: the compiled one where it was built, else the plain one.
+"""Selects the decoder of record sets: the compiled one if it was built, otherwise the plain one.
 
-Both have `scan`, which walks the batch headers of a record set, checks the checksums and drops what is not to be seen;
-what it returns, a `RecordSet`, decodes some of the batches that it found into columns. Both are safe to be called from
-several threads, and the compiled one lets go of the interpreter's lock while it walks, checks and decompresses.
+Both have `scan`. It walks the batch headers of a record set, verifies the checksums and omits invisible batches. It
+returns a `RecordSet`, which decodes a selection of these batches into columns. Both decoders are thread-safe. The
+compiled one releases the interpreter's lock while it walks, verifies and decompresses.
 """
 
 from __future__ import annotations
@@ -44,6 +44,6 @@ if TYPE_CHECKING or not accelerated:
         aborted: Iterable[tuple[int, int]] = (),
         check_crcs: bool = True,
     ) -> RecordSet:
-        """`plain.scan`, after it was said once that it is the slow one."""
+        """`plain.scan`, after one warning that it is slow."""
         _say_once()
         return _plain_scan(data, topic=topic, partition=partition, start=start, aborted=aborted, check_crcs=check_crcs)

@@ -40,12 +40,12 @@ _INT64: Final = (1 << 63) - 1
 
 
 class RecordSet:
-    """What a fetch answer holds of one partition, found but not decoded.
+    """The record batches of one partition in a fetch response, not decoded yet.
 
-    `segments` have the visible records of `data` at or above the offset asked for. `next_offset` follows the last
-    complete record batch, visible or not; it is the offset asked for when there is none. `error` is set where the
-    walk ended at something corrupt: the segments before it are good. `wanted` is set when `data` has no complete
-    record batch: the bytes that the first one needs, 0 if even that is cut off. `fence` is `Batch.fence`.
+    `segments` have the visible records of `data` at or above the requested offset. `next_offset` follows the last
+    complete record batch, visible or not; without one, it is the requested offset. `error` is set if the walk ended at
+    corrupt data: the segments before it are valid. `wanted` is set if `data` has no complete record batch: the size of
+    the first one, or 0 if even its length is cut off. `fence` is `Batch.fence`.
     """
 
     __slots__ = ("data", "error", "fence", "next_offset", "partition", "segments", "topic", "wanted")
@@ -61,11 +61,11 @@ class RecordSet:
         self.fence: int | None = None
 
     def columns(self, first: int, last: int) -> Columns:
-        """Decode segments `first` up to, not including, `last`.
+        """Decode the segments from `first` to `last`, without `last`. Raises `CorruptRecordError`.
 
-        Raises `CorruptRecordError`. Memory is bounded by the bytes of the batches: a count or length that they cannot
-        hold is refused before anything is made for it, and so is a decompression bomb (`codecs.output_limit`). Raises
-        OverflowError where all of them together decompress to too much (`codecs.COLUMNS_LIMIT`).
+        The size of the batches bounds the memory: the decoder refuses an impossible count or length, and a
+        decompression bomb (`codecs.output_limit`), before it allocates. Raises OverflowError if all segments together
+        decompress to too much (`codecs.COLUMNS_LIMIT`).
         """
         parts, held = [], 0
         for segment in self.segments[first:last]:
@@ -76,10 +76,10 @@ class RecordSet:
         return Columns(parts)
 
     def records(self, first: int, last: int, start: int, stop: int) -> Iterator[PlainRecord]:
-        """Records of segments `first` up to, not including, `last`, from offset `start` up to, not including, `stop`.
+        """The records of segments `first` to `last` (without `last`), from offset `start` to `stop` (without `stop`).
 
-        A segment is decoded when it is come to. Raises `CorruptRecordError` in its place, and again for as long as it
-        is asked: nothing is passed over without a word.
+        Each segment is decoded when it is reached. Raises `CorruptRecordError` at the corrupt batch, in each call
+        again, so that no record is skipped silently.
         """
         return _Records(self, self.segments[first:last], start, stop)
 
@@ -101,7 +101,7 @@ class RecordSet:
 
 
 class _Records:
-    """One record after the other."""
+    """Yields one record after the other."""
 
     def __init__(self, found: RecordSet, segments: list[Segment], start: int, stop: int) -> None:
         self.found = found
@@ -138,8 +138,8 @@ def scan(
 ) -> RecordSet:
     """Find the record batches of `data`, a record set that was fetched at offset `start`.
 
-    `aborted` has the (producer id, first offset) of aborted transactions; their records and all control records are
-    left out. A batch that the end of `data` cuts off is dropped. Never raises; see `RecordSet.error`.
+    `aborted` has the (producer id, first offset) of aborted transactions. Their records and all control records are
+    omitted, and so is a batch that the end of `data` cuts off. Never raises; see `RecordSet.error`.
     """
     found = RecordSet(data, topic, partition, start)
     walk = _Walk(found, start, aborted, check_crcs)
@@ -153,7 +153,7 @@ def scan(
 
 
 class _Bad(ValueError):
-    """Something does not decode; says what."""
+    """Data that does not decode. The text says what is wrong."""
 
 
 class _Walk:
@@ -272,7 +272,7 @@ class _Walk:
             self.found.segments.append(segment)
 
     def after_bad(self) -> int | None:
-        """The offset of the batch after the one at `pos`, as far as lengths can be believed."""
+        """The offset of the batch after the one at `pos`, if its lengths are plausible."""
         data, pos = self.found.data, self.pos
         here, length = _OFFSET_LENGTH.unpack_from(data, pos)
         following = pos + _LOG_OVERHEAD + max(0, length)
@@ -287,7 +287,7 @@ class _Walk:
 
 
 def _part(data: bytes, segment: Segment) -> ColumnPart:
-    """Raises `ValueError`, `IndexError` and `struct.error` for what does not decode."""
+    """Raises `ValueError`, `IndexError` or `struct.error` for data that does not decode."""
     if segment.codec:
         buffer = decompress(segment.codec, data[segment.start : segment.end], magic=segment.magic)
         start, end = 0, len(buffer)
@@ -424,7 +424,7 @@ def _longer(buffer: bytes, pos: int, first: int) -> tuple[int, int]:
 
 
 def _skip_headers(buffer: bytes, pos: int, end: int) -> int:
-    """Check the headers whose count stands at `pos`; the position after them."""
+    """Check the headers whose count is at `pos`. Returns the position after them."""
     count, pos = varint(buffer, pos)
     # two lengths at least for each
     if not 0 <= count <= (end - pos) // 2:
@@ -456,10 +456,11 @@ def _complete(data: bytes, pos: int) -> bool:
 
 
 def read_messages(data: bytes, pos: int, floor: int, check_crc: bool) -> Segment:
-    """The compressed message at `pos`, or it and the uncompressed ones of its kind after it.
+    """The compressed message at `pos`, or the uncompressed message there and those of its kind after it. The first must
+    be complete.
 
-    The first must be complete. Its fields, or those of its `ColumnPart`, are positions in `data`. Raises `ValueError`
-    if the first is bad; a bad one later only ends the run. `floor` is the offset that all must be above.
+    The fields, or those of the `ColumnPart`, are positions in `data`. Raises `ValueError` if the first message is
+    corrupt; a later corrupt one only ends the run. All offsets must be above `floor`.
     """
     first_at, kind, size = pos, data[pos + 17], len(data)
     magic = data[pos + 16]
@@ -527,7 +528,7 @@ def read_messages(data: bytes, pos: int, floor: int, check_crc: bool) -> Segment
 
 
 def _what_is_wrong(data: bytes, pos: int, floor: int, check_crc: bool) -> str:
-    """Why the message at `pos` was refused."""
+    """The reason why the message at `pos` was refused."""
     offset, length, crc, magic, _ = _HEADER.unpack_from(data, pos)
     if length < _MIN_LENGTH[magic]:
         return f"a message of {length} bytes in format v{magic}"

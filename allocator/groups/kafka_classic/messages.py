@@ -40,7 +40,7 @@ MAX_REASON = 255  # characters; brokers cut longer ones
 
 
 class JoinedMember(NamedTuple):
-    """One member as the leader sees it."""
+    """One member, as the coordinator describes it to the leader."""
 
     member_id: str
     instance_id: Optional[str]
@@ -48,17 +48,17 @@ class JoinedMember(NamedTuple):
 
 
 class JoinResult(NamedTuple):
-    """What JoinGroup said."""
+    """The response to JoinGroup."""
 
     generation: int
     protocol: str
-    """The name, among those offered, that all members support."""
+    """The name of the protocol that all members support."""
     member_id: str
     leader: str
     members: tuple[JoinedMember, ...]
-    """Of the whole group for its leader, empty for the others."""
+    """All members of the group, for its leader; empty for the others."""
     skip_assignment: bool
-    """A static leader came back and the assignment stands: send none."""
+    """Whether the leader must not assign: it is a static leader that came back, and the assignment stays."""
 
     @property
     def leads(self) -> bool:
@@ -75,7 +75,7 @@ def join_request(
     rebalance_timeout_s: float,
     reason: str,
 ) -> Any:
-    """`offers` are the names of the assignors with what we have to say under each, the preferred one first."""
+    """A JoinGroup request. `offers`: assignor names with the member's metadata, the preferred one first."""
     request = JoinGroupRequest
     return request(
         group_id=group,
@@ -91,7 +91,7 @@ def join_request(
 
 
 def join_result(response: Any) -> JoinResult:
-    """Of a response without an error."""
+    """Parses a response without an error."""
     return JoinResult(
         response.generation_id,
         response.protocol_name,
@@ -105,7 +105,7 @@ def join_result(response: Any) -> JoinResult:
 def sync_request(
     group: str, identity: Identity, protocol_type: str, protocol: str, assignments: Mapping[str, bytes]
 ) -> Any:
-    """`assignments` by member id from the leader, empty from the others."""
+    """A SyncGroup request. `assignments` by member id from the leader, empty from the others."""
     request = SyncGroupRequest
     return request(
         group_id=group,
@@ -141,5 +141,5 @@ def leave_request(group: str, identity: Identity, reason: str) -> Any:
 
 
 def leave_code(response: Any) -> int:
-    """The error code about the group, else the one about the member."""
+    """The error code of the group, otherwise that of the member."""
     return int(response.error_code or next((m.error_code for m in response.members or () if m.error_code), 0))

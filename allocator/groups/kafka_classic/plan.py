@@ -53,13 +53,13 @@ COMMON = EAGER | {"cooperative-sticky"}
 
 
 def is_cooperative(assignors: Iterable[str]) -> bool:
-    """Whether a member that offers these may keep its partitions while it joins: none of them forbids it."""
+    """Whether a member with these offers may keep its partitions while it joins: no offer forbids it."""
     return not EAGER.intersection(assignors)
 
 
 @dataclass(frozen=True)
 class OwnMetadata:
-    """What a member writes about itself."""
+    """The metadata that a member writes about itself."""
 
     topics: frozenset[str]
     held: Partitions = NO_PARTITIONS
@@ -109,7 +109,7 @@ class Decision:
 
 
 class GroupMembers:
-    """What the members of a group said when they joined under the function that all of them offer."""
+    """The metadata of all members, under the function that all of them offer."""
 
     def __init__(self, protocol: str, members: Sequence[JoinedMember]) -> None:
         said = _read(members)
@@ -137,7 +137,7 @@ class GroupMembers:
 
 
 def decide(assignor: Assignor, joined: GroupMembers, view: GroupView, before: Mapping[str, Partitions]) -> Decision:
-    """One assignment. `before` is the last target that this leader knows, for when the function fails."""
+    """One assignment. `before` is the last target that this leader knows. It counts if the function fails."""
     problem = None
     target: Mapping[str, Partitions]
     try:
@@ -167,15 +167,17 @@ def _read(members: Sequence[JoinedMember]) -> dict[str, Subscription]:
 
 
 def _ordered(members: Sequence[JoinedMember]) -> list[JoinedMember]:
-    """Static members first, by their lasting names: their partitions stay with them when they come back (KIP-345).
+    """The members in a stable order, static members first by their instance ids, so that their partitions stay with
+    them when they return (KIP-345).
 
-    The coordinator lists members in no order, and each leader must come to the same answer.
+    The coordinator lists members in no order, and each leader must compute the same result.
     """
     return sorted(members, key=lambda m: (m.instance_id is None, m.instance_id or "", m.member_id))
 
 
 def _claims(protocol: str, said: Subscription) -> tuple[Partitions, int]:
-    """The partitions that a member claims, and since when. Under `sticky`, those that it would like to keep."""
+    """The partitions that a member claims, with the generation of the claim. Under `sticky`, the partitions that it
+    prefers."""
     if protocol == "sticky" and said.user_data:
         try:
             data = StickyUserData.decode(said.user_data)
@@ -229,10 +231,10 @@ DOUBT_S = 1.5
 
 
 class PartitionCounts:
-    """The partitions of each topic, as far as the brokers' metadata can be believed.
+    """The partitions of each topic, protected from incomplete metadata of brokers.
 
-    More partitions than before count at once. Fewer, or none, count after the brokers have reported them for `DOUBT_S`;
-    until then the earlier ones count. `known` returns the newest metadata.
+    Additional partitions count at once. Fewer, or none, count after the brokers have reported them for `DOUBT_S`; until
+    then the earlier ones count. `known` returns the newest metadata.
     """
 
     def __init__(self, known: Callable[[str], Sequence[int] | None], clock: Callable[[], float]) -> None:

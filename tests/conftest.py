@@ -70,6 +70,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--versioned", action="store_true", help="only tests that count in docs/compatibility.md")
     parser.addoption("--serverless", action="store_true", help="only tests without servers; one that starts some fails")
     parser.addoption("--jitter", type=int, metavar="SEED", help="answers come late, at random (see tests/jitter.py)")
+    parser.addoption("--stalls", metavar="SEED", help="processes stand still, at random (see tests/stalls.py)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -83,6 +84,11 @@ def pytest_configure(config: pytest.Config) -> None:
         import jitter  # not at the top: a copy of this file has no such module
 
         jitter.install(config.getoption("--jitter"))
+    if config.getoption("--stalls") is not None:
+        from stalls import Stalls
+
+        config.pluginmanager.register(Stalls(config.getoption("--stalls")))
+    config.addinivalue_line("markers", "no_stalls(reason): `--stalls` leaves this test alone")
     config.addinivalue_line("markers", "deadline(seconds): how long a coroutine test may take, 180 by default")
 
 

@@ -20,7 +20,7 @@ from allocator.deadletters.letters import MAX_REDRIVES
 from allocator.errors import ConfigError
 from allocator.foreign import plain
 
-__all__ = ["deadletters"]
+__all__ = ["deadletters", "letters_table"]
 
 SHOWN_BYTES = 4096
 
@@ -120,7 +120,7 @@ def list_command(letters: DeadLetterQueue, as_json: bool, chosen: LetterFilter, 
     if as_json:
         print_json({"topic": letters.topic, "count": count, "letters": [letter.to_json() for letter in found]})
         return
-    console().print(_listing(found))
+    console().print(letters_table(found))
     click.echo(f"{count} letters" + (f", {limit} of them listed" if count > limit else ""))
 
 
@@ -208,7 +208,7 @@ def discard_command(letters: DeadLetterQueue, as_json: bool, chosen: LetterFilte
 # ----------------------------------------------------------------------------------------------------------------
 
 
-def _listing(letters: list[Letter]) -> Listing:
+def letters_table(letters: list[Letter]) -> Listing:
     listing = Listing(
         "letter", "written", "from", "offset", "attempts", "redrives", "error", "settled", right=(3, 4, 5)
     )
@@ -233,7 +233,7 @@ def _print_outcome(outcome: Outcome, done: str, execute: bool, as_json: bool) ->
         print_json({"executed": execute, done: [each.to_json() for each in outcome.done], "refused": refused})
         return
     if not execute and outcome.done:
-        console().print(_listing(outcome.done))
+        console().print(letters_table(outcome.done))
     for letter, why in outcome.refused:
         click.echo(f"refused: {letter.name}: {plain(why)}")
     if execute:

@@ -19,6 +19,7 @@ from allocator.cli.output import console, print_json
 from allocator.cli.report import (
     TARGETS,
     GroupReport,
+    groups_table,
     members_table,
     offsets_table,
     orders_table,
@@ -59,7 +60,8 @@ class GroupType(click.types.StringParamType):
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         given = ctx.params
-        zookeeper = given.get("zookeeper") or os.environ.get("ALLOCATOR_ZOOKEEPER_HOSTS")
+        several = given.get("zookeepers") or (None,)  # of commands that take more than one
+        zookeeper = given.get("zookeeper") or several[0] or os.environ.get("ALLOCATOR_ZOOKEEPER_HOSTS")
         root = given.get("root") or os.environ.get("ALLOCATOR_ZOOKEEPER_ROOT")
         logging.disable()  # a shell shows what is printed in the middle of the line
         try:
@@ -175,12 +177,8 @@ def list_command(access: Any, default_group: str | None, as_json: bool) -> None:
         return
     if not reports:
         click.echo(f"there is no group under {access.root}", err=True)
-    for report in reports:
-        state = report.state
-        click.echo(
-            f"{state.group}: {report.phase}, generation {state.generation}, {len(state.members)} members, "
-            f"{len(state.owners)} of {len(report.partitions)} partitions owned" + _count_problems(report)
-        )
+    else:
+        console().print(groups_table(reports))
 
 
 @group.command("describe")
@@ -237,7 +235,7 @@ def adopt_command(name: str, wait: float, execute: bool, access: Any, default_gr
 
 
 @group.command("release")
-@click.argument("name", metavar="GROUP")
+@click.argument("name", metavar="GROUP", type=GROUP)
 @click.argument("instance_id", metavar="INSTANCE")
 @with_clusters
 def release_command(name: str, instance_id: str, access: Any, default_group: str | None, as_json: bool) -> None:
@@ -344,7 +342,3 @@ def reset_command(
 def _print_problems(report: GroupReport, out: Console) -> None:
     for index, problem in enumerate(report.problems):
         out.print(("\n" if index == 0 else "") + f"problem: {plain(problem)}", markup=False)
-
-
-def _count_problems(report: GroupReport) -> str:
-    return f", {len(report.problems)} problems" if report.problems else ""

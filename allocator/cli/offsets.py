@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any, Optional
 
 import click
-from rich.table import Table
 
-from allocator.cli.output import console, print_json
+from allocator.cli.group import GROUP
+from allocator.cli.output import Listing, console, print_json
 from allocator.daemon.config import load
 from allocator.errors import ConfigError
 from allocator.migrate.offsets import CopyPlan, copy, plan_copy, restore
 from allocator.migrate.storage import OffsetStore
 from allocator.migrate.translate import METHODS
 
-__all__ = ["offsets"]
+__all__ = ["copy_table", "offsets"]
 
 STORAGE = click.Choice(["kafka", "zookeeper"])
 SETTINGS = click.Path(dir_okay=False)
@@ -30,8 +30,8 @@ def offsets() -> None:
 
 
 @offsets.command("copy")
-@click.argument("source", metavar="FROM-GROUP")
-@click.argument("target", metavar="TO-GROUP")
+@click.argument("source", metavar="FROM-GROUP", type=GROUP)
+@click.argument("target", metavar="TO-GROUP", type=GROUP)
 @click.option(
     "-c",
     "--config",
@@ -108,7 +108,7 @@ def copy_command(
     out = console()
     heading = f"{source} ({storage}) to {target} ({to_storage}), by {by}"
     out.print(heading, markup=False)
-    out.print(_table(plan))
+    out.print(copy_table(plan))
     if execute:
         out.print(f"\ncopied; undo it with: allocator offsets restore {file}", markup=False)
         return
@@ -169,12 +169,8 @@ def _place(
     return OffsetStore(brokers, group, storage, tuple(hosts), root or "/allocator", security, options)
 
 
-def _table(plan: CopyPlan) -> Table:
-    table = Table()
-    for name in ("topic", "partition", "from", "before", "after", "lag", "note"):
-        table.add_column(name, justify="right" if name not in ("topic", "note") else "left")
+def copy_table(plan: CopyPlan) -> Listing:
+    table = Listing("topic", "partition", "from", "before", "after", "lag", "note", right={1, 2, 3, 4, 5})
     for row in plan.rows:
-        cells = [str(row.partition.partition)]
-        cells += ["-" if each is None else str(each) for each in (row.source, row.before, row.after, row.lag)]
-        table.add_row(row.partition.topic, *cells, row.problem or row.note)
+        table.add(*row.partition, row.source, row.before, row.after, row.lag, row.problem or row.note)
     return table

@@ -293,7 +293,7 @@ def promote_command(name: str, member: Optional[str], access: Any, default_group
 
 
 @group.command("pause")
-@click.argument("name", metavar="GROUP")
+@click.argument("name", metavar="GROUP", type=GROUP)
 @click.argument("partitions")
 @_with_record_options
 def pause_command(name: str, partitions: str, access: Any, as_json: bool, told: Any) -> None:
@@ -303,7 +303,7 @@ def pause_command(name: str, partitions: str, access: Any, as_json: bool, told: 
 
 
 @group.command("resume")
-@click.argument("name", metavar="GROUP")
+@click.argument("name", metavar="GROUP", type=GROUP)
 @click.argument("partitions")
 @with_clusters
 def resume_command(name: str, partitions: str, access: Any, default_group: Any, as_json: bool) -> None:
@@ -313,7 +313,7 @@ def resume_command(name: str, partitions: str, access: Any, default_group: Any, 
 
 
 @group.command("skip")
-@click.argument("name", metavar="GROUP")
+@click.argument("name", metavar="GROUP", type=GROUP)
 @click.argument("partition")
 @click.argument("offset", type=click.IntRange(0))
 @click.option("--undo", is_flag=True, help="Withdraw the order. A record that was left out stays left out.")
@@ -331,7 +331,7 @@ def skip_command(name: str, partition: str, offset: int, undo: bool, access: Any
 
 
 @group.command("quarantine")
-@click.argument("name", metavar="GROUP")
+@click.argument("name", metavar="GROUP", type=GROUP)
 @click.argument("partitions")
 @click.option("--lift", is_flag=True, help="Withdraw the quarantine.")
 @_with_record_options
@@ -345,7 +345,7 @@ def quarantine_command(name: str, partitions: str, lift: bool, access: Any, as_j
 
 
 @group.command("seek")
-@click.argument("name", metavar="GROUP")
+@click.argument("name", metavar="GROUP", type=GROUP)
 @click.argument("partitions")
 @click.option("--to", "to", required=True, help=f"New place: {TARGETS}.")
 @_with_record_options

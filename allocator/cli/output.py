@@ -3,55 +3,121 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import lru_cache
+from itertools import zip_longest
 from typing import Any
 
 import click
-from rich.cells import cell_len, set_cell_size
+from rich.cells import cell_len, chop_cells
 from rich.console import Console, ConsoleOptions, RenderResult
-from rich.text import Text
+from rich.segment import Segment
+from rich.style import Style
 
 from allocator.foreign import plain
 
 __all__ = ["Listing", "console", "print_json"]
 
 GAP = 2  # between columns
+FOLDED = 12  # least columns of a cell that folds; less: names are torn into shreds
+UNBOUNDED = 1 << 20  # longer than a row of what ZooKeeper and Kafka keep
 
 
 def console() -> Console:
     found = Console(highlight=False)
-    # a pipe has no width; cut lines would be of no use to what reads them
-    return found if found.is_terminal else Console(highlight=False, width=10_000)
+    # a pipe has no width: programs that read it take a row from a line
+    return found if found.is_terminal else Console(highlight=False, width=UNBOUNDED)
 
 
 class Listing:
-    """Rows under heads, one line each. rich's own table takes seconds for ten thousand."""
+    """Rows under heads. rich's own table takes seconds for ten thousand.
+
+    A row is one line if all rows fit into the width. Else long text folds within its column, and numbers stay whole; if
+    that is too wide still, each cell gets a line of its own, behind its head. Nothing is cut.
+    """
 
     def __init__(self, *heads: str, right: Collection[int] = ()) -> None:
         self.heads = heads
         self.right = right
+        """Columns of numbers."""
         self.rows: list[tuple[str, ...]] = []
 
     def add(self, *cells: object) -> None:
         self.rows.append(tuple("-" if cell is None else plain(str(cell)) for cell in cells))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        widths = [max(map(cell_len, column)) for column in zip(self.heads, *self.rows)]
-        for _ in range(sum(widths) + GAP * (len(widths) - 1) - options.max_width):
-            widest = max(widths)
-            widths[widths.index(widest)] = max(1, widest - 1)
-        yield Text(self._line(self.heads, widths), style="bold", no_wrap=True, overflow="crop")
-        yield Text("\n".join(self._line(row, widths) for row in self.rows), no_wrap=True, overflow="crop")
+        widths = self._widths(options.max_width)
+        if widths is None:
+            yield from _segments(self._blocks(options.max_width))
+            return
+        yield from _segments(self._folded(self.heads, widths), Style(bold=True))
+        for row in self.rows:
+            yield from _segments(self._folded(row, widths))
 
-    def _line(self, cells: Collection[str], widths: Collection[int]) -> str:
-        line = []
-        for at, (cell, width) in enumerate(zip(cells, widths)):
-            length = cell_len(cell)
-            if length > width:
-                line.append(set_cell_size(cell, width - 1) + "…")
-            else:
-                line.append(" " * (width - length) + cell if at in self.right else cell + " " * (width - length))
-        return (" " * GAP).join(line).rstrip()
+    def _widths(self, limit: int) -> list[int] | None:
+        """The widths of the columns; None if they cannot be narrow enough."""
+        cells = [max(map(_cells, column), default=0) for column in zip(*self.rows)] or [0] * len(self.heads)
+        room = limit - GAP * (len(cells) - 1)
+        widths = [max(cell, _cells(head)) for cell, head in zip(cells, self.heads)]
+        if sum(widths) <= room:
+            return widths
+        words = [max(map(_cells, head.split())) for head in self.heads]
+        widths = list(map(max, cells, words))  # heads fold first: they take a line or two, once
+        least = [
+            width if at in self.right else max(word, FOLDED) for at, (width, word) in enumerate(zip(widths, words))
+        ]
+        if sum(map(min, widths, least)) > room:
+            return None
+        for _ in range(sum(widths) - room):
+            widest = max((at for at, width in enumerate(widths) if width > least[at]), key=widths.__getitem__)
+            widths[widest] -= 1
+        return widths
+
+    def _folded(self, cells: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
+        columns = [_fold(cell, width) for cell, width in zip(cells, widths)]
+        for pieces in zip_longest(*columns, fillvalue=""):
+            line = []
+            for at, (piece, width) in enumerate(zip(pieces, widths)):
+                space = " " * (width - _cells(piece))
+                line.append(space + piece if at in self.right else piece + space)
+            yield (" " * GAP).join(line).rstrip()
+
+    def _blocks(self, limit: int) -> Iterator[str]:
+        """Each row as lines of a head and a cell; an empty line between rows."""
+        names = max(map(_cells, self.heads))
+        for number, row in enumerate(self.rows):
+            if number:
+                yield ""
+            for head, cell in zip(self.heads, row):
+                for at, piece in enumerate(_fold(cell, max(FOLDED, limit - names - GAP))):
+                    yield ((head if at == 0 else "").ljust(names + GAP) + piece).rstrip()
+
+
+def _cells(text: str) -> int:
+    """The columns that `text` takes."""
+    return len(text) if text.isascii() else cell_len(text)
+
+
+@lru_cache(4096)  # names of topics and members stand in many rows
+def _fold(text: str, width: int) -> tuple[str, ...]:
+    """`text` in lines of at most `width` columns, which end at spaces if there are some."""
+    if _cells(text) <= width:
+        return (text,)
+    lines = []
+    while text:
+        line = chop_cells(text[: width + 1], width)[0]  # a character takes a column or two, or none
+        if len(line) < len(text) and text[len(line)] != " " and " " in line.strip():
+            line = line[: line.rindex(" ") + 1]
+        lines.append(line.rstrip())
+        text = text[len(line) :].lstrip()
+    return tuple(lines)
+
+
+def _segments(lines: Iterable[str], style: Style | None = None) -> Iterator[Segment]:
+    # not one `Text` of all lines, which rich takes apart in quadratic time
+    for line in lines:
+        yield Segment(line, style)
+        yield Segment.line()
 
 
 def print_json(value: Any) -> None:

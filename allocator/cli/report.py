@@ -20,6 +20,7 @@ __all__ = [
     "Logs",
     "ResetPlan",
     "Target",
+    "groups_table",
     "listing_of_orders",
     "members_table",
     "offsets_table",
@@ -27,6 +28,22 @@ __all__ = [
     "parse_target",
     "reset_table",
 ]
+
+
+def groups_table(reports: Collection[GroupReport]) -> Listing:
+    table = Listing("group", "state", "generation", "members", "partitions", "owned", "problems", right={2, 3, 4, 5, 6})
+    for report in reports:
+        state = report.state
+        table.add(
+            state.group,
+            report.phase,
+            state.generation,
+            len(state.members),
+            len(report.partitions),
+            len(state.owners),
+            len(report.problems),
+        )
+    return table
 
 
 def members_table(report: GroupReport) -> Listing:

@@ -19,7 +19,7 @@ from click.testing import CliRunner
 
 import allocator
 from allocator.cli import LAZY, main
-from allocator.cli.group import Seconds
+from allocator.cli.group import GROUP, Seconds
 from allocator.zookeeper.client import ZooKeeper
 
 COMPLETION = "_ALLOCATOR_COMPLETE"
@@ -252,6 +252,17 @@ async def test_completion_offers_the_groups_of_the_ensemble(zk_chroot: str, monk
     assert await run(None, completed, "allocator", "top", "ord") == ["orders"]
     monkeypatch.setenv("ALLOCATOR_ZOOKEEPER_HOSTS", "127.0.0.1:1")
     assert not any(await run(None, completed, "allocator", "top", "ord")), "no names, and no error in the line"
+
+
+def test_every_argument_that_is_a_group_is_completed() -> None:
+    arguments = [
+        (" ".join(path), parameter)
+        for path, command in leaves(main)
+        for parameter in command.params
+        if isinstance(parameter, click.Argument) and "GROUP" in (parameter.metavar or "")
+    ]
+    assert len(arguments) > 25
+    assert not [command for command, argument in arguments if argument.type is not GROUP]
 
 
 def test_completion_offers_commands_and_options() -> None:

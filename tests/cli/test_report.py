@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from allocator.cli.output import Listing
 from allocator.cli.report import (
     GroupReport,
     Logs,
@@ -58,27 +57,6 @@ def test_what_a_member_calls_itself_does_not_steer_the_terminal_of_who_looks() -
     rude = MemberInfo("a\x1b[2Jb\n\x9b1m", "host\x07", frozenset({"t"}))
     _, line = text(members_table(GroupReport(GroupState("g", {OLD: rude}, {}, None))))
     assert line.startswith("a\\x1b[2Jb\\n\\x9b1m@host\\x07#1 (leads)  host\\x07 ")
-
-
-def test_ten_thousand_rows_are_one_text_to_rich_whose_own_tables_take_seconds() -> None:
-    listing = Listing("topic", "partition", "owner", right={1})
-    for number in range(10_000):
-        listing.add("orders", number, f"worker-{number % 100}")
-    screen = Console(width=80)
-    assert len(list(listing.__rich_console__(screen, screen.options))) == 2
-    lines = text(listing)
-    assert lines[0] == "topic   partition  owner"
-    assert lines[-1] == "orders       9999  worker-99"
-    assert len(lines) == 10_001
-
-
-def test_in_a_narrow_terminal_the_widest_column_is_cut() -> None:
-    listing = Listing("topic", "owner", "lag", right={2})
-    listing.add("t", "東京の請求書を書く人", 12345)
-    console = Console(width=20)
-    with console.capture() as capture:
-        console.print(listing)
-    assert capture.get().splitlines() == ["topic  owner     lag", "t      東京 …  12345"]
 
 
 def test_json_has_members_owners_positions_lag_generation_and_what_nobody_owns() -> None:

@@ -1,0 +1,196 @@
+"""The tables of all commands, on terminals of several widths and in a pipe. Pure, no servers."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+from rich.segment import Segment
+
+import allocator.cli
+from allocator.cli import planning, report
+from allocator.cli.deadletters import letters_table
+from allocator.cli.offsets import copy_table
+from allocator.cli.output import UNBOUNDED, Listing
+from allocator.cli.report import GroupReport, Logs, ResetPlan
+from allocator.deadletters import Letter
+from allocator.groups.describe import GroupState
+from allocator.groups.order_report import OrderReport
+from allocator.groups.what_if import GroupPlan, PlannedMember, PlannedMove
+from allocator.groups.zookeeper.orders import Order
+from allocator.groups.zookeeper.steering import Budget
+from allocator.groups.zookeeper.znodes import AssignmentDocument, Claim, MemberInfo
+from allocator.migrate.offsets import CopyPlan, Row
+from allocator.migrate.storage import OffsetStore
+from allocator.record import Record
+from allocator.types import OffsetAndMetadata, TopicPartition
+
+TOPIC = "invoices-of-the-whole-company." + "x" * 30
+PARTITIONS = [TopicPartition(TOPIC, number) for number in range(10_000)]
+SOME = PARTITIONS[-200:]
+NAMES = [f"m-{number:016x}-{number:010}" for number in range(100)]
+MEMBERS = {
+    name: MemberInfo(
+        f"請求書を書く人-{at:03}", f"worker-{at}.eu-central-1.compute.internal", frozenset({TOPIC}), pid=1 << 20
+    )
+    for at, name in enumerate(NAMES)
+}
+HELD = {name: frozenset(PARTITIONS[at::100]) for at, name in enumerate(NAMES)}
+STATE = GroupState(
+    "the-service-that-writes-invoices",
+    MEMBERS,
+    {name: Claim(1, held) for name, held in HELD.items()},
+    AssignmentDocument(generation=70_000, strategy="naive", owners=HELD),
+)
+FAR = 10**15
+LOGS = Logs(
+    dict.fromkeys(PARTITIONS, OffsetAndMetadata(FAR, "", -1)),
+    dict.fromkeys(PARTITIONS, 0),
+    dict.fromkeys(PARTITIONS, FAR + 12_345_678),
+)
+GROUP = GroupReport(STATE, LOGS, frozenset(PARTITIONS))
+ORDER = OrderReport(
+    Order.make("cordon", {"member": "請求書を書く人-007"}, who="alice@example.com", why="its disk fails", now_ms=1),
+    "not kept",
+    "the member " + "left and has not come back since " * 5,
+)
+PLAN = GroupPlan(
+    "billing",
+    "naive",
+    tuple(PlannedMove(each, NAMES[0], NAMES[99]) for each in SOME),
+    tuple(PlannedMember(name, STATE.name_of(name), "leaves", (100, 0), (FAR, None)) for name in NAMES),
+    (),
+    Budget(),
+    {},
+    {name: STATE.name_of(name) for name in NAMES},
+)
+STORE = OffsetStore("old1:9092", "billing", "kafka", (), "/allocator", None, None)
+TABLES: dict[str, Callable[[], Listing]] = {
+    "report.groups_table": lambda: report.groups_table([GROUP] * 3),
+    "report.members_table": lambda: report.members_table(GROUP),
+    "report.offsets_table": lambda: report.offsets_table(GROUP),
+    "report.listing_of_orders": lambda: report.listing_of_orders([ORDER.to_json()] * 100),
+    "report.reset_table": lambda: report.reset_table(
+        ResetPlan("billing", dict.fromkeys(SOME, FAR), dict.fromkeys(SOME, 0))
+    ),
+    "planning.members_table": lambda: planning.members_table(PLAN),
+    "planning.moves_table": lambda: planning.moves_table(PLAN),
+    "deadletters.letters_table": lambda: letters_table(
+        [
+            Letter.of(
+                Record(
+                    "dead", 0, FAR, 1000, 0, b"k", b"v", [("allocator.topic", TOPIC.encode()), ("error", b"no " * 99)]
+                )
+            )
+        ]
+        * 100
+    ),
+    "offsets.copy_table": lambda: copy_table(
+        CopyPlan(
+            STORE,
+            STORE,
+            "offset",
+            tuple(Row(each, FAR, None, FAR, 0, "", f"offset {FAR} is outside, 0 to 17") for each in SOME),
+            (),
+        )
+    ),
+}
+
+
+def functions_with_a_table() -> Iterator[str]:
+    for path in sorted(Path(allocator.cli.__file__).parent.glob("*.py")):
+        for function in ast.walk(ast.parse(path.read_text())):
+            if isinstance(function, ast.FunctionDef) and any(
+                isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Listing"
+                for node in ast.walk(function)
+            ):
+                yield f"{path.stem}.{function.name}"
+
+
+def printed(listing: Listing, width: int) -> list[str]:
+    console = Console(width=width, force_terminal=width < UNBOUNDED, color_system=None, highlight=False)
+    with console.capture() as capture:
+        console.print(listing)
+    return capture.get().splitlines()
+
+
+def squeezed(text: str) -> str:
+    return "".join(text.split())
+
+
+def test_this_file_has_every_table() -> None:
+    assert set(functions_with_a_table()) == set(TABLES)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_fits_or_folds_and_nothing_is_cut(name: str) -> None:
+    table = TABLES[name]()
+    for width in (80, 40):
+        lines = printed(table, width)
+        assert max(map(cell_len, lines)) <= width
+        assert Counter(squeezed("".join(lines))) >= Counter(squeezed("".join(map("".join, table.rows))))
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_pipe_gets_one_line_for_each_row(name: str) -> None:
+    table = TABLES[name]()
+    head, *lines = printed(table, UNBOUNDED)
+    assert head.split() == " ".join(table.heads).split()
+    assert len(lines) == len(table.rows)
+    for line, row in zip(lines, table.rows):
+        assert squeezed(line) == squeezed("".join(row))
+
+
+def test_a_wide_table_is_one_line_for_each_row_on_a_terminal_too() -> None:
+    listing = Listing("topic", "partition", "owner", right={1})
+    for number in range(10_000):
+        listing.add("orders", number, f"worker-{number % 100}")
+    lines = printed(listing, 80)
+    assert lines[0] == "topic   partition  owner"
+    assert lines[-1] == "orders       9999  worker-99"
+    assert len(lines) == 10_001
+    screen = Console(width=80)
+    # rich takes a `Text` of ten thousand lines apart in quadratic time
+    assert all(isinstance(each, Segment) for each in listing.__rich_console__(screen, screen.options))
+
+
+def test_a_narrow_terminal_folds_long_text_in_its_column_and_leaves_numbers_whole() -> None:
+    listing = Listing("topic", "owner", "lag before", right={2})
+    listing.add("t", "東京の請求書を書く人", 12345)
+    listing.add("t", "no owner since the last deployment", 7)
+    assert printed(listing, 30) == [
+        "topic  owner               lag",
+        "                        before",
+        "t      東京の請求書を    12345",
+        "       書く人",
+        "t      no owner since        7",
+        "       the last",
+        "       deployment",
+    ]
+
+
+def test_a_terminal_too_narrow_for_columns_gets_a_line_for_each_cell() -> None:
+    listing = Listing("topic", "owner", "committed", "lag", right={2, 3})
+    listing.add("t", "東京の請求書を書く人", 10**15, 12345)
+    listing.add("t", None, 10**15, 7)
+    assert printed(listing, 30) == [
+        "topic      t",
+        "owner      東京の請求書を書く",
+        "           人",
+        "committed  1000000000000000",
+        "lag        12345",
+        "",
+        "topic      t",
+        "owner      -",
+        "committed  1000000000000000",
+        "lag        7",
+    ]
+
+
+def test_a_table_without_rows_is_its_heads() -> None:
+    assert printed(Listing("topic", "owner"), 80) == ["topic  owner"]

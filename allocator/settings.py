@@ -386,9 +386,10 @@ SETTINGS: Final[Mapping[str, Setting]] = {
     ),
     "heartbeat_interval_s": Setting(
         Number(0, 3600, above=True),
-        3.0,
+        0.5,
         "Seconds between heartbeats, at most half of the session timeout: one lost heartbeat must not end the "
-        "membership. More: the member notices a rebalance later. Less: more requests.",
+        "membership. After a rebalance they begin closer together. More: the member notices a rebalance later. Less: "
+        "more requests to the coordinator.",
         memberships=KAFKA,
     ),
     "rebalance_timeout_s": Setting(

@@ -11,6 +11,10 @@ from allocator.tasks import wait_for_event
 
 __all__ = ["HeartbeatLoop", "HeartbeatTimer"]
 
+# the interval after a rebalance; it doubles with each heartbeat up to the usual one. more: the member notices the next
+# rebalance later; less: more requests after each rebalance
+SOON_S = 0.05
+
 
 class HeartbeatTimer:
     """The times of heartbeats, and of the user's calls. Does no I/O.
@@ -35,11 +39,21 @@ class HeartbeatTimer:
         self.last_received = float("-inf")
         self._last_polled = clock()
         self._due = float("-inf")
+        self._soon_s = float("inf")
 
     def reset_session_timeout(self) -> None:
         """Restart the session timeout and the interval. Caller: a join, or a new coordinator."""
         self.last_received = self.clock()
         self._due = self.last_received + self.interval_s
+
+    def expect_rebalance(self) -> None:
+        """Another rebalance may follow soon, so the next heartbeats are closer together. Caller: a finished rebalance.
+
+        Rebalances come in series: members start and stop one after the other, and a cooperative member joins again when
+        it has released what moves. The member notices the next one in about the time since this one.
+        """
+        self._soon_s = min(SOON_S, self.interval_s)
+        self._due = self.clock() + self._soon_s
 
     def sent_heartbeat(self) -> float:
         """Returns the time of sending: a response proves that the session lived then, not when it arrived."""
@@ -49,7 +63,8 @@ class HeartbeatTimer:
     def received_heartbeat(self) -> None:
         """The last heartbeat was acknowledged; the next one is due an interval after that one was sent."""
         self.last_received = self.clock()
-        self._due = max(self.last_received, self.last_sent + self.interval_s)
+        self._soon_s = min(2 * self._soon_s, self.interval_s)
+        self._due = max(self.last_received, self.last_sent + self._soon_s)
 
     def failed_heartbeat(self, pause_s: float) -> None:
         self._due = self.clock() + pause_s

@@ -25,7 +25,7 @@ def faults(**options: Any) -> list[str]:
 
 def test_the_defaults() -> None:
     config = ConsumerGroupConfig(**GOOD)
-    assert (config.heartbeat_interval_s, config.session_timeout_s, config.rebalance_timeout_s) == (3, 10, 60)
+    assert (config.heartbeat_interval_s, config.session_timeout_s, config.rebalance_timeout_s) == (0.5, 10, 60)
     assert (config.join_backoff_s, config.timeout_s) == (5, 5)
     assert (config.partition_watch_interval_s, config.watch_partition_changes) == (5, False)
     assert config.retention_s is None
@@ -35,7 +35,7 @@ def test_the_defaults() -> None:
     assert config.membership == "zookeeper"
     assert config.client_id.startswith("allocator-")
     settings = group_settings_of(config)
-    assert (settings.heartbeat_interval_s, settings.session_timeout_s, settings.rebalance_timeout_s) == (3, 10, 60)
+    assert (settings.heartbeat_interval_s, settings.session_timeout_s, settings.rebalance_timeout_s) == (0.5, 10, 60)
 
 
 def test_all_faults_are_told_at_once() -> None:

@@ -127,6 +127,13 @@ async def test_a_later_join_that_is_refused_is_told_and_repeated() -> None:
         assert [error.code for error in member.recorder.errors] == [30]
 
 
+async def test_a_rebalance_soon_after_another_is_noticed_without_a_wait_for_the_usual_interval() -> None:
+    async with GroupBroker() as broker, Member(broker, session_timeout_s=3000.0, heartbeat_interval_s=900.0) as member:
+        broker.codes[HEARTBEAT] = [0, 0, 27, 0, 27]
+        await member.recorder.called("joined 3")
+        assert broker.requests(JOIN)[-1].reason == "the group rebalances"
+
+
 async def test_an_unknown_member_joins_as_a_new_one() -> None:
     async with GroupBroker() as broker, Member(broker) as member:
         await member.recorder.called("joined")

@@ -333,6 +333,7 @@ class GroupCoordinator(KafkaGroup):
             self._back_to_joining()
             return None
         self.heartbeat.reset_session_timeout()
+        self.heartbeat.expect_rebalance()
         self._participant.acknowledged(started, rebalancing=False)
         return bytes(response.assignment or b"")
 

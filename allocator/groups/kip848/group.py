@@ -324,7 +324,8 @@ class Kip848Group(KafkaGroup):
         self._failure = None
         if self.epoch == JOIN_EPOCH:
             self._since = response.epoch
-        if self.epoch != response.epoch:
+        new_epoch = self.epoch != response.epoch
+        if new_epoch:
             log.info("%s: %s is at epoch %d", self.group, self.member_id, response.epoch)
         self.epoch = response.epoch
         self._waits_for_namesake = False
@@ -334,6 +335,8 @@ class Kip848Group(KafkaGroup):
         timer.session_timeout_s = session_s
         timer.interval_s = min(response.interval_s, session_s / 3, self._settings.rebalance_timeout_s / 3)
         timer.received_heartbeat()
+        if new_epoch:
+            timer.expect_rebalance()  # others release what this member gets next
         if response.assignment is not None:
             self._assigned = response.assignment
             self._owned |= response.assignment

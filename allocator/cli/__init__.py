@@ -37,6 +37,7 @@ LAZY = {
     "doctor": ("allocator.cli.doctor:doctor", "What is wrong with a cluster and a group, and what to do."),
     "group": ("allocator.cli.orders:group", "Consumer groups: who is in them, who owns what; and orders to them."),
     "mirror": ("allocator.cli.mirror:mirror", "Copy topics to a new cluster as they grow, with an offset map."),
+    "records": ("allocator.cli.records:records", "Records of a topic: by offset, time or key; decoded, masked."),
     "cutover": ("allocator.cli.cutover:cutover", "Take groups to a new cluster, as a plan says."),
     "offsets": ("allocator.cli.offsets:offsets", "Copy a group's offsets to another place, and back."),
     "traffic": ("allocator.cli.traffic:traffic", "Record what topics hold, for tests on several versions of Kafka."),
@@ -46,7 +47,7 @@ LAZY = {
 # what one wants to do -> the commands for it, as `--help` shows them; the others stand at its end
 TASKS = {
     "Consume": ("run", "deadletters"),
-    "Look at groups": ("group", "top", "web", "doctor", "skew"),
+    "Look at groups": ("group", "top", "web", "doctor", "skew", "records"),
     "Move to another cluster": ("offsets", "mirror", "audit", "cutover", "archive"),
     "Try it out": ("cluster", "traffic", "completion"),
 }

@@ -30,6 +30,7 @@ __all__ = [
     "HandlerSection",
     "KafkaSection",
     "LogSection",
+    "RecordsSection",
     "WebSection",
     "ZooKeeperSection",
     "check_together",
@@ -248,6 +249,47 @@ class WebSection:
     )
 
 
+def _check_mask(text: str) -> None:
+    from allocator.viewer.masks import check_mask
+
+    check_mask(text)
+
+
+def _check_url(text: str) -> None:
+    from allocator.viewer.registry import check_url
+
+    check_url(text)
+
+
+@dataclass(frozen=True)
+class RecordsSection:
+    """[records]: what `allocator records` and the page of `allocator web` show of records. The daemon ignores it."""
+
+    access: str = setting(
+        Text(("operators", "viewers", "nobody")),
+        "operators",
+        "The users of the page that may see records. `viewers`: all users, and without a login everybody who can open "
+        "the page.",
+    )
+    masks: tuple[str, ...] | None = setting(
+        Texts("a list of paths such as value.card.number", check=_check_mask),
+        None,
+        "Fields whose values are shown as `***`: `value.card.number`, `value..email` (at any depth), `headers.token`, "
+        "`key`.",
+    )
+    formats: tuple[str, ...] | None = setting(
+        Texts("a list of formats such as orders:value=avro:orders.avsc"),
+        None,
+        "How records are decoded, by topic: `TOPIC:key=FORMAT` or `TOPIC:value=FORMAT`.",
+    )
+    registry: str | None = setting(
+        Text(check=_check_url, what="the URL of a schema registry"),
+        None,
+        "URL of a schema registry with Confluent's API; it may hold a user and a password.",
+        secret=True,
+    )
+
+
 SECTIONS: Mapping[str, type[Any]] = {
     "kafka": KafkaSection,
     "zookeeper": ZooKeeperSection,
@@ -257,6 +299,7 @@ SECTIONS: Mapping[str, type[Any]] = {
     "commit": CommitSection,
     "log": LogSection,
     "web": WebSection,
+    "records": RecordsSection,
 }
 
 
@@ -275,6 +318,7 @@ class Config:
     commit: CommitSection
     log: LogSection
     web: WebSection
+    records: RecordsSection
 
     def shown(self) -> dict[str, dict[str, Any]]:
         """Every setting with its value, for people: secrets are masked, what is not used is left out."""

@@ -57,6 +57,7 @@ COMMANDS: Final = {
     "group uncordon": ["billing", "web1", *ZK],
     "group unpin": ["billing", "orders:0", *ZK],
     "mirror": [AWAY, "127.0.0.1:2", "--topic", "a", "--zookeeper", AWAY, "--once"],
+    "records": ["orders", "--brokers", AWAY, "--timeout", "0.3"],
     "offsets copy": ["a", "b", "--brokers", AWAY, "--zookeeper", AWAY, "--execute"],
     "offsets restore": ["{tmp}/restore.json"],
     "skew": SPARK,

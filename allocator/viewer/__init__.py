@@ -1,0 +1,25 @@
+"""Records of a topic for people: found by offset, time or key, decoded, and masked.
+
+In: a query, masks, formats and perhaps a schema registry. Out: records as JSON. May touch: the brokers, by a `Consumer`
+without a group, which commits nothing; and the schema registry, if one is configured. Writes nothing.
+"""
+
+from allocator.viewer.decode import Decoder, Formats
+from allocator.viewer.masks import Masks
+from allocator.viewer.read import Bounds, Query, Reader, ReadResult, ReadWindow
+from allocator.viewer.registry import Registry
+from allocator.viewer.viewer import View, Viewer
+
+__all__ = [
+    "Bounds",
+    "Decoder",
+    "Formats",
+    "Masks",
+    "Query",
+    "ReadResult",
+    "ReadWindow",
+    "Reader",
+    "Registry",
+    "View",
+    "Viewer",
+]

@@ -1,0 +1,189 @@
+"""Decodes keys, values and headers to JSON, and masks them. Pure: schemas are given.
+
+A decoder never fails. If bytes do not have the wanted format, it takes the first of JSON, text and hex that fits, and
+adds a note. No note quotes the bytes, because they may be masked.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Optional, Union
+
+from allocator.errors import ConfigError
+from allocator.foreign import CONTROL
+from allocator.types import Record
+from allocator.viewer.masks import Masks
+from allocator.viewer.schemas import HEADER, Schema, file_schema, read_json, schema_id
+
+__all__ = ["PLAIN_FORMATS", "Decoded", "Decoder", "Formats", "check_format"]
+
+PLAIN_FORMATS = ("auto", "json", "text", "hex")
+FILE_FORMATS = ("avro:FILE", "confluent-avro:FILE", "protobuf:FILE:MESSAGE", "confluent-protobuf:FILE:MESSAGE")
+_ALLOWED = " or ".join((", ".join(PLAIN_FORMATS), ", ".join(FILE_FORMATS)))
+
+Schemas = Mapping[int, Union[Schema, str]]
+"""Id in the registry -> the schema, or why there is none."""
+NO_SCHEMAS: Schemas = {}
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """`value` is JSON. `format`: "null", "json", "text", "hex", "avro", "protobuf" or "masked"."""
+
+    format: str
+    value: Any
+    note: str = ""
+    size: int = 0
+    """Bytes on the wire."""
+
+    @property
+    def text(self) -> str:
+        """The value as one line, as people see it."""
+        if isinstance(self.value, str) and self.format in ("text", "hex", "masked"):
+            return self.value
+        return json.dumps(self.value, ensure_ascii=False)
+
+
+def check_format(text: str) -> None:
+    """Raises ConfigError for a text that is no format, or one whose schema file cannot be used."""
+    _reader(text)
+
+
+class Formats:
+    """The formats of keys and values, by topic.
+
+    `texts`: each is "TOPIC:key=FORMAT" or "TOPIC:value=FORMAT"; the topic `*` stands for all others. A FORMAT is auto,
+    json, text, hex, avro:FILE, confluent-avro:FILE, protobuf:FILE:MESSAGE or confluent-protobuf:FILE:MESSAGE. A FILE is
+    an Avro schema in JSON, or a descriptor set that `protoc --include_imports --descriptor_set_out` wrote.
+    """
+
+    def __init__(self, texts: Iterable[str] = ()) -> None:
+        """Raises ConfigError, and MissingExtra for a format whose package is not installed."""
+        self._formats: dict[tuple[str, str], str] = {}
+        for text in texts:
+            place, equals, format = text.partition("=")
+            topic, colon, part = place.rpartition(":")
+            if not (equals and colon and topic and part in ("key", "value")):
+                raise ConfigError(
+                    f"record format {text!r} is not TOPIC:key=FORMAT or TOPIC:value=FORMAT, such as orders:value=json"
+                )
+            check_format(format)
+            self._formats[topic, part] = format
+
+    def of(self, topic: str, part: str) -> str:
+        return self._formats.get((topic, part)) or self._formats.get(("*", part), "auto")
+
+
+class Decoder:
+    """Decodes records of one topic. `key` and `value` are formats."""
+
+    def __init__(self, key: str = "auto", value: str = "auto", masks: Optional[Masks] = None) -> None:
+        """Raises ConfigError for a format that cannot be used, or that masks forbid; MissingExtra."""
+        self.masks = masks or Masks()
+        self._readers: dict[str, Optional[_Reader]] = {}
+        self._wanted = {"key": key, "value": value}
+        for part, wanted in self._wanted.items():
+            if wanted in ("text", "hex") and self.masks.cover(part):
+                raise ConfigError(
+                    f"the {part} has masked fields, so it is not shown as {wanted}: the bytes would show them; "
+                    "choose auto, json or a format with a schema"
+                )
+            self._readers[part] = _reader(wanted)
+
+    def check_search(self) -> None:
+        """Raises ConfigError if keys are masked: a search would tell whether a guessed key exists."""
+        if self.masks.cover("key"):
+            raise ConfigError("keys have masked fields, so records are not searched by key; search by offset or time")
+
+    def schema_ids(self, record: Record) -> set[int]:
+        """The ids in the registry of schemas that `decode` needs for a record."""
+        parts = {"key": record.key, "value": record.value}
+        found = {schema_id(data) for part, data in parts.items() if self._wanted[part] == "auto" and data is not None}
+        return {each for each in found if each is not None}
+
+    def decode(self, part: str, data: Optional[bytes], schemas: Schemas = NO_SCHEMAS) -> Decoded:
+        """A key or a value, masked."""
+        found = self._decoded(part, data, schemas)
+        if not self.masks.cover(part) or data is None:
+            return found
+        if found.format in ("text", "hex") or not isinstance(found.value, (dict, list)):
+            return Decoded("masked", self.masks.apply(part, ""), found.note or "has no fields to mask", len(data))
+        return Decoded(found.format, self.masks.apply(part, found.value), found.note, len(data))
+
+    def decode_header(self, name: str, data: Optional[bytes]) -> Decoded:
+        """The value of a header: text, or else hex."""
+        if data is not None and self.masks.hides_header(name):
+            return Decoded("masked", self.masks.apply("headers", ""), "", len(data))
+        return Decoded("null", None) if data is None else _as_text(bytes(data))
+
+    def _decoded(self, part: str, data: Optional[bytes], schemas: Schemas) -> Decoded:
+        if data is None:
+            return Decoded("null", None)
+        data = bytes(data)
+        wanted, read = self._wanted[part], self._readers[part]
+        if read is not None:
+            kind = wanted.partition(":")[0].replace("confluent-", "")
+            try:
+                return Decoded(kind, read(data), size=len(data))
+            except (ValueError, RecursionError):
+                shown = "JSON" if kind == "json" else "text" if kind == "text" else f"a record of the {kind} schema"
+                return _plain(data, f"not {shown}")
+        number = schema_id(data)
+        schema = None if number is None else schemas.get(number)
+        if schema is None:
+            return _plain(data)
+        if isinstance(schema, str):
+            return _plain(data, schema)
+        try:
+            return Decoded(schema.kind, schema.read(data[HEADER:]), f"schema {number}", len(data))
+        except (ValueError, RecursionError):
+            return _plain(data, f"does not match schema {number}")
+
+
+_Reader = Callable[[bytes], Any]
+
+
+def _reader(text: str) -> Optional[_Reader]:
+    """The function of a format; None for auto."""
+    if text == "auto":
+        return None
+    if text in _READERS:
+        return _READERS[text]
+    kind, _, where = text.partition(":")
+    skip = kind.startswith("confluent-")
+    schema = file_schema(kind.replace("confluent-", ""), where, framed=skip) if where else None
+    if schema is None:
+        raise ConfigError(f"{text!r} is not a format of records; use {_ALLOWED}")
+    return (lambda data: schema.read(_unframed(data))) if skip else schema.read
+
+
+def _unframed(data: bytes) -> bytes:
+    if schema_id(data) is None:
+        raise ValueError("no id of a schema")
+    return data[HEADER:]
+
+
+def _plain(data: bytes, note: str = "") -> Decoded:
+    try:
+        return Decoded("json", read_json(data), note, len(data))
+    except (ValueError, RecursionError):
+        return _as_text(data, note)
+
+
+def _as_text(data: bytes, note: str = "") -> Decoded:
+    try:
+        return Decoded("text", _text(data), note, len(data))
+    except ValueError:
+        return Decoded("hex", data.hex(), note, len(data))
+
+
+def _text(data: bytes) -> str:
+    text = data.decode()
+    if CONTROL.search(text.replace("\n", "").replace("\r", "").replace("\t", "")):
+        raise ValueError("control characters")
+    return text
+
+
+_READERS: Mapping[str, _Reader] = {"json": read_json, "text": _text, "hex": bytes.hex}

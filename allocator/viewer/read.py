@@ -1,0 +1,303 @@
+"""Finds records of a topic: around an offset, from a time on, the newest ones, those of a key.
+
+Reads with a `Consumer` without a group: it joins nothing and commits nothing. A read is bounded in records, bytes and
+time, and says which offsets it looked at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Optional
+
+from allocator.clock import milliseconds
+from allocator.consumer.consumer import Consumer
+from allocator.errors import ConfigError, TopicNotFound
+from allocator.fetch.batch import Batch
+from allocator.producer.partitioner import Partitioner
+from allocator.settings import DEFAULT
+from allocator.tasks import within
+from allocator.types import IsolationLevel, Record, TopicPartition
+
+__all__ = ["Bounds", "Position", "Query", "ReadResult", "ReadWindow", "Reader"]
+
+Offsets = Mapping[TopicPartition, int]
+
+WIDER = 4  # a window that lacks records grows to so many times its size
+BYTES_AHEAD = 4 << 20
+WAIT_S = 0.1  # until positions are compared again: markers of transactions move them without a record
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where to look. `at`: epoch milliseconds of "time", or the offset of "offset"."""
+
+    kind: Literal["earliest", "latest", "offset", "time"]
+    at: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> Position:
+        """Reads "earliest", "latest", an offset, or an ISO 8601 time with a zone. Raises ConfigError."""
+        if text == "earliest" or text == "latest":
+            return cls(text)  # type: ignore[arg-type]
+        if re.fullmatch(r"[0-9]{1,18}", text):
+            return cls("offset", int(text))
+        try:
+            return cls("time", milliseconds(text))
+        except ValueError as error:
+            raise ConfigError(
+                f"position {text!r} is not earliest, latest, an offset or a time such as 2026-01-31T12:00:00Z ({error})"
+            ) from None
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The most that one read may do. It stops at the first that is reached."""
+
+    scanned: int = 200_000
+    """Records that are looked at, for instance to find those of a key."""
+    size: int = 64 << 20
+    """Bytes of keys and values that are looked at."""
+    seconds: float = 15.0
+
+
+@dataclass(frozen=True)
+class Query:
+    """Which records. With several partitions, they are in the order of their timestamps."""
+
+    topic: str
+    partition: Optional[int] = None
+    """None: all of them; with a key, the one that the default partitioner chooses for it."""
+    position: Position = field(default_factory=lambda: Position("latest"))
+    limit: int = 50
+    """Records in the result, besides those of `before`."""
+    before: int = 0
+    """Records before the position, at most. "latest" has no records after it, and takes `limit` for 0."""
+    key: Optional[bytes] = None
+    every_partition: bool = False
+    """Look for a key in all partitions: its producer has another partitioner, or partitions were added."""
+    isolation_level: IsolationLevel = DEFAULT["isolation_level"]
+
+    def __post_init__(self) -> None:
+        if self.limit < 0 or self.before < 0 or self.limit + self.before < 1:
+            raise ConfigError(f"limit {self.limit} and before {self.before} must be 0 or more, and one of them above 0")
+
+
+@dataclass
+class ReadWindow:
+    """The offsets of a partition that were looked at: `first` to `next` - 1, of the log's `begin` to `end` - 1."""
+
+    partition: int
+    first: int
+    next: int
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True)
+class ReadResult:
+    """The records, and what was looked at for them."""
+
+    topic: str
+    records: list[Record]
+    windows: list[ReadWindow]
+    scanned: int
+    """Records that were looked at."""
+    stopped: str
+    """The bound that ended the read: "records", "bytes" or "seconds"; "" if it looked at all that was asked for."""
+    by_partitioner: bool
+    """Whether the key's partition was chosen by the default partitioner."""
+
+
+class Reader:
+    """Reads from one cluster, with a connection of its own for each read."""
+
+    def __init__(
+        self,
+        brokers: str,
+        *,
+        security: Optional[Mapping[str, Any]] = None,
+        bounds: Optional[Bounds] = None,
+        timeout_s: float = 10.0,
+    ) -> None:
+        """`timeout_s`: for the brokers to respond."""
+        self._brokers = brokers
+        self._security = security
+        self._bounds = bounds or Bounds()
+        self._timeout_s = timeout_s
+
+    async def read(self, query: Query) -> ReadResult:
+        """Raises TopicNotFound, ConfigError for a partition that does not exist, BrokersUnavailable, BrokerError."""
+        async with Consumer(
+            brokers=self._brokers,
+            group=None,
+            membership="fixed",
+            security=self._security,
+            isolation_level=query.isolation_level,
+            prefetch_bytes=BYTES_AHEAD,
+            connect_timeout_s=self._timeout_s,
+        ) as consumer:
+            partitions = await _partitions(consumer, query)
+            consumer.assign(partitions)
+            begins = await consumer.beginning_offsets(partitions)
+            ends = await consumer.end_offsets(partitions)
+            starts = await _starts(consumer, query.position, begins, ends)
+            scan = _Scan(consumer, query.key, self._bounds)
+            older, later = query.before, query.limit
+            if query.position.kind == "latest":
+                older, later = query.before or query.limit, 0
+            before = await scan.backward(starts, begins, older)
+            after = await scan.forward({p: (starts[p], ends[p]) for p in partitions}, later)
+        looked = {p: scan.looked.get(p, (starts[p], starts[p])) for p in partitions}
+        return ReadResult(
+            query.topic,
+            [*(_in_order(before)[-older:] if older else ()), *_in_order(after)[:later]],
+            [ReadWindow(p.partition, *looked[p], begins[p], ends[p]) for p in partitions],
+            scan.scanned,
+            scan.stopped,
+            query.key is not None and query.partition is None and not query.every_partition,
+        )
+
+
+async def _partitions(consumer: Consumer, query: Query) -> list[TopicPartition]:
+    numbers = await consumer.partitions_for_topic(query.topic)
+    if not numbers:
+        raise TopicNotFound([query.topic])
+    wanted = query.partition
+    if wanted is None and query.key is not None and not query.every_partition:
+        wanted = Partitioner().choose(query.key, len(numbers))
+    if wanted is None:
+        if query.position.kind == "offset" and len(numbers) > 1:
+            raise ConfigError(f"offset {query.position.at} of which partition? Name it: {query.topic}:0")
+        return [TopicPartition(query.topic, number) for number in sorted(numbers)]
+    if wanted not in numbers:
+        raise ConfigError(f"{query.topic} has partitions 0 to {max(numbers)}; there is no {wanted}")
+    return [TopicPartition(query.topic, wanted)]
+
+
+async def _starts(consumer: Consumer, position: Position, begins: Offsets, ends: Offsets) -> dict[TopicPartition, int]:
+    if position.kind == "earliest":
+        return dict(begins)
+    if position.kind == "offset":
+        return {p: max(begins[p], min(position.at, ends[p])) for p in ends}
+    if position.kind == "latest":
+        return dict(ends)
+    found = await consumer.offsets_for_times(dict.fromkeys(ends, position.at))
+    # an uncommitted transaction may have a record of that time after the end
+    return {p: ends[p] if (there := found[p]) is None else min(there.offset, ends[p]) for p in ends}
+
+
+def _in_order(records: list[Record]) -> list[Record]:
+    """By offset within a partition; between partitions by timestamp."""
+    if len({record.partition for record in records}) < 2:
+        return sorted(records, key=lambda record: record.offset)
+    return sorted(records, key=lambda record: (record.timestamp, record.partition, record.offset))
+
+
+class _Scan:
+    """The state of one read: what is left of its bounds, and the offsets that it looked at."""
+
+    def __init__(self, consumer: Consumer, key: Optional[bytes], bounds: Bounds) -> None:
+        self._consumer = consumer
+        self._key = key
+        self._bounds = bounds
+        self._size = 0
+        self._until = time.monotonic() + bounds.seconds
+        self.scanned = 0
+        self.stopped = ""
+        self.looked: dict[TopicPartition, tuple[int, int]] = {}
+
+    async def backward(self, stops: Offsets, begins: Offsets, most: int) -> list[Record]:
+        """The last `most` records before `stops`, of all partitions together; looks further back in larger windows."""
+        found: list[Record] = []
+        left, size = {p: stop for p, stop in stops.items() if stop > begins[p]}, most
+        while left and len(found) < most and not self.stopped:
+            # a window that the bound of records would cut lacks its newest records
+            size = min(size, (self._bounds.scanned - self.scanned) // len(left))
+            if size < 1:
+                self.stopped = "records"
+                break
+            windows = {p: (max(begins[p], stop - size), stop) for p, stop in left.items()}
+            older = await self._pass(windows, None)
+            if self.stopped and self.looked:
+                break  # what was read of these windows does not join what was read before
+            found += self._keep(older)
+            left = {p: first for p, (first, _) in windows.items() if first > begins[p]}
+            size *= WIDER
+        return found
+
+    async def forward(self, windows: Mapping[TopicPartition, tuple[int, int]], most: int) -> list[Record]:
+        """The first `most` records of each partition from its first offset up to its second one."""
+        return self._keep(await self._pass(windows, most)) if most and not self.stopped else []
+
+    def _keep(self, passed: Mapping[TopicPartition, _Passed]) -> list[Record]:
+        for partition, each in passed.items():
+            first, next_ = self.looked.get(partition, (each.first, each.next))
+            self.looked[partition] = (min(first, each.first), max(next_, each.next))
+        return [record for each in passed.values() for record in each.records]
+
+    async def _pass(
+        self, windows: Mapping[TopicPartition, tuple[int, int]], most: Optional[int]
+    ) -> dict[TopicPartition, _Passed]:
+        """Reads windows (first offset, offset after the last) until the end or a bound; `most` records of each."""
+        passed = {p: _Passed(first, first, stop) for p, (first, stop) in windows.items() if first < stop}
+        for partition in self._consumer.assignment():
+            if partition in passed:
+                self._consumer.seek(partition, passed[partition].first)
+                self._consumer.resume(partition)
+            else:
+                self._consumer.pause(partition)
+        try:
+            await within(self._read(passed, most), max(0.0, self._until - time.monotonic()))
+        except asyncio.TimeoutError:
+            self.stopped = "seconds"
+        return passed
+
+    async def _read(self, passed: Mapping[TopicPartition, _Passed], most: Optional[int]) -> None:
+        left = set(passed)
+        while left and not self.stopped:
+            batch = await self._consumer.getbatch(WAIT_S)
+            if batch is None:
+                checked = sorted(left)
+            else:
+                checked = [TopicPartition(batch.topic, batch.partition)]
+                if checked[0] in left:
+                    self._take(batch, passed[checked[0]], most)
+            for partition in left.intersection(checked):
+                each = passed[partition]
+                # markers of transactions, and removed records, move a position without a record
+                if len(each.records) != most and not self.stopped:
+                    each.next = max(each.next, min(await self._consumer.position(partition), each.stop))
+                if len(each.records) == most or each.next >= each.stop:
+                    left.discard(partition)
+                    self._consumer.pause(partition)
+
+    def _take(self, batch: Batch, into: _Passed, most: Optional[int]) -> None:
+        for record in batch:
+            if record.offset >= into.stop or len(into.records) == most:
+                break
+            self.scanned += 1
+            self._size += len(record.value or b"") + len(record.key or b"")
+            into.next = record.offset + 1
+            if self._key is None or record.key == self._key:
+                into.records.append(copy.copy(record))  # the copy lets go of the batch
+            if self.scanned >= self._bounds.scanned:
+                self.stopped = "records"
+            elif self._size >= self._bounds.size:
+                self.stopped = "bytes"
+            if self.stopped:
+                break
+
+
+@dataclass
+class _Passed:
+    """What was read of a window: offsets `first` to `next` - 1 of those below `stop`."""
+
+    first: int
+    next: int
+    stop: int
+    records: list[Record] = field(default_factory=list)

@@ -1,0 +1,267 @@
+"""Schemas of Avro, Protobuf and JSON, from files and from what a schema registry responds.
+
+Confluent's wire format (https://docs.confluent.io/platform/current/schema-registry/fundamentals/serdes-develop/) is a
+zero, the id of the schema as four bytes, for Protobuf the indexes of the message type, and the bytes of the record.
+"""
+
+from __future__ import annotations
+
+import base64
+import decimal
+import io
+import json
+import math
+import struct
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime, time
+from pathlib import Path
+from typing import Any, Optional
+
+from allocator.errors import ConfigError, MissingExtra
+from allocator.fetch.columns import varint
+
+__all__ = ["HEADER", "Schema", "avro_schema", "file_schema", "json_schema", "protobuf_schema", "read_json", "schema_id"]
+
+HEADER = 5  # bytes before the data in Confluent's format
+MAX_INDEXES = 32  # levels of nested message types
+
+
+@dataclass(frozen=True)
+class Schema:
+    """`read` gives JSON for bytes after the header; it raises ValueError for bytes of another schema."""
+
+    kind: str
+    """"avro", "protobuf" or "json"."""
+    read: Callable[[bytes], Any]
+
+
+def schema_id(data: bytes) -> Optional[int]:
+    """The id of the schema in a registry; None for bytes that do not begin as Confluent's do."""
+    if len(data) < HEADER or data[0] != 0:
+        return None
+    return int(struct.unpack_from(">I", data, 1)[0])
+
+
+def file_schema(kind: str, where: str, *, framed: bool) -> Optional[Schema]:
+    """The schema of a file, "FILE" of Avro or "FILE:MESSAGE" of Protobuf; None for another kind.
+
+    `framed`: bytes of Protobuf begin with the indexes of the message type, which the name of the message replaces.
+    Raises ConfigError and MissingExtra.
+    """
+    if kind == "avro":
+        return avro_schema(_loaded(where), {}, where)
+    if kind != "protobuf":
+        return None
+    path, colon, message = where.rpartition(":")
+    if not colon or not path or not message:
+        raise ConfigError(f"protobuf:{where} names no message; write protobuf:FILE:package.Message")
+    google = _protobuf()
+    try:
+        files = google.FileDescriptorSet.FromString(Path(path).read_bytes())
+    except (OSError, google.DecodeError) as error:
+        raise ConfigError(
+            f"{path} is not a descriptor set of Protobuf ({error}); "
+            f"`protoc --include_imports --descriptor_set_out={path}` writes one"
+        ) from error
+    read = _message_reader(google, list(files.file), message, path)
+    return Schema("protobuf", (lambda data: read(_indexes(data)[1])) if framed else read)
+
+
+def json_schema() -> Schema:
+    """Records of a JSON schema are JSON; the schema only restricts them."""
+    return Schema("json", read_json)
+
+
+def read_json(data: bytes) -> Any:
+    """Raises ValueError also for NaN and infinities, which JSON lacks."""
+    return json.loads(data.decode(), parse_constant=_refuse)
+
+
+def _refuse(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+# -- Avro --------------------------------------------------------------------------------------------------------------
+
+
+def avro_schema(schema: Any, named: dict[str, Any], name: str) -> Schema:
+    """A parsed schema. `named`: types of schemas that it refers to; its own are added.
+
+    Raises ConfigError, MissingExtra.
+    """
+    try:
+        import fastavro
+    except ImportError as error:
+        raise MissingExtra("Avro needs fastavro: pip install 'zk-partition-allocator[avro]'") from error
+    try:
+        parsed = fastavro.parse_schema(schema, named_schemas=named)
+    except Exception as error:  # the parser may raise anything for JSON that is no schema
+        raise ConfigError(f"{name} is not an Avro schema: {error}") from error
+
+    def read(data: bytes) -> Any:
+        stream = io.BytesIO(data)
+        try:
+            found = fastavro.schemaless_reader(stream, parsed, None)
+        except Exception as error:
+            raise ValueError("not of this schema") from error
+        if stream.read(1):
+            raise ValueError("bytes are left")
+        return _plain(found)
+
+    return Schema("avro", read)
+
+
+def _loaded(path: str) -> Any:
+    try:
+        return json.loads(Path(path).read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} is not an Avro schema in JSON: {error}") from error
+
+
+def _plain(value: Any) -> Any:
+    """What Avro has and JSON lacks, as text: times in ISO 8601, bytes in base64, decimals with all digits."""
+    if isinstance(value, dict):
+        return {str(name): _plain(inner) for name, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(inner) for inner in value]
+    if isinstance(value, (bytes, bytearray)):
+        return base64.b64encode(value).decode()
+    if isinstance(value, (datetime, date, time)):
+        return value.isoformat()
+    if isinstance(value, (decimal.Decimal, uuid.UUID)):
+        return str(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
+
+
+# -- Protobuf ----------------------------------------------------------------------------------------------------------
+
+
+def protobuf_schema(files: Sequence[tuple[str, bytes]], name: str) -> Schema:
+    """The message types of a file: (import path, FileDescriptorProto as bytes), the file itself last.
+
+    Raises ConfigError, MissingExtra.
+    """
+    google = _protobuf()
+    try:
+        protos = [google.FileDescriptorProto.FromString(data) for _, data in files]
+    except google.DecodeError as error:
+        raise ConfigError(f"{name} is not a compiled schema of Protobuf: {error}") from error
+    for proto, (path, _) in zip(protos, files):
+        proto.name = path
+    messages: dict[str, Callable[[bytes], Any]] = {}
+
+    def read(data: bytes) -> Any:
+        indexes, rest = _indexes(data)
+        message = _name(protos[-1], indexes)
+        if message not in messages:
+            messages[message] = _message_reader(google, protos, message, name)
+        return messages[message](rest)
+
+    return Schema("protobuf", read)
+
+
+@dataclass(frozen=True)
+class _Protobuf:
+    """What is used of the package."""
+
+    FileDescriptorSet: Any
+    FileDescriptorProto: Any
+    DecodeError: Any
+    pool: Any
+    factory: Any
+    json_format: Any
+
+
+def _protobuf() -> _Protobuf:
+    try:
+        from google.protobuf import (
+            any_pb2,  # noqa: F401 - they add the types that every schema may import to the default pool
+            descriptor_pb2,
+            descriptor_pool,
+            duration_pb2,  # noqa: F401
+            empty_pb2,  # noqa: F401
+            field_mask_pb2,  # noqa: F401
+            json_format,
+            message,
+            message_factory,
+            struct_pb2,  # noqa: F401
+            timestamp_pb2,  # noqa: F401
+            wrappers_pb2,  # noqa: F401
+        )
+    except ImportError as error:
+        raise MissingExtra("Protobuf needs protobuf: pip install 'zk-partition-allocator[protobuf]'") from error
+    return _Protobuf(
+        descriptor_pb2.FileDescriptorSet,
+        descriptor_pb2.FileDescriptorProto,
+        message.DecodeError,
+        descriptor_pool,
+        message_factory,
+        json_format,
+    )
+
+
+def _message_reader(google: _Protobuf, files: Sequence[Any], message: str, name: str) -> Callable[[bytes], Any]:
+    pool = google.pool.DescriptorPool()
+    by_name = {each.name: each for each in files}
+    try:
+        for each in files:
+            _add(google, pool, by_name, each.name, ())
+        kind = google.factory.GetMessageClass(pool.FindMessageTypeByName(message))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"{name} has no message {message!r}, or lacks a file that it imports: {error}") from error
+
+    def read(data: bytes) -> Any:
+        try:
+            found = google.json_format.MessageToDict(kind.FromString(data), preserving_proto_field_name=True)
+        except Exception as error:
+            raise ValueError("not of this message type") from error
+        return found
+
+    return read
+
+
+def _add(google: _Protobuf, pool: Any, files: Mapping[str, Any], path: str, under: tuple[str, ...]) -> None:
+    """Adds a file after those that it imports. Google's own come with the package."""
+    if path in under:
+        raise ValueError(f"{path} imports itself")
+    try:
+        pool.FindFileByName(path)
+        return
+    except KeyError:
+        pass
+    proto = files.get(path)
+    if proto is None:
+        proto = google.FileDescriptorProto()
+        google.pool.Default().FindFileByName(path).CopyToProto(proto)
+    for imported in proto.dependency:
+        _add(google, pool, files, imported, (*under, path))
+    pool.Add(proto)
+
+
+def _indexes(data: bytes) -> tuple[list[int], bytes]:
+    """(the place of a message type among those of its file, the bytes after it). A single zero is the first type."""
+    found: list[int] = []
+    try:
+        count, at = varint(data, 0)
+        if not 0 <= count <= MAX_INDEXES:
+            raise ValueError("too many indexes")
+        for _ in range(count):
+            index, at = varint(data, at)
+            found.append(index)
+    except IndexError:
+        raise ValueError("the bytes end within the indexes") from None
+    return found or [0], data[at:]
+
+
+def _name(file: Any, indexes: Sequence[int]) -> str:
+    names, kinds = [file.package] if file.package else [], file.message_type
+    for index in indexes:
+        if not 0 <= index < len(kinds):
+            raise ValueError("no such message type")
+        names.append(kinds[index].name)
+        kinds = kinds[index].nested_type
+    return ".".join(names)

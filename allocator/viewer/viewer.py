@@ -1,0 +1,140 @@
+"""Records of a cluster for people: read, decoded and masked in one call."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Optional
+
+from allocator.types import Record
+from allocator.viewer.decode import NO_SCHEMAS, Decoded, Decoder, Formats, Schemas
+from allocator.viewer.masks import Masks
+from allocator.viewer.read import Query, Reader, ReadResult
+from allocator.viewer.registry import Registry
+
+__all__ = ["SeenRecord", "View", "Viewer"]
+
+
+@dataclass(frozen=True)
+class SeenRecord:
+    """One record, decoded and masked."""
+
+    partition: int
+    offset: int
+    timestamp_ms: Optional[int]
+    key: Decoded
+    value: Decoded
+    headers: tuple[tuple[str, Decoded], ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it, with decoded keys and values: a line of a download."""
+        return {
+            "partition": self.partition,
+            "offset": self.offset,
+            "timestamp_ms": self.timestamp_ms,
+            "key": self.key.value,
+            "value": self.value.value,
+            "headers": [[name, each.value] for name, each in self.headers],
+            "key_format": self.key.format,
+            "value_format": self.value.format,
+        }
+
+    def shown(self, most: int) -> dict[str, Any]:
+        """For a page: keys and values as text of at most `most` characters each."""
+        return {
+            "partition": self.partition,
+            "offset": self.offset,
+            "timestamp_ms": self.timestamp_ms,
+            "key": _shown(self.key, most),
+            "value": _shown(self.value, most),
+            "headers": [{"name": name, **_shown(each, most)} for name, each in self.headers],
+        }
+
+
+@dataclass(frozen=True)
+class View:
+    """What a query found."""
+
+    found: ReadResult
+    records: list[SeenRecord]
+
+    def to_json(self, most: Optional[int] = None) -> dict[str, Any]:
+        """`most`: characters of each key and value, as text; None: all of them, as JSON."""
+        found = self.found
+        return {
+            "topic": found.topic,
+            "records": [each.to_json() if most is None else each.shown(most) for each in self.records],
+            "windows": [vars(window) for window in found.windows],
+            "scanned": found.scanned,
+            "stopped": found.stopped,
+            "by_partitioner": found.by_partitioner,
+        }
+
+    def lines(self) -> Iterator[str]:
+        """A JSON object for each record."""
+        for each in self.records:
+            yield json.dumps({"topic": self.found.topic, **each.to_json()}, ensure_ascii=False) + "\n"
+
+
+class Viewer:
+    """Reads, decodes and masks. One for a server or a command."""
+
+    def __init__(
+        self,
+        reader: Reader,
+        *,
+        masks: Optional[Masks] = None,
+        formats: Optional[Formats] = None,
+        registry: Optional[Registry] = None,
+    ) -> None:
+        self._reader = reader
+        self.masks = masks or Masks()
+        self.formats = formats or Formats()
+        self._registry = registry
+
+    async def view(self, query: Query, key_format: str = "auto", value_format: str = "auto") -> View:
+        """The records of a query. "auto" is the format that `formats` has for the topic.
+
+        Raises ConfigError for what cannot be asked for, MissingExtra, and what `Reader.read` raises.
+        """
+        decoder = Decoder(
+            self.formats.of(query.topic, "key") if key_format == "auto" else key_format,
+            self.formats.of(query.topic, "value") if value_format == "auto" else value_format,
+            self.masks,
+        )
+        if query.key is not None:
+            decoder.check_search()
+        found = await self._reader.read(query)
+        schemas: Schemas = NO_SCHEMAS
+        if self._registry is not None:
+            ids = {number for each in found.records for number in decoder.schema_ids(each)}
+            schemas = await self._registry.load(ids)
+        records = []
+        for record in found.records:
+            records.append(_seen(record, decoder, schemas))
+            await asyncio.sleep(0)  # large values take their time; a server has other requests
+        return View(found, records)
+
+
+def _seen(record: Record, decoder: Decoder, schemas: Schemas) -> SeenRecord:
+    return SeenRecord(
+        record.partition,
+        record.offset,
+        record.timestamp if record.timestamp >= 0 else None,
+        decoder.decode("key", record.key, schemas),
+        decoder.decode("value", record.value, schemas),
+        tuple((name, decoder.decode_header(name, value)) for name, value in record.headers),
+    )
+
+
+def _shown(decoded: Decoded, most: int) -> dict[str, Any]:
+    text = decoded.text
+    return {
+        "format": decoded.format,
+        "text": text[:most],
+        "cut": len(text) > most,
+        "size": decoded.size,
+        "note": decoded.note,
+    }

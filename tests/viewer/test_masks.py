@@ -1,0 +1,94 @@
+"""Masks hide what they name, and more rather than less: pure."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from allocator.errors import ConfigError
+from allocator.viewer.decode import Decoder
+from allocator.viewer.masks import Masks
+
+ORDER = {
+    "id": 7,
+    "card": {"number": "4111", "until": "12/27"},
+    "items": [{"sku": "a", "price": 1}, {"sku": "b", "price": 2}],
+    "Contact": {"e.mail": "x@y", "home": {"Email": "z@y"}},
+}
+
+
+@pytest.mark.parametrize(
+    ("mask", "hidden"),
+    [
+        ("value.card.number", ["4111"]),
+        ("$.card", ["4111", "12/27"]),
+        ("$['card']['number']", ["4111"]),
+        ("value.items[*].price", ["1", "2"]),
+        ("value.items.price", ["1", "2"]),
+        ("value.items[0].sku", ["a", "b"]),
+        ("value..email", ["z@y"]),
+        ("value.contact['e.mail']", ["x@y"]),
+        ("value.card.*", ["4111", "12/27"]),
+        ("value..*", ["7", "4111", "12/27", "a", "b", "1", "2", "x@y", "z@y"]),
+        ("value", ["7", "4111", "12/27", "a", "b", "1", "2", "x@y", "z@y"]),
+        ("key.id", []),
+    ],
+)
+def test_a_path_hides_its_values_and_no_others(mask: str, hidden: list[str]) -> None:
+    def leaves(value: Any) -> list[str]:
+        inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+        return [str(value)] if inner is None else [leaf for each in inner for leaf in leaves(each)]
+
+    left = leaves(Masks([mask]).apply("value", ORDER))
+    assert sorted(set(leaves(ORDER)) - set(left)) == sorted(set(hidden))
+
+
+@pytest.mark.parametrize("mask", ["", "card.number", "value.", "value card", "value[", "value.a b", "Value.a", "$$.a"])
+def test_what_is_no_path_is_refused_with_its_text(mask: str) -> None:
+    with pytest.raises(ConfigError, match=r"mask '"):
+        Masks([mask])
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text("abS", max_size=2), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@given(JSON, st.sampled_from(["value..secret", "value.a..secret", "value.*.secret", "value.secret"]))
+def test_a_masked_field_never_comes_out(document: Any, mask: str) -> None:
+    """A secret stands where each of the masks applies, inside any other fields and lists."""
+    data = json.dumps({"a": [document, {"secret": "geheim"}], "secret": "geheim", "b": document}).encode()
+    shown = Decoder(masks=Masks([mask])).decode("value", data)
+    assert shown.format == "json"
+    assert ("geheim" not in shown.text) == (mask == "value..secret")
+
+
+@pytest.mark.parametrize(
+    "data", [b"geheim", b"\x00\x00\x00\x00\x07geheim", b'"geheim"', b'{"secret": "geheim"', b"[" * 100_000 + b"geheim"]
+)
+def test_what_cannot_be_decoded_is_masked_as_a_whole(data: bytes) -> None:
+    decoder = Decoder(masks=Masks(["value.other", "headers.token"]))
+    shown = decoder.decode("value", data)
+    assert (shown.format, shown.value) == ("masked", "***")
+    assert "geheim" not in shown.note
+    assert decoder.decode("key", b"c7").value == "c7", "no mask is on keys"
+    assert decoder.decode("value", None).format == "null"
+    assert decoder.decode_header("Token", b"geheim").value == "***"
+    assert decoder.decode_header("trace", b"t1").value == "t1"
+
+
+def test_bytes_are_not_offered_where_masks_hide_fields() -> None:
+    masks = Masks(["value.card"])
+    for format in ("text", "hex"):
+        with pytest.raises(ConfigError, match="the bytes would show them"):
+            Decoder(value=format, masks=masks)
+        Decoder(key=format, masks=masks)
+    Decoder(masks=masks).check_search()
+    with pytest.raises(ConfigError, match="not searched by key"):
+        Decoder(masks=Masks(["key.id"])).check_search()

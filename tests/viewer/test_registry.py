@@ -1,0 +1,123 @@
+"""Schemas from a registry with Confluent's API, which is a server of this test."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from tornado import netutil, web
+from tornado.httpserver import HTTPServer
+
+from allocator.errors import ConfigError
+from allocator.viewer.registry import Registry
+from allocator.viewer.schemas import Schema
+
+ITEM = {"type": "record", "name": "Item", "namespace": "shop", "fields": [{"name": "sku", "type": "string"}]}
+ORDER = {
+    "type": "record",
+    "name": "Order",
+    "fields": [{"name": "items", "type": {"type": "array", "items": "shop.Item"}}],
+}
+REFERENCES = [{"name": "shop.Item", "subject": "items/value", "version": 2}]
+
+
+@contextlib.asynccontextmanager
+async def registry(answers: dict[str, Any], asked: list[str]) -> AsyncIterator[str]:
+    """Serves these responses by path, with the password of the user `reader`; everything else is 404."""
+
+    class Answer(web.RequestHandler):
+        def get(self) -> None:
+            asked.append(self.request.uri or "")
+            user = base64.b64encode(b"reader:p/w").decode()
+            if self.request.headers.get("Authorization") != f"Basic {user}":
+                self.set_status(401)
+            elif self.request.uri in answers:
+                self.finish(answers[self.request.uri])
+            else:
+                self.set_status(404)
+
+    sockets = netutil.bind_sockets(0, "127.0.0.1")
+    server = HTTPServer(web.Application([(".*", Answer)], log_function=lambda _: None))
+    server.add_sockets(sockets)
+    try:
+        yield f"http://reader:p%2Fw@127.0.0.1:{sockets[0].getsockname()[1]}"
+    finally:
+        server.stop()
+        await server.close_all_connections()
+
+
+def read(found: Any, data: bytes) -> Any:
+    assert isinstance(found, Schema), found
+    return found.read(data)
+
+
+async def test_schemas_are_asked_for_once_with_all_that_they_refer_to() -> None:
+    asked: list[str] = []
+    answers = {
+        "/schemas/ids/1": {"schema": json.dumps(ORDER), "references": REFERENCES},
+        "/subjects/items%2Fvalue/versions/2": {"schema": json.dumps(ITEM), "id": 7},
+        "/schemas/ids/2": {"schemaType": "JSON", "schema": "{}"},
+        "/schemas/ids/3": {"schemaType": "XML", "schema": "{}"},
+        "/schemas/ids/4": {"schema": '{"type": "nothing"}'},
+        "/schemas/ids/6": {"schemaType": "PROTOBUF", "schema": "syntax"},
+        "/schemas/ids/6?format=serialized": {"schema": "syntax = 3;"},
+    }
+    async with registry(answers, asked) as url:
+        known = Registry(url, timeout_s=30)
+        assert "p" not in known.url.replace("http", "")
+        for _ in range(2):
+            found = await known.load({1, 2, 3, 4, 5, 6})
+        assert read(found[1], b"\x02\x02a\x00") == {"items": [{"sku": "a"}]}
+        assert read(found[2], b'{"a": 1}') == {"a": 1}
+        assert "has the type 'XML'" in str(found[3])
+        assert "is not an Avro schema" in str(found[4])
+        assert "does not have it" in str(found[5])
+        assert "does not compile" in str(found[6])
+        assert [asked.count(f"/schemas/ids/{number}") for number in (1, 2)] == [1, 1], "an id never changes"
+        other = Registry(url.replace("p%2Fw", "wrong"), timeout_s=30)
+        assert "responds 401" in str((await other.load({1}))[1])
+
+
+async def test_a_compiled_schema_of_protobuf_comes_with_its_imports() -> None:
+    descriptor = pytest.importorskip("google.protobuf.descriptor_pb2", reason="protobuf is not installed")
+    field = descriptor.FieldDescriptorProto
+    money = descriptor.FileDescriptorProto(package="shop", syntax="proto3")
+    money.message_type.add(name="Money").field.add(name="cents", number=1, type=field.TYPE_INT32, label=1)
+    order = descriptor.FileDescriptorProto(package="shop", syntax="proto3", dependency=["shop/money.proto"])
+    kind = order.message_type.add(name="Order")
+    kind.field.add(name="price", number=1, type=field.TYPE_MESSAGE, type_name=".shop.Money", label=1)
+    references = [{"name": "shop/money.proto", "subject": "money", "version": 1}]
+
+    def compiled(file: Any) -> dict[str, Any]:
+        text = base64.b64encode(file.SerializeToString()).decode()
+        return {"schemaType": "PROTOBUF", "schema": text}
+
+    answers = {
+        "/schemas/ids/1": {"schemaType": "PROTOBUF", "schema": "...", "references": references},
+        "/schemas/ids/1?format=serialized": compiled(order),
+        "/subjects/money/versions/1": {"schemaType": "PROTOBUF", "schema": "...", "id": 2},
+        "/schemas/ids/2?format=serialized": compiled(money),
+    }
+    async with registry(answers, []) as url:
+        found = await Registry(url, timeout_s=30).load({1})
+        assert read(found[1], b"\x00\x0a\x02\x08\x05") == {"price": {"cents": 5}}
+
+
+async def test_a_registry_that_is_away_is_a_note_and_costs_one_timeout() -> None:
+    sockets = netutil.bind_sockets(0, "127.0.0.1")
+    url = f"http://127.0.0.1:{sockets[0].getsockname()[1]}"
+    for socket in sockets:
+        socket.close()
+    found = await Registry(url).load({1, 2})
+    assert list(found) == [1]
+    assert "does not respond" in str(found[1])
+
+
+@pytest.mark.parametrize("url", ["registry:8081", "ftp://registry", "http://", "http://registry/?a=1"])
+def test_an_url_that_is_none_is_refused_without_its_password(url: str) -> None:
+    with pytest.raises(ConfigError, match="schema registry's URL"):
+        Registry(url)

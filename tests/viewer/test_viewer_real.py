@@ -1,0 +1,133 @@
+"""Records of a real topic: compressed batches, tombstones, an aborted transaction; by offset, time and key."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from kafka import KafkaProducer
+
+from allocator.cli import main
+from allocator.clock import wall_ms
+from allocator.errors import ConfigError, TopicNotFound
+from allocator.producer.partitioner import Partitioner
+from allocator.testing import LocalCluster, ProducedRecord, produce
+from allocator.viewer import Bounds, Masks, Query, Reader, Viewer
+from allocator.viewer.read import Position
+
+# a broker may delete records of long ago
+BEGAN = wall_ms() - 7_200_000
+MINUTE = 60_000
+PARTITION = Partitioner().choose(b"c7", 2)
+LOG = 40  # records in that partition before the transactions
+
+
+def fill(cluster: LocalCluster, topic: str) -> None:
+    """In the partition of the key c7: 40 compressed records, the last of them a tombstone; 5 aborted, 5 committed."""
+    records = [
+        ProducedRecord(
+            key=b"c7" if n % 10 == 7 else None,
+            value=None if n == LOG - 1 else b'{"n": %d, "card": "4111"}' % n,
+            partition=PARTITION,
+            timestamp_ms=BEGAN + n * MINUTE,
+        )
+        for n in range(LOG)
+    ]
+    produce(cluster.bootstrap, topic, records, compression="gzip", batch_records=15)
+    produce(cluster.bootstrap, topic, [ProducedRecord(None, b"other", 1 - PARTITION)])
+    producer = KafkaProducer(bootstrap_servers=cluster.bootstrap, transactional_id=topic)
+    producer.init_transactions()
+    for number in range(2):
+        producer.begin_transaction()
+        for at in range(5):
+            value = b'{"turn": %d, "at": %d}' % (number, at)
+            producer.send(topic, value, key=b"c7", partition=PARTITION, timestamp_ms=BEGAN + 100 * MINUTE + at)
+        producer.flush()  # or an abort drops what was not sent
+        (producer.commit_transaction if number else producer.abort_transaction)()
+    producer.close()
+
+
+def values(view: Any) -> list[Any]:
+    return [record.value.value for record in view.records]
+
+
+@pytest.mark.deadline(150)
+async def test_records_are_found_around_an_offset_by_time_and_by_key(
+    kafka_cluster: LocalCluster, topic_factory: Callable[..., str]
+) -> None:
+    topic = topic_factory(2)
+    fill(kafka_cluster, topic)
+    bounds = Bounds(seconds=60)
+    viewer = Viewer(Reader(kafka_cluster.bootstrap, bounds=bounds, timeout_s=30), masks=Masks(["value.card"]))
+
+    def query(**given: Any) -> Query:
+        return Query(topic, **{"isolation_level": "read_committed", **given})
+
+    near = await viewer.view(query(partition=PARTITION, position=Position("offset", 20), before=3, limit=2))
+    assert [record.offset for record in near.records] == [17, 18, 19, 20, 21]
+    assert values(near)[0] == {"n": 17, "card": "***"}
+    (window,) = near.found.windows
+    assert (window.first, window.next, window.begin, window.end) == (17, 22, 0, LOG + 12)
+    assert near.found.stopped == ""
+
+    # five aborted records and two markers at the end are no records, and those before them are found
+    newest = await viewer.view(query(partition=PARTITION, limit=7))
+    assert values(newest) == [{"n": 38, "card": "***"}, None, *({"turn": 1, "at": at} for at in range(5))]
+    assert newest.records[1].value.format == "null"
+    dirty = await viewer.view(query(partition=PARTITION, limit=100, isolation_level="read_uncommitted"))
+    assert len(dirty.records) == LOG + 10
+    everything = await viewer.view(query(position=Position("earliest"), limit=100))
+    assert len(everything.records) == LOG + 6
+    assert [record.timestamp_ms for record in everything.records] == sorted(r.timestamp_ms for r in everything.records)
+
+    later = await viewer.view(query(partition=PARTITION, position=Position("time", BEGAN + 30 * MINUTE), limit=2))
+    assert [record.offset for record in later.records] == [30, 31]
+    keyed = await viewer.view(query(key=b"c7", limit=7))
+    assert [record.offset for record in keyed.records] == [27, 37, 46, 47, 48, 49, 50]
+    assert keyed.found.by_partitioner
+    assert [window.partition for window in keyed.found.windows] == [PARTITION]
+    none = await viewer.view(query(key=b"nobody", every_partition=True))
+    assert none.records == []
+    assert [(window.first, window.next) for window in none.found.windows] == [(0, w.end) for w in none.found.windows]
+
+    short = Viewer(Reader(kafka_cluster.bootstrap, bounds=Bounds(scanned=20, seconds=60), timeout_s=30))
+    some = await short.view(query(key=b"nobody", partition=PARTITION, position=Position("earliest")))
+    assert (some.found.stopped, some.found.scanned, some.found.windows[0].next) == ("records", 20, 20)
+    some = await short.view(query(key=b"nobody", partition=PARTITION, position=Position("latest"), limit=5))
+    assert some.found.stopped == "records"
+    assert some.found.windows[0].next == LOG + 12
+
+    for wrong in (query(position=Position("offset", 1)), query(partition=2)):
+        with pytest.raises(ConfigError, match="partition"):
+            await viewer.view(wrong)
+    with pytest.raises(TopicNotFound):
+        await viewer.view(Query(f"{topic}-none"))
+
+
+def test_the_command_prints_records_with_what_it_looked_at(
+    kafka_cluster: LocalCluster, topic_factory: Callable[..., str]
+) -> None:
+    topic = topic_factory(2)
+    produce(kafka_cluster.bootstrap, topic, [(b"k\x1b", b'{"id": %d, "card": "4111"}' % n, 1) for n in range(5)])
+
+    def run(*arguments: str, code: int = 0) -> str:
+        where = ["--brokers", kafka_cluster.bootstrap, "--timeout", "30"]
+        done = CliRunner().invoke(main, ["records", *arguments, *where])
+        assert done.exit_code == code, done.output
+        return done.output
+
+    text = run(f"{topic}:1", "--limit", "2", "--mask", "$.card")
+    assert f"{topic}:1 offset 4" in text
+    assert 'value: {"id": 4, "card": "***"}' in text
+    assert "key: 6b1b [hex]" in text
+    assert "2 records shown, 2 looked at" in text
+    assert f"{topic}:1: offsets 3 to 4 looked at; its log has 0 to 4" in text
+    lines = run(topic, "--from", "earliest", "--lines", "--key-hex", "6b1b", "--every-partition")
+    assert [json.loads(line)["value"]["id"] for line in lines.splitlines()] == [0, 1, 2, 3, 4]
+    found = json.loads(run(f"{topic}:1", "--from", "3", "--before", "1", "--value-format", "text", "--json"))
+    assert [record["value"] for record in found["records"]] == [f'{{"id": {n}, "card": "4111"}}' for n in (2, 3, 4)]
+    assert "the bytes would show them" in run(topic, "--mask", "value.id", "--value-format", "hex", code=2)
+    assert "is not TOPIC or TOPIC:PARTITION" in run("orders:x", code=2)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from allocator.web.actions import Copy, Reset
     from allocator.web.guard import Guard, Login
     from allocator.web.history_file import HistoryFile
+    from allocator.web.records import RecordsPage
 
 __all__ = ["beside", "copying", "resetting", "web"]
 
@@ -85,6 +86,22 @@ log = logging.getLogger(__name__)
 )
 @click.option("--tls-cert", type=click.Path(dir_okay=False), help="PEM file with the certificate chain: serves https.")
 @click.option("--tls-key", type=click.Path(dir_okay=False), help="PEM file with the key (default: in --tls-cert).")
+@click.option(
+    "--records",
+    "records_access",
+    type=click.Choice(["operators", "viewers", "nobody"]),
+    help="Users that may look at records (default: as in [records] of --config, else operators).",
+)
+@click.option(
+    "--mask", "masks", multiple=True, help="Show a field of records as ***, such as value.card.number; may be repeated."
+)
+@click.option(
+    "--record-format",
+    "formats",
+    multiple=True,
+    help="Format of records, TOPIC:value=FORMAT or TOPIC:key=FORMAT, such as orders:value=avro:FILE; may be repeated.",
+)
+@click.option("--registry", envvar="ALLOCATOR_RECORDS_REGISTRY", help="URL of a schema registry, for records.")
 @with_clusters
 def web(
     access: Any,
@@ -104,6 +121,10 @@ def web(
     viewers: tuple[str, ...],
     tls_cert: Optional[str],
     tls_key: Optional[str],
+    records_access: Optional[str],
+    masks: tuple[str, ...],
+    formats: tuple[str, ...],
+    registry: Optional[str],
 ) -> None:
     """Show the groups in a browser: who owns what, what each rebalance moved and why, lag, problems.
 
@@ -119,11 +140,12 @@ def web(
     _need_the_extra()
     guard = Guard.make(hosts, _token(token_file), _login(user_header, groups_header, proxies, operators, viewers))
     tls = _tls(tls_cert, tls_key)
+    records = _records(access, records_access, masks, registry, formats)
     logs.configure("warning", "text")  # who changed something is of use with the time alone
     logging.getLogger("kazoo").setLevel(logging.CRITICAL)  # what does not answer is said once
     archive = _archive(history, history_mb * 1_000_000, access)
     try:
-        asyncio.run(_serve(access, guard, host, port, interval, as_json, archive, tls))
+        asyncio.run(_serve(access, guard, host, port, interval, as_json, archive, tls, records))
     finally:
         if archive is not None:
             archive.close()
@@ -138,6 +160,7 @@ async def _serve(
     as_json: bool,
     archive: Optional[HistoryFile],
     tls: Optional[ssl.SSLContext],
+    records: Optional[RecordsPage],
 ) -> None:
     from prometheus_client import CollectorRegistry
 
@@ -173,6 +196,7 @@ async def _serve(
         actions=actions(lambda: watcher.zk, access.root, resetting(access), copying(access)),
         archive=archive,
         tls=tls,
+        records=records,
     )
     beside = {} if archive is None else {"history": keep(watcher, archive)}
     async with serve(site, host, port) as bound:
@@ -180,6 +204,28 @@ async def _serve(
         url, changes = f"{'http' if tls is None else 'https'}://{name}:{bound}/", _changes(guard)
         click.echo(json.dumps({"url": url, "changes": changes}) if as_json else f"{url} ({changes})")
         await TaskGroup().run(stop.wait(), watcher=watcher.run(), **beside)
+
+
+def _records(
+    access: Access,
+    users: Optional[str],
+    masks: Collection[str],
+    registry: Optional[str],
+    formats: Collection[str],
+) -> Optional[RecordsPage]:
+    """What the page shows of records, by [records] of the settings file and the options; None: nothing."""
+    from allocator.cli.records import make_viewer
+    from allocator.daemon.config import load
+    from allocator.viewer import Reader
+    from allocator.web.records import RecordsPage
+
+    config = click.get_current_context().params["config"]
+    section = None if config is None else load(config).records
+    allowed: Any = users or ("operators" if section is None else section.access)
+    if access.brokers is None or allowed == "nobody":
+        return None
+    reader = Reader(access.brokers, security=access.security, timeout_s=access.timeout_s)
+    return RecordsPage(make_viewer(reader, section, masks, registry, formats), allowed)
 
 
 def _changes(guard: Guard) -> str:

@@ -6,7 +6,7 @@ without a group, which commits nothing; and the schema registry, if one is confi
 
 from allocator.viewer.decode import Decoder, Formats
 from allocator.viewer.masks import Masks
-from allocator.viewer.read import Bounds, Query, Reader, ReadResult, ReadWindow
+from allocator.viewer.read import Bounds, Position, Query, Reader, ReadResult, ReadWindow
 from allocator.viewer.registry import Registry
 from allocator.viewer.viewer import View, Viewer
 
@@ -15,6 +15,7 @@ __all__ = [
     "Decoder",
     "Formats",
     "Masks",
+    "Position",
     "Query",
     "ReadResult",
     "ReadWindow",

@@ -82,6 +82,11 @@ class Masks:
         """Whether a part has masks, so that its bytes must not be shown undecoded."""
         return bool(self._paths[part])
 
+    @property
+    def parts(self) -> list[str]:
+        """The parts that have masks."""
+        return [part for part in PARTS if self._paths[part]]
+
     def apply(self, part: str, value: Any) -> Any:
         """The value with masked fields as "***". A value that has no fields is masked as a whole; null stays."""
         paths = self._paths[part]

@@ -14,7 +14,7 @@ KEPT = 1000
 
 @dataclass(frozen=True)
 class Event:
-    """One event. `kind` is "order", "deployment" or "outage"."""
+    """One event. `kind` is "order", "deployment", "outage", or "read" (of records with masked fields)."""
 
     at: float
     kind: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from allocator.groups.zookeeper.orders import KINDS
+from allocator.viewer.decode import PLAIN_FORMATS
 
 from .. import __version__
 
@@ -94,6 +95,14 @@ REBALANCE: dict[str, Schema] = {
     "total": COUNT,
     "waited_for": _list(_object(member=TEXT, s=REAL)),
     "between": _list(_object(**{"from": _maybe(TEXT), "to": _maybe(TEXT), "partitions": COUNT})),
+}
+
+DECODED: dict[str, Schema] = {
+    "format": {"enum": ["null", "json", "text", "hex", "avro", "protobuf", "masked"]},
+    "text": {**TEXT, "description": "The value as text; masked fields are ***."},
+    "cut": {**YES, "description": "Whether the text is longer; a download has all of it."},
+    "size": {**COUNT, "description": "Bytes on the wire."},
+    "note": {**TEXT, "description": "The schema, or why there is none."},
 }
 
 SCHEMAS: dict[str, Schema] = {
@@ -225,6 +234,30 @@ SCHEMAS: dict[str, Schema] = {
         members=_list(_object(name=TEXT)),
         topics=_list(_object(topic=TEXT, partitions=_list(COUNT), **{"from": _list(WHOLE), "to": _list(WHOLE)})),
     ),
+    "Decoded": _object(**DECODED),
+    "Records": _object(
+        topic=TEXT,
+        records=_list(
+            _object(
+                partition=COUNT,
+                offset=COUNT,
+                timestamp_ms=_maybe(COUNT),
+                key=_ref("Decoded"),
+                value=_ref("Decoded"),
+                headers=_list(_object(name=TEXT, **DECODED)),
+            )
+        ),
+        windows={
+            **_list(_object(partition=COUNT, first=COUNT, next=COUNT, begin=COUNT, end=COUNT)),
+            "description": "Looked at: offsets `first` to `next` - 1, of the log's `begin` to `end` - 1.",
+        },
+        scanned={**COUNT, "description": "Records that were looked at."},
+        stopped={
+            "enum": ["", "records", "bytes", "seconds"],
+            "description": "The limit that ended the read; empty if none did.",
+        },
+        by_partitioner={**YES, "description": "Whether the default partitioner chose the partition of the key."},
+    ),
     "Changes": _object(
         changes=_list(
             _object(
@@ -280,6 +313,22 @@ TIMES = tuple(
     {"name": name, "in": "query", "required": False, "schema": REAL, "description": "Epoch seconds."}
     for name in ("from", "to")
 )
+TOPIC = {"name": "topic", "in": "path", "required": True, "schema": TEXT}
+RECORDS = tuple(
+    {"name": name, "in": "query", "required": False, "schema": schema, "description": text}
+    for name, schema, text in (
+        ("partition", COUNT, "Without: all; with a key, the one that the default partitioner chooses."),
+        ("from", TEXT, "earliest, latest (the newest records; the default), an offset, or an ISO 8601 time."),
+        ("before", COUNT, "So many records before it."),
+        ("limit", COUNT, "At most so many from there (default 50)."),
+        ("key", TEXT, "Only records with this key."),
+        ("key_hex", TEXT, "The same, as hex."),
+        ("every_partition", {"enum": ["true", "false"]}, "Look for the key in all partitions."),
+        ("isolation_level", {"enum": ["read_uncommitted", "read_committed"]}, "The default is read_uncommitted."),
+        ("key_format", {"enum": list(PLAIN_FORMATS)}, "auto takes the format that the server has for the topic."),
+        ("value_format", {"enum": list(PLAIN_FORMATS)}, "As key_format; text and hex are refused if masks apply."),
+    )
+)
 REBALANCE_ID = {"name": "id", "in": "path", "required": True, "schema": COUNT}
 
 
@@ -301,9 +350,9 @@ def _post(summary: str, schema: str, body: Schema | None = None) -> Schema:
 
 def _operation(summary: str, answers: Schema, parameters: tuple[Schema, ...], errors: tuple[int, ...]) -> Schema:
     meaning = {
-        400: "The body is wrong.",
+        400: "The request is wrong.",
         401: "The token is missing or wrong.",
-        403: "Read-only, or asked by a page of another origin.",
+        403: "Read-only, not for this user, or asked by a page of another origin.",
         404: "No such group is known.",
         409: "Not possible as the group is now.",
         415: "The body is no JSON.",
@@ -348,7 +397,17 @@ def describe_api() -> dict[str, Any]:
             "/api/groups/{group}/export": _text(
                 "The history, one JSON object a line", "application/x-ndjson", GROUP, *TIMES, errors=(400, 404)
             ),
-            "/api/audit": _get("The changes that were asked for; for operators", "Changes", errors=(403, 404)),
+            "/api/topics/{topic}/records": _get(
+                "Records, decoded and masked", "Records", TOPIC, *RECORDS, errors=(400, 401, 403, 404, 503)
+            ),
+            "/api/topics/{topic}/records.jsonl": _text(
+                "The same, whole, one JSON object a line",
+                "application/x-ndjson",
+                TOPIC,
+                *RECORDS,
+                errors=(400, 401, 403, 404, 503),
+            ),
+            "/api/audit": _get("The changes, and reads of masked records; for operators", "Changes", errors=(403, 404)),
             "/api/groups/{group}/rebalance": _post("Have the leader compute the assignment anew", "Asked"),
             "/api/groups/{group}/pause": _post("Have members that follow the group's setting leave", "Paused"),
             "/api/groups/{group}/resume": _post("Have them join again", "Paused"),

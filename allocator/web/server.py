@@ -18,7 +18,7 @@ from typing import Any, Optional
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from tornado import iostream, netutil, web
 
-from allocator.errors import AllocatorError, ConfigError
+from allocator.errors import AllocatorError, ConfigError, TopicNotFound
 from allocator.foreign import shown
 from allocator.tasks import wait_for_event, within
 from allocator.web import snapshot
@@ -29,6 +29,7 @@ from allocator.web.events import Event
 from allocator.web.guard import HEADERS, Guard, User
 from allocator.web.history_file import HistoryFile
 from allocator.web.openapi import describe_api
+from allocator.web.records import AT_ONCE, TEXT, RecordsPage, RecordsRequest
 from allocator.web.watch import WatchedGroup, Watcher
 
 __all__ = ["Health", "PortTaken", "Site", "serve"]
@@ -39,6 +40,7 @@ STATIC = Path(__file__).parent / "static"
 TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 PUSH_S = 0.2  # at most one push to a browser in so many seconds; more: later news; less: more work in a rebalance
 ALIVE_S = 15.0  # a line on a silent stream, by which proxies and browsers know that it stands
+AUDITED = ("order", "read")  # kinds of events
 READ_S = 5.0  # how long a request waits for the first look at the groups
 
 
@@ -86,6 +88,8 @@ class Site:
     archive: Optional[HistoryFile] = None
     """None: the past is what the watcher has in memory."""
     tls: Optional[ssl.SSLContext] = None
+    records: Optional[RecordsPage] = None
+    """None: the page shows no records."""
 
     def read_only(self, user: User) -> bool:
         """Whether a user is offered no changes. Without a login, the token comes with the change itself."""
@@ -323,16 +327,71 @@ class Export(Between):
 
 
 class Audit(PageHandler):
-    """The changes that were asked for, the newest first. For operators: it has the names of users."""
+    """The changes and the reads of masked records, the newest first. For operators: it has the names of users."""
 
     async def get(self) -> None:
         if not self.user.operates:
             raise Refused(403, "the audit log is for operators")
         archive, watcher = self.site.archive, self.watcher()
-        kept = [] if archive is None else await archive.do(archive.events, 0.0, 1000, "order")
-        live = [event for event in watcher.log.events if event.kind == "order"]
+        kept: list[Event] = []
+        if archive is not None:
+            for kind in AUDITED:
+                kept += await archive.do(archive.events, 0.0, 1000, kind)
+        live = [event for event in watcher.log.events if event.kind in AUDITED]
         events = {(event.at, event.text): event for event in (*kept, *live)}
         self.answer({"changes": [event.to_json() for _, event in sorted(events.items(), reverse=True)]})
+
+
+class Records(PageHandler):
+    """Records of a topic, decoded and masked: for the page, or `what` "lines", as JSON lines."""
+
+    reading = 0
+
+    async def get(self, topic: str) -> None:
+        page = self.site.records
+        if page is None:
+            raise Refused(404, "this server shows no records; start it with --records operators or viewers")
+        self._check_role(page)
+        if Records.reading >= AT_ONCE:
+            raise Refused(503, f"{AT_ONCE} reads of records are under way", retriable=True)
+        Records.reading += 1
+        try:
+            names = self.request.query_arguments
+            asked = RecordsRequest.of(topic, lambda name: self.get_query_argument(name, "", strip=False), names)
+            view = await page.viewer.view(asked.query, asked.key_format, asked.value_format)
+        except (ConfigError, TopicNotFound) as error:
+            raise Refused(400, str(error)) from error
+        except AllocatorError as error:
+            raise Refused(503, str(error), retriable=error.retriable) from error
+        finally:
+            Records.reading -= 1
+        if page.viewer.masks:
+            self._note(topic, f"{len(view.records)} records")
+        if self.what == "lines":
+            self.set_header("Content-Type", "application/x-ndjson; charset=utf-8")
+            self.set_header("Content-Disposition", 'attachment; filename="records.jsonl"')
+            self.finish("".join(view.lines()))
+        else:
+            self.answer(view.to_json(TEXT))
+
+    def _check_role(self, page: RecordsPage) -> None:
+        guard = self.site.guard
+        if page.allows(self.user):
+            return
+        if guard.login is not None:
+            raise Refused(403, f"user {shown(self.user.name)} is no operator here, and records are for operators")
+        if guard.token is None:
+            raise Refused(403, "records are for operators; start the server with a token, or with --records viewers")
+        self.set_header("WWW-Authenticate", "Bearer")
+        raise Refused(401, "the token is missing or wrong; records are for operators")
+
+    def _note(self, topic: str, outcome: str) -> None:
+        """A line of the audit log. Masks tell that the data is sensitive; without them a read leaves no line."""
+        request = {name: self.get_query_argument(name) for name in self.request.query_arguments}
+        detail = {"request": {"topic": topic, **request}, "outcome": outcome}
+        self.watcher().log.add(
+            Event(time.time(), "read", "records", None, self.user.name, self.request.remote_ip, detail)
+        )
 
 
 class Description(PageHandler):
@@ -458,6 +517,8 @@ class Events(PageHandler):
             "needs_token": site.guard.login is None,
             "actions": [] if site.read_only(self.user) else sorted(site.actions),
             "history": site.archive is not None,
+            "records": "no" if site.records is None else site.records.offer(self.user, site.guard),
+            "masked": [] if site.records is None else site.records.viewer.masks.parts,
         }
 
     def on_connection_close(self) -> None:
@@ -512,6 +573,8 @@ def application(site: Site) -> web.Application:
         (rf"{group}/rebalances/([0-9]{{1,17}})", OneRebalance, {"site": site}),
         (f"{group}/(.+)", Act, {"site": site}),
         ("/api/audit", Audit, {"site": site}),
+        (r"/api/topics/([^/]+)/records", Records, {"site": site}),
+        (r"/api/topics/([^/]+)/records\.jsonl", Records, {"site": site, "what": "lines"}),
         ("/api/events", Events, {"site": site}),
         ("/api/openapi.json", Description, {"site": site}),
         ("/metrics", Metrics, {"site": site}),

@@ -248,7 +248,7 @@ def events(watcher: Watcher, group: str) -> list[dict[str, Any]]:
     """Orders, deployments and outages, the newest first; without addresses and requests."""
     return [
         {"at": round(event.at, 3), "kind": event.kind, "text": event.text, "who": event.who}
-        for event in reversed(watcher.log.of(group)[-EVENTS:])
+        for event in reversed([each for each in watcher.log.of(group) if each.kind != "read"][-EVENTS:])
     ]
 
 

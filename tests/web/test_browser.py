@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 import pytest
 from made_groups import watcher_of
+from made_records import records_page
 from prometheus_client import CollectorRegistry
 from served import TOKEN, served
 from written_group import WrittenGroup, member_id, parts
@@ -552,3 +553,43 @@ async def test_names_from_znodes_are_text_and_nothing_else(browser: Any, zk_chro
             assert page.complaints() == []
 
         await by_person(look)
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
+async def test_records_are_found_opened_and_saved_and_masks_hold(browser: Any, width: int, dark: bool) -> None:
+    page = Page(browser)
+    records = records_page("operators", masks=["value.card"])
+    site = Site(Guard.make(token=TOKEN), CollectorRegistry(), watcher=watcher(), records=records)
+    async with serve(site) as port:
+
+        def walk() -> None:
+            page.open(f"http://127.0.0.1:{port}/#/", width, dark=dark)
+            page.sees("h2 + p", "50 groups")
+            page.run("[...document.querySelectorAll('.title a')].find((each) => each.innerText === 'Records').click()")
+            page.sees("h2", "Records")
+            page.run("document.querySelector('input[name=topic]').focus()")
+            page.press("orders", ENTER)
+            page.sees("h2", "Records of orders")
+            page.run("document.querySelector('input[name=token]').focus()")
+            page.press(TOKEN, ENTER)
+            page.sees(".records", '{"id": 99, "card": "***"}')
+            page.sees(".looked", "orders:0: offsets 50 to 99 looked at; the log has 0 to 99")
+            assert "text" not in page.text("select[name=value_format]"), "the bytes would show what is masked"
+            assert "hex" in page.text("select[name=key_format]")
+            page.run("document.querySelector('.records li:last-child summary').focus()")
+            page.press(ENTER)
+            page.sees(".records pre", "c1")
+            page.sees(".records", "header trace")
+            page.sees(".records", "<b>t1</b>")
+            assert page.run("return document.documentElement.scrollWidth") <= width
+            assert page.violations() == []
+            page.run("[...document.querySelectorAll('button')].find((each) => each.innerText === 'Older').click()")
+            page.sees(".looked", "offsets 0 to 49 looked at")
+            page.go("#/records/orders?from=offset&offset=17&before=2&limit=1")
+            page.sees(".looked", "offsets 15 to 17 looked at")
+            page.go("#/records/none")
+            page.sees(".looked", "no topic 'none'")
+            messages = [each for each in page.complaints() if "records" not in each]
+            assert messages == []
+
+        await by_person(walk)

@@ -6,6 +6,8 @@ import { notes } from "./group.js";
 import { map } from "./map.js";
 import { partitionTable } from "./partitions.js";
 import { figures, section, swatch, to } from "./parts.js";
+import { offered } from "./records.js";
+import { build } from "./route.js";
 import { ageOf, cells, lagOf, now, partitionRows, state } from "./state.js";
 import { Table } from "./table.js";
 
@@ -69,13 +71,14 @@ const READERS = [
 ];
 export const topic = (route, query) => {
   const name = route.item, mine = () => state.topics.filter((each) => each.name === name);
-  const numbers = element("div"), gone = element("p", { class: "empty", hidden: true }, "The group does not read this topic.");
+  const numbers = element("div"), look = link(build({ view: "records", item: name }), "Look at records", { hidden: true }), gone = element("p", { class: "empty", hidden: true }, "The group does not read this topic.");
   const grids = map(mine, query), table = partitionTable(route, query, (cell) => cell.topic === name, "Partitions of the topic");
   const readers = new Table({ id: "readers", label: "Owners of the topic", columns: READERS, key: (r) => r.id, sort: "-partitions", empty: "No member owns a partition of it." });
   const inner = element("div", { class: "body" }, element("section", { "aria-label": "Figures" }, numbers), element("div", { class: "columns" }, section("Owners", grids.node), section("Members", readers.node)), section("Partitions", table.node));
   const update = (kind) => {
     if (!state.group) return;
     const found = mine()[0];
+    look.hidden = !offered();
     inner.hidden = !found; gone.hidden = !!found;
     if (!found) return;
     const all = found.cells, rows = partitionRows(all), none = all.filter((cell) => cell.unowned && cell.to === null).length;
@@ -89,5 +92,5 @@ export const topic = (route, query) => {
     if (kind === "resize") grids.draw(); else grids.update();
     if (kind !== "overview") table.update();
   };
-  return { node: element("div", { class: "body", "data-from": "zookeeper" }, element("h2", { tabindex: "-1" }, `Topic ${name}`), gone, inner), needs: "offsets", update, close: () => { table.close(); readers.close(); }, title: () => `Topic ${name} of ${route.group}` };
+  return { node: element("div", { class: "body", "data-from": "zookeeper" }, element("div", { class: "title" }, element("h2", { tabindex: "-1" }, `Topic ${name}`), look), gone, inner), needs: "offsets", update, close: () => { table.close(); readers.close(); }, title: () => `Topic ${name} of ${route.group}` };
 };

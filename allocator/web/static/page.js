@@ -9,11 +9,12 @@ import { overview } from "./overview.js";
 import { partitions } from "./partitions.js";
 import { build, parse, sameView } from "./route.js";
 import { rebalance, rebalances } from "./rebalances.js";
+import { records } from "./records.js";
 import { KEPT, clear, knownNow, learn, now, state } from "./state.js";
 import { openActions } from "./act.js";
 
 const get = (id) => document.getElementById(id);
-const VIEWS = { overview, summary, partitions, rebalances, rebalance, member, topic, compare, audit };
+const VIEWS = { overview, summary, partitions, rebalances, rebalance, member, topic, compare, audit, records };
 const CLUSTERS = { kafka: "Kafka", zookeeper: "ZooKeeper", doctor: "The doctor", watcher: "The watcher", history: "The file of the history" };
 const MEANS = { kafka: "Offsets and lag are unknown", history: "What happens now may be lost with this server" };
 let view = null, head = null;
@@ -99,7 +100,8 @@ const crumbs = () => {
   if (group !== null) steps.push([build({ view: "summary", group }), group]);
   if (kind === "audit") steps.push([build({ view: "audit" }), "Changes"]);
   if (kind === "rebalance") steps.push([build({ view: "rebalances", group }), "Rebalances"]);
-  if (item !== null) steps.push([build(state.route), kind === "rebalance" ? "One" : kind === "topic" ? item : "Member"]);
+  if (kind === "records") steps.push([build({ view: "records" }), "Records"]);
+  if (item !== null) steps.push([build(state.route), kind === "rebalance" ? "One" : kind === "topic" || kind === "records" ? item : "Member"]);
   get("crumbs").replaceChildren(element("ol", {}, ...steps.map(([href, words], at) => element("li", {}, link(href, words, { "aria-current": at === steps.length - 1 ? "page" : undefined })))));
 };
 const show = (first = false) => {

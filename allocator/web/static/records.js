@@ -1,0 +1,131 @@
+// Records of a topic: around an offset, from a time on, the newest ones, or of a key. Decoded and masked by the server.
+
+import { element, set } from "./dom.js";
+import { clock, moment, plural, whole } from "./format.js";
+import { choice, field } from "./parts.js";
+import { build } from "./route.js";
+import { state } from "./state.js";
+
+// Whether this user may look at records, perhaps with the token
+export const offered = () => (state.hello?.records ?? "no") !== "no";
+
+let token = "";
+const FROM = [["latest", "the newest"], ["earliest", "the oldest"], ["offset", "an offset"], ["time", "a time"]];
+const ISOLATION = [["read_uncommitted", "all records"], ["read_committed", "committed records only"]];
+const FORMATS = [["auto", "what they are"], ["json", "JSON"], ["text", "text"], ["hex", "hex"]];
+const WINDOWS = 12; // partitions of which the page says what was looked at
+
+const argumentsOf = (query) => {
+  const { from = "latest", offset = "", time = "", ...rest } = query;
+  const at = Date.parse(time);
+  const given = { ...rest, from: from === "offset" ? offset || "0" : from === "time" && !Number.isNaN(at) ? new Date(at).toISOString() : from === "time" ? "" : from };
+  return new URLSearchParams(Object.entries(given).filter(([, value]) => value !== "" && value !== undefined && value !== null)).toString();
+};
+const ask = async (topic, what, query) => {
+  const answer = await fetch(`api/topics/${encodeURIComponent(topic)}/${what}?${argumentsOf(query)}`, { headers: token ? { Authorization: `Bearer ${token}` } : {} });
+  if (!answer.ok) throw new Error((await answer.json()).error.message);
+  return answer;
+};
+
+const one = (topic, record) => {
+  const when = record.timestamp_ms === null ? "no time" : moment(record.timestamp_ms / 1000);
+  const short = (part) => (part.format === "null" ? "null" : part.text.slice(0, 300));
+  const lines = (name, part) => [
+    element("dt", {}, `${name} (${[part.format, part.format === "null" ? null : plural(part.size, "byte"), part.note].filter(Boolean).join(", ")})`),
+    element("dd", {}, element("pre", { tabindex: "0" }, part.format === "null" ? "null" : pretty(part), part.cut ? " … (cut; a download has all of it)" : "")),
+  ];
+  const body = element("dl"), details = element("details", {},
+    element("summary", {}, element("span", {}, `${topic}:${record.partition} ${whole(record.offset)}`), element("span", {}, when), element("span", {}, short(record.key)), element("span", {}, short(record.value))), body);
+  details.addEventListener("toggle", () => {
+    if (details.open && !body.childElementCount) set(body, ...lines("key", record.key), ...lines("value", record.value), ...record.headers.flatMap((each) => lines(`header ${each.name}`, each)));
+  });
+  return element("li", {}, details);
+};
+// Objects over several lines. Only if no number changes on the way: JavaScript has no integers of 64 bits.
+const pretty = (part) => {
+  if (part.cut || !["json", "avro", "protobuf"].includes(part.format) || /\d{16}/.test(part.text)) return part.text;
+  try { return JSON.stringify(JSON.parse(part.text), null, 2); } catch { return part.text; }
+};
+
+const told = (found) => {
+  const lines = [`${plural(found.records.length, "record")}; ${whole(found.scanned)} looked at${found.stopped ? `, until the limit of ${found.stopped}` : ""}, at ${clock(Date.now() / 1000)}.`];
+  if (found.by_partitioner) lines.push(`The key was searched in partition ${found.windows[0].partition}, where Kafka's default partitioner puts it.`);
+  const range = (first, next) => `${whole(first)} to ${whole(next - 1)}`;
+  for (const each of found.windows.slice(0, WINDOWS)) lines.push(`${found.topic}:${each.partition}: ${each.next > each.first ? `offsets ${range(each.first, each.next)}` : "nothing"} looked at; ${each.end > each.begin ? `the log has ${range(each.begin, each.end)}` : "the log is empty"}.`);
+  if (found.windows.length > WINDOWS) lines.push(`And ${plural(found.windows.length - WINDOWS, "more partition")}.`);
+  return lines.join("\n");
+};
+
+export const records = (route, query) => {
+  const q = { limit: "50", ...route.query };
+  const change = (part) => { Object.assign(q, part); query(part); };
+  const input = (name, attributes = {}) => {
+    const node = element("input", { name, value: q[name] ?? "", spellcheck: "false", autocomplete: "off", ...attributes });
+    node.addEventListener("input", () => change({ [name]: node.value }));
+    return node;
+  };
+  const topic = element("input", { name: "topic", value: route.item ?? "", spellcheck: "false", autocomplete: "off", required: true });
+  const when = field("Time (local)", input("time", { type: "datetime-local", step: "1" })), at = field("Offset", input("offset", { type: "number", min: "0" }));
+  const places = () => { when.hidden = q.from !== "time"; at.hidden = q.from !== "offset"; };
+  const every = element("input", { type: "checkbox", name: "every_partition", checked: q.every_partition === "true" });
+  every.addEventListener("change", () => change({ every_partition: every.checked ? "true" : "" }));
+  const secret = element("input", { type: "password", name: "token", autocomplete: "off", value: token }), login = field("Token", secret);
+  secret.addEventListener("input", () => { token = secret.value; });
+  const format = element("span"), say = element("p", { class: "muted looked", role: "status" }), list = element("ul", { class: "records" });
+  const older = element("button", { type: "button", hidden: true }, "Older"), newer = element("button", { type: "button", hidden: true }, "Newer");
+
+  const load = async (asked) => {
+    say.textContent = "…";
+    try {
+      const found = await (await ask(topic.value, "records", asked)).json();
+      list.replaceChildren(...found.records.map((each) => one(found.topic, each)));
+      say.textContent = told(found);
+      const [window] = found.windows, single = found.windows.length === 1;
+      older.hidden = !(single && window.first > window.begin); newer.hidden = !(single && window.next < window.end);
+      const step = (part) => () => { const next = { ...q, partition: String(window.partition), ...part }; load(next); };
+      older.onclick = step({ from: "offset", offset: String(window.first), before: q.limit, limit: "0" });
+      newer.onclick = step({ from: "offset", offset: String(window.next), before: "" });
+    } catch (error) { say.textContent = error instanceof TypeError ? "The server does not answer." : error.message; }
+  };
+  const show = (event) => {
+    event?.preventDefault();
+    if (!topic.value) { say.textContent = "Enter a topic."; return; }
+    if (topic.value !== route.item) { location.hash = build({ view: "records", item: topic.value, query: { ...q, shown: undefined } }); return; }
+    load(q);
+  };
+  const download = async () => {
+    say.textContent = "…";
+    try {
+      const data = await (await ask(topic.value, "records.jsonl", q)).blob(), url = URL.createObjectURL(data);
+      const save = element("a", { href: url, download: `${topic.value}.jsonl` });
+      save.click(); setTimeout(() => URL.revokeObjectURL(url), 60_000);
+      say.textContent = `Saved as ${topic.value}.jsonl.`;
+    } catch (error) { say.textContent = error instanceof TypeError ? "The server does not answer." : error.message; }
+  };
+  const form = element("form", { class: "filters" },
+    field("Topic", topic), field("Partition", input("partition", { type: "number", min: "0", placeholder: "all" })),
+    field("From", choice("from", FROM, q.from ?? "latest", (from) => { change({ from }); places(); })), at, when,
+    field("Records before", input("before", { type: "number", min: "0", max: "1000", placeholder: "0" })), field("Records", input("limit", { type: "number", min: "0", max: "1000" })),
+    field("Key", input("key", { placeholder: "any" })), element("label", { class: "check" }, every, "look for the key in all partitions"),
+    field("Transactions", choice("isolation_level", ISOLATION, q.isolation_level ?? "read_uncommitted", (value) => change({ isolation_level: value }))), format, login,
+    element("button", { type: "submit" }, "Show"), element("button", { type: "button", onclick: download }, "Download as JSON lines"));
+  form.addEventListener("submit", show);
+  places();
+
+  let begun = false;
+  const update = (kind) => {
+    if (!state.hello || (begun && kind !== "clock")) return;
+    login.hidden = state.hello.records !== "token";
+    if (begun) return;
+    begun = true;
+    const open = (part) => !state.hello.masked.includes(part) || undefined;
+    const formats = (part) => FORMATS.filter(([name]) => open(part) || name === "auto" || name === "json");
+    set(format, ...["key", "value"].map((part) => field(part === "key" ? "Keys as" : "Values as", choice(`${part}_format`, formats(part), q[`${part}_format`] ?? "auto", (value) => change({ [`${part}_format`]: value })))));
+    format.className = "filters inner";
+    if (state.hello.records === "no") { form.hidden = true; say.textContent = "This server shows you no records. Start it with --records viewers, or as an operator."; return; }
+    if (route.item !== null && (state.hello.records === "yes" || token)) load(q);
+  };
+  const heading = element("h2", { tabindex: "-1" }, route.item === null ? "Records" : `Records of ${route.item}`);
+  const node = element("section", { class: "view", "aria-label": "Records" }, heading, form, say, element("div", { class: "range" }, older, newer), list);
+  return { node, update, close: () => {}, title: () => heading.textContent };
+};

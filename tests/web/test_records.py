@@ -1,0 +1,138 @@
+"""Records over HTTP: users, masks, downloads, the audit log. With records that were made in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from typing import Any, Optional
+
+import pytest
+from made_groups import watcher_of
+from made_records import MadeReader, records_page
+from prometheus_client import CollectorRegistry
+from served import TOKEN, Served
+from test_access import ALICE, BOB, LOGIN
+from test_server import as_described
+
+from allocator.viewer import Query, ReadResult
+from allocator.web.guard import Guard, Login
+from allocator.web.records import AT_ONCE, RecordsPage
+from allocator.web.server import Site, serve
+
+PATH = "/api/topics/orders/records"
+BEARER = {"Authorization": f"Bearer {TOKEN}"}
+
+
+@contextlib.asynccontextmanager
+async def site(
+    records: Optional[RecordsPage], login: Optional[Login] = None, token: Optional[str] = None
+) -> AsyncIterator[Served]:
+    watcher = watcher_of(groups=1, members=2, partitions=4)
+    guard = Guard.make(token=token, login=login)
+    async with serve(Site(guard, CollectorRegistry(), watcher=watcher, records=records)) as port:
+        yield Served(port, watcher)
+
+
+async def test_records_are_answered_as_described_and_saved_as_lines() -> None:
+    page = records_page()
+    async with site(page) as it:
+        found = await it.json(f"{PATH}?limit=4")
+        as_described("/api/topics/{topic}/records", found)
+        assert [record["value"]["format"] for record in found["records"]] == ["hex", "null", "hex", "json"]
+        assert found["records"][3]["value"]["text"] == '{"id": 99, "card": "4111"}'
+        assert found["windows"] == [{"partition": 0, "first": 96, "next": 100, "begin": 0, "end": 100}]
+        answer = await it.ask(f"{PATH}.jsonl?from=earliest&limit=2")
+        assert "attachment" in answer.headers["Content-Disposition"]
+        lines = [json.loads(line) for line in answer.body.splitlines()]
+        assert [line["offset"] for line in lines] == [0, 1]
+        assert lines[1]["value"] == {"id": 1, "card": "4111"}
+        asked = "partition=0&from=2026-01-31T12:00:00Z&before=2&key=%20c7&every_partition=true&value_format=text"
+        assert (await it.ask(f"{PATH}?{asked}&isolation_level=read_committed")).code == 200
+        reader = page.viewer._reader
+        assert isinstance(reader, MadeReader)
+        query = reader.asked[-1]
+        assert (query.partition, query.before, query.key, query.every_partition) == (0, 2, b" c7", True)
+        assert (query.position.at, query.isolation_level) == (1_769_860_800_000, "read_committed")
+        for wrong in (
+            *("limit=1001", "limit=-1", "limit=0", "partition=x", "from=soon", "key_hex=x", "isolation_level=all"),
+            *("every_partition=yes", "value_format=avro:/etc/passwd", "key_format=xml", "offset=1"),
+        ):
+            assert (await it.ask(f"{PATH}?{wrong}")).code == 400, wrong
+        assert (await it.ask("/api/topics/none/records")).code == 400
+        assert (await it.json("/api/audit", **BEARER))["error"], "without masks a read leaves no line"
+
+
+async def hello(it: Served, **headers: str) -> Any:
+    """What the first event of a page's stream says."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", it.port)
+    lines = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
+    writer.write(f"GET /api/events HTTP/1.1\r\nHost: localhost\r\n{lines}\r\n".encode())
+    try:
+        await reader.readuntil(b"event: clock")
+        await reader.readuntil(b"data: ")
+        return json.loads((await reader.readuntil(b"\n\n")).strip())
+    finally:
+        writer.close()
+
+
+async def test_users_see_records_by_their_role() -> None:
+    for page, bob, alice in ((None, 404, 404), (records_page("operators"), 403, 200), (records_page(), 200, 200)):
+        async with site(page, LOGIN) as it:
+            assert (await it.ask(PATH, **BOB)).code == bob
+            assert (await it.ask(f"{PATH}.jsonl", **BOB)).code == bob
+            assert (await it.ask(PATH, **ALICE)).code == alice
+            assert (await it.ask(PATH)).code == 401
+            offers = [(await hello(it, **user))["records"] for user in (BOB, ALICE)]
+            assert offers == ["yes" if code == 200 else "no" for code in (bob, alice)]
+    async with site(records_page("operators"), token=TOKEN) as it:
+        assert (await it.ask(PATH)).code == 401
+        assert (await it.ask(PATH, **BEARER)).code == 200
+        assert (await hello(it))["records"] == "token"
+    async with site(records_page("operators")) as it:
+        answer = await it.ask(PATH)
+        assert (answer.code, "--records viewers" in answer.body.decode()) == (403, True)
+
+
+async def test_masks_hold_everywhere_and_each_read_is_in_the_audit_log() -> None:
+    async with site(records_page(masks=["value.card", "headers.trace"]), LOGIN) as it:
+        assert (await hello(it, **BOB))["masked"] == ["value", "headers"]
+        for path in (PATH, f"{PATH}.jsonl"):
+            for asked in ("", "?value_format=json", "?from=earliest&limit=100"):
+                answer = await it.ask(path + asked, **BOB)
+                assert answer.code == 200
+                assert b"4111" not in answer.body
+                assert b"34313131" not in answer.body
+                assert b"t1" not in answer.body
+            for wrong in ("?value_format=text", "?value_format=hex"):
+                assert (await it.ask(path + wrong, **BOB)).code == 400
+        assert (await it.ask("/api/audit", **BOB)).code == 403
+        audit = await it.json("/api/audit", **ALICE)
+        as_described("/api/audit", audit)
+        assert len(audit["changes"]) == 6, "a refused request shows nothing"
+        assert {(each["who"], each["kind"], each["group"]) for each in audit["changes"]} == {("bob", "read", None)}
+        asked = {"topic": "orders", "from": "earliest", "limit": "100"}
+        assert {"request": asked, "outcome": "100 records"} in [each["detail"] for each in audit["changes"]]
+        past = await it.json("/api/groups/billing/history?from=1000", **BOB)
+        assert past["events"] == [], "reads are no events of a group"
+
+
+async def test_only_some_reads_run_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    let_go, under_way, read = asyncio.Event(), asyncio.Semaphore(0), MadeReader.read
+
+    async def slow(self: MadeReader, query: Query) -> ReadResult:
+        under_way.release()
+        await let_go.wait()
+        return await read(self, query)
+
+    monkeypatch.setattr(MadeReader, "read", slow)
+    async with site(records_page()) as it:
+        asked = [asyncio.ensure_future(it.ask(PATH)) for _ in range(AT_ONCE)]
+        for _ in range(AT_ONCE):
+            await under_way.acquire()
+        refused = await it.ask(PATH)
+        let_go.set()
+        assert refused.code == 503
+        assert [answer.code for answer in await asyncio.gather(*asked)] == [200] * AT_ONCE
+        assert (await it.ask(PATH)).code == 200

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Optional
 
+from allocator.types import TopicPartition
+
 __all__ = ["Measure", "Measures"]
 
 _NOTHING: AbstractContextManager[Any] = nullcontext()
@@ -79,6 +81,10 @@ class Measures:
         """Number of resets of lost positions, and of skipped offsets, since the start."""
         self.handler_failures = self.records_skipped = self.dead_letters = 0
         """Numbers of failed calls of the handler, of skipped records and of dead letters, since the start."""
+        self.records_delayed = 0
+        """Records that were written to a retry topic, since the start."""
+        self.due_ms: dict[TopicPartition, int] = {}
+        """When the next record of a retry topic's partition is due, in milliseconds since the epoch, if it waits."""
         self.records_not_repeated = 0
         """Records that were done before a restart or a move, and were not handled again, since the start."""
         self.windows_narrowed = 0

@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol, Union, get_args
 
 from allocator.errors import ConfigError
 from allocator.foreign import shown
-from allocator.names import check_path, check_pattern_syntax, check_topic, parse_address, parse_ensemble
+from allocator.names import check_path, check_pattern_syntax, check_topic, parse_address, parse_delay, parse_ensemble
 from allocator.types import (
     GroupProtocol,
     IsolationLevel,
@@ -579,6 +579,15 @@ HANDLING: Final[Mapping[str, Setting]] = {
         _ERRORS,
         None,
         "Classes of errors after which the processing stops at once; the record is the next one to handle.",
+    ),
+    "retry_topics": Setting(
+        Texts('a list of delays such as "30s", "10m", "1h", "1d"', check=parse_delay),
+        None,
+        "Delays of retry topics. A record whose `retries` are used up waits in the topic `<group>.retry-<delay>` for "
+        "one more attempt, then in that of the next delay, and then becomes a dead letter. Needs `dead_letter_topic`.",
+    ),
+    "create_retry_topics": Setting(
+        Flag(), False, "Creates retry topics that do not exist. false: the start is refused without them."
     ),
     "dead_letter_topic": Setting(
         Text(check=check_topic, what="a topic"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import logging
 import math
@@ -25,6 +26,7 @@ from allocator.cli.report import (
     orders_table,
     parse_target,
     reset_table,
+    retries_table,
 )
 from allocator.errors import AllocatorError, ConfigError
 from allocator.foreign import plain
@@ -186,15 +188,24 @@ def list_command(access: Any, default_group: str | None, as_json: bool) -> None:
 @with_clusters
 def describe_command(name: str | None, access: Any, default_group: str | None, as_json: bool) -> None:
     """Show members, owners, positions, lag and problems of GROUP. For a group of Kafka's own, give only --brokers."""
-    from allocator.cli.read import read_group
+    from allocator.cli.read import read_group, read_retries
 
-    report = asyncio.run(read_group(access, _chosen(name, default_group)))
+    async def read() -> tuple[GroupReport, list[Any]]:
+        report = await read_group(access, _chosen(name, default_group))
+        return report, await read_retries(access, report)
+
+    report, retries = asyncio.run(read())
     if as_json:
-        print_json(report.to_json())
+        print_json({**report.to_json(), "retries": [dataclasses.asdict(each) for each in retries]})
     else:
         out = console()
         out.print(plain(report.headline()), markup=False)
-        for table in (members_table(report), orders_table(report), offsets_table(report)):
+        for table in (
+            members_table(report),
+            orders_table(report),
+            retries_table(retries),
+            offsets_table(report),
+        ):
             if table.rows:
                 out.print()
                 out.print(table)

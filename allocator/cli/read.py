@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Optional
@@ -12,6 +13,7 @@ from allocator.cli.report import GroupReport, Logs, ResetPlan, Target
 from allocator.client.client import KafkaClient
 from allocator.client.log_offsets import list_offsets
 from allocator.consumer.switching import elsewhere, path_of, read_choice
+from allocator.deadletters.waiting import WaitingRecords, read_waiting
 from allocator.errors import AllocatorError, ConfigError, TopicNotFound
 from allocator.groups import kafka_describe as requests
 from allocator.groups.describe import GroupState, describe, list_groups, read_logs, subscribed
@@ -22,7 +24,18 @@ from allocator.settings import DEFAULT
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.zookeeper.client import ZooKeeper
 
-__all__ = ["Access", "MembersAlive", "copy_offsets", "execute_reset", "plan_reset", "read_all", "read_group"]
+__all__ = [
+    "Access",
+    "MembersAlive",
+    "copy_offsets",
+    "execute_reset",
+    "plan_reset",
+    "read_all",
+    "read_group",
+    "read_retries",
+]
+
+log = logging.getLogger(__name__)
 
 
 class MembersAlive(AllocatorError):
@@ -126,6 +139,17 @@ async def read_group(access: Access, group: str) -> GroupReport:
             )
         state = GroupState(group, {}, {}, None)
     return GroupReport(state, logs, existing)
+
+
+async def read_retries(access: Access, report: GroupReport) -> list[WaitingRecords]:
+    """The retry topics of the group and what waits in them, if the brokers are given and answer."""
+    if access.brokers is None:
+        return []
+    try:
+        return await read_waiting(report.state.group, report.logs, access.brokers, access.security, access.timeout_s)
+    except AllocatorError as error:
+        log.warning("what waits in retry topics is not known: %s", error)
+        return []
 
 
 def _older(found: OldLayouts, group: str) -> str | None:

@@ -10,6 +10,7 @@ from typing import Any, Optional, Union
 
 from allocator.cli.output import Listing
 from allocator.clock import milliseconds
+from allocator.deadletters.waiting import WaitingRecords
 from allocator.errors import ConfigError
 from allocator.groups.describe import SHOWN, GroupReport, Logs, name_of
 from allocator.types import TopicPartition
@@ -27,6 +28,7 @@ __all__ = [
     "orders_table",
     "parse_target",
     "reset_table",
+    "retries_table",
 ]
 
 
@@ -96,6 +98,13 @@ def listing_of_orders(orders: Sequence[Mapping[str, Any]]) -> Listing:
             _time(each["expires"]),
             each["why"] or None,
         )
+    return table
+
+
+def retries_table(retries: Sequence[WaitingRecords]) -> Listing:
+    table = Listing("retry topic", "waiting", "next due", right={1})
+    for each in retries:
+        table.add(each.topic, each.records, _time(each.due_ms))
     return table
 
 

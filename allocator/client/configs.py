@@ -1,4 +1,4 @@
-"""Reading the configuration of a broker or a group: DescribeConfigs, from Kafka 0.11 on."""
+"""Reading the configuration of a topic, a broker or a group: DescribeConfigs, from Kafka 0.11 on."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from kafka.protocol.admin import DescribeConfigsRequest
 from allocator.client.client import KafkaClient
 from allocator.client.errors import for_code
 
-__all__ = ["BROKER_RESOURCE", "GROUP_RESOURCE", "describe_configs"]
+__all__ = ["BROKER_RESOURCE", "GROUP_RESOURCE", "TOPIC_RESOURCE", "describe_configs"]
 
-BROKER_RESOURCE, GROUP_RESOURCE = 4, 32
+TOPIC_RESOURCE, BROKER_RESOURCE, GROUP_RESOURCE = 2, 4, 32
+KINDS = {TOPIC_RESOURCE: "topic", BROKER_RESOURCE: "broker", GROUP_RESOURCE: "group"}
 
 
 async def describe_configs(
@@ -25,7 +26,7 @@ async def describe_configs(
 ) -> dict[str, str]:
     """The values of those of `keys` that are set, asked of broker `node`, else of any broker.
 
-    Raises BrokerError, also without the right to DESCRIBE_CONFIGS of the cluster or the group.
+    Raises BrokerError, also without the right to DESCRIBE_CONFIGS of the cluster, the topic or the group.
     """
     resource = DescribeConfigsRequest.DescribeConfigsResource(
         resource_type=kind, resource_name=name, configuration_keys=list(keys)
@@ -37,5 +38,5 @@ async def describe_configs(
         response = await client.send(node, request, timeout_s)
     (result,) = response.results
     if result.error_code:
-        raise for_code(result.error_code, f"configuration of {'broker' if kind == BROKER_RESOURCE else 'group'} {name}")
+        raise for_code(result.error_code, f"configuration of {KINDS[kind]} {name}")
     return {entry.name: entry.value for entry in result.configs if entry.value is not None and entry.name in keys}

@@ -13,6 +13,7 @@ from allocator.consumer.core import ConsumerCore
 from allocator.consumer.measures import lags, reference_metrics
 from allocator.consumer.membership_config import MembershipConfig
 from allocator.consumer.process import RunningConsumer, dead_letters, processor
+from allocator.consumer.process import retry_topics as retries_later
 from allocator.consumer.reading import Reading
 from allocator.deprecated import warn_renamed
 from allocator.errors import Closed, ConfigError, IllegalState, NotOwned
@@ -274,6 +275,8 @@ class Consumer:
         dead_letter_on: Iterable[type[BaseException]] | None = HANDLING_DEFAULT["dead_letter_on"],
         skip_on: Iterable[type[BaseException]] | None = HANDLING_DEFAULT["skip_on"],
         stop_on: Iterable[type[BaseException]] | None = HANDLING_DEFAULT["stop_on"],
+        retry_topics: Sequence[str] | None = HANDLING_DEFAULT["retry_topics"],
+        create_retry_topics: bool = HANDLING_DEFAULT["create_retry_topics"],
         dead_letter_topic: str | None = HANDLING_DEFAULT["dead_letter_topic"],
         drain_timeout_s: float = HANDLING_DEFAULT["drain_timeout_s"],
         commit_interval_s: float = HANDLING_DEFAULT["commit_interval_s"],
@@ -310,6 +313,8 @@ class Consumer:
             "dead_letter_on": dead_letter_on,
             "skip_on": skip_on,
             "stop_on": stop_on,
+            "retry_topics": retry_topics,
+            "create_retry_topics": create_retry_topics,
             "dead_letter_topic": dead_letter_topic,
             "drain_timeout_s": drain_timeout_s,
             "commit_interval_s": commit_interval_s,
@@ -317,7 +322,12 @@ class Consumer:
         if self._engine.sink is not None and ordering != "partition":
             raise ConfigError(f"ordering = {ordering!r}: a sink takes the records of a partition in order")
         made, settings = processor(handler, self._deserialize(), self.group, given)
-        engine = Processor(made, settings, dead_letters=dead_letters(dead_letter_topic, self._engine))
+        engine = Processor(
+            made,
+            settings,
+            dead_letters=dead_letters(dead_letter_topic, self._engine),
+            retry_topics=retries_later(given, self._engine),
+        )
         await engine.run(RunningConsumer(self, self._engine, engine))
 
     def _deserialize(self) -> Callable[[Record], Record] | None:

@@ -22,7 +22,7 @@ from allocator.errors import AllocatorError, CommitFailed, ConfigError, IllegalS
 from allocator.fetch.batch import Batch
 from allocator.fetch.fetcher import Fetcher
 from allocator.groups.membership import Membership
-from allocator.groups.patterns import topic_pattern
+from allocator.groups.patterns import topic_pattern, with_topics
 from allocator.offsets.coordinator import Coordinator
 from allocator.offsets.group_offsets import GroupOffsets
 from allocator.offsets.idle import IdleOffsets, commit_again
@@ -79,6 +79,9 @@ class ConsumerCore:
         joining.check()
         self.group = joining.group
         self._joining = joining
+        self._chosen: tuple[Sequence[str], str | None] = joining.topics, joining.pattern
+        """What the user subscribed to."""
+        self._also: tuple[str, ...] = ()
         self._old_offsets = old_offsets
         self._read_committed = fetch.get("isolation_level") == "read_committed"
         self._auto_commit_interval_s = None if self.group is None else auto_commit_interval_s
@@ -136,6 +139,11 @@ class ConsumerCore:
         self._exits = contextlib.AsyncExitStack()
         self._tasks = BackgroundTasks(self._broke)
         self._one_commit: asyncio.Lock
+
+    @property
+    def joining(self) -> MembershipConfig:
+        """How this member joins, with what is subscribed now."""
+        return self._joining
 
     def _make_membership(self) -> Membership:
         made = self._joining.make(
@@ -278,6 +286,22 @@ class ConsumerCore:
 
         Raises ConfigError, or IllegalState after `assign`, and changes nothing.
         """
+        self._subscribe(topics, pattern)
+        self._chosen = topics, pattern
+
+    def also_read(self, topics: Sequence[str]) -> None:
+        """Subscribes to these beside what the user chose, in place of the former ones. Caller: the processor.
+
+        Without a committed offset they begin at their first record.
+        """
+        before, self._also = self._also, tuple(topics)
+        self.state.begin_at_start = frozenset(topics)
+        if before != self._also:
+            self._subscribe(*self._chosen)
+
+    def _subscribe(self, topics: Sequence[str], pattern: str | None) -> None:
+        if topics or pattern is not None:
+            topics, pattern = with_topics(topics, pattern, self._also)
         joining = dataclasses.replace(self._joining, topics=topics, pattern=pattern, partitions=())
         joining.check()
         if joining.chosen and self._joining.partitions:

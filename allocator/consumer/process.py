@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from allocator.consumer.core import ConsumerCore
@@ -13,8 +13,10 @@ from allocator.fetch.batch import Batch
 from allocator.measures import Measures
 from allocator.processing.dead_letter import DeadLetterTopic
 from allocator.processing.handlers import Handler, is_coroutine, traced
+from allocator.processing.late_producer import LateProducer
 from allocator.processing.policy import ErrorPolicy, Retries
 from allocator.processing.processor import Processor, ProcessSettings
+from allocator.processing.retry_topics import RetryPlan, RetryTopics
 from allocator.processing.subprocesses import check_picklable
 from allocator.settings import HANDLING, keyword_faults
 from allocator.subscription.done import DoneSet
@@ -23,7 +25,7 @@ from allocator.types import Offset, OffsetAndMetadata, Partitions, Record, Topic
 if TYPE_CHECKING:
     from allocator.consumer.consumer import Consumer
 
-__all__ = ["OwnConsumer", "RunningConsumer", "dead_letters", "processor"]
+__all__ = ["OwnConsumer", "RunningConsumer", "dead_letters", "processor", "retry_fault", "retry_topics"]
 
 _ERRORS = ("retry_on", "dead_letter_on", "skip_on", "stop_on")
 Deserialize = Callable[[Record], Record]
@@ -77,6 +79,41 @@ def _deserializing(function: Callable[[Record], Any], deserialize: Deserialize) 
     return lambda record: function(deserialize(copy.copy(record)))
 
 
+def retry_topics(given: Mapping[str, Any], engine: ConsumerCore) -> RetryTopics | None:
+    """Where records wait for a later attempt; on the cluster of the consumer. Raises ConfigError."""
+    delays = given["retry_topics"]
+    if delays is None:
+        return None
+    joining = engine.joining
+    why = retry_fault(given["dead_letter_topic"], joining.membership, sink=engine.sink is not None)
+    if why is not None:
+        raise ConfigError(f"retry_topics: {why}")
+    if not (joining.topics or joining.pattern):
+        raise ConfigError("retry_topics needs a consumer that subscribes to topics")
+    group = engine.group or ""
+    return RetryTopics(
+        RetryPlan.of(group, HANDLING["retry_topics"].kind.read(delays)),
+        group,
+        LateProducer(engine.brokers, f"allocator-retries-{group}", engine.security),
+        topics=joining.topics,
+        pattern=joining.pattern,
+        create_topics=given["create_retry_topics"],
+    )
+
+
+def retry_fault(dead_letter_topic: str | None, membership: str, *, sink: bool, by_batch: bool = False) -> str | None:
+    """Why the other settings do not go with retry topics."""
+    if dead_letter_topic is None:
+        return "a dead-letter topic is needed, for records that fail after the last delay"
+    if membership not in ("zookeeper", "kafka"):
+        return f"members of {membership!r} cannot share retry topics; use 'zookeeper' or 'kafka'"
+    if sink:
+        return "a sink takes the records of a partition in order, and records in retry topics are overtaken"
+    if by_batch:
+        return "a batch has records of several fates; use mode record"
+    return None
+
+
 def dead_letters(topic: str | None, engine: ConsumerCore) -> DeadLetterTopic | None:
     """Where refused records go; on the cluster of the consumer."""
     if topic is None:
@@ -90,10 +127,15 @@ class OwnConsumer:
     def __init__(self, consumer: Consumer, engine: ConsumerCore) -> None:
         self._consumer = consumer
         self._engine = engine
+        self._also: frozenset[str] = frozenset()
 
     @property
     def measures(self) -> Measures:
         return self._consumer.measures
+
+    def also_read(self, topics: Sequence[str]) -> None:
+        self._also = frozenset(topics)
+        self._engine.also_read(topics)
 
     async def start(self) -> None:
         await self._consumer.start()
@@ -156,9 +198,16 @@ class RunningConsumer(OwnConsumer):
 
     async def close(self) -> None:
         self._engine.process_with(None)
+        retries = self._also
+        for partition in self._consumer.assignment():
+            if partition.topic in retries:
+                self._consumer.pause(partition)
+        if retries and not self._engine.closing:
+            self.also_read(())
         for partition, (point, committed) in self._listener.resume_points().items():
             with contextlib.suppress(NotOwned):
-                self._consumer.resume(partition)
+                if partition.topic not in retries:  # they are released; until then the user gets none of their records
+                    self._consumer.resume(partition)
                 self._consumer.seek(partition, point)
                 if committed:
                     # another commit of the same offset would not say what is done beyond it

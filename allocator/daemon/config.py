@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from allocator.consumer.membership_config import OPTIONS, MembershipConfig
+from allocator.consumer.process import retry_fault
 from allocator.daemon.settings_reader import SettingsReader
 from allocator.errors import ConfigError
+from allocator.processing.retry_topics import RetryPlan
 from allocator.settings import HANDLING, MASK, REQUIRED, Flag, Text, Texts, Whole, setting, shared
 
 __all__ = [
@@ -203,6 +205,8 @@ class HandlerSection:
     dead_letter_on: tuple[str, ...] | None = shared("dead_letter_on", table=HANDLING)
     skip_on: tuple[str, ...] | None = shared("skip_on", table=HANDLING)
     stop_on: tuple[str, ...] | None = shared("stop_on", table=HANDLING)
+    retry_topics: tuple[str, ...] | None = shared("retry_topics", table=HANDLING)
+    create_retry_topics: bool = shared("create_retry_topics", table=HANDLING)
     dead_letter_topic: str | None = shared("dead_letter_topic", table=HANDLING)
     sink: str | None = setting(
         Text(check=_check_target, what='"package.module:name"'),
@@ -400,6 +404,8 @@ def check_together(config: Config, reader: SettingsReader) -> None:
             reader.fault(["handler.dead_letter_topic", "group.topics"], "dead letters would be consumed again")
         if group.pattern is not None and re.match(group.pattern, handler.dead_letter_topic):
             reader.fault(["handler.dead_letter_topic", "group.pattern"], "dead letters would be consumed again")
+    if handler.retry_topics is not None:
+        _check_retry_topics(config, reader)
     if handler.sink is not None and handler.ordering != "partition":
         reader.fault(["handler.sink", "handler.ordering"], "a sink takes the records of a partition in order")
     if handler.mode == "batch" and handler.ordering != "partition":
@@ -417,6 +423,22 @@ def check_together(config: Config, reader: SettingsReader) -> None:
             reader.fault([f"consume.{less}", f"consume.{more}"], "the first is more than the second")
     _check_kafka_security(config.kafka, reader)
     _check_zookeeper_security(config.zookeeper, reader)
+
+
+def _check_retry_topics(config: Config, reader: SettingsReader) -> None:
+    group, handler = config.group, config.handler
+    batch, sink = handler.mode == "batch", handler.sink is not None
+    why = retry_fault(handler.dead_letter_topic, group.membership, sink=sink, by_batch=batch)
+    if why is not None:
+        reader.fault(["handler.retry_topics"], why)
+    try:
+        plan = RetryPlan.of(group.name, handler.retry_topics or ())
+    except ConfigError as error:
+        reader.fault(["handler.retry_topics", "group.name"], str(error))
+        return
+    for topic in plan.topics:
+        if topic in (group.topics or ()) or topic == handler.dead_letter_topic:
+            reader.fault(["handler.retry_topics"], f"{topic!r} is a retry topic; leave it out of the other settings")
 
 
 def _check_kafka_security(kafka: KafkaSection, reader: SettingsReader) -> None:

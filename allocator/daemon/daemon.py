@@ -8,6 +8,7 @@ from allocator.daemon.notify import Notifier
 from allocator.processing.failures import DeadLetters
 from allocator.processing.handlers import Handler
 from allocator.processing.processor import Processor, ProcessSettings, RecordSource
+from allocator.processing.retry_topics import RetryTopics
 from allocator.subscription.listener import RebalanceListener
 
 __all__ = ["Daemon"]
@@ -27,9 +28,10 @@ class Daemon(Processor):
         settings: ProcessSettings,
         *,
         dead_letters: DeadLetters | None = None,
+        retry_topics: RetryTopics | None = None,
         notifier: Notifier | None = None,
     ) -> None:
-        super().__init__(handler, settings, dead_letters=dead_letters)
+        super().__init__(handler, settings, dead_letters=dead_letters, retry_topics=retry_topics)
         self._make_source = source
         self._notifier = notifier or Notifier({})
 

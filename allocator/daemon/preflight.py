@@ -22,6 +22,7 @@ from allocator.groups.describe import GroupState, describe
 from allocator.groups.patterns import topic_pattern
 from allocator.names import parse_address
 from allocator.offsets.group_offsets import GroupOffsets
+from allocator.processing.retry_topics import RetryPlan
 from allocator.tasks import within
 from allocator.types import TopicPartition
 from allocator.zookeeper.client import NoChroot, ZooKeeper
@@ -187,9 +188,17 @@ def _topics(config: Config, client: KafkaClient) -> Iterable[Check]:
         else:
             yield Check(what, None, "no topic of the cluster matches", "correct group.pattern, or create the topics")
     dead_letters = config.handler.dead_letter_topic
-    for topic in (*(config.group.topics or ()), *((dead_letters,) if dead_letters is not None else ())):
-        what = f"topic {topic}" + (" (dead letters)" if topic == dead_letters else "")
+    retries = RetryPlan.of(config.group.name, config.handler.retry_topics or ()).topics
+    notes = {
+        **dict.fromkeys(retries, " (retries)"),
+        **({} if dead_letters is None else {dead_letters: " (dead letters)"}),
+    }
+    for topic in (*(config.group.topics or ()), *notes):
+        what = f"topic {topic}" + notes.get(topic, "")
         numbers = client.partitions(topic)
+        if numbers is None and topic in retries and config.handler.create_retry_topics:
+            yield Check(what, True, "created at the start")
+            continue
         if numbers is None:
             near = difflib.get_close_matches(topic, existing, 3)
             hint = (

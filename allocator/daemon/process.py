@@ -27,8 +27,10 @@ from allocator.errors import AllocatorError, AssignorError, ConfigError, Handler
 from allocator.foreign import CONTROL, plain
 from allocator.processing.dead_letter import DeadLetterTopic
 from allocator.processing.handlers import Handler, load_handler, traced
+from allocator.processing.late_producer import LateProducer
 from allocator.processing.policy import ErrorPolicy, Retries, load_errors
 from allocator.processing.processor import ProcessSettings
+from allocator.processing.retry_topics import RetryPlan, RetryTopics
 from allocator.processing.subprocesses import check_picklable
 from allocator.subscription.listener import RebalanceListener
 from allocator.targets import find
@@ -154,6 +156,17 @@ def _daemon(
             config.group.name,
             security=config.kafka.security(),
         )
+    retry_topics = None
+    if settings.retry_topics is not None:
+        name = config.group.name
+        retry_topics = RetryTopics(
+            RetryPlan.of(name, settings.retry_topics),
+            name,
+            LateProducer(options["brokers"], f"allocator-retries-{name}", config.kafka.security()),
+            topics=config.group.topics or (),
+            pattern=config.group.pattern,
+            create_topics=settings.create_retry_topics,
+        )
 
     def consumer(listener: RebalanceListener) -> OwnConsumer:
         # the one before, on another cluster, has left
@@ -182,6 +195,7 @@ def _daemon(
             commit_interval_s=config.commit.interval_s,
         ),
         dead_letters=dead_letters,
+        retry_topics=retry_topics,
         notifier=notifier,
     )
 

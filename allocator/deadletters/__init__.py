@@ -1,4 +1,4 @@
-"""Dead letters: listed, written back to their topics, or discarded.
+"""Dead letters: listed, written back to their topics, or discarded; and what waits in retry topics.
 
 In: a dead-letter topic, filled by `allocator run`, Spring Kafka or Kafka Connect, and a choice of its letters.
 Out: letters; records in their first topics, and notes in the topic `<letters>.settled`, in one transaction.

@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from allocator.client.client import KafkaClient
+from allocator.client.create_topics import create
 from allocator.consumer.consumer import Consumer
 from allocator.deadletters.letter import Letter, LetterFilter, Settled, now_ms, redriven
 from allocator.errors import ConfigError, TopicNotFound
-from allocator.migrate.topics import create
 from allocator.producer.transaction import NewRecord, TransactionalWriter
 from allocator.types import Record, TopicPartition
 

@@ -9,14 +9,22 @@ wait for its leader.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 
 from allocator.errors import ConfigError, MissingExtra
 from allocator.groups.membership import PartitionCountSource
 from allocator.names import check_pattern_syntax
 
-__all__ = ["ANY_TOPIC", "TopicPattern", "TopicSelection", "check_pattern", "compiled", "topic_pattern"]
+__all__ = [
+    "ANY_TOPIC",
+    "TopicPattern",
+    "TopicSelection",
+    "check_pattern",
+    "compiled",
+    "topic_pattern",
+    "with_topics",
+]
 
 ANY_TOPIC = ".*"
 """Works without google-re2."""
@@ -90,6 +98,16 @@ class TopicPattern:
 def topic_pattern(text: str) -> TopicPattern:
     """The compiled expression. Raises ConfigError if RE2 does not accept it, MissingExtra without google-re2."""
     return TopicPattern(text)
+
+
+def with_topics(topics: Sequence[str], pattern: str | None, more: Sequence[str]) -> tuple[Sequence[str], str | None]:
+    """A subscription (topics, or a pattern) and `more` topics, in the syntax of both `re` and RE2."""
+    if pattern is None:
+        return tuple(dict.fromkeys([*topics, *more])), None
+    if not more or pattern == ANY_TOPIC:
+        return topics, pattern
+    names = "|".join(topic.replace(".", r"\.") for topic in more)
+    return topics, f"(?:{pattern})|(?:{names})$"
 
 
 def compiled(pattern: str | None) -> re.Pattern[str] | None:

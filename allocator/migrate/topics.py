@@ -1,33 +1,33 @@
 """Topics of the old cluster created on the new one, with partition counts and settings; ids of topics.
 
-Protocol: CreateTopics, CreatePartitions and DescribeConfigs. Before 0.11, topic settings can be read only in ZooKeeper,
+Protocol: DescribeConfigs. Before 0.11, topic settings can be read only in ZooKeeper,
 in `/config/topics/<topic>`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final
 
-from kafka.protocol.admin import CreatePartitionsRequest, CreateTopicsRequest, DescribeConfigsRequest
+from kafka.protocol.admin import DescribeConfigsRequest
 
 from allocator.client.client import KafkaClient
+from allocator.client.create_topics import add_partitions, create
 from allocator.client.errors import for_code
-from allocator.errors import AllocatorError, BrokerError, ConfigError
+from allocator.errors import AllocatorError, ConfigError
 from allocator.foreign import shown
 from allocator.zookeeper.client import NoZnode, ZooKeeper
 
-__all__ = ["ZNODE", "TopicIds", "TopicsDiffer", "carried", "create", "make_alike", "same_topic", "settings_of"]
+__all__ = ["ZNODE", "TopicIds", "TopicsDiffer", "carried", "make_alike", "same_topic", "settings_of"]
 
 log = logging.getLogger(__name__)
 
 ZNODE: Final = "znode-"
 TOPIC: Final = 2  # kind of resource
 SET_ON_TOPIC: Final = 1  # source of a setting
-UNKNOWN, TOPIC_EXISTS, INVALID_PARTITIONS, NOT_CONTROLLER = -1, 36, 37, 41
+UNKNOWN: Final = -1
 
 # settings that do not apply to another cluster, or that would change the mirrored records
 LEFT_OUT: Final = frozenset(
@@ -146,7 +146,7 @@ async def make_alike(
     if differences:
         raise TopicsDiffer("the clusters differ, nothing was created: " + "; ".join(differences))
     for name in grown:
-        await _grow(new, name, counts[name])
+        await add_partitions(new, name, counts[name])
         log.info("added partitions to %s: it has %d now, as on the old cluster", name, counts[name])
     missing = [name for name in there if not here[name]]
     for name in missing:
@@ -170,73 +170,6 @@ def _unlike(topic: str, wanted: Mapping[str, str], here: Mapping[str, str]) -> l
     if here.get("message.timestamp.type") == "LogAppendTime":
         found.append(f"{topic!r} has message.timestamp.type=LogAppendTime: times would be lost; unset it")
     return found
-
-
-async def create(
-    client: KafkaClient, topic: str, partitions: int, replication: int, settings: Mapping[str, str]
-) -> None:
-    """Creates a topic, if it does not exist, and waits for its leaders. Raises BrokerError."""
-    kinds = CreateTopicsRequest.CreatableTopic
-    request = CreateTopicsRequest(
-        topics=[
-            kinds(
-                name=topic,
-                num_partitions=partitions,
-                replication_factor=min(replication, max(1, len(client.brokers))),
-                assignments=[],
-                configs=[kinds.CreatableTopicConfig(name=name, value=value) for name, value in settings.items()],
-            )
-        ],
-        timeout_ms=15_000,
-        validate_only=False,
-        max_version=7,
-    )
-    await _to_controller(client, request, f"topic {topic!r}", fine=(0, TOPIC_EXISTS))
-    await _led(client, topic, partitions)
-
-
-async def _grow(client: KafkaClient, topic: str, partitions: int) -> None:
-    """Adds partitions to a topic, up to this number. Raises BrokerError."""
-    kind = CreatePartitionsRequest.CreatePartitionsTopic
-    request = CreatePartitionsRequest(
-        topics=[kind(name=topic, count=partitions, assignments=None)],
-        timeout_ms=15_000,
-        validate_only=False,
-        max_version=3,
-    )
-    # INVALID_PARTITIONS: another process added them first, which `_led` verifies
-    await _to_controller(client, request, f"topic {topic!r} with {partitions} partitions", fine=(0, INVALID_PARTITIONS))
-    await _led(client, topic, partitions)
-
-
-async def _to_controller(client: KafkaClient, request: Any, what: str, fine: tuple[int, ...]) -> None:
-    for attempt in range(10):
-        await client.refresh()
-        controller = client.metadata.controller
-        if controller is not None and any(broker.node_id == controller for broker in client.brokers):
-            answer = await client.send(controller, request)
-        else:
-            answer = await client.send_any(request)
-        (result,) = answer.topics if hasattr(answer, "topics") else answer.results
-        if result.error_code in fine:
-            return
-        if result.error_code != NOT_CONTROLLER or attempt == 9:
-            error = for_code(result.error_code, what)
-            told = getattr(result, "error_message", None)
-            raise BrokerError(
-                f"{error}{f' ({shown(told)})' if told else ''}", code=error.code, retriable=error.retriable
-            )
-        await asyncio.sleep(client.retry_backoff_s)
-
-
-async def _led(client: KafkaClient, topic: str, partitions: int) -> None:
-    for _ in range(200):
-        await client.refresh([topic])
-        known = client.metadata.topics.get(topic)
-        if known is not None and sum(each.leader is not None for each in known.partitions.values()) >= partitions:
-            return
-        await asyncio.sleep(client.retry_backoff_s)
-    raise BrokerError(f"topic {topic!r} was created, but its partitions have no leaders yet", retriable=True)
 
 
 class TopicIds:

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import struct
 import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from allocator.client.client import KafkaClient
 from allocator.errors import AllocatorError, BrokerError
-from allocator.producer.producer import Producer
+from allocator.processing.late_producer import LateProducer, Outgoing
 from allocator.types import Record
 
-__all__ = ["CONNECT", "PREFIX", "REDRIVES", "SPRING", "DeadLetterTopic", "headers_of", "own_headers"]
+__all__ = [
+    "CONNECT",
+    "PREFIX",
+    "REDRIVES",
+    "SPRING",
+    "DeadLetterTopic",
+    "headers_of",
+    "not_taken",
+    "outgoing",
+    "own_headers",
+]
 
 PREFIX = "allocator."
 # what Spring Kafka's DeadLetterPublishingRecoverer and Kafka Connect write; tools know these names
@@ -23,17 +30,13 @@ CONNECT = "__connect.errors."
 REDRIVES = "allocator.redrives"  # how often the record was written back to its topic
 ERROR_BYTES = 1000  # of the error's text; more could make a record that just fits its topic too large
 STACK_BYTES = 4000
-TIMEOUT_S = 30.0
-BATCH_BYTES = 16 << 10  # more: fewer requests; less: fits topics with a small max.message.bytes
 
 
 class DeadLetterTopic:
     """Sends records on, key and value as they were, with headers that say where from and why.
 
-    Guarantee: `send` returns only after all in-sync replicas have acknowledged every record. It may send a record
-    twice, never lose one. Brokers before 0.11 have no headers: there the log line is the only trace of the cause.
-
-    The producer connects with the first dead letter.
+    Guarantee: as of `LateProducer`. Brokers before 0.11 have no headers: there the log line is the only trace of the
+    cause.
     """
 
     def __init__(
@@ -45,59 +48,34 @@ class DeadLetterTopic:
         security: Mapping[str, Any] | None = None,
     ) -> None:
         self.topic = topic
-        self._brokers = brokers
         self._group = group
-        self._security = dict(security or {})
-        self._stack = contextlib.AsyncExitStack()
-        self._opening: asyncio.Lock | None = None
-        self._producer: Producer | None = None
+        self._producer = LateProducer(brokers, f"allocator-dead-letters-{group}", security)
 
     async def send(self, records: Sequence[Record], error: BaseException, attempts: int) -> None:
         """Raises BrokerError when the topic does not take them all."""
+        letters = [outgoing(record, headers_of(record, self._group, error, attempts)) for record in records]
         try:
-            producer = await self._open()
-            sent = []
-            for record in records:
-                # as in every version so far: an empty value where there is neither key nor value
-                value = b"" if record.key is None and record.value is None else record.value
-                headers = headers_of(record, self._group, error, attempts) if producer.magic == 2 else []
-                sent.append(await producer.append(self.topic, record.key, value, headers=headers))
-            for delivered in sent:
-                await asyncio.shield(delivered)
+            await self._producer.send(self.topic, letters)
         except AllocatorError as failure:
-            first = records[0]
-            raise BrokerError(
-                f"dead-letter topic {self.topic!r} did not take {first.topic}:{first.partition} offset {first.offset}: "
-                f"{failure}; look at the topic's existence, its max.message.bytes and this client's rights",
-                retriable=True,
-            ) from failure
+            raise not_taken(f"dead-letter topic {self.topic!r}", records[0], failure) from failure
 
     async def close(self) -> None:
         """Safe to call twice."""
-        self._producer = None
-        await self._stack.aclose()
+        await self._producer.close()
 
-    async def _open(self) -> Producer:
-        self._opening = self._opening or asyncio.Lock()  # Python 3.9 binds a lock to the loop of that moment
-        async with self._opening:
-            if self._producer is not None and self._producer.stopped:
-                await self.close()
-            if self._producer is None:
-                client = KafkaClient(
-                    self._brokers, client_id=f"allocator-dead-letters-{self._group}", security=self._security
-                )
-                async with contextlib.AsyncExitStack() as stack:
-                    await stack.enter_async_context(client)
-                    producer = Producer(
-                        client,
-                        linger_s=0.0,
-                        batch_bytes=BATCH_BYTES,
-                        timeout_s=TIMEOUT_S,
-                        request_timeout_s=TIMEOUT_S / 2,
-                    )
-                    self._producer = await stack.enter_async_context(producer)
-                    self._stack = stack.pop_all()
-            return self._producer
+
+def outgoing(record: Record, headers: Sequence[tuple[str, bytes]]) -> Outgoing:
+    # as in every version so far: an empty value where there is neither key nor value
+    return Outgoing(record.key, b"" if record.key is None and record.value is None else record.value, headers)
+
+
+def not_taken(what: str, record: Record, failure: AllocatorError) -> BrokerError:
+    """The error of a topic that did not take a record."""
+    return BrokerError(
+        f"{what} did not take {record.topic}:{record.partition} offset {record.offset}: "
+        f"{failure}; look at the topic's existence, its max.message.bytes and this client's rights",
+        retriable=True,
+    )
 
 
 def headers_of(record: Record, group: str, error: BaseException, attempts: int) -> list[tuple[str, bytes]]:

@@ -1,10 +1,10 @@
-"""What is done with a record whose call failed: another attempt, a dead letter, a log line, or the end."""
+"""What is done with a record whose call failed: another attempt, now or later, a dead letter, a log line, the end."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 from allocator.errors import AllocatorError, Fenced, HandlerFailed
@@ -14,6 +14,7 @@ from allocator.processing.handlers import Handler, HandlerMisuse
 from allocator.processing.lanes import Lane
 from allocator.processing.policy import Action, ErrorPolicy, Retries
 from allocator.processing.record_orders import Quarantined
+from allocator.processing.retry_topics import RetryTopics
 from allocator.tasks import wait_for_event
 from allocator.types import Record, TopicPartition
 
@@ -53,12 +54,14 @@ class Failures:
         policy: ErrorPolicy,
         dead_letters: DeadLetters | None,
         measures: Measures,
+        retry_topics: RetryTopics | None = None,
     ) -> None:
         self._handler = handler
         self._retries = retries
         self._policy = policy
         self._dead_letters = dead_letters
         self._measures = measures
+        self._retry_topics = retry_topics
         self._stopped = asyncio.Event()
 
     def wake(self) -> None:
@@ -71,7 +74,7 @@ class Failures:
         self._measures.handler_failures += 1
         if isinstance(error, (HandlerMisuse, Quarantined)) or self._policy.action(error) is not Action.RETRY:
             return None
-        if not self._retries.left(lane.attempts, since_s):
+        if not self._retries.left(lane.attempts, since_s) or self._delayed(worker):
             return None
         delay_s = self._retries.delay_s(lane.attempts)
         if self._retries.limit_s is not None:
@@ -79,8 +82,12 @@ class Failures:
         self._log(worker, _offset(lane), "the handler failed", error, lane.attempts, delay_s)
         return delay_s
 
+    def _delayed(self, worker: FailedWorker) -> bool:
+        """A retry topic makes one attempt: a record that is repeated there would make those after it late."""
+        return self._retry_topics is not None and worker.partition.topic in self._retry_topics.plan
+
     async def give_up(self, worker: FailedWorker, lane: Lane, error: Exception) -> bool:
-        """Writes the dead letter, or skips the record; False if the partition has left this member.
+        """Writes the record to a retry topic or the dead letters, or skips it; False if the partition has left.
 
         Raises HandlerFailed if the record has nowhere to go.
         """
@@ -95,26 +102,49 @@ class Failures:
             log.error("%s; skipping it", failed.what, extra=where, exc_info=error)
             self._measures.records_skipped += 1
             return True
+        argument = lane.units[0].argument
         # a record that a sink refused is its new owner's, and no dead letter
-        if self._dead_letters is None or action is Action.STOP or isinstance(error, (HandlerMisuse, Fenced)):
+        final = action is Action.STOP or isinstance(error, (HandlerMisuse, Fenced))
+        retries = self._retry_topics
+        if retries is not None and not final and action is Action.RETRY and retries.plan.after(argument) is not None:
+            log.warning("%s; writing it to the retry topic %s", failed.what, retries.plan.after(argument), extra=where)
+            sent = await self._until_sent(
+                worker, offset, "the record was not written", lambda: retries.send(argument, error, lane.attempts)
+            )
+            # not before it is acknowledged, or the record would be in neither place
+            self._measures.records_delayed += sent
+            return sent
+        letters = self._dead_letters
+        if letters is None or final:
             raise failed from error
         log.error("%s; writing it to the dead-letter topic", failed.what, extra=where, exc_info=error)
-        argument = lane.units[0].argument
         records = [argument] if isinstance(argument, Record) else list(argument)
+        attempts = lane.attempts
+        if retries is not None:
+            attempts += retries.attempts(argument)
+            records = [retries.at_first_place(record) for record in records]
+        sent = await self._until_sent(
+            worker, offset, "the dead letter was not written", lambda: letters.send(records, error, attempts)
+        )
+        self._measures.dead_letters += len(records) if sent else 0
+        return sent
+
+    async def _until_sent(
+        self, worker: FailedWorker, offset: int, what: str, send: Callable[[], Awaitable[None]]
+    ) -> bool:
+        """False if the partition has left this member before."""
         refusals = 0
         while not worker.stopping:
             try:
-                await self._dead_letters.send(records, error, lane.attempts)
+                await send()
             except AllocatorError as refused:
                 refusals += 1
                 if refusals > self._retries.count or not refused.retriable:
                     raise
                 delay_s = self._retries.delay_s(refusals)
-                self._log(worker, offset, "the dead letter was not written", refused, refusals, delay_s)
+                self._log(worker, offset, what, refused, refusals, delay_s)
                 await self._pause(worker, delay_s)
             else:
-                # not before it is acknowledged, or the record would be in neither place
-                self._measures.dead_letters += len(records)
                 return True
         return False
 

@@ -13,8 +13,10 @@ from typing import Any, NamedTuple, Union
 from allocator.errors import CorruptRecordError
 from allocator.fetch.batch import Batch
 from allocator.measures import Measures
+from allocator.processing.due import DueGate
 from allocator.processing.failures import Failures
 from allocator.processing.lanes import Lane, Lanes
+from allocator.processing.retry_topics import RetryPlan
 from allocator.processing.window import Span, Unit, Window
 from allocator.subscription.done import DoneSet, fingerprint
 from allocator.tasks import wait_for_event
@@ -60,6 +62,7 @@ class Work:
     measures: Measures
     broken: Callable[[BaseException], None]
     """Ends the processing with this error."""
+    retry_plan: RetryPlan | None = None
 
 
 class _Opened(NamedTuple):
@@ -112,6 +115,9 @@ class PartitionWorker:
         self._given_up = False
         self._narrow = False
         self._unchecked = 0
+        delay_s = None if work.retry_plan is None else work.retry_plan.delay_s(partition.topic)
+        self._gate = None if delay_s is None else DueGate(partition, delay_s, self.fill, work.measures)
+        """Of a retry topic."""
         self._quiet = asyncio.Event()
         self._quiet.set()
         self._beginning: asyncio.Task[None] | None = None
@@ -142,6 +148,12 @@ class PartitionWorker:
 
     def restart(self, offset: int) -> None:
         """After what is in hand, records from `offset` on follow, whatever was done of them. Caller: the feed."""
+        if self._gate is not None:
+            # what waits may not be due for hours, and is not in hand
+            self._gate.open()
+            self._queue.clear()
+            self._restarts = 0
+            self._taken()
         self._restarts += 1
         self._end = offset
         self._queue.append(offset)
@@ -179,12 +191,21 @@ class PartitionWorker:
             busy = self.in_hand and (self._work.ordering == "partition" or isinstance(following, int))
             if busy or (self.in_hand and not self._affords()):
                 return None
+            if self._gate is not None and self._gate.shut and not isinstance(following, int):
+                return None
             self._queue.popleft()
             if isinstance(following, int):
                 self._restarts -= 1
                 self._window, self._verified = Window(following), True
                 self.committed = (-1, None)
                 continue
+            if self._gate is not None:
+                due, rest = self._gate.pass_on(following)
+                if rest is not None:
+                    self._queue.appendleft(rest)
+                if due is None:
+                    return None
+                following = due
             self._taken()
             span = self._window.open(following.base_offset, following.nbytes, following.leader_epoch)
             records: Iterator[Any] = iter((following,)) if self._work.by_batch else iter(following)
@@ -389,6 +410,8 @@ class PartitionWorker:
         self.stopping = True
         self._queue.clear()
         self._opened = None
+        if self._gate is not None:
+            self._gate.open()
         for lane in self._waiting:
             if lane.timer is not None:
                 lane.timer.cancel()

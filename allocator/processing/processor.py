@@ -31,6 +31,7 @@ from allocator.processing.lanes import Lanes
 from allocator.processing.partition_worker import InHandBytes, PartitionWorker, Work
 from allocator.processing.policy import ErrorPolicy, Retries
 from allocator.processing.record_orders import RecordOrders
+from allocator.processing.retry_topics import RetryTopics
 from allocator.settings import HANDLING_DEFAULT
 from allocator.subscription.done import DoneSet, joined
 from allocator.subscription.listener import RebalanceListener
@@ -49,6 +50,9 @@ class RecordSource(Protocol):
 
     @property
     def measures(self) -> Measures: ...
+
+    def also_read(self, topics: Sequence[str]) -> None:
+        """Subscribes to these too, until it is closed."""
 
     async def start(self) -> None: ...
 
@@ -104,8 +108,16 @@ class Processor(RebalanceListener):
     Constructing touches nothing.
     """
 
-    def __init__(self, handler: Handler, settings: ProcessSettings, *, dead_letters: DeadLetters | None = None) -> None:
-        self._handler = handler
+    def __init__(
+        self,
+        handler: Handler,
+        settings: ProcessSettings,
+        *,
+        dead_letters: DeadLetters | None = None,
+        retry_topics: RetryTopics | None = None,
+    ) -> None:
+        self._handler = handler if retry_topics is None else retry_topics.restoring(handler)
+        self._retry_topics = retry_topics
         self._settings = settings
         self._dead_letters = dead_letters
         self._workers: dict[TopicPartition, PartitionWorker] = {}
@@ -167,9 +179,10 @@ class Processor(RebalanceListener):
             in_hand_records=self._settings.in_hand_records,
             budget=InHandBytes(self._settings.in_hand_bytes),
             lanes=self._lanes,
-            failures=Failures(self._handler, retries, policy, self._dead_letters, source.measures),
+            failures=Failures(self._handler, retries, policy, self._dead_letters, source.measures, self._retry_topics),
             measures=source.measures,
             broken=self._broke,
+            retry_plan=None if self._retry_topics is None else self._retry_topics.plan,
         )
         running: list[asyncio.Future[None]] = [asyncio.ensure_future(self._start())]
         try:
@@ -348,6 +361,14 @@ class Processor(RebalanceListener):
     # -- beginning and end ---------------------------------------------------------------------------------------
 
     async def _start(self) -> None:
+        if self._retry_topics is not None:
+            await self._retry_topics.prepare()
+            self._source.also_read(self._retry_topics.plan.topics)
+            if self._settings.ordering != "none":
+                log.warning(
+                    'ordering "%s" does not hold for records in retry topics: later records overtake them',
+                    self._settings.ordering,
+                )
         await self._source.start()
         log.info("started with handler %s", self._handler.name)
         self._started()
@@ -385,8 +406,9 @@ class Processor(RebalanceListener):
                 self._failed.set_exception(CommitFailed(f"stopped, but the last commit failed: {error}"))
         finally:
             await self._source.close()
-            if self._dead_letters is not None:
-                await self._dead_letters.close()
+            for topics in (self._dead_letters, self._retry_topics):
+                if topics is not None:
+                    await topics.close()
             assert self._lanes is not None
             await self._lanes.close()
         log.info("stopped")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Optional
 
 from allocator.errors import NotAssigned
-from allocator.subscription.kinds import ResetStrategy, reset_timestamp
+from allocator.subscription.kinds import EARLIEST, ResetStrategy, reset_timestamp
 from allocator.subscription.loss import NoPosition, OutOfTurn
 from allocator.subscription.partition import Changes, TopicPartitionState, as_position
 from allocator.types import OffsetAndMetadata, TopicPartition
@@ -230,6 +230,8 @@ class Resets(Positions):
     ) -> None:
         super().__init__(clock)
         self._default_reset = reset_timestamp(offset_reset_strategy)
+        self.begin_at_start: frozenset[str] = frozenset()
+        """Topics that a reset finds the first record of, whatever the strategy: records there may not be skipped."""
 
     def has_default_offset_reset_policy(self) -> bool:
         """Whether a reset strategy applies to a partition without an offset."""
@@ -244,6 +246,8 @@ class Resets(Positions):
         """
         given = offset_reset_strategy is not None
         strategy = reset_timestamp(offset_reset_strategy) if given else self._default_reset
+        if partition.topic in self.begin_at_start:
+            strategy = EARLIEST
         state = self._of(partition)
         if strategy is None:
             raise NoPosition([partition], "the given strategy" if given else "auto_offset_reset")

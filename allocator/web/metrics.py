@@ -76,6 +76,15 @@ class ConsumerCollector(Collector):
             if known:
                 lag_max.add_metric(labels, max(known.values()))
         yield from (assigned, may_act, generation, lag, lag_max)
+        due = GaugeMetricFamily(
+            "allocator_retry_due_timestamp_seconds",
+            "When the next record of a partition of a retry topic is due, if it waits",
+            labels=[*LABELS, "topic", "partition"],
+        )
+        for labels, measures in measured:
+            for partition, due_ms in measures.due_ms.items():
+                due.add_metric([*labels, partition.topic, str(partition.partition)], due_ms / 1000)
+        yield due
         for what in ("assigned", "revoked", "lost"):
             moved = CounterMetricFamily(
                 f"allocator_partitions_{what}", f"Partitions {what} since the start", labels=LABELS
@@ -88,6 +97,7 @@ class ConsumerCollector(Collector):
             ("records_lost", "Offsets skipped because the log no longer has them"),
             ("handler_failures", "Calls of the handler that failed"),
             ("records_skipped", "Records that were skipped because of skip_on"),
+            ("records_delayed", "Records that were written to a retry topic"),
             ("dead_letters", "Records that became dead letters"),
             ("records_not_repeated", "Records that were done before a restart or a move, and not handled again"),
             ("windows_narrowed", "Times that a partition got no new records as what is done would not fit a commit"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from allocator.errors import AllocatorError, CommitFailed, NotOwned
@@ -31,6 +31,12 @@ class Batch:
 
     def __iter__(self) -> Iterator[Record]:
         return iter(self._records)
+
+    def until_offset(self, offset: int) -> Batch:
+        return Batch([record for record in self._records if record.offset < offset], min(offset, self.next_offset))
+
+    def from_offset(self, offset: int) -> Batch:
+        return Batch([record for record in self._records if record.offset >= offset], self.next_offset)
 
 
 class Cluster:
@@ -139,6 +145,9 @@ class FakeSource:
     async def _tell(self, callback: Callable[[Any], Any], partitions: Any) -> None:
         self.events.append(callback.__name__)
         await callback(partitions)
+
+    def also_read(self, topics: Sequence[str]) -> None:
+        self.assign_at_start |= {partition for partition in self.cluster.logs if partition.topic in topics}
 
     # -- what the daemon calls -----------------------------------------------------------------------------------
 

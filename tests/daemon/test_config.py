@@ -331,6 +331,29 @@ def test_a_pattern_that_the_leader_would_not_take_is_refused_where_there_is_one(
     assert files.load(text.replace("[group]", '[group]\nmembership = "kafka"')).group.pattern == "(?!dead)"
 
 
+@pytest.mark.parametrize(
+    ("addition", "fault"),
+    [
+        ('retry_topics = ["1m"]', "a dead-letter topic is needed"),
+        ('retry_topics = ["1 min"]', "'1 min' is not a delay: write a whole number with s, m, h or d"),
+        ('retry_topics = ["1m", "1m"]', "'1m' stands there twice"),
+        ('retry_topics = ["1m"]\ndead_letter_topic = "d"\nmode = "batch"', "use mode record"),
+        ('retry_topics = ["1m"]\ndead_letter_topic = "d"\nsink = "m:s"', "records in retry topics are overtaken"),
+        ('retry_topics = ["1m"]\ndead_letter_topic = "billing.retry-1m"', "'billing.retry-1m' is a retry topic"),
+    ],
+)
+def test_retry_topics_that_cannot_work_are_refused(files: Files, addition: str, fault: str) -> None:
+    (line,) = files.faults(f"{GOOD}{addition}\n")
+    assert fault in line
+    assert "handler.retry_topics" in line
+
+
+def test_retry_topics_need_a_membership_of_this_library_or_of_kafka(files: Files) -> None:
+    text = edited("[group]", '[group]\nmembership = "kiel"')
+    lines = files.faults(text + 'retry_topics = ["1m"]\ndead_letter_topic = "d"\n')
+    assert any("members of 'kiel' cannot share retry topics" in line for line in lines)
+
+
 def test_a_pattern_that_takes_in_the_dead_letters_is_refused(files: Files) -> None:
     text = edited('topics = ["orders", "returns"]', 'pattern = "orders"') + 'dead_letter_topic = "orders.dead"\n'
     (line,) = files.faults(text)
@@ -437,6 +460,18 @@ def test_a_stop_is_a_restart_unless_the_file_says_otherwise(files: Files, leaves
     daemon._make_source(RebalanceListener())
     assert consumers[0].client_id == "allocator-a"  # the same after a restart
     assert consumers[0]._engine.membership._for_good is leaves
+
+
+def test_the_daemon_reads_its_retry_topics_beside_its_own(files: Files) -> None:
+    config = files.load(f'{GOOD}retry_topics = ["1m", "1h"]\ndead_letter_topic = "d"\ncreate_retry_topics = true\n')
+    consumers: list[Consumer] = []
+    daemon = process._daemon(config, Handler("h", print, False), consumers, Notifier({}))
+    assert daemon._retry_topics is not None
+    source = daemon._make_source(RebalanceListener())
+    source.also_read(daemon._retry_topics.plan.topics)
+    assert consumers[0].subscription() == {"orders", "returns", "billing.retry-1m", "billing.retry-1h"}
+    source.also_read(())
+    assert consumers[0].subscription() == {"orders", "returns"}
 
 
 def test_a_grace_needs_an_instance_id(files: Files) -> None:

@@ -1,0 +1,267 @@
+"""Retry topics: records whose retries in memory are used up wait there, and hold up no other record.
+
+A group has one retry topic for each delay, `<group>.retry-10m`, whatever topics it reads, and its members read these
+topics beside their own. A record goes from its topic to the first retry topic, from there to the next, and from the
+last to the dead letters. Each retry topic makes one attempt.
+
+Headers of a record there: those of a dead letter (`dead_letter.headers_of`), `allocator.retries` (the number of retry
+topics that the record has been in) and `allocator.due` (milliseconds since the epoch, by the clock of the sender).
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from allocator.client.client import KafkaClient
+from allocator.client.configs import TOPIC_RESOURCE, describe_configs
+from allocator.client.create_topics import create
+from allocator.clock import wall_ms
+from allocator.errors import AllocatorError, BrokerError, ConfigError
+from allocator.names import check_topic, parse_delay
+from allocator.processing.dead_letter import PREFIX, SPRING, headers_of, not_taken, outgoing
+from allocator.processing.handlers import Handler
+from allocator.processing.late_producer import Outgoing
+from allocator.producer.producer import Producer
+from allocator.types import Record
+
+__all__ = ["RetryPlan", "RetryTopics", "due_ms", "is_retry_topic"]
+
+log = logging.getLogger(__name__)
+
+RETRIES = PREFIX + "retries"
+DUE = PREFIX + "due"
+REPLICATION = 3
+RETENTION_MS = 7 * 86_400_000  # of topics that are created; longer where the delay is long
+TIME_TYPES = {b"CreateTime": 0, b"LogAppendTime": 1}
+
+
+@dataclass(frozen=True)
+class RetryPlan:
+    """The retry topics of a group, in the order in which a record goes through them."""
+
+    topics: tuple[str, ...]
+    delays_s: tuple[float, ...]
+    """Of each topic."""
+
+    @classmethod
+    def of(cls, group: str, delays: Sequence[str]) -> RetryPlan:
+        """`delays`: "30s", "10m", "1h", "1d". Raises ConfigError for a group whose name no topic can have."""
+        delays_s = tuple(map(parse_delay, delays))
+        topics = tuple(f"{group}.retry-{delay}" for delay in delays)
+        for topic in topics:
+            try:
+                check_topic(topic)
+            except ConfigError as error:
+                raise ConfigError(f"group {group!r} cannot have retry topics: {error}") from None
+        return cls(topics, delays_s)
+
+    def __contains__(self, topic: str) -> bool:
+        return topic in self.topics
+
+    def delay_s(self, topic: str) -> float | None:
+        """None: the topic is no retry topic."""
+        return self.delays_s[self.topics.index(topic)] if topic in self.topics else None
+
+    def after(self, record: Record) -> str | None:
+        """The retry topic for a record that failed; None: the dead letters.
+
+        A record that was in more retry topics than its topic explains comes from those of another group, which this one
+        reads as if they were its own. It goes to the dead letters, or two such groups would send it round for ever.
+        """
+        step = self.topics.index(record.topic) + 1 if record.topic in self.topics else 0
+        return self.topics[step] if step < len(self.topics) and _number(record, RETRIES, 0) <= step else None
+
+
+class Sender(Protocol):
+    """The part of `LateProducer` that is used here."""
+
+    async def send(self, topic: str, records: Sequence[Outgoing]) -> None: ...
+
+    async def open(self) -> tuple[KafkaClient, Producer]: ...
+
+    async def close(self) -> None: ...
+
+
+class RetryTopics:
+    """Sends records to the retry topics of a group, and gives them to the handler as they were at their first place.
+
+    Constructing touches nothing. `topics` and `pattern`: what the group reads. `create_topics`: `prepare` creates
+    missing retry topics.
+    """
+
+    def __init__(
+        self,
+        plan: RetryPlan,
+        group: str,
+        sender: Sender,
+        *,
+        topics: Sequence[str] = (),
+        pattern: str | None = None,
+        create_topics: bool = False,
+    ) -> None:
+        self.plan = plan
+        self._group = group
+        self._sender = sender
+        self._topics = topics
+        self._pattern = pattern
+        self._create_topics = create_topics
+
+    async def send(self, record: Record, error: BaseException, attempts: int) -> None:
+        """To the next retry topic; returns once it is acknowledged. `attempts`: with the latest record.
+
+        Raises BrokerError when the topic does not take it.
+        """
+        topic = self.plan.after(record)
+        assert topic is not None
+        due = wall_ms() + int(1000 * (self.plan.delay_s(topic) or 0))
+        first = self.at_first_place(record)
+        headers = [
+            *headers_of(first, self._group, error, self.attempts(record) + attempts),
+            (RETRIES, b"%d" % (_number(record, RETRIES, 0) + 1)),
+            (DUE, b"%d" % due),
+        ]
+        try:
+            await self._sender.send(topic, [outgoing(first, headers)])
+        except AllocatorError as failure:
+            raise not_taken(f"retry topic {topic!r}", first, failure) from failure
+
+    def at_first_place(self, record: Record) -> Record:
+        """A record of a retry topic as it was in its own topic; any other record itself.
+
+        The `allocator.*` headers stay: a handler can read the number of attempts and the last error.
+        """
+        return _at_first_place(record) if record.topic in self.plan else record
+
+    def attempts(self, record: Record) -> int:
+        """Calls of the handler before the record came to its present topic."""
+        return _number(record, PREFIX + "attempts", 0) if record.topic in self.plan else 0
+
+    def restoring(self, handler: Handler) -> Handler:
+        """The same, called with records as they were at their first place."""
+        function, topics = handler.function, frozenset(self.plan.topics)
+        if not handler.on_loop:
+            return replace(handler, function=_Restoring(function, topics))
+
+        async def call(record: Record) -> Any:
+            return await function(_at_first_place(record) if record.topic in topics else record)
+
+        return replace(handler, function=call)
+
+    async def close(self) -> None:
+        """Safe to call twice."""
+        await self._sender.close()
+
+    # -- before the start --------------------------------------------------------------------------------------------
+
+    async def prepare(self) -> None:
+        """Raises ConfigError, having begun nothing, if the retry topics cannot hold records until they are due."""
+        client, producer = await self._sender.open()
+        if producer.magic < 2:
+            raise ConfigError("brokers before 0.11 have no record headers, which retry topics need; unset retry_topics")
+        await client.refresh(self.plan.topics)
+        missing = [topic for topic in self.plan.topics if client.partitions(topic) is None]
+        if missing and not self._create_topics:
+            raise ConfigError(
+                f"the cluster has no retry topics {', '.join(missing)}; create them with as many partitions as the "
+                "topics of the group, or set create_retry_topics = true"
+            )
+        if missing:
+            await self._create(client, missing)
+        for topic in self.plan.topics:
+            if topic not in missing:
+                await self._check(client, topic)
+
+    async def _create(self, client: KafkaClient, missing: Iterable[str]) -> None:
+        await client.refresh(None if self._pattern is not None else self._topics)
+        names = set(self._topics)
+        if self._pattern is not None:
+            names |= {topic for topic in client.topics() if re.match(self._pattern, topic)} - set(self.plan.topics)
+        count = max((len(client.partitions(topic) or ()) for topic in names), default=0)
+        if not count:
+            raise ConfigError(
+                "the topics of the group do not exist yet, so the number of partitions of its retry topics is not "
+                "known; create the topics first"
+            )
+        for topic in missing:
+            retention_ms = max(RETENTION_MS, int(4000 * (self.plan.delay_s(topic) or 0)))
+            settings = {"cleanup.policy": "delete", "retention.ms": str(retention_ms)}
+            await create(client, topic, count, REPLICATION, settings)
+            log.info("created the retry topic %s with %d partitions", topic, count)
+
+    async def _check(self, client: KafkaClient, topic: str) -> None:
+        """A topic that deletes or compacts records before they are due would lose them."""
+        try:
+            found = await describe_configs(client, TOPIC_RESOURCE, topic, ["cleanup.policy", "retention.ms"])
+        except BrokerError as error:
+            log.warning("the settings of the retry topic %s are not known: %s", topic, error)
+            return
+        delay_s = self.plan.delay_s(topic) or 0
+        if "compact" in found.get("cleanup.policy", ""):
+            raise ConfigError(
+                f"retry topic {topic!r} has cleanup.policy = {found['cleanup.policy']}, which removes waiting records "
+                "of a key; set it to delete"
+            )
+        retention_ms = int(found.get("retention.ms", -1))
+        if 0 <= retention_ms < 2000 * delay_s:
+            raise ConfigError(
+                f"retry topic {topic!r} has retention.ms = {retention_ms}, less than twice its delay of {delay_s:g} s, "
+                "so waiting records could be deleted; set it higher"
+            )
+
+
+class _Restoring:
+    """A plain handler that gets records at their first place; a class, because other processes may have to get it."""
+
+    def __init__(self, function: Callable[[Any], Any], topics: frozenset[str]) -> None:
+        self._function = function
+        self._topics = topics
+
+    def __call__(self, record: Record) -> Any:
+        return self._function(_at_first_place(record) if record.topic in self._topics else record)
+
+
+def is_retry_topic(topic: str, group: str) -> bool:
+    """Whether a member of `group` could have this retry topic, whatever its delays are now."""
+    name, found, delay = topic.rpartition(".retry-")
+    try:
+        return name == group and bool(found) and parse_delay(delay) > 0
+    except ConfigError:
+        return False
+
+
+def due_ms(record: Record) -> int:
+    """When the record may be handled, in milliseconds since the epoch; 0 if its headers do not say it."""
+    return _number(record, DUE, 0)
+
+
+def _at_first_place(record: Record) -> Record:
+    headers = dict(record.headers)
+    topic = (headers.get(PREFIX + "topic") or b"").decode(errors="replace")
+    partition, offset = _number(record, PREFIX + "partition", -1), _number(record, PREFIX + "offset", -1)
+    if not topic or partition < 0 or offset < 0:
+        return record  # no member of the group wrote it
+    null = headers.get(PREFIX + "null_value") == b"true"
+    return Record(
+        topic,
+        partition,
+        offset,
+        _number(record, PREFIX + "timestamp", record.timestamp),
+        TIME_TYPES.get(headers.get(SPRING + "original-timestamp-type") or b""),
+        record.key,
+        None if null else record.value,
+        [each for each in record.headers if not each[0].startswith(SPRING)],
+        None,
+        record.fence,
+    )
+
+
+def _number(record: Record, name: str, default: int) -> int:
+    """The last header of this name; `default` if there is none, or no number."""
+    try:
+        return next((int(value or b"") for each, value in reversed(record.headers) if each == name), default)
+    except ValueError:
+        return default

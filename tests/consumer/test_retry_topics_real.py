@@ -1,0 +1,103 @@
+"""Retry topics on real servers: created, read beside the group's topics, and left again; `group describe` tells."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from allocator import Consumer, Record
+from allocator.cli.__main__ import main
+from allocator.clock import wall_ms
+from allocator.errors import ConfigError
+from allocator.testing import LocalCluster, wait_until_async
+
+Topics = Callable[..., str]
+RETRIES: dict[str, Any] = {"retry_topics": ["1s", "1h"], "retries": 0, "commit_interval_s": 0.05}
+
+
+@pytest.mark.parametrize("membership", ["zookeeper", "kafka"])
+async def test_records_wait_beside_the_others_and_come_again_as_they_were(
+    kafka_cluster: LocalCluster, topic_factory: Topics, group: str, membership: Any
+) -> None:
+    topic = topic_factory(2)
+    seen: list[tuple[str, int, int]] = []
+    letters = topic_factory(1)
+
+    async def handle(record: Record) -> None:
+        seen.append((record.topic, record.partition, record.offset))
+        again = "allocator.retries" in dict(record.headers)
+        if record.value == b"18" or (record.value == b"17" and not again):
+            raise ValueError("bad")
+
+    settings = {"brokers": kafka_cluster.bootstrap, "zookeeper": kafka_cluster.zookeeper, "group": group}
+    async with Consumer(topic, **settings, membership=membership, auto_offset_reset="latest") as consumer:
+        with pytest.raises(ConfigError, match=rf"no retry topics {group}.retry-1s, {group}.retry-1h; create them with"):
+            await consumer.process(handle, dead_letter_topic=letters, **RETRIES)
+        assert seen == []
+        work = asyncio.ensure_future(
+            consumer.process(handle, dead_letter_topic=letters, create_retry_topics=True, **RETRIES)
+        )
+        due = consumer.measures.due_ms
+        every = {*((f"{group}.retry-{delay}", n) for delay in ("1s", "1h") for n in (0, 1)), (topic, 0), (topic, 1)}
+        await wait_until_async(lambda: consumer.assignment() == every or work.done(), 60, "the retry topics")
+        for partition in [each for each in consumer.assignment() if each.topic == topic]:
+            await consumer.position(partition)
+        kafka_cluster.produce(topic, [(b"%d" % (n % 10), b"%d" % n) for n in range(100)])
+        measures = consumer.measures
+        await wait_until_async(
+            lambda: (len(seen) >= 102 and due and measures.records_delayed == 3) or work.done(), 60, "17 and 18"
+        )
+        assert not work.done(), work
+        assert len(set(seen)) == 100, "the topic, partition and offset of a record stay"
+        (bad,) = due
+        assert bad.topic == f"{group}.retry-1h"
+        assert due[bad] > wall_ms() + 3_000_000
+        assert measures.dead_letters == 0
+
+        shown = await asyncio.to_thread(describe, group, kafka_cluster)
+        waits = {each["topic"]: each for each in shown["retries"]}
+        assert waits[bad.topic]["records"] == 1
+        assert abs(waits[bad.topic]["due_ms"] - due[bad]) < 1000
+        assert waits[f"{group}.retry-1s"]["due_ms"] is None
+
+        work.cancel()
+        await asyncio.wait({work})
+        assert consumer.subscription() == {topic}
+        # records of the topic alone follow
+        await wait_until_async(lambda: {each.topic for each in consumer.assignment()} == {topic}, 60, "a release")
+        kafka_cluster.produce(topic, [b"more"])
+        record = await consumer.getone(60)
+        assert record is not None
+        assert record.value == b"more"
+
+
+def describe(group: str, cluster: LocalCluster) -> Any:
+    where = ["--brokers", cluster.bootstrap, "--zookeeper", cluster.zookeeper or ""]
+    result = CliRunner().invoke(main, ["group", "describe", group, *where, "--json"])
+    return json.loads(result.stdout)
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        ({"cleanup.policy": "compact"}, "has cleanup.policy = compact, which removes waiting records of a key"),
+        ({"retention.ms": "7000000"}, "has retention.ms = 7000000, less than twice its delay of 3600 s"),
+    ],
+)
+async def test_a_retry_topic_that_would_lose_what_waits_is_refused(
+    kafka_cluster: LocalCluster, topic_factory: Topics, group: str, config: dict[str, str], why: str
+) -> None:
+    topic = topic_factory(1)
+    kafka_cluster.create_topic(f"{group}.retry-1h", 1, config=config)
+    settings = {"brokers": kafka_cluster.bootstrap, "zookeeper": kafka_cluster.zookeeper, "group": group}
+
+    async def handle(record: Record) -> None: ...
+
+    async with Consumer(topic, **settings) as consumer:
+        with pytest.raises(ConfigError, match=why):
+            await consumer.process(handle, dead_letter_topic=topic, retry_topics=["1h"])

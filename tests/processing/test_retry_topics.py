@@ -1,0 +1,318 @@
+"""Records that wait in retry topics, on a consumer in memory: delays, places, acknowledgements, moves and loops."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+import pytest
+from fake_source import Batch, Cluster, FakeSource
+from hypothesis import given
+from hypothesis import strategies as st
+
+from allocator.clock import wall_ms
+from allocator.errors import BrokerError, ConfigError
+from allocator.groups.patterns import topic_pattern, with_topics
+from allocator.measures import Measures
+from allocator.processing import due
+from allocator.processing.dead_letter import headers_of
+from allocator.processing.due import DueGate
+from allocator.processing.handlers import Handler
+from allocator.processing.late_producer import Outgoing
+from allocator.processing.policy import ErrorPolicy, Retries
+from allocator.processing.processor import Processor, ProcessSettings
+from allocator.processing.retry_topics import RetryPlan, RetryTopics
+from allocator.testing import wait_until_async
+from allocator.types import Record, TopicPartition
+
+PARTITION = TopicPartition("t", 0)
+PLAN = RetryPlan(("g.retry-a", "g.retry-b"), (0.05, 0.1))
+LATER = RetryPlan(("g.retry-1h",), (3600,))
+
+
+class Topics:
+    """Retry topics of one partition in the cluster in memory. While `closed` is set they take nothing."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.source: FakeSource
+        self.refusals = 0
+        self.held: asyncio.Event | None = None
+
+    async def send(self, topic: str, records: Sequence[Outgoing]) -> None:
+        if self.held is not None:
+            await self.held.wait()
+        if self.refusals:
+            self.refusals -= 1
+            raise BrokerError("not now", retriable=True)
+        log = self.cluster.logs[TopicPartition(topic, 0)]
+        for record in records:
+            headers = list(record.headers)
+            log.append(Record(topic, 0, len(log), wall_ms(), 0, record.key, record.value, headers))
+        self.source.wake()
+
+    async def open(self) -> Any:
+        raise AssertionError("nothing is to be prepared")
+
+    async def close(self) -> None: ...
+
+
+class Letters:
+    def __init__(self) -> None:
+        self.found: list[tuple[str, int, int, int]] = []
+
+    async def send(self, records: Any, error: BaseException, attempts: int) -> None:
+        self.found += [(record.topic, record.partition, record.offset, attempts) for record in records]
+
+    async def close(self) -> None: ...
+
+
+class Prepared(RetryTopics):
+    async def prepare(self) -> None: ...
+
+
+class Run:
+    def __init__(self, cluster: Cluster, plan: RetryPlan) -> None:
+        for topic in plan.topics:
+            cluster.partitions.append(TopicPartition(topic, 0))
+            cluster.logs.setdefault(TopicPartition(topic, 0), [])
+        self.topics, self.letters, self.source = Topics(cluster), Letters(), FakeSource(cluster)
+        self.topics.source = self.source
+
+
+@contextlib.asynccontextmanager
+async def running(
+    cluster: Cluster, function: Callable[[Record], Any], plan: RetryPlan = PLAN, *, held: bool = False, **settings: Any
+) -> AsyncIterator[Run]:
+    it = Run(cluster, plan)
+    it.topics.held = asyncio.Event() if held else None
+    chosen = {"retries": Retries(1, 0.001, 0.002), "commit_interval_s": 0.01, "drain_timeout_s": 30.0, **settings}
+    processor = Processor(
+        Handler("test", function),
+        ProcessSettings(**chosen),
+        dead_letters=it.letters,
+        retry_topics=Prepared(plan, "g", it.topics),
+    )
+    task = asyncio.ensure_future(processor.run(it.source(processor)))
+    try:
+        yield it
+    finally:
+        processor.stop()
+        await asyncio.wait({task}, timeout=30)
+        assert task.done()
+        task.result()
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    await wait_until_async(condition, 30, "the condition", interval_s=0.002)
+
+
+@pytest.mark.parametrize("ordering", ["partition", "key", "none"])
+@pytest.mark.parametrize("plain", [False, True])
+async def test_a_record_goes_through_every_delay_to_the_dead_letters_and_holds_up_no_other(
+    ordering: str, plain: bool
+) -> None:
+    cluster = Cluster(records=10)
+    calls: list[tuple[str, int, int, float]] = []
+
+    def handle(record: Record) -> None:
+        calls.append((record.topic, record.partition, record.offset, time.monotonic()))
+        if record.offset == 3:
+            raise ValueError("bad")
+
+    async def on_loop(record: Record) -> None:
+        handle(record)
+
+    async with running(cluster, handle if plain else on_loop, ordering=ordering) as it:
+        await until(lambda: it.letters.found)
+    # two calls in memory, and one for each delay, each with the record as it was at its first place
+    times = [at for topic, partition, offset, at in calls if (topic, partition, offset) == ("t", 0, 3)]
+    assert len(times) == 4
+    # whole milliseconds of the wall clock, and another clock here
+    assert times[2] - times[1] >= 0.04
+    assert times[3] - times[2] >= 0.09
+    assert it.letters.found == [("t", 0, 3, 4)]
+    assert Counter(offset for _, _, offset, _ in calls) == {**dict.fromkeys(range(10), 1), 3: 4}
+    assert it.source.measures.records_delayed == 2
+    assert it.source.measures.due_ms == {}
+    assert cluster.committed == {PARTITION: 10, **{TopicPartition(topic, 0): 1 for topic in PLAN.topics}}
+
+
+async def test_a_record_is_done_only_when_its_retry_topic_has_it() -> None:
+    cluster, seen = Cluster(records=6), []
+
+    async def handle(record: Record) -> None:
+        seen.append(record.offset)
+        if record.offset == 2 and seen.count(2) < 3:
+            raise ValueError("bad")
+
+    async with running(cluster, handle, held=True, ordering="none") as it:
+        it.topics.refusals = 1
+        await until(lambda: cluster.committed.get(PARTITION) == 2)
+        await until(lambda: PARTITION in cluster.beyond)
+        assert set(seen) == set(range(6))
+        assert it.topics.held is not None
+        it.topics.held.set()
+        await until(lambda: cluster.committed[PARTITION] == 6)
+        await until(lambda: seen.count(2) == 3)
+    assert it.letters.found == []
+
+
+async def test_a_partition_that_moves_takes_along_what_waits() -> None:
+    """Nothing that waits is in hand, so a move takes no time, and the next owner knows the due time."""
+    cluster, seen = Cluster(records=3), []
+
+    async def handle(record: Record) -> None:
+        seen.append(record.offset)
+        if record.offset == 1 and seen.count(1) < 3:
+            raise ValueError("bad")
+
+    waiting = TopicPartition("g.retry-1h", 0)
+    async with running(cluster, handle, LATER) as it:
+        await until(lambda: waiting in it.source.measures.due_ms)
+        assert it.source.measures.due_ms[waiting] > wall_ms() + 3_000_000
+        await it.source.revoke([waiting])
+        assert it.source.measures.due_ms == {}
+        await it.source.assign([waiting])
+        await until(lambda: waiting in it.source.measures.due_ms)
+        # a seek does not wait for what waits
+        it.source.listener.restart(waiting, 1)  # type: ignore[attr-defined]
+        assert it.source.measures.due_ms == {}
+    assert seen.count(1) == 2
+    assert cluster.committed[PARTITION] == 3
+
+
+@pytest.mark.parametrize(
+    ("lists", "letters"), [({"dead_letter_on": [ValueError]}, [3]), ({"skip_on": [ValueError]}, [])]
+)
+async def test_only_errors_that_are_retried_go_to_a_retry_topic(lists: Any, letters: list[int]) -> None:
+    cluster = Cluster(records=5)
+
+    async def handle(record: Record) -> None:
+        if record.offset == 3:
+            raise ValueError("bad")
+
+    async with running(cluster, handle, policy=ErrorPolicy.of(**lists)) as it:
+        await until(lambda: cluster.committed.get(PARTITION) == 5)
+    assert [offset for _, _, offset, _ in it.letters.found] == letters
+    assert it.source.measures.records_delayed == 0
+
+
+# -- pure --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [b"v", b"", None])
+@pytest.mark.parametrize("key", [b"k", None])
+async def test_a_record_comes_back_as_it_was(key: bytes | None, value: bytes | None) -> None:
+    cluster = Cluster(records=0)
+    it = Run(cluster, PLAN)
+    topics = RetryTopics(PLAN, "g", it.topics)
+    record = Record("orders", 7, 42, 1234, 1, key, value, [("own", b"1"), ("own", None)])
+    await topics.send(record, ValueError("bad"), 3)
+    (waiting,) = cluster.logs[TopicPartition("g.retry-a", 0)]
+    again = topics.at_first_place(waiting)
+    for name in ("topic", "partition", "offset", "timestamp", "timestamp_type", "key", "value"):
+        assert getattr(again, name) == getattr(record, name), name
+    assert [each for each in again.headers if not each[0].startswith("allocator.")] == [("own", b"1"), ("own", b"")]
+    assert topics.attempts(waiting) == 3
+    await topics.send(waiting, ValueError("worse"), 1)
+    (last,) = cluster.logs[TopicPartition("g.retry-b", 0)]
+    assert topics.attempts(last) == 4
+    assert PLAN.after(last) is None
+
+
+def test_a_record_that_nobody_of_the_group_wrote_is_handled_as_it_is() -> None:
+    record = Record("g.retry-a", 0, 0, 0, 0, b"k", b"v", [("allocator.attempts", b"many")])
+    topics = RetryTopics(PLAN, "g", Topics(Cluster()))
+    assert topics.at_first_place(record) is record
+    assert topics.attempts(record) == 0
+    assert PLAN.after(record) == "g.retry-b"
+
+
+async def test_two_groups_that_read_each_others_retry_topics_do_not_send_a_record_round() -> None:
+    """Their patterns match all topics; each takes the other's retry topics for its own topics."""
+    plans = [RetryPlan.of(group, ["1s", "2s"]) for group in ("one", "other")]
+    record = Record("orders", 0, 0, 0, 0, b"k", b"v", [])
+    steps = 0
+    while (topic := plans[steps % 2].after(record)) is not None:
+        cluster = Cluster()
+        Run(cluster, plans[steps % 2])
+        topics = RetryTopics(plans[steps % 2], "g", Run(cluster, plans[steps % 2]).topics)
+        await topics.send(record, ValueError("bad"), 1)
+        (record,) = cluster.logs[TopicPartition(topic, 0)]
+        steps += 1
+        assert steps < 10
+    assert steps == 1
+
+
+@given(
+    dues=st.lists(st.integers(0, 100), min_size=1, max_size=12),
+    step=st.integers(1, 40),
+    first=st.integers(0, 5),
+)
+def test_records_pass_in_order_and_none_before_its_time(dues: list[int], step: int, first: int) -> None:
+    headers = [[("allocator.due", b"%d" % each)] for each in dues]
+    records = [Record("g.retry-1h", 0, first + n, 0, 0, None, b"", each) for n, each in enumerate(headers)]
+
+    async def walk() -> list[int]:
+        gate = DueGate(TopicPartition("g.retry-1h", 0), 3600, lambda: None, Measures())
+        rest: Any = Batch(records, first + len(records) + 2)
+        now, passed = 0, list[int]()
+        end = first
+        with pytest.MonkeyPatch.context() as patch:
+            while rest is not None:
+                patch.setattr(due, "wall_ms", lambda now=now: now)
+                gate.open()
+                ready, rest = gate.pass_on(rest)
+                assert gate.shut == (rest is not None)
+                if ready is not None:
+                    for record in ready:
+                        assert dues[record.offset - first] <= now
+                        passed.append(record.offset)
+                    assert end <= ready.next_offset
+                    end = ready.next_offset
+                now += step
+        gate.open()
+        assert end == first + len(records) + 2
+        return passed
+
+    assert asyncio.run(walk()) == [first + n for n in range(len(dues))]
+
+
+async def test_a_sender_whose_clock_is_wrong_delays_no_record_beyond_the_delay() -> None:
+    record = Record("g.retry-1s", 0, 0, 0, 0, None, b"", [("allocator.due", b"%d" % (wall_ms() + 10**9))])
+    again = asyncio.Event()
+    gate = DueGate(TopicPartition("g.retry-1s", 0), 0.05, again.set, Measures())
+    batch: Any = Batch([record], 1)
+    assert gate.pass_on(batch)[0] is None
+    await asyncio.wait_for(again.wait(), 30)
+    assert gate.pass_on(batch) == (batch, None)
+
+
+def test_names_of_retry_topics_are_checked() -> None:
+    assert RetryPlan.of("billing", ["30s", "1h"]) == RetryPlan(("billing.retry-30s", "billing.retry-1h"), (30, 3600))
+    with pytest.raises(ConfigError, match=r"group 'bill ing' cannot have retry topics: 'bill ing.retry-1m'"):
+        RetryPlan.of("bill ing", ["1m"])
+    for wrong in ("", "0s", "1", "31d", "1.5h", "m", "1m "):
+        with pytest.raises(ConfigError, match="is not a delay: write a whole number with s, m, h or d"):
+            RetryPlan.of("billing", [wrong])
+
+
+def test_a_pattern_matches_the_retry_topics_too() -> None:
+    assert with_topics(["a"], None, ["g.retry-1m"]) == (("a", "g.retry-1m"), None)
+    assert with_topics([], ".*", ["g.retry-1m"]) == ([], ".*")
+    _, pattern = with_topics([], "orders|bills", ["g.retry-1m", "g.retry-1h"])
+    assert pattern is not None
+    matches = topic_pattern(pattern).matches
+    assert all(map(matches, ["orders", "orders-2", "bills", "g.retry-1m", "g.retry-1h"]))
+    assert not any(map(matches, ["g.retry-1m2", "other", "gxretry-1m"]))
+
+
+def test_a_dead_letter_says_nothing_of_retries() -> None:
+    """A record that is redriven begins anew."""
+    record = Record("t", 0, 0, 0, 0, b"k", b"v", [("allocator.retries", b"2"), ("allocator.due", b"5")])
+    assert not {"allocator.retries", "allocator.due"} & dict(headers_of(record, "g", ValueError(), 1)).keys()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
+from shlex import quote
 from typing import TYPE_CHECKING, Any, Optional, TypeVar
 
 import click
@@ -14,9 +16,10 @@ from rich.text import Text
 
 from allocator.cli.group import GROUP, Seconds
 from allocator.cli.output import console, print_json
-from allocator.doctor.finding import COULD_NOT_LOOK, Finding, Severity
+from allocator.doctor.finding import CHROOT_MISSING, COULD_NOT_LOOK, Finding, Fix, Severity
 from allocator.errors import AllocatorError, ConfigError
 from allocator.foreign import plain
+from allocator.settings import DEFAULT
 
 if TYPE_CHECKING:
     from allocator.client.client import KafkaClient
@@ -68,6 +71,8 @@ class _Where:
     help="Report a member as stuck after this many seconds.",
 )
 @click.option("--timeout", default=10.0, show_default=True, type=Seconds(), help="Seconds to wait for each response.")
+@click.option("--fix", is_flag=True, help="Show which findings can be fixed safely, ask, and fix them.")
+@click.option("--yes", is_flag=True, help="With --fix: do not ask. A missing chroot is left alone.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def doctor(
     group: Optional[str],
@@ -80,12 +85,17 @@ def doctor(
     interval: float,
     patience: float,
     timeout: float,
+    fix: bool,
+    yes: bool,
     as_json: bool,
 ) -> None:
-    """Diagnose GROUP and its clusters: each problem, its consequence and its remedy. Reads only.
+    """Diagnose GROUP and its clusters: each problem, its consequence and its remedy. Reads only, unless --fix is given.
 
     Looks twice, with --interval seconds between, which should be longer than the members' commit interval. Without
     GROUP, only at the cluster. Give --zookeeper, --brokers, or both.
+
+    --fix shows and asks first. It withdraws orders that have expired and deletes groups that are empty znodes. It moves
+    no partition and changes no offset; for other findings, run the command that is shown with them.
 
     \b
     Exit codes:
@@ -100,14 +110,28 @@ def doctor(
     group = group or default_group
     if where.zookeeper is not None and group is not None:
         Paths(where.root, group)  # raises for a name that is no znode's; Kafka alone knows of others
+    if yes and not fix:
+        raise ConfigError("--yes needs --fix")
+    if fix and as_json and not yes:
+        raise ConfigError("--json cannot ask; with --fix, give --yes too")
     findings = asyncio.run(_examine(where, group, interval, patience))
+    exact = partial(_exact, where=where, config=config)
+    if not as_json:
+        _print(findings, group, exact)
+    done = _fix(where, group, findings, yes, as_json) if fix else {}
+    left = [finding for finding in findings if finding.id not in done]
     if as_json:
-        healthy = _exit_code(findings) == HEALTHY
-        found = [finding.to_json() for finding in findings]
-        print_json({"group": group, "healthy": healthy, "findings": found})
-    else:
-        _print(findings, group)
-    sys.exit(_exit_code(findings))
+        found = [{**finding.to_json(), "command": exact(finding.command)} for finding in findings]
+        fixed = [{"id": each, "done": text} for each, text in done.items()]
+        print_json(
+            {
+                "group": group,
+                "healthy": _exit_code(left) == HEALTHY,
+                "findings": found,
+                **({"fixed": fixed} if fix else {}),
+            }
+        )
+    sys.exit(_exit_code(left))
 
 
 def _find(
@@ -122,7 +146,6 @@ def _find(
     from allocator.daemon.config import load
     from allocator.doctor.members import DEFAULT_SESSION_S
     from allocator.names import check_path
-    from allocator.settings import DEFAULT
 
     options = security = group = None
     if config is not None:
@@ -145,8 +168,8 @@ def _find(
 async def _examine(where: _Where, group: str | None, interval_s: float, patience_s: float) -> list[Finding]:
     """Raises the connection error if no cluster was reached."""
     from allocator.client.client import KafkaClient
-    from allocator.doctor.doctor import check_failed, examine
-    from allocator.zookeeper.client import ZooKeeper
+    from allocator.doctor.doctor import examine
+    from allocator.zookeeper.client import NoChroot, ZooKeeper
 
     failed: list[tuple[str, AllocatorError]] = []
     async with AsyncExitStack() as open_ones:
@@ -180,7 +203,9 @@ async def _examine(where: _Where, group: str | None, interval_s: float, patience
         if where.brokers is not None:
             client = await reached("Kafka", cluster(where.brokers))
         if client is None and zk is None:
-            raise failed[0][1]
+            if not any(isinstance(error, NoChroot) for _, error in failed):
+                raise failed[0][1]
+            return _not_reached(where, failed)
         hosts = where.kafka_zookeeper
         if hosts is None and where.zookeeper is not None and "/" in where.zookeeper:
             hosts = where.zookeeper.partition("/")[0]
@@ -195,28 +220,101 @@ async def _examine(where: _Where, group: str | None, interval_s: float, patience
             interval_s=interval_s,
             patience_s=patience_s,
         )
-    return [*(check_failed(what, str(error)) for what, error in failed), *findings]
+    return [*_not_reached(where, failed), *findings]
+
+
+def _not_reached(where: _Where, failed: list[tuple[str, AllocatorError]]) -> list[Finding]:
+    from allocator.doctor.doctor import check_failed, chroot_missing
+    from allocator.zookeeper.client import NoChroot
+
+    return [
+        chroot_missing(where.zookeeper, f"/{where.zookeeper.partition('/')[2]}", str(error))
+        if isinstance(error, NoChroot) and what == "ZooKeeper" and where.zookeeper is not None
+        else check_failed(what, str(error))
+        for what, error in failed
+    ]
+
+
+def _fix(where: _Where, group: str | None, findings: list[Finding], yes: bool, as_json: bool) -> dict[str, str]:
+    """Asks, executes the fixes of `findings`, and returns what was done by the finding's id."""
+    chosen = {finding.id: finding.fix for finding in findings if finding.fix is not None}
+    if yes:
+        # with a mistyped chroot, members would be a second group that owns all partitions too
+        chosen = {each: fix for each, fix in chosen.items() if fix.kind != "chroot"}
+    if not chosen:
+        click.echo("there is nothing to fix without risk; run the commands above yourself", err=as_json)
+        return {}
+    if not yes:
+        for fix in chosen.values():
+            click.echo(plain(f"--fix would {fix.text}: {', '.join(fix.names)}"))
+        if not _can_ask():
+            raise ConfigError("--fix cannot ask without a terminal; nothing was changed. Give --yes to fix this")
+        if not click.confirm("Make these changes?"):
+            return {}
+    done = asyncio.run(_apply(where, group, chosen))
+    for text in done.values():
+        click.echo(plain(text), err=as_json)
+    return done
+
+
+def _can_ask() -> bool:
+    return sys.stdin.isatty()
+
+
+async def _apply(where: _Where, group: str | None, chosen: dict[str, Fix]) -> dict[str, str]:
+    from allocator.doctor.fixes import apply
+    from allocator.zookeeper.client import ZooKeeper
+
+    assert where.zookeeper is not None
+    zk = ZooKeeper(where.zookeeper, session_timeout_s=where.timeout_s, options=where.zookeeper_options)
+    await zk.connect(where.timeout_s, make_chroot=any(fix.kind == "chroot" for fix in chosen.values()))
+    try:
+        return {
+            each: f"created the chroot {zk.chroot}" if fix.kind == "chroot" else await apply(fix, zk, group, where.root)
+            for each, fix in chosen.items()
+        }
+    finally:
+        await zk.close()
+
+
+def _exact(command: str | None, where: _Where, config: str | None) -> str | None:
+    """`command` with the addresses of this call."""
+    if command is None:
+        return None
+    words = command.split()
+    known = {"BROKERS": where.brokers, "ZOOKEEPER": where.zookeeper}
+    command = " ".join(known.get(word) or word for word in words)
+    if words[0] != "allocator" or words[1] not in ("doctor", "group", "top") or "ZOOKEEPER" in words:
+        return command
+    if config is not None:
+        return f"{command} -c {quote(config)}"
+    options = {"--zookeeper": where.zookeeper, "--brokers": where.brokers}
+    if where.root != DEFAULT["root"]:
+        options["--root"] = where.root
+    return " ".join([command, *(f"{name} {quote(value)}" for name, value in options.items() if value is not None)])
 
 
 def _exit_code(findings: list[Finding]) -> int:
-    if any(finding.id == COULD_NOT_LOOK for finding in findings):
+    if any(finding.id in (COULD_NOT_LOOK, CHROOT_MISSING) for finding in findings):
         return NOT_SEEN
     return ILL if any(finding.severity > Severity.INFO for finding in findings) else HEALTHY
 
 
-def _print(findings: list[Finding], group: str | None) -> None:
+def _print(findings: list[Finding], group: str | None, exact: Callable[[str | None], str | None]) -> None:
     out = console()
     what = "the cluster" if group is None else f"group {group}"
     if not findings:
         out.print(Text(f"{what}: healthy"))
     for finding in findings:
-        out.print(
-            Text.assemble((str(finding.severity), COLOURS[finding.severity]), f"  {finding.id}: {plain(finding.what)}")
-        )
-        for label, text in (("where", finding.place), ("why", finding.why), ("do", finding.do)):
-            out.print(Text(f"  {label + ':':6} {plain(text)}"))
-        if finding.command:
-            out.print(Text(f"  {'run:':6} {plain(finding.command)}"))
+        head = Text.assemble((str(finding.severity), COLOURS[finding.severity]), f"  {finding.id}: ")
+        out.print(head.append(plain(finding.what)))
+        texts = {"where": finding.place, "why": finding.why, "do": finding.do, "run": exact(finding.command)}
+        if finding.fix is not None:
+            texts["fix"] = f"--fix would {finding.fix.text}"
+        for label, text in texts.items():
+            if text:
+                # a command is copied, so the terminal alone breaks its line
+                out.print(Text(f"  {label + ':':6} {plain(text)}"), soft_wrap=label == "run")
         out.print()
     counts = [f"{sum(f.severity is level for f in findings)} {level!s}" for level in reversed(Severity)]
     if findings:

@@ -37,6 +37,7 @@ def _brokers(seen: Observation) -> Iterator[Finding]:
                 "The partitions that it leads cannot be read, and its groups can neither commit nor rebalance.",
                 f"Check that clients can use the address {broker.address} (advertised.listeners), that no firewall "
                 "blocks it, and that the process is not paused or in garbage collection.",
+                "nc -vz {} {}".format(*broker.address.rpartition(":")[::2]),
             )
     versions = Counter(broker.version for broker in seen.brokers.values() if broker.version)
     if len(versions) > 1:
@@ -49,6 +50,7 @@ def _brokers(seen: Observation) -> Iterator[Finding]:
             "A client uses the request versions of the first broker that it connects to. Newer requests fail on older "
             "brokers, and the first broker changes with each reconnection.",
             "Finish the upgrade (inter.broker.protocol.version last), or roll the newer brokers back.",
+            "kafka-broker-api-versions.sh --bootstrap-server BROKERS",
         )
     if seen.version and seen.version < OLD:
         missing = "records have no timestamps, so offsets cannot be reset to a time"
@@ -63,6 +65,7 @@ def _brokers(seen: Observation) -> Iterator[Finding]:
             tuple(f"broker {node}" for node in sorted(seen.brokers)),
             f"This version gets no fixes; {missing}.",
             "Plan a migration: mirror the topics, map the offsets, cut over.",
+            "allocator mirror BROKERS NEW-BROKERS --topic TOPIC --zookeeper ZOOKEEPER",
         )
 
 
@@ -78,6 +81,7 @@ def _replicas(seen: Observation) -> Iterator[Finding]:
             "Start the brokers with their replicas: "
             + _numbers({node for p in leaderless for node in seen.replicas[p].all} - set(seen.brokers))
             + ". If these brokers are lost, an unclean election restores the partitions without their last records.",
+            "kafka-topics.sh --bootstrap-server BROKERS --describe --unavailable-partitions",
         )
     out_of_sync = {p: set(replicas.all) - set(replicas.in_sync) for p, replicas in seen.replicas.items()}
     lacking = {p for p, nodes in out_of_sync.items() if nodes} - set(leaderless)
@@ -92,6 +96,7 @@ def _replicas(seen: Observation) -> Iterator[Finding]:
             names(lacking),
             "If another broker fails, acknowledged records may be lost, or partitions may have no leader.",
             "Start unavailable brokers. For a broker that is behind, check its disk, network and num.replica.fetchers.",
+            "kafka-topics.sh --bootstrap-server BROKERS --describe --under-replicated-partitions",
         )
 
 
@@ -105,7 +110,8 @@ def _clocks(before: Observation, after: Observation) -> Iterator[Finding]:
             ("ZooKeeper", "this machine"),
             "Ownership does not depend on wall clocks. But log times cannot be compared, and an offset reset to a time "
             "finds another offset.",
-            "Compare both with NTP (`chronyc tracking`) and correct the wrong one.",
+            "Compare both with NTP and correct the wrong one.",
+            "chronyc tracking",
         )
     for each in after.registrations:
         skew_s = (each.broker_ms - each.zookeeper_ms) / 1000
@@ -116,7 +122,8 @@ def _clocks(before: Observation, after: Observation) -> Iterator[Finding]:
                 f"when broker {each.broker} started, its clock was {_ahead(skew_s)} ZooKeeper's",
                 (f"broker {each.broker}", "ZooKeeper"),
                 "The broker stamps records (LogAppendTime) and expires records and offsets by that clock.",
-                "Compare both with NTP (`chronyc tracking`); this finding stays until the broker restarts.",
+                "Compare both with NTP; this finding stays until the broker restarts.",
+                "chronyc tracking",
             )
     if after.future_timestamps:
         furthest = max(after.future_timestamps.values())
@@ -130,6 +137,8 @@ def _clocks(before: Observation, after: Observation) -> Iterator[Finding]:
             "offset. A producer writes seconds or microseconds instead of milliseconds, or its clock is wrong.",
             "Find the producer. message.timestamp.type=LogAppendTime or message.timestamp.difference.max.ms prevents "
             "such records.",
+            "kafka-configs.sh --bootstrap-server BROKERS --alter --entity-type topics "
+            f"--entity-name {min(after.future_timestamps).topic} --add-config message.timestamp.type=LogAppendTime",
         )
 
 

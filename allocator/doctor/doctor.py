@@ -2,7 +2,7 @@
 
     findings = await examine("billing", client=client, zookeeper=zk)
 
-Reads only. docs/doctor.md lists every finding.
+Reads only; `fixes` has the remedies of `allocator doctor --fix`. docs/doctor.md lists every finding.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from collections.abc import Callable, Iterable
 
 from allocator.client.client import KafkaClient
 from allocator.doctor.cluster import cluster_findings
-from allocator.doctor.finding import COULD_NOT_LOOK, Finding, Severity
-from allocator.doctor.members import member_findings
+from allocator.doctor.finding import CHROOT_MISSING, COULD_NOT_LOOK, Finding, Fix, Severity
+from allocator.doctor.members import leftover_findings, member_findings
 from allocator.doctor.observation import Observation, observe
 from allocator.doctor.offsets import offset_findings
 from allocator.doctor.orders import order_findings
 from allocator.settings import DEFAULT
 from allocator.zookeeper.client import ZooKeeper
 
-__all__ = ["Finding", "Observation", "Severity", "check_failed", "diagnose", "examine", "observe"]
+__all__ = ["Finding", "Observation", "Severity", "check_failed", "chroot_missing", "diagnose", "examine", "observe"]
 
 
 async def examine(
@@ -63,12 +63,27 @@ def diagnose(
     """The findings from two polls of the same group, the worst first. Pure; `before` may be `after` itself."""
     found = [check_failed(what, why) for what, why in after.failed_checks]
     found += cluster_findings(before, after)
+    found += leftover_findings(after, root)
     if after.group is not None:
         found += member_findings(before, after, root, patience_s)
         found += offset_findings(before, after)
     if after.report is not None:
         found += order_findings(after.report)
     return _worst_first(found)
+
+
+def chroot_missing(hosts: str, chroot: str, why: str) -> Finding:
+    return Finding(
+        CHROOT_MISSING,
+        Severity.CRITICAL,
+        f"the chroot {chroot} does not exist: {why}",
+        (hosts,),
+        "Members do not start without it. With a mistyped chroot they would be a second group, whose members read all "
+        "partitions too.",
+        "Compare the chroot with the settings of the members. If this is a new installation, create it.",
+        f"zkCli.sh -server {hosts.partition('/')[0]} create {chroot}",
+        Fix("chroot", f"create the chroot {chroot}", (hosts,)),
+    )
 
 
 def check_failed(what: str, why: str) -> Finding:

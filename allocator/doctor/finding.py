@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Optional
+from typing import Any, Literal, NamedTuple, Optional
 
 from allocator.groups.describe import SHOWN, name_of
 from allocator.types import TopicPartition
 
-__all__ = ["COULD_NOT_LOOK", "Finding", "Severity", "names"]
+__all__ = ["CHROOT_MISSING", "COULD_NOT_LOOK", "Finding", "Fix", "Severity", "names"]
 
 COULD_NOT_LOOK = "could-not-look"
+CHROOT_MISSING = "chroot-missing"
 
 
 class Severity(IntEnum):
@@ -24,6 +25,16 @@ class Severity(IntEnum):
 
     def __str__(self) -> str:
         return self.name.lower()
+
+
+class Fix(NamedTuple):
+    """A remedy that `allocator doctor --fix` executes: it changes neither an owner nor an offset."""
+
+    kind: Literal["orders", "groups", "chroot"]
+    text: str
+    """What it does, as a command: "delete the empty znodes of 2 groups"."""
+    names: tuple[str, ...]
+    """The ids of the orders, the groups, or the chroot."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +50,9 @@ class Finding:
     """Why it matters."""
     do: str
     command: Optional[str] = None
-    """The command, if one command is the remedy. Values for the user to choose are in capitals."""
+    """The command that is the remedy, or the first step of it. Values for the user to choose are in capitals."""
+    fix: Optional[Fix] = None
+    """What `allocator doctor --fix` does about it; None if that would not be safe."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -50,6 +63,7 @@ class Finding:
             "why": self.why,
             "do": self.do,
             "command": self.command,
+            "fix": None if self.fix is None else self.fix.text,
         }
 
     @property

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from shlex import quote
 
-from allocator.doctor.finding import Finding, Severity, names
+from allocator.doctor.finding import Finding, Fix, Severity, names
 from allocator.doctor.observation import Observation
 from allocator.foreign import plain, shown
 from allocator.groups.describe import GroupState, clock_time
@@ -14,7 +15,7 @@ from allocator.groups.zookeeper.znodes import Paths
 from allocator.settings import DEFAULT
 from allocator.types import TopicPartition
 
-__all__ = ["DEFAULT_SESSION_S", "member_findings"]
+__all__ = ["DEFAULT_SESSION_S", "leftover_findings", "member_findings"]
 
 DEFAULT_SESSION_S: float = DEFAULT["session_timeout_s"]
 UNEVEN = 1.5  # times the fair share; and at least two partitions above it
@@ -35,6 +36,22 @@ def member_findings(before: Observation, after: Observation, root: str, patience
     if after.kafka is not None:
         yield from _kafka(before, after)
     yield from _shares(after)
+
+
+def leftover_findings(seen: Observation, root: str) -> Iterator[Finding]:
+    """Groups that consist of empty znodes."""
+    groups = seen.leftover_groups
+    if groups:
+        yield Finding(
+            "leftover-groups",
+            Severity.INFO,
+            f"{len(groups)} groups under {root} are empty znodes: they have no members, and never had an assignment",
+            groups,
+            "A process with a mistyped group name, or one that crashed at its start, left them. Lists show them.",
+            "Delete them.",
+            f"allocator doctor --zookeeper ZOOKEEPER --root {root} --fix",
+            Fix("groups", f"delete the empty znodes of {len(groups)} groups", groups),
+        )
 
 
 def _presence(seen: Observation, root: str) -> Iterator[Finding]:
@@ -68,6 +85,7 @@ def _presence(seen: Observation, root: str) -> Iterator[Finding]:
         (seen.report.state.group,),
         "No records are consumed. Kafka drops the offsets of an empty group after offsets.retention.minutes.",
         "Start its members. If the group is no longer needed, do nothing.",
+        "allocator run CONFIG",
     )
 
 
@@ -87,6 +105,7 @@ def _layouts(seen: Observation, root: str) -> Iterator[Finding]:
             "Each protocol assigns all partitions, so each record is processed more than once, and members overwrite "
             "each other's commits. Kafka refuses commits of members outside its own protocol.",
             "Keep the members of one protocol, and stop the others or give them another group name.",
+            f"allocator group describe {group}",
         )
     if kiel:
         yield Finding(
@@ -189,6 +208,7 @@ def _ownership(before: Observation, after: Observation) -> Iterator[Finding]:
             "program wrote one, or ZooKeeper was restored from a backup under live members.",
             "Restart all of these members except one. If no other program wrote the znodes, report it with their "
             "content.",
+            f"allocator group describe {group}",
         )
 
 
@@ -218,6 +238,7 @@ def _stuck(before: Observation, after: Observation, paths: Paths, patience_s: fl
                 "waits, and so does the rest of the rebalance.",
                 "Check its handler (a call without a timeout?), or restart that process: its session ends, and the "
                 "partitions move.",
+                _restart(state, member),
             )
     for member, parts in state.document.owners.items():
         claim = state.claims.get(member)
@@ -233,6 +254,7 @@ def _stuck(before: Observation, after: Observation, paths: Paths, patience_s: fl
                 (state.name_of(member), *names(unclaimed)),
                 "No member processes them, and the leader cannot assign them to another while this member is alive.",
                 "Check its log, or restart that process.",
+                _restart(state, member),
             )
     session_s = after.requested_session_s or DEFAULT_SESSION_S
     for member in state.members:
@@ -248,6 +270,7 @@ def _stuck(before: Observation, after: Observation, paths: Paths, patience_s: fl
                 "Its event loop is blocked while kazoo's thread keeps the session, so no member reads its partitions "
                 "and they do not move. Or its session timeout is many times the one named here.",
                 "Find the call that blocks its event loop (one that is not awaited?), or restart that process.",
+                _restart(state, member),
             )
 
 
@@ -262,6 +285,7 @@ def _znodes(state: GroupState, root: str) -> Iterator[Finding]:
             "Another program, or a newer version of this library, writes under this root. The group ignores invalid "
             "znodes, so a member may get no partitions.",
             "Find the program that wrote it. Delete the znode if no member owns it.",
+            f"zkCli.sh -server ZOOKEEPER get {quote(plain(unreadable[0].split()[1]))}",
         )
     document = state.document
     if document is None:
@@ -275,6 +299,7 @@ def _znodes(state: GroupState, root: str) -> Iterator[Finding]:
             "The allocator function raised an exception, or did not return each partition exactly once. Members that "
             "joined since get no partitions, and partitions of members that left have no owner.",
             "Correct the function, or choose another one. The leader calls it again at the next change.",
+            "allocator run CONFIG --check",
         )
     for member, why in document.refused.items():
         yield Finding(
@@ -285,6 +310,7 @@ def _znodes(state: GroupState, root: str) -> Iterator[Finding]:
             "It has no allocator function in common with the rest of its group.",
             "Configure a common function in all members, in the same order. During a change, let new members offer "
             "both.",
+            "allocator run CONFIG --check",
         )
 
 
@@ -301,6 +327,7 @@ def _differences(seen: Observation) -> Iterator[Finding]:
             "The order of the oldest member decides among the common functions. When it leaves, the group may switch "
             "to another function, and most partitions move.",
             "Finish the deployment, or configure the same functions in the same order in all members.",
+            f"allocator group describe {seen.state.group}",
         )
     wanted = {(tuple(sorted(info.topics)), info.pattern) for info in members.values()}
     if len(wanted) > 1:
@@ -322,6 +349,7 @@ def _differences(seen: Observation) -> Iterator[Finding]:
             tuple(sorted(missing)),
             "Members wait for such topics without an error, so a typo looks like an idle topic.",
             "Correct the name, or create the topic.",
+            f"kafka-topics.sh --bootstrap-server BROKERS --create --topic {min(missing)} --partitions COUNT",
         )
 
 
@@ -401,6 +429,7 @@ def _shares(seen: Observation) -> Iterator[Finding]:
             "The group is as slow as its busiest member. `range` causes this with many topics, because it assigns each "
             "topic from the first member on.",
             'Choose a function that counts over all topics ("naive", "sticky", "cooperative-sticky").',
+            None if seen.state is None else f"allocator group plan {seen.state.group} --function sticky",
         )
 
 
@@ -412,6 +441,12 @@ def _is_steered(seen: Observation) -> bool:
 
 def _called(state: GroupState, member: str) -> str:
     return f"member {state.name_of(member)}"
+
+
+def _restart(state: GroupState, member: str) -> str | None:
+    """The command that ends the process of a member, if it is known."""
+    info = state.members[member]
+    return None if info.pid is None else f"ssh {quote(plain(info.host))} kill {info.pid}"
 
 
 def _revision(state: GroupState, member: str) -> str:

@@ -15,6 +15,7 @@ from typing import Any, Optional
 
 from allocator.client.client import KafkaClient
 from allocator.client.log_offsets import list_offsets
+from allocator.doctor.fixes import leftover_groups
 from allocator.errors import AllocatorError
 from allocator.groups import kafka_describe as requests
 from allocator.groups.describe import GroupReport, GroupState, Logs, describe, list_groups, read_logs, subscribed
@@ -74,6 +75,8 @@ class Observation:
     """Session timeouts: the one requested from ZooKeeper, and the one it granted."""
     known_groups: tuple[str, ...] = ()
     """Other groups under this root, if this group is not there."""
+    leftover_groups: tuple[str, ...] = ()
+    """Groups under this root that consist of empty znodes; only without a `group`."""
 
     @property
     def state(self) -> Optional[GroupState]:
@@ -126,6 +129,10 @@ async def observe(
             collector.fields["known_groups"] = tuple(await list_groups(zk, root)) if state is None else ()
             if state is not None:
                 collector.fields["modified"] = await _modified(zk, Paths(root, group), state)
+    if group is None and zk is not None:
+        async with collector.check("the groups in ZooKeeper"):
+            groups = await list_groups(zk, root)
+            collector.fields["leftover_groups"] = await leftover_groups(zk, root, groups, int(clock() * 1000))
     for each in zookeepers:
         async with collector.check("old layouts and brokers in ZooKeeper"):
             await _old_layouts(each, group, collector.fields)

@@ -80,6 +80,8 @@ def _gone(seen: Observation, report: GroupReport) -> Iterator[Finding]:
             names(gone),
             "The topic was deleted. If a topic of this name is created again, members start at the old offsets.",
             "Do nothing if it stays deleted: Kafka drops the offsets in time.",
+            f"kafka-consumer-groups.sh --bootstrap-server BROKERS --group {report.state.group} "
+            f"--delete-offsets --topic {min(gone).topic}",
         )
 
 
@@ -112,6 +114,7 @@ def _missing(before: Observation, after: Observation, report: GroupReport) -> It
             f"or were never committed.{kept}",
             "If the handler commits, check that it finishes records. If offsets expired, raise "
             "offsets.retention.minutes above the longest idle time of a partition.",
+            f"allocator group offsets {report.state.group}",
         )
 
 
@@ -181,6 +184,7 @@ def _lag(before: Observation, after: Observation, earlier: GroupReport, report: 
             "reads them.",
             "Add members (up to the number of partitions), or make the handler faster. A longer --interval shows "
             "whether this is a burst or a trend.",
+            f"allocator doctor {report.state.group} --interval 60",
         )
 
 

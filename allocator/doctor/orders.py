@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from allocator.doctor.finding import Finding, Severity, names
+from allocator.doctor.finding import Finding, Fix, Severity, names
+from allocator.doctor.fixes import is_long_expired
 from allocator.foreign import plain
 from allocator.groups.describe import GroupReport
 from allocator.groups.order_report import OrderReport, order_text
@@ -54,6 +55,7 @@ def order_findings(report: GroupReport) -> Iterator[Finding]:
                 f"allocator group orders {group} --remove {each.order.id}",
             )
     over = [each for each in report.orders if each.state in ("done", "expired")]
+    expired = tuple(each.order.id for each in over if is_long_expired(each.order, now_ms))
     if over:
         yield Finding(
             "orders-over",
@@ -62,7 +64,8 @@ def order_findings(report: GroupReport) -> Iterator[Finding]:
             tuple(each.order.id for each in over),
             "They have no effect. An evacuated member gets partitions again once its order is withdrawn.",
             "Withdraw them when the member has been stopped.",
-            f"allocator group orders {group} --remove {over[0].order.id}",
+            f"allocator group orders {group} {' '.join(f'--remove {each.order.id}' for each in over)}",
+            Fix("orders", f"withdraw {len(expired)} expired orders of {plain(group)}", expired) if expired else None,
         )
     excluded = [partition for partition in report.left_out if partition in report.excluded]
     if excluded:

@@ -303,7 +303,8 @@ async def test_offsets_outside_of_the_log(patient: Patient) -> None:
         patient.group, "--zookeeper", patient.zookeeper, "--brokers", patient.cluster.bootstrap, "--interval", "0"
     )
     assert code == 3
-    assert f"  run:   {command}\n" in out
+    where = f"--zookeeper {patient.zookeeper} --brokers {patient.cluster.bootstrap}"
+    assert f"  run:   {command} {where}\n" in out
 
 
 async def test_offsets_that_are_not_in_kafka(patient: Patient) -> None:
@@ -402,7 +403,7 @@ async def test_the_command_says_how_it_is_and_changes_nothing(patient: Patient) 
         assert (code, said["healthy"]) == (0, True), said
         # records are kept for a century here, which is only information
         assert [finding["id"] for finding in said["findings"]] == ["offsets-expire"]
-        assert set(said["findings"][0]) == {"id", "severity", "what", "where", "why", "do", "command"}
+        assert set(said["findings"][0]) == {"id", "severity", "what", "where", "why", "do", "command", "fix"}
     with zookeeper_client(patient.cluster.zookeeper) as zk:
 
         def tree(path: str) -> dict[str, int]:

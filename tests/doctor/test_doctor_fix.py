@@ -1,0 +1,164 @@
+"""What `allocator doctor --fix` changes, and what it leaves alone."""
+
+from __future__ import annotations
+
+import ast
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from allocator.cli import doctor as command
+from allocator.cli import main
+from allocator.doctor import doctor
+from allocator.doctor.fixes import CLOCK_MS, YOUNG_MS, apply
+from allocator.groups.zookeeper.orders import Order, Orders
+from allocator.testing.topics import zookeeper_client
+from allocator.zookeeper.client import ZooKeeper
+
+pytestmark = pytest.mark.deadline(150)
+
+NOW_MS = int(time.time() * 1000)
+LATER_S = YOUNG_MS / 1000 + 60
+SKELETON = ("members", "claims", "shards")
+# findings that one command neither mends nor narrows down: a setting of members or brokers, or a decision
+WITHOUT_COMMAND = {
+    "could-not-look",
+    "session-timeout-out-of-range",
+    "old-consumer-layout",
+    "idle-members",
+    "different-subscriptions",
+    "endless-rebalance",
+    "offsets-expire",
+    "unowned-partitions",
+}
+
+
+def order(kind: str, when_ms: int, expires: int | None = None, **arguments: Any) -> Order:
+    return Order.make(kind, arguments, who="alice@ops1", now_ms=when_ms, expires=expires)
+
+
+def tree(zk: Any, path: str) -> dict[str, bytes]:
+    found = {path: zk.get(path)[0]}
+    for name in zk.get_children(path):
+        found.update(tree(zk, f"{path}/{name}"))
+    return found
+
+
+def make_groups(zk: Any) -> None:
+    """Two groups of empty znodes, and one of each kind that is in use in some way."""
+    for group in ("empty", "emptied", "assigned", "ordered", "joined", "chosen", "odd"):
+        for name in SKELETON:
+            zk.ensure_path(f"/allocator/{group}/{name}")
+    zk.ensure_path("/allocator/emptied/left")
+    zk.create("/allocator/assigned/assignment", b"x")
+    zk.create("/allocator/ordered/orders", b"{}")
+    zk.create("/allocator/chosen/cluster", b"{}")
+    zk.create("/allocator/joined/members/m-0000000000000001-0000000001", b"{}", ephemeral=True)
+    zk.set("/allocator/odd/shards", b"of another program")
+
+
+async def test_only_groups_of_empty_znodes_are_deleted_and_young_ones_are_not(zk_chroot: str) -> None:
+    with zookeeper_client(zk_chroot) as zk:
+        make_groups(zk)
+        before = tree(zk, "/allocator")
+        ours = ZooKeeper(zk_chroot)
+        await ours.connect()
+        try:
+
+            async def found(clock: Any) -> list[Any]:
+                findings = await doctor.examine(None, client=None, zookeeper=ours, interval_s=0, clock=clock)
+                return [each for each in findings if each.id == "leftover-groups"]
+
+            def later() -> float:
+                return time.time() + LATER_S
+
+            assert await found(time.time) == [], "a member that joins has just made them, as far as one can know"
+            (leftover,) = await found(later)
+            assert leftover.where == ("emptied", "empty")
+            fix = leftover.fix
+            assert await apply(fix, ours, None, "/allocator") == "the groups are gone, or in use", "looks again"
+            zk.create("/allocator/emptied/claims/m-0000000000000001-0000000001", b"", ephemeral=True)
+            assert await apply(fix, ours, None, "/allocator", later) == "deleted the empty znodes of 1 groups"
+            after = tree(zk, "/allocator")
+            gone = {path for path in before if path == "/allocator/empty" or path.startswith("/allocator/empty/")}
+            assert {path: before[path] for path in before if path not in gone}.items() <= after.items()
+            assert not gone & set(after)
+            assert await apply(fix, ours, None, "/allocator", later) == "the groups are gone, or in use"
+            assert tree(zk, "/allocator") == after
+        finally:
+            await ours.close()
+
+
+def test_expired_orders_are_withdrawn_and_no_other(zk_chroot: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    long_ago = order("freeze", NOW_MS - 10 * CLOCK_MS, NOW_MS - 2 * CLOCK_MS)
+    just_now = order("cordon", NOW_MS - 10 * CLOCK_MS, NOW_MS - 1000, member="a")
+    in_force = order("budget", NOW_MS, at_once=1, per_minute=None)
+    where = ["--zookeeper", zk_chroot, "--interval", "0"]
+
+    def run(*options: str, typed: str = "") -> Any:
+        return CliRunner().invoke(main, ["doctor", "billing", *where, *options], input=typed)
+
+    with zookeeper_client(zk_chroot) as zk:
+        for name in SKELETON:
+            zk.ensure_path(f"/allocator/billing/{name}")
+        zk.create("/allocator/billing/orders", Orders((long_ago, just_now, in_force)).encode())
+
+        def ids() -> set[str]:
+            return {each["id"] for each in json.loads(zk.get("/allocator/billing/orders")[0])["orders"]}
+
+        everything = {long_ago.id, just_now.id, in_force.id}
+        assert "fix:   --fix would withdraw 1 expired orders of billing" in run().output
+        asked = run("--fix")
+        assert "cannot ask without a terminal" in asked.output
+        assert asked.exit_code == 2
+        monkeypatch.setattr(command, "_can_ask", lambda: True)
+        refused = run("--fix", typed="n\n")
+        assert f"--fix would withdraw 1 expired orders of billing: {long_ago.id}" in refused.output
+        assert ids() == everything, "nothing is changed before the answer"
+        assert "withdrew 1 expired orders" in run("--fix", typed="y\n").output
+        assert ids() == everything - {long_ago.id}
+        assert "nothing to fix without risk" in run("--fix", "--yes").output
+        assert ids() == everything - {long_ago.id}
+
+
+def test_a_missing_chroot_is_created_only_after_a_question(zk_chroot: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = ["doctor", "--zookeeper", f"{zk_chroot}/typo", "--fix"]
+    monkeypatch.setattr(command, "_can_ask", lambda: True)
+    with zookeeper_client(zk_chroot) as zk:
+        said = CliRunner().invoke(main, [*arguments, "--yes", "--json"])
+        assert said.exit_code == 1
+        found = json.loads(said.stdout)
+        assert [each["id"] for each in found["findings"]] == ["chroot-missing"]
+        assert found["fixed"] == []
+        assert CliRunner().invoke(main, arguments, input="n\n").exit_code == 1
+        assert not zk.exists("/typo")
+        made = CliRunner().invoke(main, arguments, input="y\n")
+        assert made.exit_code == 0, made.output
+        assert "created the chroot" in made.output
+        assert zk.exists("/typo")
+        assert "healthy" in CliRunner().invoke(main, arguments[:-1]).output
+
+
+@pytest.mark.parametrize(
+    ("options", "says"), [(["--yes"], "--yes needs --fix"), (["--fix", "--json"], "--json cannot ask")]
+)
+def test_options_that_contradict_each_other_are_refused(options: list[str], says: str) -> None:
+    result = CliRunner().invoke(main, ["doctor", "--zookeeper", "127.0.0.1:1", *options])
+    assert result.exit_code == 2
+    assert says in result.output
+
+
+def test_every_finding_has_a_command_or_is_known_to_need_none() -> None:
+    without: set[str] = set()
+    for path in Path(str(doctor.__file__)).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Finding":
+                given = node.args[6] if len(node.args) > 6 else None
+                if given is None or (isinstance(given, ast.Constant) and given.value is None):
+                    name = node.args[0]
+                    without.add(str(name.value) if isinstance(name, ast.Constant) else "could-not-look")
+    assert without == WITHOUT_COMMAND

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import signal
 import time
+from collections.abc import AsyncIterator, Collection
 from typing import Any, Optional
 
 import click
@@ -96,8 +98,26 @@ def _recreated(_ctx: click.Context, _param: click.Parameter, given: tuple[str, .
 )
 @click.option("--once", is_flag=True, help="Stop when all records that exist at the start are mirrored.")
 @click.option("--status-s", default=10.0, show_default=True, type=Seconds(), help="Seconds between status lines.")
+@click.option(
+    "--metrics-port",
+    type=click.IntRange(0, 65535),
+    help="Serve /metrics and /health on this port; 0 picks a free one (default: none).",
+)
+@click.option("--metrics-host", default="127.0.0.1", show_default=True, help="Listen on this address.")
+@click.option(
+    "--allow-host", "hosts", multiple=True, help="Host name under which Prometheus may call; may be repeated."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the status as JSON lines.")
-def mirror(throttle: Optional[float], once: bool, status_s: float, as_json: bool, **settings: Any) -> None:
+def mirror(
+    throttle: Optional[float],
+    once: bool,
+    status_s: float,
+    metrics_port: Optional[int],
+    metrics_host: str,
+    hosts: tuple[str, ...],
+    as_json: bool,
+    **settings: Any,
+) -> None:
     """Copy topics from the brokers OLD to the brokers NEW as they grow, and keep a map of the offsets.
 
     Start it as often as you like: the processes share the partitions. It may be killed at any point and goes on where
@@ -113,17 +133,42 @@ def mirror(throttle: Optional[float], once: bool, status_s: float, as_json: bool
       2  wrong usage or settings
     """
     mirroring = Mirror(MirrorSettings(throttle_bytes_s=None if throttle is None else throttle * 1e6, **settings))
-    asyncio.run(_run(mirroring, once, status_s, as_json))
+    serving = _serving(mirroring, metrics_host, metrics_port, hosts)
+    asyncio.run(_run(mirroring, once, status_s, as_json, serving))
     if once and not mirroring.caught_up:
         raise NotCaughtUp("a signal ended the mirror before everything was mirrored; start it again to go on")
 
 
-async def _run(mirroring: Mirror, once: bool, status_s: float, as_json: bool) -> None:
+@contextlib.asynccontextmanager
+async def _serving(mirroring: Mirror, host: str, port: Optional[int], hosts: Collection[str]) -> AsyncIterator[None]:
+    """Serves the metrics inside the block, if a port is given."""
+    if port is None:
+        yield
+        return
+    from allocator.cli.web import need_the_extra
+
+    need_the_extra()
+    from allocator.web.mirror_metrics import serve_mirror
+
+    async with serve_mirror(mirroring, host, port, hosts) as bound:
+        shown = f"[{host}]" if ":" in host else host
+        click.echo(f"http://{shown}:{bound}/metrics", err=True)
+        yield
+
+
+async def _run(
+    mirroring: Mirror,
+    once: bool,
+    status_s: float,
+    as_json: bool,
+    serving: contextlib.AbstractAsyncContextManager[None],
+) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, mirroring.stop)
     try:
-        await TaskGroup().run(mirroring.run(until_caught_up=once), status=_tell(mirroring, status_s, as_json))
+        async with serving:
+            await TaskGroup().run(mirroring.run(until_caught_up=once), status=_tell(mirroring, status_s, as_json))
     finally:
         _show(mirroring, 0.0, 0.0, as_json)
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from allocator.web.history_file import HistoryFile
     from allocator.web.records import RecordsPage
 
-__all__ = ["beside", "copying", "resetting", "web"]
+__all__ = ["beside", "copying", "need_the_extra", "resetting", "web"]
 
 log = logging.getLogger(__name__)
 
@@ -137,7 +137,7 @@ def web(
     from allocator.daemon import process as logs
     from allocator.web.guard import Guard
 
-    _need_the_extra()
+    need_the_extra()
     guard = Guard.make(hosts, _token(token_file), _login(user_header, groups_header, proxies, operators, viewers))
     tls = _tls(tls_cert, tls_key)
     records = _records(access, records_access, masks, registry, formats)
@@ -286,7 +286,7 @@ def beside(settings: Config) -> Beside:
 
     Raises ConfigError for settings that it cannot have, MissingExtra without `zk-partition-allocator[web]`.
     """
-    _need_the_extra()
+    need_the_extra()
     from allocator.cli.read import Access
     from allocator.web.actions import actions
     from allocator.web.daemon import beside_daemon
@@ -333,7 +333,8 @@ def copying(access: Access) -> Copy:
     return copy
 
 
-def _need_the_extra() -> None:
+def need_the_extra() -> None:
+    """Raises MissingExtra without `zk-partition-allocator[web]`."""
     try:
         import prometheus_client  # noqa: F401
     except ImportError as error:

@@ -114,7 +114,7 @@ def _missing(before: Observation, after: Observation, report: GroupReport) -> It
             f"or were never committed.{kept}",
             "If the handler commits, check that it finishes records. If offsets expired, raise "
             "offsets.retention.minutes above the longest idle time of a partition.",
-            f"allocator group offsets {report.state.group}",
+            f"allocator group offsets show {report.state.group}",
         )
 
 

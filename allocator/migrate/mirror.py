@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Iterable, Mapping
 from typing import Final, NamedTuple, Optional
 
 from allocator.client.client import KafkaClient
 from allocator.client.fetch_messages import BY_NAME, FetchRequest
 from allocator.client.log_offsets import LATEST, list_offsets
+from allocator.clock import wall_ms
 from allocator.consumer.consumer import Consumer
 from allocator.errors import AllocatorError, ConfigError, LogTruncated, OffsetOutOfRange
 from allocator.fetch.batch import Batch
@@ -113,6 +114,16 @@ class Mirror(RebalanceListener):
         """Records that the new cluster acknowledged since the start of this process."""
         self.bytes = 0
         """Their bytes on the wire."""
+        self.records_of: Counter[str] = Counter()
+        """`records`, by old topic."""
+        self.bytes_of: Counter[str] = Counter()
+        """`bytes`, by old topic."""
+        self.last_progress_ms: int | None = None
+        """When the new cluster last acknowledged records, before that when `run` began; milliseconds since the epoch."""
+        self.errors = 0
+        """Failures after which the mirror tried again."""
+        self.problem: str | None = "it has not reached its servers yet"
+        """Why nothing is mirrored at present; None while it runs."""
         self.duplicated = 0
         """Records of the new cluster that the mirror did not expect there: of another producer, or written twice."""
         self.already_present = 0
@@ -171,12 +182,14 @@ class Mirror(RebalanceListener):
 
     async def _run(self, until_caught_up: bool) -> None:
         self._stopping = asyncio.Event()
+        self.last_progress_ms = wall_ms()
         goal: dict[TopicPartition, int] | None = None
         while not self._stopping.is_set():
             try:
                 async with contextlib.AsyncExitStack() as stack:
                     if not await self._unless_stopped(self._open(stack)):
                         return
+                    self.problem = None
                     if until_caught_up and goal is None:
                         goal = await self._goal()
                     await self._mirror(goal)
@@ -184,6 +197,8 @@ class Mirror(RebalanceListener):
             except AllocatorError as error:
                 if not error.retriable or not self._connected:
                     raise
+                self.errors += 1
+                self.problem = str(error)
                 log.warning("%s: retrying in %g s: %s", self.settings.group, RESTART_S, error)
                 await wait_for_event(self._stopping, RESTART_S)
 
@@ -382,6 +397,9 @@ class Mirror(RebalanceListener):
         self._acked[partition] = encoded.next
         self.records += encoded.records
         self.bytes += encoded.size
+        self.records_of[partition.topic] += encoded.records
+        self.bytes_of[partition.topic] += encoded.size
+        self.last_progress_ms = wall_ms()
 
     # -- commits --------------------------------------------------------------------------------------------------
 
@@ -391,6 +409,7 @@ class Mirror(RebalanceListener):
             try:
                 await self._commit(self._consumer.assignment())
             except AllocatorError as error:
+                self.errors += 1
                 log.warning("%s: commit failed, retrying with the next one: %s", self.settings.group, error)
 
     async def _commit(self, partitions: Iterable[TopicPartition]) -> None:

@@ -102,16 +102,20 @@ def errors() -> Iterator[str]:
 
 
 def metrics() -> Iterator[str]:
+    from allocator.migrate.mirror import Mirror, MirrorSettings
     from allocator.web.metrics import ConsumerCollector, GroupCollector
+    from allocator.web.mirror_metrics import MirrorCollector
 
     class Watcher:
         clusters: tuple[str, ...] = ()
         problems: tuple[str, ...] = ()
         groups: dict[str, Any] = {}
 
+    mirrored = MirrorSettings("old:9092", "new:9092", topics=("orders",), zookeeper="zk:2181")
     collectors = (
         ("Metrics of a consumer", ConsumerCollector([])),
         ("Metrics of groups", GroupCollector(Watcher())),  # type: ignore[arg-type]
+        ("Metrics of a mirror", MirrorCollector(Mirror(mirrored))),
     )
     for title, collector in collectors:
         rows = ["| metric | type | meaning |", "|---|---|---|"]

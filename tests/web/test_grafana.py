@@ -17,12 +17,17 @@ from prometheus_client.core import Metric
 from allocator.cli.read import Access
 from allocator.groups.describe import GroupState, Logs
 from allocator.measures import Measures
+from allocator.migrate.mirror import Mirror, MirrorProgress
+from allocator.migrate.mirror_settings import MirrorSettings
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.web.metrics import ConsumerCollector, GroupCollector
+from allocator.web.mirror_metrics import MirrorCollector
 from allocator.web.watch import WatchedGroup, Watcher
 
-DASHBOARD = json.loads((Path(__file__).parents[2] / "docs/grafana/allocator.json").read_text())
-ALERTS = Path(__file__).parents[2] / "docs/grafana/alerts.yaml"
+GRAFANA = Path(__file__).parents[2] / "docs/grafana"
+DASHBOARDS = {name: json.loads((GRAFANA / f"{name}.json").read_text()) for name in ("allocator", "mirror")}
+PANELS: list[dict[str, Any]] = [panel for dashboard in DASHBOARDS.values() for panel in dashboard["panels"]]
+ALERTS = GRAFANA / "alerts.yaml"
 PROMTOOL = shutil.which("promtool")
 # functions and words of PromQL that the queries use
 PROMQL = {
@@ -39,6 +44,8 @@ PROMQL = {
     "topk",
     "and",
     "on",
+    "max",
+    "time",
 }
 P = TopicPartition("t", 0)
 
@@ -62,6 +69,20 @@ class Reader:
         return {P: 1}
 
 
+class MirrorOfOne(Mirror):
+    """A mirror that has one partition, and no servers."""
+
+    def progress(self) -> list[MirrorProgress]:
+        return [MirrorProgress(P, 1, 3), MirrorProgress(P._replace(topic="new"), 0, None)]
+
+
+def mirror() -> MirrorOfOne:
+    found = MirrorOfOne(MirrorSettings("old:9092", "new:9092", topics=("t",), zookeeper="zk:2181", group="m"))
+    found.records_of["t"], found.bytes_of["t"] = 5, 500
+    found.last_progress_ms, found.errors, found.lost_at_source = 1_767_225_600_500, 2, 7
+    return found
+
+
 def exported() -> dict[str, set[str]]:
     """Name of each sample -> its labels, as the collectors make them."""
     watcher = Watcher(Access("nowhere:1", brokers="nowhere:2"))
@@ -71,13 +92,14 @@ def exported() -> dict[str, set[str]]:
     registry = CollectorRegistry()
     registry.register(GroupCollector(watcher))
     registry.register(ConsumerCollector([Reader()]))  # type: ignore[list-item]
+    registry.register(MirrorCollector(mirror()))
     families: list[Metric] = list(registry.collect())
     return {sample.name: set(sample.labels) for family in families for sample in family.samples}
 
 
 def queries() -> list[str]:
-    found: list[str] = [target["expr"] for panel in DASHBOARD["panels"] for target in panel.get("targets", ())]
-    return found + [each["expr"] for each in DASHBOARD["annotations"]["list"]]
+    found: list[str] = [target["expr"] for panel in PANELS for target in panel.get("targets", ())]
+    return found + [note["expr"] for each in DASHBOARDS.values() for note in each["annotations"]["list"]]
 
 
 def alerts() -> list[dict[str, Any]]:
@@ -103,7 +125,7 @@ def test_every_query_names_metrics_and_labels_that_there_are() -> None:
 
 def test_every_legend_names_labels_that_there_are() -> None:
     metrics = exported()
-    for panel in DASHBOARD["panels"]:
+    for panel in PANELS:
         for target in panel.get("targets", ()):
             (name, *_) = re.findall(r"\ballocator_\w+", target["expr"])
             assert set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])) <= metrics[name], panel["title"]
@@ -111,11 +133,12 @@ def test_every_legend_names_labels_that_there_are() -> None:
 
 def test_most_of_what_is_exported_is_shown() -> None:
     asked = set(re.findall(r"\ballocator_\w+", " ".join(queries())))
-    assert {name for name in exported() if name.startswith("allocator_group_")} <= asked
+    assert {name for name in exported() if name.startswith(("allocator_group_", "allocator_mirror_"))} <= asked
 
 
-def test_panels_do_not_overlap_and_ids_are_unique() -> None:
-    panels: list[dict[str, Any]] = DASHBOARD["panels"]
+@pytest.mark.parametrize("name", DASHBOARDS)
+def test_panels_do_not_overlap_and_ids_are_unique(name: str) -> None:
+    panels: list[dict[str, Any]] = DASHBOARDS[name]["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
     taken: set[tuple[int, int]] = set()
     for panel in panels:
@@ -144,6 +167,27 @@ def test_alerts_fire_when_they_should(tmp_path: Path) -> None:
     for arguments in (["check", "rules", "alerts.yaml"], ["test", "rules", "alerts_test.yaml"]):
         done = subprocess.run([PROMTOOL, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_metrics_of_a_mirror_are_its_counts_and_an_unknown_lag_is_absent() -> None:
+    samples = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in MirrorCollector(mirror()).collect()
+        for sample in family.samples
+    }
+    assert samples == {
+        ("allocator_mirror_partitions", "m"): 2,
+        ("allocator_mirror_lag", "m", "t"): 2,
+        ("allocator_mirror_records_total", "m", "t"): 5,
+        ("allocator_mirror_bytes_total", "m", "t"): 500,
+        ("allocator_mirror_lost_offsets_total", "m"): 7,
+        ("allocator_mirror_already_present_total", "m"): 0,
+        ("allocator_mirror_duplicated_total", "m"): 0,
+        ("allocator_mirror_errors_total", "m"): 2,
+        ("allocator_mirror_stopped_topics", "m"): 0,
+        ("allocator_mirror_up", "m"): 0,
+        ("allocator_mirror_last_progress_timestamp_seconds", "m"): 1_767_225_600.5,
+    }
 
 
 def test_kafka_exporters_names_have_its_labels() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from allocator.cli.output import print_json
+from allocator.cli.progress import Step, progress, quiet_option
 from allocator.migrate.cutover import NO_RETURN, STEPS, Cutover
 from allocator.migrate.cutover_plan import load_plan
 
@@ -19,8 +20,9 @@ __all__ = ["cutover"]
 @click.option("--until", type=click.Choice(STEPS), default=STEPS[-1], show_default=True, help="Stop after this step.")
 @click.option("--rollback", is_flag=True, help="Move the groups back to the old cluster.")
 @click.option("--status", is_flag=True, help="Only show which steps are done.")
+@quiet_option
 @click.option("--json", "as_json", is_flag=True, help="Print the status, or an error, as JSON.")
-def cutover(plan: str, until: str, rollback: bool, status: bool, as_json: bool) -> None:
+def cutover(plan: str, until: str, rollback: bool, status: bool, quiet: bool, as_json: bool) -> None:
     """Move groups to a new cluster by PLAN (TOML), while services and producers run.
 
     The mirror has to run meanwhile. What is done stands in a state file: run it again after a failure and it goes on.
@@ -41,11 +43,20 @@ def cutover(plan: str, until: str, rollback: bool, status: bool, as_json: bool) 
       1  a step failed: mend what it says and run it again, or roll back
       2  the plan or its state file cannot be used
     """
-    work = Cutover(load_plan(Path(plan)), lambda step, text: click.echo(f"{step:<10} {text}"))
-    done = work.load()
+    loaded = load_plan(Path(plan))
     if status:
-        _show(done, as_json)
-    else:
+        _show(Cutover(loaded).load(), as_json)
+        return
+    with progress("cutover", quiet) as meter:
+
+        def told(step: str, text: str) -> None:
+            click.echo(f"{step:<10} {text}")
+            meter.step = Step("cutover", (STEPS.index(step) + 1) if step in STEPS else 0, len(STEPS), "steps")
+
+        def waits(step: str, left: int, unit: str) -> None:
+            meter.left(left, f"{step}: waiting for {unit}", unit)
+
+        work = Cutover(loaded, told, waits)
         asyncio.run(work.rollback() if rollback else work.run(until))
 
 

@@ -6,19 +6,26 @@ import asyncio
 import contextlib
 import json
 import signal
+import sys
 import time
-from collections.abc import AsyncIterator, Collection
+from collections import deque
+from collections.abc import AsyncIterator, Collection, Coroutine, Mapping
 from typing import Any, Optional
 
 import click
 
 from allocator.cli.group import Seconds
+from allocator.cli.progress import Meter, is_shown, progress, quiet_option
 from allocator.errors import AllocatorError
 from allocator.migrate.mirror import Mirror
 from allocator.migrate.mirror_settings import RECREATED, MirrorSettings
 from allocator.tasks import TaskGroup
 
 __all__ = ["mirror"]
+
+
+METER_S = 0.25  # between updates of the bar
+RATE_S = 10.0  # the bar's rate is that of so long
 
 
 class NotCaughtUp(AllocatorError):
@@ -107,6 +114,7 @@ def _recreated(_ctx: click.Context, _param: click.Parameter, given: tuple[str, .
 @click.option(
     "--allow-host", "hosts", multiple=True, help="Host name under which Prometheus may call; may be repeated."
 )
+@quiet_option
 @click.option("--json", "as_json", is_flag=True, help="Print the status as JSON lines.")
 def mirror(
     throttle: Optional[float],
@@ -115,6 +123,7 @@ def mirror(
     metrics_port: Optional[int],
     metrics_host: str,
     hosts: tuple[str, ...],
+    quiet: bool,
     as_json: bool,
     **settings: Any,
 ) -> None:
@@ -134,7 +143,14 @@ def mirror(
     """
     mirroring = Mirror(MirrorSettings(throttle_bytes_s=None if throttle is None else throttle * 1e6, **settings))
     serving = _serving(mirroring, metrics_host, metrics_port, hosts)
-    asyncio.run(_run(mirroring, once, status_s, as_json, serving))
+    with progress(mirroring.settings.group, quiet or (as_json and sys.stdout.isatty())) as meter:
+        told = {"meter": _measure(mirroring, meter)}
+        if quiet or not (is_shown(quiet) and sys.stdout.isatty()) or as_json:  # else the bar says the same
+            told["status"] = _tell(mirroring, status_s, as_json)
+        try:
+            asyncio.run(_run(mirroring, once, serving, told))
+        finally:
+            _show(mirroring, 0.0, 0.0, as_json)
     if once and not mirroring.caught_up:
         raise NotCaughtUp("a signal ended the mirror before everything was mirrored; start it again to go on")
 
@@ -159,18 +175,27 @@ async def _serving(mirroring: Mirror, host: str, port: Optional[int], hosts: Col
 async def _run(
     mirroring: Mirror,
     once: bool,
-    status_s: float,
-    as_json: bool,
     serving: contextlib.AbstractAsyncContextManager[None],
+    told: Mapping[str, Coroutine[Any, Any, None]],
 ) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, mirroring.stop)
-    try:
-        async with serving:
-            await TaskGroup().run(mirroring.run(until_caught_up=once), status=_tell(mirroring, status_s, as_json))
-    finally:
-        _show(mirroring, 0.0, 0.0, as_json)
+    async with serving:
+        await TaskGroup().run(mirroring.run(until_caught_up=once), **told)
+
+
+async def _measure(mirroring: Mirror, meter: Meter) -> None:
+    """Keeps the bar: it shows the lag, from the largest on."""
+    before: deque[tuple[float, int]] = deque(maxlen=int(RATE_S / METER_S))
+    while True:
+        await asyncio.sleep(METER_S)
+        before.append((time.monotonic(), mirroring.records))
+        (then, was), (now, records) = before[0], before[-1]
+        progress_of = mirroring.progress()
+        lag = sum(each.lag or 0 for each in progress_of)
+        rate = (records - was) / (now - then) if now > then else None
+        meter.left(lag, f"{mirroring.settings.group} ({len(progress_of)} partitions)", "records", rate)
 
 
 async def _tell(mirroring: Mirror, status_s: float, as_json: bool) -> None:

@@ -11,6 +11,7 @@ import click
 
 from allocator.cli.group import GROUP
 from allocator.cli.output import Listing, console, print_json
+from allocator.cli.progress import Step, progress, quiet_option
 from allocator.daemon.config import load
 from allocator.errors import ConfigError
 from allocator.migrate.offsets import CopyPlan, copy, plan_copy, restore
@@ -70,6 +71,7 @@ def offsets() -> None:
     type=click.Path(dir_okay=False),
     help="File for the offsets before the copy (default offsets-TO-GROUP-TIME.json).",
 )
+@quiet_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def copy_command(
     source: str,
@@ -87,6 +89,7 @@ def copy_command(
     topics: tuple[str, ...],
     execute: bool,
     restore_file: Optional[str],
+    quiet: bool,
     as_json: bool,
 ) -> None:
     """Copy the committed offsets of FROM-GROUP to TO-GROUP. Prints the plan unless --execute is given.
@@ -101,7 +104,13 @@ def copy_command(
     )
     options: dict[str, Any] = {"by": by, "topics": topics, "mirror": mirror}
     file = Path(restore_file or f"offsets-{target}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}.json")
-    plan = asyncio.run(copy(*places, file, **options) if execute else plan_copy(*places, **options))
+    with progress("reading", quiet) as meter:
+
+        def told(done: int, total: int, unit: str) -> None:
+            meter.step = Step(f"reading {unit}", done, total, unit)
+
+        options["progress"] = told
+        plan = asyncio.run(copy(*places, file, **options) if execute else plan_copy(*places, **options))
     if as_json:
         print_json({**plan.to_json(), "executed": execute, "restore": str(file) if execute else None})
         return

@@ -13,11 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional, Union
 
 import click
-from rich.console import Console
-from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
 
+from allocator.cli.progress import Step, progress, quiet_option
 from allocator.errors import ConfigError
 from allocator.files import write_file
 from allocator.spark.archive import Archive, ArchiveReport, compact
@@ -42,6 +39,7 @@ Command = Callable[..., Any]
 def _run_options(command: Command) -> Command:
     for option in (
         click.option("--json", "as_json", is_flag=True, help="Print the report as JSON."),
+        quiet_option,
         click.option("--dry-run", is_flag=True, help="Only show the ranges to read; starts no Spark, writes nothing."),
         click.option("--master", help="Spark master (default: that of spark-submit, else this machine)."),
     ):
@@ -118,6 +116,7 @@ def archive(
     compacting: bool,
     master: Optional[str],
     dry_run: bool,
+    quiet: bool,
     as_json: bool,
 ) -> None:
     """Append new records of topics to the Parquet archive in DIRECTORY, each record exactly once.
@@ -137,7 +136,7 @@ def archive(
     spark = None if dry_run else _session("allocator archive", master)
     reports: list[ArchiveReport] = []
     for topic in chosen:
-        with _bar(spark, f"archiving {topic.name}") as progress:
+        with _bar(spark, f"archiving {topic.name}", "offsets", quiet) as report:
             reports.append(
                 archive_topic(
                     topic,
@@ -146,7 +145,7 @@ def archive(
                     offsets_per_commit=offsets_per_commit,
                     allow_gaps=allow_gaps,
                     dry_run=dry_run,
-                    progress=progress,
+                    progress=report,
                     spark=spark,
                 )
             )
@@ -154,8 +153,8 @@ def archive(
         there = sorted(path.name[len("topic=") :] for path in Path(directory).glob("topic=*"))
         for name in topics or there:
             if name in there:
-                with _bar(spark, f"compacting {name}") as progress:
-                    reports.append(compact(directory, name, dry_run=dry_run, progress=progress, spark=spark))
+                with _bar(spark, f"compacting {name}", "files", quiet) as report:
+                    reports.append(compact(directory, name, dry_run=dry_run, progress=report, spark=spark))
     if as_json:
         click.echo(json.dumps({"archives": [report.to_json() for report in reports]}, indent=2))
     else:
@@ -182,6 +181,7 @@ def skew(
     html: Optional[str],
     master: Optional[str],
     dry_run: bool,
+    quiet: bool,
     as_json: bool,
 ) -> None:
     """Show how evenly records are distributed over partitions and keys, late records, and loads for assignors.
@@ -196,7 +196,7 @@ def skew(
         _tell_extents([topic], as_json)
         return
     spark = _session("allocator skew", master)
-    with _stages(spark, f"measuring {topic.name}"):
+    with _stages(spark, f"measuring {topic.name}", quiet):
         report = measure(topic, hot=hot, members=members, spark=spark)
     if html:
         write_file(html, report.to_html())
@@ -249,6 +249,7 @@ def audit(
     html: Optional[str],
     master: Optional[str],
     dry_run: bool,
+    quiet: bool,
     as_json: bool,
 ) -> None:
     """Compare LEFT, the truth, with RIGHT: missing, duplicated, extra, moved, altered and reordered records.
@@ -268,7 +269,7 @@ def audit(
         _tell_extents(sides, as_json)
         return
     spark = _session("allocator audit", master)
-    with _stages(spark, "comparing"):
+    with _stages(spark, "comparing", quiet):
         report = audit_sides(sides[0], sides[1], by=by, ignore=ignore, samples=samples, spark=spark)
     if html:
         write_file(html, report.to_html())
@@ -367,32 +368,32 @@ def _session(name: str, master: str | None) -> SparkSession:
 
 
 @contextlib.contextmanager
-def _bar(spark: Optional[SparkSession], what: str) -> Iterator[Callable[[int, int], None]]:
-    """Shows a progress bar on a terminal, from reported progress or from the tasks of Spark."""
-    done, total = 0, 1
+def _bar(spark: Optional[SparkSession], what: str, unit: str, quiet: bool) -> Iterator[Callable[[int, int], None]]:
+    """Shows reported progress, and the tasks of Spark beside it."""
+    done, total = 0, 0
 
-    def progress(now: int, of: int) -> None:
+    def report(now: int, of: int) -> None:
         nonlocal done, total
-        done, total = now, max(1, of)
+        done, total = now, of
 
-    def look() -> tuple[str, int, int]:
+    def look() -> Step:
         finished, tasks = (0, 0) if spark is None else _tasks(spark)
-        return (f"{what} ({finished} of {tasks} tasks)" if tasks else what), done, total
+        return Step(f"{what} ({finished} of {tasks} tasks)" if tasks else what, done, total or None, unit)
 
-    with _live(look):
-        yield progress
+    with progress(what, quiet, look):
+        yield report
 
 
 @contextlib.contextmanager
-def _stages(spark: SparkSession, what: str) -> Iterator[None]:
-    """Shows a progress bar for the tasks of the running Spark stages, on a terminal."""
+def _stages(spark: SparkSession, what: str, quiet: bool) -> Iterator[None]:
+    """Shows the tasks of the running Spark stages."""
 
-    def look() -> tuple[str, int, int]:
+    def look() -> Step:
         finished, tasks = _tasks(spark)
         stages = ", ".join(map(str, sorted(spark.sparkContext.statusTracker().getActiveStageIds())))
-        return (f"{what}, stage {stages}" if stages else what), finished, max(1, tasks)
+        return Step(f"{what}, stage {stages}" if stages else what, finished, tasks or None, "tasks")
 
-    with _live(look):
+    with progress(what, quiet, look):
         yield
 
 
@@ -401,20 +402,3 @@ def _tasks(spark: SparkSession) -> tuple[int, int]:
     tracker = spark.sparkContext.statusTracker()
     known = [info for stage in tracker.getActiveStageIds() if (info := tracker.getStageInfo(stage)) is not None]
     return sum(info.numCompletedTasks for info in known), sum(info.numTasks for info in known)
-
-
-@contextlib.contextmanager
-def _live(look: Callable[[], tuple[str, int, int]]) -> Iterator[None]:
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield
-        return
-
-    def render() -> Table:
-        name, done, total = look()
-        line = Table.grid(padding=1)
-        line.add_row(name, ProgressBar(total=total, completed=done, width=40), f"{done:,} of {total:,}")
-        return line
-
-    with Live(console=console, refresh_per_second=4, get_renderable=render, transient=True):
-        yield

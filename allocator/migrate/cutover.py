@@ -127,8 +127,13 @@ async def opened(plan: Plan) -> AsyncIterator[Clusters]:
         yield Clusters(plan, old, new, ensemble, offset_map)
 
 
-async def until(poll: Callable[[], Awaitable[T]], enough: Callable[[T], bool], timeout_s: float) -> T:
-    """Polls until a result is `enough`, or until the deadline. Returns the last result."""
+async def until(
+    poll: Callable[[], Awaitable[T]],
+    enough: Callable[[T], bool],
+    timeout_s: float,
+    on_result: Callable[[T], None] = lambda _: None,
+) -> T:
+    """Polls until a result is `enough`, or until the deadline. Calls `on_result` with each. Returns the last result."""
     deadline = time.monotonic() + timeout_s
     while True:
         try:
@@ -139,13 +144,15 @@ async def until(poll: Callable[[], Awaitable[T]], enough: Callable[[T], bool], t
                 raise
             log.info("polling again: %s", error)
         else:
+            on_result(found)
             if enough(found) or time.monotonic() > deadline:
                 return found
         await asyncio.sleep(POLL_S)
 
 
 class Cutover:
-    """Runs a plan. Calls `on_step(step, result)` after each step.
+    """Runs a plan. Calls `on_step(step, result)` after each step, and `on_wait(step, left, unit)` while it waits: so
+    many members, records or partitions are left to wait for.
 
     Guarantee: a finished step is in the state file before the next one begins. So the process may be killed at any time
     and run again with the same plan; a repeated step does no harm. Until step `NO_RETURN` lets producers write,
@@ -153,9 +160,15 @@ class Cutover:
     old offsets.
     """
 
-    def __init__(self, plan: Plan, on_step: Callable[[str, str], None] | None = None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        on_step: Callable[[str, str], None] | None = None,
+        on_wait: Callable[[str, int, str], None] = lambda *_: None,
+    ) -> None:
         self.plan = plan
         self._on_step = on_step or (lambda step, text: log.info("%s: %s", step, text))
+        self._on_wait = on_wait
         self._state: dict[str, Any] = {"format": FORMAT, "plan": plan.digest, "steps": {}}
 
     # -- state ----------------------------------------------------------------------------------------------------
@@ -286,7 +299,12 @@ class Cutover:
         for group in self.plan.groups:
             for store in (self.plan.old(group), self.plan.new(group)):
                 async with store.opened() as there:
-                    left = await until(there.members, lambda found: not found, self.plan.freeze_s)
+                    left = await until(
+                        there.members,
+                        lambda found: not found,
+                        self.plan.freeze_s,
+                        lambda found: self._on_wait("freeze", len(found), "members"),
+                    )
                     if left:
                         raise CutoverFailed(
                             f"group {group!r} still has members: {', '.join(left)}. Stop members that do not follow "
@@ -317,7 +335,10 @@ class Cutover:
             mirrored = await on.mirrored()
             return {each: mirrored.get(each, 0) for each, offset in wanted.items() if mirrored.get(each, 0) < offset}
 
-        left = await until(behind, lambda found: not found, self.plan.drain_s)
+        def tell(left: dict[TopicPartition, int]) -> None:
+            self._on_wait("drain", sum(wanted[each] - at for each, at in left.items()), "records")
+
+        left = await until(behind, lambda found: not found, self.plan.drain_s, tell)
         if left:
             some = ", ".join(f"{p.topic}:{p.partition} at {at} of {wanted[p]}" for p, at in list(left.items())[:5])
             raise CutoverFailed(f"the mirror is behind the groups: {some}. Check that it is running")
@@ -367,7 +388,12 @@ class Cutover:
                     if committed.get(p, start) <= start < ends[p].end
                 ]
 
-            left = await until(stuck, lambda found: not found, self.plan.verify_s)
+            left = await until(
+                stuck,
+                lambda found: not found,
+                self.plan.verify_s,
+                lambda found: self._on_wait("verify", len(found), "partitions"),
+            )
             if left:
                 raise CutoverFailed(f"group {group!r} does not work on the new cluster: {'; '.join(left[:5])}")
         return {"lag": await on.mirror_lag()}
@@ -398,6 +424,7 @@ class Cutover:
                 last, since = found, now
             mirrored = await on.mirrored()
             behind = [each for each, end in found.items() if mirrored.get(each, 0) < end]
+            self._on_wait("producers", sum(found[each] - mirrored.get(each, 0) for each in behind), "records")
             if not behind and now - since >= self.plan.quiet_s:
                 return found
             if now > deadline:

@@ -119,7 +119,7 @@ class Mirror(RebalanceListener):
         self.bytes_of: Counter[str] = Counter()
         """`bytes`, by old topic."""
         self.last_progress_ms: int | None = None
-        """When the new cluster last acknowledged records, before that when `run` began; milliseconds since the epoch."""
+        """When the new cluster last acknowledged records, or `run` began; milliseconds since the epoch."""
         self.errors = 0
         """Failures after which the mirror tried again."""
         self.problem: str | None = "it has not reached its servers yet"

@@ -85,14 +85,15 @@ async def plan_copy(
     by: str = "offset",
     topics: Collection[str] = (),
     mirror: str = "allocator-mirror",
+    progress: translate.Progress = translate.silent,
 ) -> CopyPlan:
     """Computes the plan of `copy`; changes nothing.
 
     `by`: one of `translate.METHODS`; `mirror` is the group of the mirror, for "map". Without `topics`, all topics of
-    which the group has committed offsets.
+    which the group has committed offsets. `progress(done, total, unit)` is called while logs are read.
     """
     async with source.opened() as old, target.opened() as new:
-        return await _plan(old, new, by, topics, mirror)
+        return await _plan(old, new, by, topics, mirror, progress)
 
 
 async def copy(
@@ -103,6 +104,7 @@ async def copy(
     by: str = "offset",
     topics: Collection[str] = (),
     mirror: str = "allocator-mirror",
+    progress: translate.Progress = translate.silent,
 ) -> CopyPlan:
     """Copies the offsets, after it has saved the former ones in `restore_file`.
 
@@ -111,7 +113,7 @@ async def copy(
     """
     refuse_existing(restore_file)
     async with source.opened() as old, target.opened() as new:
-        plan = await _plan(old, new, by, topics, mirror)
+        plan = await _plan(old, new, by, topics, mirror, progress)
         if plan.problems:
             raise CopyRefused(f"nothing was copied: {'; '.join(plan.problems)}")
         # last, so that hardly any time is left for a member to join
@@ -186,7 +188,14 @@ async def restore(
         return Restored(store, offsets, (), without)
 
 
-async def _plan(old: OpenOffsetStore, new: OpenOffsetStore, by: str, topics: Collection[str], mirror: str) -> CopyPlan:
+async def _plan(
+    old: OpenOffsetStore,
+    new: OpenOffsetStore,
+    by: str,
+    topics: Collection[str],
+    mirror: str,
+    progress: translate.Progress,
+) -> CopyPlan:
     if by not in translate.METHODS:
         raise ConfigError(f"by is {by!r}, not one of {', '.join(translate.METHODS)}")
     for each in (old, new):
@@ -202,7 +211,7 @@ async def _plan(old: OpenOffsetStore, new: OpenOffsetStore, by: str, topics: Col
         committed = {each: offset for each, offset in committed.items() if each.topic in topics}
     if not committed:
         raise CopyRefused(f"{old} has no committed offsets" + (f" of {', '.join(topics)}" if topics else ""))
-    found = await _found(old, new, by, committed, mirror)
+    found = await _found(old, new, by, committed, mirror, progress)
     own_ends, former = await translate.ends_of(old.client, committed), await old.of_former_topics(committed)
     before = await new.committed(list(committed))
     ends = await translate.ends_of(new.client, committed)
@@ -226,12 +235,17 @@ async def _plan(old: OpenOffsetStore, new: OpenOffsetStore, by: str, topics: Col
 
 
 async def _found(
-    old: OpenOffsetStore, new: OpenOffsetStore, by: str, committed: Mapping[TopicPartition, int], mirror: str
+    old: OpenOffsetStore,
+    new: OpenOffsetStore,
+    by: str,
+    committed: Mapping[TopicPartition, int],
+    mirror: str,
+    progress: translate.Progress,
 ) -> dict[TopicPartition, Found]:
     if by == "timestamp":
-        return await translate.by_timestamp(old, new, committed)
+        return await translate.by_timestamp(old, new, committed, progress)
     if by == "content":
-        return await translate.by_content(old, new, committed)
+        return await translate.by_content(old, new, committed, progress)
     if by == "map":
         return await translate.by_map(old, new, mirror, committed)
     return translate.by_offset(committed)

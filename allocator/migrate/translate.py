@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, Optional
 
 from allocator.client.client import KafkaClient
@@ -18,11 +19,28 @@ from allocator.types import TopicPartition
 if TYPE_CHECKING:
     from allocator.migrate.storage import OpenOffsetStore
 
-__all__ = ["METHODS", "Ends", "Found", "by_content", "by_map", "by_offset", "by_timestamp", "ends_of"]
+__all__ = [
+    "METHODS",
+    "Ends",
+    "Found",
+    "Progress",
+    "by_content",
+    "by_map",
+    "by_offset",
+    "by_timestamp",
+    "ends_of",
+    "silent",
+]
 
 METHODS: Final = ("offset", "timestamp", "content", "map")
+Progress = Callable[[int, int, str], None]
+"""Called with what is done, of how much, and the unit."""
 # This many records in a row identify a position. More: duplicated runs are distinguished; less: faster
 SAMPLE: Final = 20
+
+
+def silent(_done: int, _total: int, _unit: str) -> None:
+    """Shows no progress."""
 
 
 class Found(NamedTuple):
@@ -55,7 +73,7 @@ def by_offset(committed: Mapping[TopicPartition, int]) -> dict[TopicPartition, F
 
 
 async def by_timestamp(
-    old: OpenOffsetStore, new: OpenOffsetStore, committed: Mapping[TopicPartition, int]
+    old: OpenOffsetStore, new: OpenOffsetStore, committed: Mapping[TopicPartition, int], progress: Progress = silent
 ) -> dict[TopicPartition, Found]:
     """The first record that is not older than the next one to read. Records of the same millisecond are repeated."""
     ends = await ends_of(old.client, committed)
@@ -74,6 +92,7 @@ async def by_timestamp(
             if len(batch) and partition not in times:
                 times[partition] = batch[0].timestamp
                 unread.discard(partition)
+                progress(len(times), len(times) + len(unread), "partitions")
     except StopAsyncIteration:
         pass  # only transaction markers are left
     finally:
@@ -132,12 +151,16 @@ async def by_map(
 
 
 async def by_content(
-    old: OpenOffsetStore, new: OpenOffsetStore, committed: Mapping[TopicPartition, int]
+    old: OpenOffsetStore, new: OpenOffsetStore, committed: Mapping[TopicPartition, int], progress: Progress = silent
 ) -> dict[TopicPartition, Found]:
     """Compares the records around the offset. Reads the new logs from start to end."""
     old_ends, new_ends = await ends_of(old.client, committed), await ends_of(new.client, committed)
     found: dict[TopicPartition, Found] = {}
+    sizes = {each: new_ends[each].end - new_ends[each].start for each in committed if each in new_ends}
+    done, total = 0, sum(sizes.values())
     for each, offset in sorted(committed.items()):
+        before_it, done = done, done + sizes.get(each, 0)
+        progress(before_it, total, "records")
         if each not in old_ends or each not in new_ends:
             found[each] = Found(None, f"not on the {'old' if each not in old_ends else 'new'} cluster")
             continue
@@ -149,12 +172,18 @@ async def by_content(
             found[each] = empty if low == high else Found(None, "no record at that offset is left to compare")
             continue
         before = sum(record.offset < offset for record in sample)
-        found[each] = await _search(new, each, new_ends[each], list(map(_bare, sample)), before)
+        tell = partial(_tell, progress, before_it - new_ends[each].start, total)
+        found[each] = await _search(new, each, new_ends[each], list(map(_bare, sample)), before, tell)
     return found
 
 
 async def _search(
-    new: OpenOffsetStore, partition: TopicPartition, ends: Ends, sample: list[bytes], before: int
+    new: OpenOffsetStore,
+    partition: TopicPartition,
+    ends: Ends,
+    sample: list[bytes],
+    before: int,
+    tell: Callable[[int], None],
 ) -> Found:
     """Finds the records of `sample` in a row, and returns the offset after the first `before` of them."""
     matches: list[int] = []
@@ -165,10 +194,15 @@ async def _search(
             del window[: -len(sample)]
             if [content for _, content in window] == sample:
                 matches.append(window[before][0] if before < len(window) else window[-1][0] + 1)
+        tell(batch.next_offset)
     if not matches:
         return Found(None, f"the new cluster does not have the {len(sample)} records around it in a row")
     note = f"{len(sample)} records compared"
     return Found(matches[0], note if len(matches) == 1 else f"{note}; {len(matches)} matches, the first is used")
+
+
+def _tell(progress: Progress, base: int, total: int, offset: int) -> None:
+    progress(base + offset, total, "records")
 
 
 def _bare(record: Record) -> bytes:

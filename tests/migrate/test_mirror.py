@@ -13,6 +13,7 @@ from background import background
 from fake_broker import MODERN, FakeBroker
 from kafka.protocol.admin import DescribeConfigsResponse
 from mirroring import bare, contents, killed, mirroring, more, settings, started
+from tornado.httpclient import AsyncHTTPClient
 
 from allocator.client.client import KafkaClient
 from allocator.errors import BrokerError, ConfigError
@@ -26,6 +27,7 @@ from allocator.record import Record
 from allocator.tasks import within
 from allocator.testing import LocalCluster, ProducedRecord, produce, wait_until_async
 from allocator.types import TopicPartition
+from allocator.web.mirror_metrics import serve_mirror
 from allocator.zookeeper.client import ZooKeeper
 
 pytestmark = pytest.mark.deadline(180)
@@ -353,6 +355,13 @@ async def test_lag_is_told_and_comes_to_nothing(
         await wait_until_async(
             lambda: mirror.records == 3000 and not any(each.lag for each in mirror.progress()), 60, "no lag"
         )
+        async with serve_mirror(mirror, "127.0.0.1", 0, ()) as port:
+            url = f"http://127.0.0.1:{port}"
+            told = (await AsyncHTTPClient().fetch(f"{url}/metrics")).body.decode()
+            assert f'allocator_mirror_records_total{{group="{group}",topic="{topic}"}} 3000.0\n' in told
+            assert f'allocator_mirror_lag{{group="{group}",topic="{topic}"}} 0.0\n' in told
+            assert f'allocator_mirror_up{{group="{group}"}} 1.0\n' in told
+            assert (await AsyncHTTPClient().fetch(f"{url}/health/ready")).code == 200
 
 
 async def test_a_batch_that_the_new_cluster_refuses_ends_it_with_the_reason(

@@ -1,0 +1,124 @@
+"""Progress of long commands: a line with a bar, the rate and the time that is left.
+
+It is on a terminal only, on stderr: pipes, logs and files get nothing. It goes away when the work ends or is
+interrupted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Optional
+
+import click
+from rich.console import Console, RenderableType
+from rich.progress import Progress, Task
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+__all__ = ["Meter", "Step", "is_shown", "progress", "quiet_option"]
+
+REFRESHES = 4  # a second
+BAR = 24  # columns, at most
+LEAST_BAR = 8  # less than this shows nothing
+GAP = 1  # between cells
+
+quiet_option = click.option("-q", "--quiet", is_flag=True, help="Show no progress bar.")
+
+
+@dataclass(frozen=True)
+class Step:
+    """The work under way."""
+
+    what: str
+    done: float = 0
+    total: Optional[float] = None
+    """None: nobody knows."""
+    unit: str = ""
+    rate: Optional[float] = None
+    """Units a second, if it is not that of `done`."""
+
+    @property
+    def name(self) -> str:
+        """`what` without the details in brackets, which change while the work goes on."""
+        return self.what.partition(" (")[0]
+
+
+class Meter:
+    """What `progress` shows. Any thread may set `step`."""
+
+    def __init__(self, step: Step) -> None:
+        self.step = step
+        self._most = 0.0
+
+    def left(self, left: float, what: str, unit: str, rate: Optional[float] = None) -> None:
+        """Shows work whose rest is known: the bar begins at the largest rest since `what` began."""
+        step = Step(what, unit=unit, rate=rate)
+        self._most = max(left, self._most if step.name == self.step.name else 0.0)
+        self.step = replace(step, done=self._most - left, total=self._most)
+
+
+def is_shown(quiet: bool) -> bool:
+    return not quiet and sys.stderr.isatty() and os.environ.get("TERM") not in (None, "", "dumb")
+
+
+@contextlib.contextmanager
+def progress(what: str, quiet: bool, look: Optional[Callable[[], Step]] = None) -> Iterator[Meter]:
+    """Shows a meter inside the block, or `look()`, which another thread calls."""
+    meter = Meter(Step(what))
+    if not is_shown(quiet):
+        yield meter
+        return
+    # what is printed meanwhile goes above the line; but not from stdout to stderr, if stdout is a file
+    with _Line(look or (lambda: meter.step), Console(stderr=True), redirect_stdout=sys.stdout.isatty()):
+        yield meter
+
+
+class _Line(Progress):
+    """One step; rich estimates its rate and the time that is left."""
+
+    def __init__(self, look: Callable[[], Step], console: Console, **options: Any) -> None:
+        self._look = look
+        self._what = ""
+        super().__init__(console=console, refresh_per_second=REFRESHES, transient=True, **options)
+        self.add_task("")
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        for task in self.tasks:  # none before __init__ is over
+            step = self._look()
+            if step.name != self._what:
+                self._what = step.name
+                self.reset(task.id)
+            task.total = step.total  # by `update`, the estimate would begin anew with each new total
+            self.update(task.id, completed=step.done)
+            yield line(step, task, self.console.width)
+
+
+def line(step: Step, task: Task, width: int) -> Table:
+    """`step` within `width` columns. Without room, first the bar goes, then what stands at the end."""
+    total = "" if not step.total else f" of {step.total:,.0f}"
+    rate = task.speed if step.rate is None else step.rate
+    words = [step.what, f"{step.done:,.0f}{total} {step.unit}".rstrip()]
+    words += [] if rate is None else [f"{rate:,.0f}/s"]
+    left_s = task.time_remaining
+    words += [] if left_s is None or not step.total or step.done >= step.total else [f"{_span(left_s)} left"]
+    while len(words) > 1 and sum(len(word) + GAP for word in words) > width:
+        del words[-1]
+    room = min(BAR, width - 1 - sum(len(word) + GAP for word in words))
+    grid = Table.grid(padding=(0, GAP, 0, 0))
+    cells: list[RenderableType] = [Text(word, no_wrap=True, overflow="ellipsis") for word in words]
+    if room >= LEAST_BAR and step.total:
+        cells.insert(1, ProgressBar(total=step.total, completed=step.done, width=room))
+    grid.add_row(*cells)
+    return grid
+
+
+def _span(seconds: float) -> str:
+    """12 s, 5 min, 3.2 h."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

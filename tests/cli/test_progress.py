@@ -1,0 +1,130 @@
+"""The progress of long commands: a line on a terminal, and nothing in a pipe."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import re
+import subprocess
+import sys
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from allocator.cli.progress import Meter, Step, _Line, progress
+
+COPYING = """
+import os, signal, sys
+from allocator.cli.progress import Step, progress
+with progress("copying", "--quiet" in sys.argv) as meter:
+    meter.step = Step("copying", 1, 2, "records")
+    print("a line of output")
+    print("a warning", file=sys.stderr)
+    if "--interrupt" in sys.argv:
+        os.kill(os.getpid(), signal.SIGINT)
+        signal.pause()
+"""
+
+
+def drawn(step: Step, width: int, seconds: int = 10) -> str:
+    """The line after so many seconds, in each of which a tenth of `step.done` was done."""
+    now, steps = (
+        0.0,
+        [Step(step.what, step.done * n / seconds, step.total, step.unit, step.rate) for n in range(seconds)],
+    )
+    console = Console(width=width, file=io.StringIO(), force_terminal=True, color_system=None)
+    shown = [*steps, step]
+    line = _Line(lambda: shown[min(int(now), seconds)], console, get_time=lambda: now)
+    for _ in range(seconds + 1):
+        list(line.get_renderables())
+        now += 1.0
+    with console.capture() as capture:
+        console.print(*line.get_renderables())
+    return capture.get()
+
+
+def test_a_line_has_the_rate_and_the_time_that_is_left() -> None:
+    text = drawn(Step("archiving orders", 1_000_000, 5_000_000, "offsets"), 120)
+    assert re.search(r"archiving orders +━+.* 1,000,000 of 5,000,000 offsets +100,000/s +40 s left", text), text
+    assert "left" not in drawn(Step("archiving orders", 50, 50, "offsets"), 120)
+    assert "7/s" in drawn(Step("m1 (3 partitions)", 10, 50, "records", 7.0), 120), "a rate that the caller knows better"
+
+
+@pytest.mark.parametrize("width", [120, 80, 40, 20])
+def test_a_line_is_one_line(width: int) -> None:
+    for what in ("mirror", "archiving " + "請求書-" * 20):
+        text = drawn(Step(what, 10**12, 5 * 10**12, "records"), width)
+        (line,) = text.rstrip("\n").split("\n")
+        assert cell_len(line) <= width
+
+
+def test_the_bar_of_a_lag_begins_at_its_largest() -> None:
+    meter = Meter(Step("mirror"))
+    shown = []
+    for left in (100, 40, 250, 0):
+        meter.left(left, f"m1 ({left} partitions)", "records")
+        shown.append((meter.step.done, meter.step.total))
+    assert shown == [(0, 100), (60, 100), (0, 250), (250, 250)]
+    meter.left(3, "freeze: waiting for members", "members")
+    assert (meter.step.done, meter.step.total) == (0, 3), "other work has a bar of its own"
+
+
+def test_a_pipe_gets_nothing_of_it(capfd: pytest.CaptureFixture[str]) -> None:
+    with progress("copying", False) as meter:
+        meter.step = Step("copying", 1, 2, "records")
+    assert capfd.readouterr() == ("", "")
+
+
+def in_a_terminal(*options: str, stdout: int | None = None) -> tuple[int, str, str]:
+    """Exit code, what the terminal got, and what a pipe in place of stdout got."""
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", COPYING, *options],
+        stdin=theirs, stdout=theirs if stdout is None else stdout, stderr=theirs, env=environment,
+    )  # fmt: skip
+    os.close(theirs)
+    shown = b""
+    try:
+        while True:
+            try:
+                data = os.read(ours, 65536)
+            except OSError:  # Linux says so when the other side is closed
+                break
+            if not data:
+                break
+            shown += data
+        piped = b"" if process.stdout is None else process.stdout.read()
+        return process.wait(60), shown.decode(), piped.decode()
+    finally:
+        os.close(ours)
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+@pytest.mark.parametrize("options", [(), ("--interrupt",)])
+def test_a_terminal_is_clean_afterwards(options: tuple[str, ...]) -> None:
+    code, shown, _ = in_a_terminal(*options)
+    assert (code == 0) == (not options)
+    assert "copying" in shown
+    for text in ("a line of output", "a warning"):
+        assert text in shown
+    last = shown.rpartition("copying")[2]  # the last drawing of the line; Python's traceback comes after it
+    assert "\x1b[2K" in last, "the line is erased"
+    assert shown.rfind("\x1b[?25h") > shown.rfind("\x1b[?25l"), "the cursor is there again"
+
+
+def test_output_in_a_file_stays_output() -> None:
+    _, shown, piped = in_a_terminal(stdout=subprocess.PIPE)
+    assert piped == "a line of output\n"
+    assert "copying" in shown
+    assert "a line of output" not in shown
+
+
+def test_quiet_shows_output_alone() -> None:
+    assert in_a_terminal("--quiet")[1].replace("\r\n", "\n") == "a line of output\na warning\n"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import signal
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Optional
 
@@ -20,19 +20,24 @@ from rich.text import Text
 
 from allocator.cli.group import ERROR, GROUP, Seconds, with_clusters
 from allocator.cli.output import print_json
+from allocator.clock import wall_ms
 from allocator.errors import AllocatorError
 from allocator.foreign import plain
+from allocator.groups.describe import GroupState
+from allocator.groups.order_report import order_reports, order_text
 
 if TYPE_CHECKING:
     from allocator.web.watch import WatchedGroup as Seen
     from allocator.web.watch import Watcher
 
-__all__ = ["frame", "top"]
+__all__ = ["frame", "moves_of", "top"]
 
 WORST = 10  # partitions shown, those with the most lag
+LINES = 3  # of findings, of orders and of a plan, at most
 NAME = 24  # columns for a name, for which others go
 GAP = 2  # between columns
 FRAME_S = 0.5
+SHIFT_TAB, BACK = "\x1b[Z", "\x0b"  # what a terminal sends, and one character for it
 STYLES = {"stable": "green", "rebalancing": "yellow", "empty": "dim"}
 
 
@@ -56,7 +61,9 @@ class NothingKnown(AllocatorError):
 def top(
     name: Optional[str], once: bool, interval: float, access: Any, default_group: Optional[str], as_json: bool
 ) -> None:
-    """Show groups, members, lag and rates, live; GROUP first. Keys: q quits, Tab shows the next group.
+    """Show groups, members, lag, rates, plans and orders in force, live; GROUP first.
+
+    Keys: q quits, Tab shows the next group, Shift-Tab the one before. `>` marks the group whose details are shown.
 
     Rates need --brokers, and two looks.
 
@@ -121,9 +128,10 @@ async def _live(access: Any, chosen: Optional[str], interval_s: float) -> None:
         nonlocal chosen
         if key in ("q", "Q", "\x03"):
             stop.set()
-        elif key == "\t" and watcher.groups:
+        elif key in ("\t", BACK) and watcher.groups:
             names = sorted(watcher.groups)
-            chosen = names[(names.index(chosen) + 1) % len(names) if chosen in names else 0]
+            step = 1 if key == "\t" else -1
+            chosen = names[(names.index(chosen) + step) % len(names) if chosen in names else 0]
             news.set()
 
     async def show() -> None:
@@ -153,7 +161,8 @@ def _keys(pressed: Callable[[str], None]) -> Iterator[None]:
     tty.setcbreak(number)
 
     def read() -> None:
-        for key in os.read(number, 64).decode(errors="replace"):
+        typed = os.read(number, 64).decode(errors="replace")
+        for key in typed.replace(SHIFT_TAB, BACK):
             pressed(key)
 
     loop.add_reader(number, read)
@@ -169,24 +178,28 @@ def frame(watcher: Watcher, chosen: Optional[str] = None, height: int = 1000, wi
     names = sorted(name for name, group in watcher.groups.items() if group.seen)
     shown = chosen if chosen in names else names[0] if names else None
     count = "1 group" if len(names) == 1 else f"{len(names)} groups"
-    parts: list[Any] = [Text(f"allocator top   {count}   q quits, Tab shows the next", style="bold")]
+    head = f"allocator top   {count}   q quits, Tab shows the next"
+    parts: list[Any] = [Text(head, style="bold", overflow="ellipsis", no_wrap=True)]
     parts += [Text(f"{what} does not answer: {why}", style="red") for what, why in sorted(watcher.problems.items())]
     if not names:
         return Group(*parts, Text("no group yet" if watcher.ready else "reading ...", style="dim"))
     if chosen not in (None, shown):
         parts.append(Text(f"there is no group {chosen!r}", style="yellow"))
-    listed = _around(names, shown, max(3, height // 3))
+    few = min(LINES, max(1, height // 15))
+    said: list[Text] = []
+    if shown is not None:
+        group = watcher.groups[shown]
+        said = [*_worst_first(group, few), *_orders(group, few), *_plan(group, few)]
+    listed = _around(names, shown, max(3, (height - max(0, len(said) - LINES)) // 3))
     parts.append(_groups(watcher, listed, shown, width))
     if len(listed) < len(names):
         parts.append(Text(f"and {len(names) - len(listed)} more", style="dim"))
     if shown is not None:
-        group = watcher.groups[shown]
-        room = max(5, height - len(listed) - len(parts) - 9)
+        room = max(4, height - len(listed) - len(parts) - len(said) - 6)
         behind = _partitions(group, min(WORST, room // 2), width)
         parts += [
             Text(),
-            *_worst_first(group),
-            *_orders(group),
+            *said,
             _members(group, max(3, room - behind.row_count), width),
         ]
         parts += [Text(), behind] if behind.row_count else []
@@ -214,7 +227,7 @@ def _groups(watcher: Watcher, names: list[str], shown: Optional[str], width: int
         point = group.series.points[-1] if group.series.points else None
         row = (
             # the mark is there without colours, too
-            Text(f"{'>' if name == shown else ' '} {plain(name)}", style="bold" if name == shown else ""),
+            Text(f"{'>' if name == shown else ' '} {plain(name)}", style="bold reverse" if name == shown else ""),
             # without ZooKeeper the present state of the group is unknown
             Text(now["phase"], style=STYLES[now["phase"]]) if watcher.ready else Text(f"{now['phase']}?", style="dim"),
             Text(str(now["generation"])),
@@ -266,20 +279,51 @@ def _partitions(group: Seen, room: int, width: int) -> Table:
     return _table(("partition with the most lag", "owner", "lag"), rows, width, ("owner",))
 
 
-def _worst_first(group: Seen) -> list[Text]:
-    return [Text(plain(finding.what), style="red", overflow="ellipsis", no_wrap=True) for finding in group.problems[:3]]
+def _worst_first(group: Seen, room: int) -> list[Text]:
+    return [_cut(finding.what, "red") for finding in group.problems[:room]]
 
 
-def _orders(group: Seen) -> list[Text]:
-    from allocator.web.snapshot import orders
+def _orders(group: Seen, room: int) -> list[Text]:
+    """The orders in force, the newest first, and how many are over."""
+    state = group.report.state
+    every = list(reversed(order_reports(group.orders, state.document, state.members, wall_ms())))
+    kept = [each for each in every if each.state not in ("done", "expired")]
+    lines = [
+        f"order {order_text(each.order)} by {each.order.who}: {each.state}" + (f", {each.why}" if each.why else "")
+        for each in kept[:room]
+    ]
+    rest = [f"{len(kept) - room} more orders"] if len(kept) > room else []
+    rest += [f"{len(every) - len(kept)} orders that are over"] if len(kept) < len(every) else []
+    return [_cut(line, "cyan") for line in lines + ([f"and {' and '.join(rest)}"] if rest else [])]
 
-    return [
-        Text(
-            plain(f"order {each['kind']} {json.dumps(each['arguments'])[1:-1]} by {each['who']}: {each['state']}"),
-            style="cyan", overflow="ellipsis", no_wrap=True,
-        )
-        for each in orders(group)[:3]
-    ]  # fmt: skip
+
+def _plan(group: Seen, room: int) -> list[Text]:
+    """The moves of the present plan: how many, and from which member to which."""
+    state = group.report.state
+    moves = moves_of(state)
+    if not moves:
+        return []
+    called = {member: state.name_of(member) for pair in moves for member in pair if member}
+    lines = [
+        f"  {called.get(source or '', 'no owner')} -> {called.get(target or '', 'not planned yet')}: {count} partitions"
+        for (source, target), count in moves.most_common(room)
+    ]
+    more = f", the most of {len(moves)} pairs of members" if len(moves) > room else ""
+    return [_cut(line, "yellow") for line in (f"plan: {sum(moves.values())} partitions move{more}", *lines)]
+
+
+def moves_of(state: GroupState) -> Counter[tuple[Optional[str], Optional[str]]]:
+    """How many partitions go from which member to which; None: no member. Empty while nothing moves."""
+    document = state.document
+    if document is None:
+        return Counter()
+    targets = {partition: member for member, parts in document.promised.items() for partition in parts}
+    sources = {partition: member for member, entry in document.waiting.items() for partition in entry.partitions}
+    return Counter((sources.get(each), targets.get(each)) for each in targets.keys() | sources.keys())
+
+
+def _cut(text: str, style: str) -> Text:
+    return Text(plain(text), style=style, overflow="ellipsis", no_wrap=True)
 
 
 def _figure(value: Optional[float]) -> Text:

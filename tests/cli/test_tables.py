@@ -19,6 +19,7 @@ from allocator.cli.offsets import copy_table
 from allocator.cli.output import UNBOUNDED, Listing
 from allocator.cli.report import GroupReport, Logs, ResetPlan
 from allocator.deadletters import Letter
+from allocator.deadletters.waiting import WaitingRecords
 from allocator.groups.describe import GroupState
 from allocator.groups.order_report import OrderReport
 from allocator.groups.what_if import GroupPlan, PlannedMember, PlannedMove
@@ -75,6 +76,7 @@ TABLES: dict[str, Callable[[], Listing]] = {
     "report.members_table": lambda: report.members_table(GROUP),
     "report.offsets_table": lambda: report.offsets_table(GROUP),
     "report.listing_of_orders": lambda: report.listing_of_orders([ORDER.to_json()] * 100),
+    "report.retries_table": lambda: report.retries_table([WaitingRecords(TOPIC, FAR, FAR // 1000)] * 9),
     "report.reset_table": lambda: report.reset_table(
         ResetPlan("billing", dict.fromkeys(SOME, FAR), dict.fromkeys(SOME, 0))
     ),

@@ -15,10 +15,11 @@ from rich.console import Console
 
 from allocator import Consumer
 from allocator.cli.read import Access
-from allocator.cli.top import frame
+from allocator.cli.top import frame, moves_of
+from allocator.clock import wall_ms
 from allocator.groups.describe import GroupState, Logs
 from allocator.groups.zookeeper.orders import Order, Orders
-from allocator.groups.zookeeper.znodes import MemberInfo
+from allocator.groups.zookeeper.znodes import AssignmentDocument, MemberInfo, Waiting
 from allocator.testing import LocalCluster
 from allocator.testing.waiting import wait_until_async
 from allocator.types import OffsetAndMetadata, TopicPartition
@@ -142,7 +143,47 @@ def test_orders_and_the_age_of_the_lag_are_shown() -> None:
     with console.capture() as capture:
         console.print(frame(watcher))
     assert "5 min" in capture.get()
-    assert 'order cordon "member": "web1" by alice: unknown' in capture.get()
+    assert "order cordon web1 by alice: waiting, the group has no member" in capture.get()
+
+
+def test_a_plan_says_how_many_partitions_go_from_whom_to_whom_and_orders_that_are_over_are_counted() -> None:
+    watcher = Watcher(Access("127.0.0.1:1"))
+    group = watcher.groups["billing"] = WatchedGroup("billing")
+    names = [f"m-{number:016x}-{number:010}" for number in range(4)]
+    members = {name: MemberInfo(f"worker-{at}", "host", frozenset({"t"})) for at, name in enumerate(names)}
+    p = [TopicPartition("t", number) for number in range(20)]
+    document = AssignmentDocument(
+        generation=3,
+        strategy="naive",
+        owners={names[0]: frozenset(p[10:])},
+        waiting={names[0]: Waiting(2, frozenset(p[:7]))},
+        promised={names[1]: frozenset(p[:5]), names[2]: frozenset(p[5:7]), names[3]: frozenset(p[7:10])},
+    )
+    group.learn(GroupState("billing", members, {}, document), 0.0)
+    now = wall_ms()
+    old = [Order.make("freeze", {}, who="bob", now_ms=1, expires=2) for _ in range(2)]
+    new = [Order.make("cordon", {"member": f"web{n}"}, who="alice", now_ms=now) for n in range(5)]
+    group.orders = Orders((*old, *new))
+    console = Console(width=60)
+    with console.capture() as capture:
+        console.print(frame(watcher, width=60))
+    lines = [line.rstrip() for line in capture.get().splitlines()]
+    assert max(map(len, lines)) <= 60
+    at = lines.index("plan: 10 partitions move")
+    assert lines[at + 1] == "  worker-0@host#0 -> worker-1@host#1: 5 partitions"
+    assert set(lines[at + 2 : at + 4]) == {
+        "  worker-0@host#0 -> worker-2@host#2: 2 partitions",
+        "  no owner -> worker-3@host#3: 3 partitions",
+    }
+    assert [line.partition(" by ")[0] for line in lines if line.startswith("order ")] == [
+        "order cordon web4", "order cordon web3", "order cordon web2",
+    ]  # fmt: skip
+    assert "and 2 more orders and 2 orders that are over" in lines
+    assert moves_of(GroupState("g", {}, {}, None)) == {}
+    console = Console(width=60, height=24)
+    with console.capture() as capture:
+        console.print(frame(watcher, height=24, width=60))
+    assert len(capture.get().splitlines()) <= 24
 
 
 async def in_a_terminal(where: tuple[str, ...]) -> None:

@@ -70,7 +70,7 @@ WINDOWS = 12  # partitions of which the terminal says what was looked at
     default=DEFAULT["isolation_level"],
     show_default=True,
     type=click.Choice(["read_uncommitted", "read_committed"]),
-    help="read_committed: without records of aborted and open transactions.",
+    help="With read_committed: no records of aborted and open transactions.",
 )
 @click.option("--key-format", default="auto", show_default=True, help="As --value-format, for keys.")
 @click.option(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+from allocator.html import table
 from allocator.types import TopicPartition
 
 __all__ = ["WANTABLE", "Assignor", "BuiltIn", "GroupView", "Member", "SubscriberClass", "wants"]
@@ -55,6 +56,16 @@ class GroupView:
     load: Mapping[TopicPartition, float] = field(default_factory=dict)
     """Partition -> its amount of work, in any one unit: bytes or records behind, or bytes a second. Partitions may
     be absent."""
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the topics, and the members with what they hold."""
+        topics = sorted(self.partitions.items())
+        members = [
+            [m.name, m.host, m.rack or "", m.weight, ", ".join(sorted(m.topics)), len(self.owned.get(m.id, ()))]
+            for m in self.members
+        ]
+        heads = ("member", "host", "rack", "weight", "topics", "owns")
+        return table(("topic", "partitions"), topics, len(topics)) + table(heads, members, len(members))
 
     def classes(self) -> list[SubscriberClass]:
         """The subscribed topics that exist, grouped by their subscribers.

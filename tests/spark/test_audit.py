@@ -161,7 +161,7 @@ def test_the_report_is_text_json_and_a_page_and_escapes_what_records_hold(report
     assert "'v0-6' is 'v0-7'" in report.to_text()
     page = report.to_html()
     assert "&#x27;v0-6&#x27;" in page or "&#39;v0-6&#39;" in page
-    told_apart = re.findall(r'<tr class="off"><td>(.*?)</td>\n<td class="n">(\d+)</td>', page)
+    told_apart = re.findall(r'<tr><td>([^<]*)</td><td class="n">(\d+)</td><td><span class="badge bad">', page)
     assert ("a partition emptied", "0") in told_apart
     assert ("a partition emptied", "1") not in told_apart
     checksums = {

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from datetime import datetime, timezone
+from typing import Any
 
+from allocator.assignors.types import GroupView, Member
+from allocator.consumer.generation import Generation, PartitionStart
 from allocator.groups.describe import GroupReport, GroupState, Logs
+from allocator.groups.what_if import GroupPlan, PlannedMember, PlannedMove
+from allocator.groups.zookeeper.steering import Budget
 from allocator.groups.zookeeper.znodes import AssignmentDocument, Claim, MemberInfo
 from allocator.spark.audit.report import Difference, Report, Side
 from allocator.spark.skew.report import HotKey, PartitionSkew, SkewReport
-from allocator.types import OffsetAndMetadata, TopicPartition
+from allocator.types import OffsetAndMetadata, Record, TopicPartition
+from allocator.viewer.decode import Decoder
+from allocator.viewer.read import ReadResult
+from allocator.viewer.viewer import View, seen
 
 EVIL = "<script>alert(1)</script>"
+TP = TopicPartition("t", 0)
 MEMBER = "m-0000000000000001-0000000001"
 
 
@@ -53,3 +62,31 @@ def test_an_audit_is_its_verdict_both_sides_and_samples() -> None:
     assert "different: 3 missing" in shown
     assert "t:0 offset 5" in shown
     assert "a note" in shown
+
+
+def test_a_view_of_a_group_and_a_generation_are_their_partitions() -> None:
+    view = GroupView((Member("m1", EVIL, frozenset({"t"}), rack="a"),), {"t": 4}, {"m1": frozenset({TP})})
+    assert EVIL not in view._repr_html_()
+    assert '<td style="text-align: right">4</td>' in view._repr_html_()
+    unused: Any = None
+    generation = Generation(7, EVIL, "m1", {"t": (PartitionStart(3, 17),)}, unused, lambda: True)
+    shown = generation._repr_html_()
+    assert EVIL not in shown
+    assert "generation 7" in shown
+    assert '<td>t</td><td style="text-align: right">3</td><td style="text-align: right">17</td>' in shown
+
+
+def test_a_plan_is_its_cost_its_members_and_its_moves() -> None:
+    members = (PlannedMember("m1", EVIL, None, (4, 2), (None, 10)), PlannedMember("m2", "b", "joins", (0, 2), (0, 0)))
+    plan = GroupPlan("g", "sticky", (PlannedMove(TP, "m1", "m2"),), members, (), Budget(), {}, {"m1": EVIL, "m2": "b"})
+    shown = plan._repr_html_()
+    assert EVIL not in shown
+    assert "partitions that would move: 1" in shown
+    assert "<td>t:0</td>" in shown
+
+
+def test_records_are_a_table_with_their_masked_values() -> None:
+    record = Record("t", 0, 5, 1000, 0, EVIL.encode(), b"v", [])
+    view = View(ReadResult("t", [record], [], 1, "seconds", False), [seen(record, Decoder())])
+    assert EVIL not in view._repr_html_()
+    assert "until the limit of seconds" in view._repr_html_()

@@ -7,9 +7,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any, Optional
 
-from tornado.template import Template
-
-from allocator.html import paragraph, table
+from allocator.html import badge, code, grid, item_list, page, paragraph, section, table
 
 __all__ = ["KINDS", "Difference", "PartitionDifference", "Report", "Side"]
 
@@ -189,44 +187,53 @@ class Report:
 
     def to_html(self) -> str:
         """A self-contained page: the verdict, both sides with their checksums, counts and samples."""
-        rows: dict[tuple[str, int], list[Optional[PartitionDifference]]] = {}
-        for place, side in enumerate((self.left, self.right)):
-            for found in side.partitions:
-                rows.setdefault((found.topic, found.partition), [None, None])[place] = found
-        page: bytes = Template(PAGE).generate(report=self, rows=sorted(rows.items()), kinds=KINDS)
-        return page.decode()
+        verdict = badge("equal" if self.equal else "different", "good" if self.equal else "bad")
+        ignored = f", without {' and '.join(self.ignored)}" if self.ignored else ""
+        begun = self.started.isoformat(sep=" ", timespec="seconds")
+        sides = [(name, side.name, side.records, len(side.partitions)) for name, side in self._sides()]
+        kinds = [
+            (kind, badge(f"{self.count(kind):,}", "bad" if self.count(kind) else "quiet"), meaning)
+            for kind, meaning in KINDS.items()
+        ]
+        samples = [section("Samples", item_list(code(str(sample)) for sample in self.samples))] if self.samples else []
+        return page(
+            f"Audit: {self.verdict()}",
+            section(
+                "Verdict",
+                f"<p>{verdict}</p>",
+                paragraph(f"Begun {begun}, took {self.seconds:.1f} s. Compared by {self.by}{ignored}."),
+                grid("Sides", ("side", "source", "records", "partitions"), sides),
+                *(paragraph(f"Note: {note}.") for note in self.notes),
+            ),
+            section("Differences", grid("Differences", ("kind", "records", "meaning"), kinds)),
+            *samples,
+            section(
+                "Partitions",
+                paragraph("A checksum is of all records of a partition, independent of their order."),
+                grid("Partitions", PARTITION_HEADS, self._rows()),
+            ),
+        )
+
+    def _sides(self) -> tuple[tuple[str, Side], tuple[str, Side]]:
+        return ("left", self.left), ("right", self.right)
+
+    def _rows(self) -> list[list[object]]:
+        """Of each partition: the topic, its number, whether the checksums are equal, and three cells for each side."""
+        left, right = ({(each.topic, each.partition): each for each in side.partitions} for _, side in self._sides())
+        rows = []
+        for place in sorted({*left, *right}):
+            pair = left.get(place), right.get(place)
+            equal = len({each and each.checksum for each in pair}) == 1
+            verdict = badge("equal", "good") if equal else badge("different", "bad")
+            rows.append([*place, verdict, *(cell for each in pair for cell in _cells(each))])
+        return rows
 
 
-PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>audit: {{ report.verdict() }}</title><style>
-body { font: 14px/1.5 sans-serif; margin: 2em auto; max-width: 70em; padding: 0 1em; color: #222 }
-table { border-collapse: collapse; margin: 1em 0 } td, th { border: 1px solid #ccc; padding: .2em .6em }
-th { text-align: left } td.n { text-align: right; font-variant-numeric: tabular-nums } code { font-size: 12px }
-.equal { color: #176b2c } .different { color: #a11 } .off { background: #fdd }
-</style></head><body>
-<h1 class="{{ 'equal' if report.equal else 'different' }}">{{ report.verdict() }}</h1>
-<p>Begun {{ report.started.isoformat(sep=' ', timespec='seconds') }}, took {{ '%.1f' % report.seconds }} s. Compared by
-{{ report.by }}{% if report.ignored %}, without {{ ' and '.join(report.ignored) }}{% end %}.</p>
-<table><tr><th></th><th>side</th><th>records</th><th>partitions</th></tr>
-{% for name, side in (('left', report.left), ('right', report.right)) %}<tr><td>{{ name }}</td><td>{{ side.name }}</td>
-<td class="n">{{ '{:,}'.format(side.records) }}</td><td class="n">{{ len(side.partitions) }}</td></tr>{% end %}</table>
-{% for note in report.notes %}<p>Note: {{ note }}.</p>{% end %}
-<h2>Differences</h2>
-<table><tr><th>kind</th><th>records</th><th>meaning</th></tr>
-{% for kind, meaning in kinds.items() %}<tr><td>{{ kind }}</td>
-<td class="n{{ ' off' if report.count(kind) else '' }}">{{ '{:,}'.format(report.count(kind)) }}</td>
-<td>{{ meaning }}</td></tr>{% end %}</table>
-{% if report.samples %}<h2>Samples</h2><ul>
-{% for sample in report.samples %}<li><code>{{ str(sample) }}</code></li>{% end %}</ul>{% end %}
-<h2>Partitions</h2>
-<p>A checksum is of all records of a partition, independent of their order.</p>
-<table><tr><th>topic</th><th>partition</th><th>left records</th><th>offsets</th><th>checksum</th>
-<th>right records</th><th>offsets</th><th>checksum</th></tr>
-{% for (topic, partition), sides in rows %}
-<tr{% if len({side and side.checksum for side in sides}) > 1 %} class="off"{% end %}><td>{{ topic }}</td>
-<td class="n">{{ partition }}</td>
-{% for found in sides %}{% if found is None %}<td class="n">0</td><td></td><td></td>{% else %}
-<td class="n">{{ '{:,}'.format(found.records) }}</td><td>{{ found.first }} to {{ found.last }}</td>
-<td><code>{{ found.checksum }}</code></td>{% end %}{% end %}</tr>{% end %}</table>
-</body></html>
-"""
+def _cells(found: Optional[PartitionDifference]) -> tuple[object, object, object]:
+    return (0, "", "") if found is None else (found.records, f"{found.first} to {found.last}", code(found.checksum))
+
+
+PARTITION_HEADS = (
+    *("topic", "partition", "checksums"),
+    *(f"{side} {head}" for side in ("left", "right") for head in ("records", "offsets", "checksum")),
+)

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import io
 import json
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
-from tornado.template import Template
-
 from allocator.assignors.lag_aware import lag_aware
 from allocator.assignors.sticky import sticky
 from allocator.assignors.types import GroupView, Member
-from allocator.errors import ConfigError, MissingExtra
+from allocator.errors import ConfigError
 from allocator.foreign import readable
 from allocator.groups.zookeeper.znodes import to_ranges
-from allocator.html import table
+from allocator.html import badge, code, figures, grid, page, paragraph, section, table
+from allocator.spark.charts import SLOTS, bars, figure, gini, lorenz, share
 from allocator.types import TopicPartition
 
 __all__ = ["HotKey", "PartitionSkew", "SkewReport", "read_loads"]
@@ -221,9 +218,14 @@ class SkewReport:
         )
 
     def to_html(self) -> str:
-        """A self-contained page with plots. Raises MissingExtra without matplotlib."""
-        page: bytes = Template(PAGE).generate(report=self, plots={topic: _plots(self, topic) for topic in self.topics})
-        return page.decode()
+        """A self-contained page: charts, the busiest keys and all partitions of each topic."""
+        sections = [_topic(self, topic) for topic in self.topics]
+        busiest = self.busiest_member()
+        if busiest is not None:
+            rows = [(function, f"{times:.2f}") for function, times in busiest.items()]
+            title = f"The busiest of {self.members} members"
+            sections.append(section(title, grid(title, ("allocator function", "work to the mean"), rows)))
+        return page(f"Skew of {self.source}", *sections)
 
 
 def read_loads(path: str | Path) -> dict[TopicPartition, float]:
@@ -245,71 +247,84 @@ def _nested(loads: Mapping[TopicPartition, float]) -> dict[str, dict[str, float]
     return found
 
 
-def _plots(report: SkewReport, topic: str) -> list[str]:
-    """SVG images: bytes and records by partition; the busiest keys."""
-    try:
-        from matplotlib import rc_context
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import EngFormatter
-    except ImportError as error:
-        raise MissingExtra("plots need matplotlib: pip install 'zk-partition-allocator[spark]'") from error
-    found = report.of(topic)
-    if not found:
-        return []
-    figures = []
+def _topic(report: SkewReport, topic: str) -> str:
+    """The part of the page about one topic."""
+    found, count, empty = report.of(topic), report.count(topic), report.empty(topic)
+    records, size = sum(one.records for one in found), sum(one.bytes for one in found)
+    late = sum(one.late for one in found)
+    imbalance = report.imbalance(topic) or report.imbalance(topic, "records")
+    head = figures(
+        [
+            ("partitions", count),
+            ("empty", badge(str(len(empty)), "bad") if empty else badge("none", "good")),
+            ("records", records),
+            ("bytes", size),
+            ("busiest to mean", "unknown" if imbalance is None else f"{imbalance:.2f}"),
+            ("out of order in time", late),
+            ("keys in several partitions", report.spread.get(topic, 0)),
+        ]
+    )
+    notes = []
+    if empty:
+        notes.append(f"Empty partitions: {to_ranges([TopicPartition(topic, number) for number in empty])[topic]}.")
+    if report.spread.get(topic):
+        notes.append("Records of a key in several partitions have no order.")
+    parts = [head, *map(paragraph, notes)]
+    if records:
+        parts += [_charts(report, topic), *_keys(report, topic, records), _partitions(found, empty)]
+    return section(topic, *parts)
+
+
+def _charts(report: SkewReport, topic: str) -> str:
+    by_number = {one.partition: one for one in report.of(topic)}
+    count, drawn = report.count(topic), []
     for what in ("bytes", "records"):
-        figure = Figure(figsize=(9, 2.6), layout="constrained")
-        axes = figure.subplots()
-        axes.bar([one.partition for one in found], [getattr(one, what) for one in found], color="#4878a8", width=1.0)
-        axes.axhline(sum(getattr(one, what) for one in found) / report.count(topic), color="#a14", linewidth=1)
-        axes.set(title=f"{what} by partition; the line is the mean", xlabel="partition", ylabel=what)
-        axes.set_xlim(-0.5, report.count(topic) - 0.5)  # empty partitions at the ends, too
-        axes.yaxis.set_major_formatter(EngFormatter())
-        figures.append(figure)
-    keys = [key for key in report.hot if key.topic == topic][::-1]
-    if keys:
-        figure = Figure(figsize=(9, 0.8 + 0.22 * len(keys)), layout="constrained")
-        axes = figure.subplots()
-        axes.barh(range(len(keys)), [key.records for key in keys], color="#4878a8")
-        # $ begins a formula in matplotlib
-        axes.set_yticks(range(len(keys)), [key.text.replace("$", r"\$") or "(empty)" for key in keys], fontsize=7)
-        axes.set(title="records of the busiest keys")
-        axes.xaxis.set_major_formatter(EngFormatter())
-        figures.append(figure)
-    texts = []
-    for figure in figures:
-        out = io.StringIO()
-        with rc_context({"svg.fonttype": "none"}), warnings.catch_warnings():
-            # text stays text in the SVG, so missing glyphs of matplotlib's font do not matter
-            warnings.filterwarnings("ignore", "Glyph", UserWarning)
-            figure.savefig(out, format="svg", metadata={"Date": None})
-        texts.append(out.getvalue()[out.getvalue().index("<svg") :])
-    return texts
+        values = [getattr(by_number[number], what) if number in by_number else 0 for number in range(count)]
+        mean = sum(values) / count
+        told = f"{what} of {count} partitions; the largest is {max(values)}, the mean {mean:.0f}"
+        note = "The dashed line is the mean. A red mark is an empty partition."
+        if count > SLOTS:
+            note += f" Of {count} partitions, neighbours share a bar: that of the largest."
+        drawn.append(figure(f"{what.capitalize()} by partition", bars(values, told, mean), note))
+        if sum(values) and what == ("bytes" if any(one.bytes for one in by_number.values()) else "records"):
+            even = gini(values)
+            curve = lorenz(values, f"Lorenz curve of {what}; Gini coefficient {even:.2f}")
+            note = f"Which share of the {what} the smallest partitions have. Gini coefficient {even:.2f}; 0 is even."
+            drawn.append(figure(f"Lorenz curve of {what}", curve, note))
+    return f'<div class="charts">{"".join(drawn)}</div>'
 
 
-PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>skew of {{ ', '.join(report.topics) }}</title><style>
-body { font: 14px/1.5 sans-serif; margin: 2em auto; max-width: 70em; padding: 0 1em; color: #222 }
-table { border-collapse: collapse; margin: 1em 0 } td, th { border: 1px solid #ccc; padding: .2em .6em }
-th { text-align: left } td.n { text-align: right; font-variant-numeric: tabular-nums } svg { max-width: 100% }
-</style></head><body><h1>Skew of {{ report.source }}</h1><pre>{{ report.to_text() }}</pre>
-{% for topic in report.topics %}<h2>{{ topic }}</h2>{% for plot in plots[topic] %}{% raw plot %}{% end %}
-{% set keys = [key for key in report.hot if key.topic == topic] %}
-{% if keys %}<table><tr><th>key</th><th>records</th><th>bytes</th><th>partition</th></tr>
-{% for key in keys %}<tr><td><code>{{ key.text or '(empty)' }}</code></td>
-<td class="n">{{ '{:,}'.format(key.records) }}</td>
-<td class="n">{{ '{:,}'.format(key.bytes) }}</td>
-<td class="n">{{ 'several' if key.partition is None else key.partition }}</td></tr>{% end %}</table>{% end %}
-<table><tr><th>partition</th><th>records</th><th>bytes</th><th>records/s</th><th>bytes/s</th><th>largest</th>
-<th>keys, about</th><th>without key</th><th>without value</th><th>holes</th><th>late</th><th>by up to, s</th></tr>
-{% for p in report.of(topic) %}<tr><td class="n">{{ p.partition }}</td><td class="n">{{ '{:,}'.format(p.records) }}</td>
-<td class="n">{{ '{:,}'.format(p.bytes) }}</td>
-<td class="n">{{ '' if p.records_per_s is None else '{:,.1f}'.format(p.records_per_s) }}</td>
-<td class="n">{{ '' if p.bytes_per_s is None else '{:,.0f}'.format(p.bytes_per_s) }}</td>
-<td class="n">{{ p.largest }}</td><td class="n">{{ p.keys }}</td><td class="n">{{ p.keyless }}</td>
-<td class="n">{{ p.tombstones }}</td><td class="n">{{ p.holes }}</td><td class="n">{{ p.late }}</td>
-<td class="n">{{ p.latest_ms / 1000 }}</td></tr>{% end %}
-{% for number in report.empty(topic) %}<tr><td class="n">{{ number }}</td><td class="n">0</td><td class="n">0</td>
-<td colspan="9">empty</td></tr>{% end %}</table>{% end %}
-</body></html>
-"""
+def _keys(report: SkewReport, topic: str, records: int) -> list[str]:
+    keys = [key for key in report.hot if key.topic == topic]
+    if not keys:
+        return []
+    most = keys[0].records
+    rows = [
+        [
+            code(key.text or "(empty)"),
+            key.records,
+            f"{key.records / records:.1%}",
+            share(key.records / most),
+            key.bytes,
+            "several" if key.partition is None else str(key.partition),
+        ]
+        for key in keys
+    ]
+    heads = ("key", "records", "of all", "beside the busiest", "bytes", "partition")
+    return ["<h4>Busiest keys</h4>", grid(f"Busiest keys of {topic}", heads, rows)]
+
+
+def _partitions(found: list[PartitionSkew], empty: list[int]) -> str:
+    heads = (
+        *("partition", "records", "bytes", "records/s", "bytes/s", "largest", "keys, about", "without key"),
+        *("without value", "holes", "late", "by up to, s"),
+    )
+    rows = {
+        p.partition: [
+            *(p.partition, p.records, p.bytes, p.records_per_s, p.bytes_per_s, p.largest, p.keys, p.keyless),
+            *(p.tombstones, p.holes, p.late, p.latest_ms / 1000),
+        ]
+        for p in found
+    }
+    rows.update({number: [number, 0, 0, *(None for _ in heads[3:])] for number in empty})
+    return "<h4>Partitions</h4>" + grid("Partitions", heads, [rows[number] for number in sorted(rows)])

@@ -72,12 +72,12 @@ WINDOWS = 12  # partitions of which the terminal says what was looked at
     type=click.Choice(["read_uncommitted", "read_committed"]),
     help="With read_committed: no records of aborted and open transactions.",
 )
-@click.option("--key-format", default="auto", show_default=True, help="As --value-format, for keys.")
+@click.option("--key-format", default="auto", show_default=True, help="Format of keys, one of those of --value-format.")
 @click.option(
     "--value-format",
     default="auto",
     show_default=True,
-    help="auto, json, text, hex, avro:FILE, confluent-avro:FILE, protobuf:FILE:MESSAGE or "
+    help="Format of values: auto, json, text, hex, avro:FILE, confluent-avro:FILE, protobuf:FILE:MESSAGE or "
     "confluent-protobuf:FILE:MESSAGE.",
 )
 @click.option("--registry", envvar="ALLOCATOR_RECORDS_REGISTRY", help="URL of a schema registry, for auto.")

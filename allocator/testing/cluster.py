@@ -9,7 +9,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
 
-from . import layout
+from . import classes, layout
 from .base import Cluster
 from .errors import ClusterError
 from .jars import class_path
@@ -19,7 +19,7 @@ from .node import Node
 from .ports import PortLease
 from .probe import zookeeper_mode
 from .proxy import FaultProxy
-from .versions import ZOOKEEPER, Release, kafka_release
+from .versions import ZOOKEEPER, JarSet, Release, kafka_release
 
 __all__ = ["LocalCluster"]
 
@@ -176,7 +176,7 @@ class LocalCluster(Cluster):
             number,
             port,
             place,
-            layout.command(self._java, jars, "zookeeper", place, self._zookeeper_heap, self._jvm_options),
+            layout.command(self._java, jars, "zookeeper", place, self._zookeeper_heap, self._options(ZOOKEEPER)),
             prepare=layout.zookeeper_files(place, number, settings),
             ready=partial(zookeeper_mode, port),
             remove=self._removed(),
@@ -195,11 +195,17 @@ class LocalCluster(Cluster):
             number,
             port,
             place,
-            layout.command(self._java, jars, "kafka", place, self._heap, self._jvm_options),
+            layout.command(self._java, jars, "kafka", place, self._heap, self._options(release.jars)),
             prepare=prepare,
             ready=partial(self._broker_ready, number, port),
             remove=self._removed(),
         )
+
+    def _options(self, jars: JarSet) -> list[str]:
+        return [*self._class_options(jars), *self._jvm_options]
+
+    def _class_options(self, jars: JarSet) -> list[str]:
+        return classes.using(self._java, jars)
 
     def _removed(self) -> Path | None:
         """The directory that the supervisor deletes after a crash of this process."""

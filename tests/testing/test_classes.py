@@ -1,0 +1,79 @@
+"""Class archives: the second session makes one, and servers use it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from allocator.testing import LocalCluster, classes
+from allocator.testing.jars import jar_directory
+from allocator.testing.java import Java, find_java
+from allocator.testing.training import make_archives
+from allocator.testing.versions import ZOOKEEPER
+
+OLD = Java("/of/no/matter/java", 11, "PATH", "11-old")
+NEW = Java("/of/no/matter/java", 17, "PATH", "17-new")
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """A cache whose jars of ZooKeeper are never looked at."""
+    directory = tmp_path / ZOOKEEPER.name
+    directory.mkdir()
+    monkeypatch.setattr(classes, "jar_directory", lambda jars: tmp_path / jars.name)
+    return directory
+
+
+@pytest.mark.servers
+def test_the_second_session_makes_an_archive_that_servers_use(tmp_path, monkeypatch):
+    java = find_java()
+    if java.major < 13:
+        pytest.skip("Java 13 and newer make archives")
+    copy = tmp_path / ZOOKEEPER.name
+    shutil.copytree(jar_directory(ZOOKEEPER), copy, ignore=shutil.ignore_patterns("classes-*"))
+    monkeypatch.setenv("ALLOCATOR_CACHE", str(tmp_path))
+    archive = classes.archive(java, ZOOKEEPER)
+    assert archive.parent == copy
+
+    make_archives(None, "first")
+    make_archives(None, "first")  # another process of the same session
+    assert not archive.exists()
+    make_archives(None, "second")
+    assert archive.stat().st_size > 1 << 20
+    made = archive.stat().st_mtime_ns
+    make_archives(None, "third")
+    assert archive.stat().st_mtime_ns == made
+    with LocalCluster(None) as cluster:
+        [node] = cluster.nodes
+        maps = Path(f"/proc/{node.pid}/maps")
+        assert not maps.exists() or str(archive) in maps.read_text()  # only Linux tells
+
+
+def test_an_old_java_makes_none(cache):
+    for session in ("first", "second", "third"):
+        assert not classes.worth_making(OLD, ZOOKEEPER, session)
+    assert not list(cache.iterdir())
+
+
+def test_each_build_of_java_has_its_own(cache):
+    classes.archive(NEW, ZOOKEEPER).write_bytes(b"classes")
+    assert classes.using(NEW, ZOOKEEPER)
+    assert not classes.using(OLD, ZOOKEEPER)
+
+
+def test_a_java_that_cannot_make_one_is_not_asked_again(cache):
+    assert not classes.worth_making(NEW, ZOOKEEPER, "first")
+    assert classes.worth_making(NEW, ZOOKEEPER, "second")
+    classes.failed(NEW, ZOOKEEPER)
+    assert not classes.worth_making(NEW, ZOOKEEPER, "third")
+    assert not classes.using(NEW, ZOOKEEPER)
+
+
+def test_a_cache_that_cannot_be_written_has_none(cache):
+    cache.rmdir()
+    for session in ("first", "second"):
+        assert not classes.worth_making(NEW, ZOOKEEPER, session)
+    classes.failed(NEW, ZOOKEEPER)
+    assert not classes.using(NEW, ZOOKEEPER)

@@ -14,6 +14,7 @@ from urllib.parse import quote
 import pytest
 from made_groups import watcher_of
 from made_records import records_page
+from made_reports import audit_report, skew_report
 from prometheus_client import CollectorRegistry
 from served import TOKEN, served
 from written_group import WrittenGroup, member_id, parts
@@ -593,3 +594,19 @@ async def test_records_are_found_opened_and_saved_and_masks_hold(browser: Any, w
             assert messages == []
 
         await by_person(walk)
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
+def test_pages_of_reports_fit_have_no_barrier_and_load_nothing(
+    browser: Any, tmp_path: Path, width: int, dark: bool
+) -> None:
+    page = Page(browser)
+    for name, report in (("skew", skew_report()), ("audit", audit_report())):
+        path = tmp_path / f"{name}.html"
+        path.write_text(report.to_html())
+        page.open(path.as_uri(), width, dark=dark)
+        page.sees("h2", name.capitalize())
+        assert page.run("return document.documentElement.scrollWidth") <= width
+        assert page.run("return performance.getEntriesByType('resource').length") == 0
+        assert page.violations() == []
+        assert page.complaints() == []

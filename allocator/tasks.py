@@ -9,11 +9,13 @@ from typing import Any, TypeVar
 
 from allocator.errors import AllocatorError
 
-__all__ = ["BackgroundTasks", "TaskGroup", "ends", "first_of", "wait_for_event", "within"]
+__all__ = ["LATE_S", "BackgroundTasks", "TaskGroup", "ends", "first_of", "wait_for_event", "within"]
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+LATE_S = 0.05  # more: a shorter pause of the process makes a timeout; less: a busy event loop counts as a pause
 
 
 class BackgroundTasks:
@@ -145,23 +147,35 @@ async def first_of(*works: Coroutine[Any, Any, Any]) -> tuple[bool, ...]:
 async def within(awaitable: Awaitable[T], timeout_s: float | None) -> T:
     """The result of `awaitable`, or `asyncio.TimeoutError` after `timeout_s` seconds, with the awaitable ended.
 
+    If the process stands still, the awaitable gets that time in addition, at most `timeout_s` for each pause: it can
+    read a response that arrived meanwhile. So a pause of this process does not look like a server that is silent.
+
     Before Python 3.12, `asyncio.wait_for` loses a cancellation that arrives together with the result, so a cancelled
     task would continue.
     """
     work = asyncio.ensure_future(awaitable)
-    if not await ends(work, timeout_s):
+    if not await ends(work, timeout_s, despite_pauses=True):
         raise asyncio.TimeoutError
     return work.result()
 
 
-async def ends(work: asyncio.Future[Any], timeout_s: float | None = None) -> bool:
+async def ends(work: asyncio.Future[Any], timeout_s: float | None = None, *, despite_pauses: bool = False) -> bool:
     """Whether `work` ends within `timeout_s` seconds (None: no limit); cancels it if not, or with the caller.
 
-    `work` has ended in any case when this returns or raises. Its result or error stays in it.
+    `work` has ended in any case when this returns or raises. Its result or error stays in it. `despite_pauses`: see
+    `within`.
     """
     cancelled: asyncio.CancelledError | None = None
+    now, left_s = asyncio.get_running_loop().time, timeout_s
     try:
-        await asyncio.wait({work}, timeout=timeout_s)
+        while True:
+            started = now()
+            await asyncio.wait({work}, timeout=left_s)
+            if work.done() or left_s is None or not despite_pauses:
+                break
+            left_s = min(left_s, now() - started - left_s)
+            if left_s < LATE_S:
+                break
     except asyncio.CancelledError as error:
         cancelled = error
     in_time = work.done()
@@ -171,6 +185,8 @@ async def ends(work: asyncio.Future[Any], timeout_s: float | None = None) -> boo
             await asyncio.wait({work})
         except asyncio.CancelledError as error:
             cancelled = error
+    if (cancelled is not None or not in_time) and not work.cancelled():
+        work.exception()  # marks it as retrieved: no caller will
     if cancelled is not None:
         raise cancelled
     return in_time
@@ -179,8 +195,5 @@ async def ends(work: asyncio.Future[Any], timeout_s: float | None = None) -> boo
 async def wait_for_event(event: asyncio.Event, within_s: float | None) -> bool:
     """Waits for an event up to `within_s` seconds (None: no limit). Returns whether it is set."""
     if not event.is_set():
-        try:
-            await within(event.wait(), within_s)
-        except asyncio.TimeoutError:
-            return event.is_set()
-    return True
+        await ends(asyncio.ensure_future(event.wait()), within_s)
+    return event.is_set()

@@ -147,6 +147,7 @@ class Helper:
                     going = order == b"go"
                 elif order.startswith(b"stall "):
                     self._stall(self._pid, float(order.split()[1]))
+                    next_at = max(next_at, time.monotonic() + GAP_S[0])
                 print("ok", flush=True)
 
     def _stall(self, pid: int, length_s: float) -> None:

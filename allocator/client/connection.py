@@ -30,7 +30,7 @@ from allocator import __version__
 from allocator.client.frames import FrameProtocol, read_response
 from allocator.client.metadata import Broker
 from allocator.foreign import os_cause, shown
-from allocator.tasks import within
+from allocator.tasks import LATE_S, within
 
 __all__ = ["BrokerConnection", "ConnectionSettings"]
 
@@ -318,11 +318,14 @@ class BrokerConnection(FrameProtocol):
         if not self._in_flight:
             return
         first = min(self._in_flight, key=lambda pending: pending.deadline)
-        if first.deadline <= time.monotonic():
-            waited_s = first.deadline - first.sent_at
-            self.abort(kafka_errors.RequestTimedOutError(f"Request timed out after {waited_s * 1000:.0f} ms"))
-        else:
+        now = time.monotonic()
+        late_s, waited_s = now - self._timer_at, first.deadline - first.sent_at
+        if first.deadline > now:
             self._set_timer(first.deadline)
+        elif late_s > LATE_S:  # the process stood still: the response may have arrived meanwhile, and is not read yet
+            self._set_timer(now + min(late_s, waited_s))
+        else:
+            self.abort(kafka_errors.RequestTimedOutError(f"Request timed out after {waited_s * 1000:.0f} ms"))
 
     async def _ask(self, request: Any, deadline: float) -> Any:
         """For the requests of the connection itself."""

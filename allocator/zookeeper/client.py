@@ -24,7 +24,7 @@ from allocator.errors import AllocatorError, ConfigError, ZooKeeperUnavailable
 from allocator.foreign import os_cause, shown
 from allocator.names import parse_ensemble
 from allocator.settings import DEFAULT
-from allocator.tasks import wait_for_event
+from allocator.tasks import within
 from allocator.zookeeper.handshake import Handshake
 from allocator.zookeeper.security import check_options, check_tls, hide_credentials
 
@@ -217,8 +217,10 @@ class ZooKeeper:
         except ValueError as error:
             raise ConfigError(f"ZooKeeper hosts {self.hosts!r}: {error}") from error
         try:
-            if not await wait_for_event(self._connected, timeout_s):
-                raise ZooKeeperUnavailable(f"ZooKeeper {self.hosts}: {self._why_not(timeout_s)}")
+            try:
+                await within(self._connected.wait(), timeout_s)
+            except asyncio.TimeoutError:
+                raise ZooKeeperUnavailable(f"ZooKeeper {self.hosts}: {self._why_not(timeout_s)}") from None
             if self.chroot and make_chroot:
                 await self._ensure(self.chroot)
             elif self.chroot and await self.exists("") is None:

@@ -16,11 +16,11 @@ from allocator.client.client import KafkaClient
 COMMIT, FETCH, FIND, JOIN, HEARTBEAT, LEAVE, SYNC = 8, 9, 10, 11, 12, 13, 14
 
 FAST = {
-    "session_timeout_s": 3.0,
+    "session_timeout_s": 30.0,
     "heartbeat_interval_s": 0.02,
     "join_backoff_s": 0.02,
-    "timeout_s": 2.0,
-    "connect_timeout_s": 10.0,
+    "timeout_s": 20.0,
+    "connect_timeout_s": 30.0,
 }
 
 

@@ -51,7 +51,7 @@ async def test_nothing_is_touched_before_the_first_next_and_a_generation_comes_w
         (first, *_) = broker.requests(JOIN)
         assert first.protocol_type == "consumer"
         assert [p.name for p in first.protocols] == ["range", "roundrobin"]
-        assert (first.session_timeout_ms, first.rebalance_timeout_ms) == (3000, 60000)
+        assert (first.session_timeout_ms, first.rebalance_timeout_ms) == (30000, 60000)
         assert set(Subscription.decode(first.protocols[0].metadata).topics) == {"missing", "u", "t"}
         await group.close()
 
@@ -69,7 +69,7 @@ async def test_an_empty_assignment_is_a_generation_and_heartbeats_go_on() -> Non
 async def test_brokers_that_do_not_answer_are_an_error_of_next_and_are_tried_again() -> None:
     async with FakeBroker() as gone:
         port = gone.port
-    config = GroupServer().config(brokers=f"127.0.0.1:{port}", connect_timeout_s=0.2)
+    config = GroupServer().config(brokers=f"127.0.0.1:{port}", connect_timeout_s=2.0)
     async with ConsumerGroup(config) as group:
         with pytest.raises(BrokersUnavailable, match=str(port)):
             await group.next()
@@ -340,10 +340,11 @@ async def test_closing_leaves_when_nobody_took_the_generation() -> None:
 
 
 @pytest.mark.parametrize("key", [JOIN, SYNC, FETCH])
-async def test_closing_while_the_coordinator_does_not_answer_leaves(key: int) -> None:
+async def test_closing_while_the_coordinator_does_not_answer_leaves(key: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kafka_group, "LEAVE_WITHIN_S", 30.0)
     async with GroupServer() as broker:
         broker.gates[key] = asyncio.Event()
-        async with broker.group():
+        async with broker.group(timeout_s=2.0):  # of FETCH: the leave goes when the connection of that one ends
             await seen(broker, key, 1)
         if key != JOIN:  # there is no member before JoinGroup has answered
             assert len(broker.requests(LEAVE)) == 1

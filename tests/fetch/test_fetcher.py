@@ -260,9 +260,10 @@ async def test_a_leader_that_hangs_does_not_hold_up_the_others() -> None:
 async def test_a_moved_leader_is_found_by_its_refusal() -> None:
     cluster = FakeCluster()
     state = start_at([cluster.add(A0, 0), cluster.add(A1, 0)])
-    cluster.errors[A0] = [6]
+    cluster.errors[A0] = [6] * 1000  # until the move is known
 
     def moved() -> None:
+        cluster.errors[A0] = []
         cluster.leaders[A0] = 1
         cluster.changed()
 
@@ -271,7 +272,7 @@ async def test_a_moved_leader_is_found_by_its_refusal() -> None:
     cluster.append(A1)
     async with fetching(cluster, state) as fetcher:
         await collect(fetcher, state, 2)
-    assert cluster.requests[-1].node == 1 or any(r.node == 1 for r in cluster.requests)
+    assert any(r.node == 1 for r in cluster.requests)
     assert frozenset({"a"}) in cluster.refreshed
 
 
@@ -537,12 +538,12 @@ async def test_aborted_records_are_left_out_and_markers_move_the_position() -> N
     cluster.append_raw(A0, control(2, 9, abort=True), 1)
     cluster.aborted[A0] = [(9, 0)]
     async with fetching(cluster, state, isolation_level="read_committed") as fetcher:
-        assert await fetcher.next_batch(0.1) is None
-        position = state.position(A0)
-        assert position is not None
-        assert position.offset == 3, "nothing to see, yet the position passes over it"
+        waiting = asyncio.ensure_future(take(fetcher, state))
+        # nothing to see, yet the position passes over it
+        await until(lambda: (at := state.position(A0)) is not None and at.offset == 3, "the position after the marker")
+        assert not waiting.done()
         cluster.append(A0)
-        assert offsets(list(await take(fetcher, state))) == [3]
+        assert offsets(list(await waiting)) == [3]
 
 
 @pytest.mark.parametrize("version", [2, 12])

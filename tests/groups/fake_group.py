@@ -21,7 +21,7 @@ from allocator.groups.kafka_classic.messages import JoinedMember
 from allocator.groups.kafka_classic.settings import KafkaGroupSettings
 from allocator.testing import wait_until_async
 
-FAST = {"session_timeout_s": 3.0, "heartbeat_interval_s": 0.02, "retry_backoff_s": 0.001, "failure_pause_s": 0.02}
+FAST = {"session_timeout_s": 30.0, "heartbeat_interval_s": 0.02, "retry_backoff_s": 0.001, "failure_pause_s": 0.02}
 
 
 class GroupBroker(FakeBroker):

@@ -52,7 +52,7 @@ class Kip848Broker(FakeBroker):
         self.told: IdPartitions | None = None
         self.epoch = 0
         self.interval_s = 0.02
-        self.session_s: float | None = 3.0
+        self.session_s: float | None = 30.0
         self.codes: list[Any] = []
         self.lost = 0
         self.when_lost: Callable[[], None] = lambda: None

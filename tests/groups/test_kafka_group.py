@@ -38,7 +38,7 @@ async def test_a_member_takes_its_id_first_and_then_joins_leads_and_syncs() -> N
         (sync,) = broker.requests(SYNC)
         assert (sync.generation_id, sync.member_id, len(sync.assignments)) == (1, "member-1", 1)
         first = broker.requests(JOIN)[0]
-        assert (first.session_timeout_ms, first.rebalance_timeout_ms, first.reason) == (3000, 60000, "first join")
+        assert (first.session_timeout_ms, first.rebalance_timeout_ms, first.reason) == (30000, 60000, "first join")
         assert [p.name for p in first.protocols] == ["first", "second"]
 
 
@@ -78,7 +78,7 @@ async def test_every_version_of_join_group_from_0_9_on(join: int) -> None:
             await member.recorder.called("joined")
             await wait_until_async(lambda: len(broker.requests(HEARTBEAT)) > 1, 30, "heartbeats")
             assert join == broker.requests(JOIN)[-1].API_VERSION
-            assert member.group.rebalance_timeout_s == (60.0 if join else 3.0)
+            assert member.group.rebalance_timeout_s == (60.0 if join else 30.0)
         assert len(broker.requests(LEAVE)) == 1
 
 
@@ -100,7 +100,7 @@ async def test_static_members_need_a_broker_that_knows_them() -> None:
 async def test_a_join_that_may_succeed_later_is_repeated_after_one_preparation(code: int) -> None:
     async with GroupBroker() as broker:
         broker.codes[JOIN] = [code, code]
-        async with Member(broker, heartbeat_interval_s=1.5) as member:  # heartbeats are too rare to matter
+        async with Member(broker, heartbeat_interval_s=15) as member:  # heartbeats are too rare to matter
             await member.recorder.called("joined")
             assert member.recorder.calls.count("prepare") == 1
             assert len(ids(broker)) == 4
@@ -233,7 +233,7 @@ async def test_a_participant_that_breaks_is_told_of_and_its_member_leaves() -> N
 async def test_a_sync_that_is_refused_has_the_member_join_again(code: int, second: str) -> None:
     async with GroupBroker() as broker:
         broker.codes[SYNC] = [code]
-        async with Member(broker, heartbeat_interval_s=1.5) as member:  # heartbeats are too rare to matter
+        async with Member(broker, heartbeat_interval_s=15) as member:  # heartbeats are too rare to matter
             await member.recorder.called("joined")
             assert ids(broker)[2] == second
             assert [c for c in member.recorder.calls if c.startswith("joined")] == ["joined 2 first given wants"]
@@ -478,10 +478,12 @@ async def test_a_silent_user_costs_the_membership_until_the_next_sign_of_life() 
 
 
 async def test_an_idle_user_who_is_asked_to_give_up_partitions_does_not_hold_up_the_group() -> None:
-    async with GroupBroker() as broker, Member(broker, max_poll_interval_s=0.3) as member:
+    async with GroupBroker() as broker, Member(broker, max_poll_interval_s=60.0) as member:
         await member.recorder.called("joined")
         member.recorder.block = "prepare"
         member.group.request_rejoin("a test")
+        await member.recorder.called("prepare", 2)
+        member.group.heartbeat.max_poll_interval_s = 0.3
         await member.recorder.called("lost")
         assert "prepare cancelled" in member.recorder.calls
         await wait_until_async(lambda: member.group.phase is GroupPhase.AWAY, 30, "away")

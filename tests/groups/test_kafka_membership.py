@@ -214,12 +214,12 @@ async def test_the_lease_lapses_before_the_session_and_comes_back_with_an_answer
     async with broker_with_topic() as broker, member(broker, timing={"session_timeout_s": 4.0}) as ours:
         await holds(ours, ALL)
         broker.silent = {HEARTBEAT}
-        await wait_until_async(lambda: ours.owner.suspensions, 30, "the suspension")
-        assert not ours.membership.may_act()
+        await wait_until_async(lambda: ours.owner.suspensions and not ours.membership.may_act(), 30, "the suspension")
         assert ours.held == ALL  # ownership is unchanged
         broker.silent = set()
         await wait_until_async(ours.membership.may_act, 30, "the lease")
-        assert [what for _, _, what, _ in ours.owner.history.events] == ["begin", "pause", "go on"]
+        begin, *pauses = [what for _, _, what, _ in ours.owner.history.events]
+        assert (begin, set(pauses)) == ("begin", {"pause", "go on"})
 
 
 async def test_new_partitions_and_another_subscription_cause_a_rebalance() -> None:
@@ -374,10 +374,13 @@ async def test_join_does_not_wait_for_a_rebalance_that_takes_long() -> None:
 
 
 async def test_a_silent_user_costs_the_partitions_until_the_next_sign_of_life() -> None:
-    async with broker_with_topic() as broker, member(broker, timing={"max_poll_interval_s": 0.3}) as ours:
+    async with broker_with_topic() as broker, member(broker, timing={"max_poll_interval_s": 60.0}) as ours:
         await holds(ours, ALL)
+        heartbeat = ours.membership.group.heartbeat
+        heartbeat.max_poll_interval_s = 0.3
         await wait_until_async(lambda: ours.owner.lost_partitions == ALL, 30, "the loss")
         await wait_until_async(lambda: len(broker.requests(LEAVE)) == 1, 30, "the farewell")
+        heartbeat.max_poll_interval_s = 60.0
         ours.membership.polled()
         await holds(ours, ALL)
 

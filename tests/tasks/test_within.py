@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
@@ -33,3 +34,25 @@ async def test_what_takes_too_long_has_ended_when_the_timeout_is_raised() -> Non
     assert ended
     with pytest.raises(ZeroDivisionError):
         await within(asyncio.get_running_loop().run_in_executor(None, lambda: 1 // 0), None)
+
+
+async def many_steps(value: str) -> str:
+    """Needs the event loop several times, like a response that is read in parts."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+    return value
+
+
+async def test_a_pause_of_the_process_is_not_counted() -> None:
+    started = asyncio.ensure_future(within(many_steps("read"), 0.3))
+    await asyncio.sleep(0)
+    time.sleep(0.4)  # noqa: ASYNC251  as if the process stood still
+    assert await started == "read"
+
+
+async def test_after_a_pause_it_still_ends() -> None:
+    silent = asyncio.ensure_future(within(asyncio.Event().wait(), 0.1))
+    await asyncio.sleep(0)
+    time.sleep(0.3)  # noqa: ASYNC251
+    with pytest.raises(asyncio.TimeoutError):
+        await silent

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import lru_cache
+from itertools import islice
 from typing import Any, Optional
 
 __all__ = ["handling"]
@@ -20,6 +21,7 @@ __all__ = ["handling"]
 OPERATIONS = {"fetch": "receive", "commit": "settle"}  # names in the conventions
 # a commit belongs to the span of its caller; the others run in the background, so the current span does not matter
 BACKGROUND = frozenset({"fetch", "rebalance"})
+LINKED = 128  # records of a batch; OpenTelemetry's SDK keeps no more links of a span
 Begin = Callable[[str, Mapping[str, Any]], AbstractContextManager[Any]]
 
 
@@ -42,9 +44,7 @@ def spans_of(group: str | None, client_id: str) -> Optional[Begin]:
         if what in OPERATIONS:
             kind = trace.SpanKind.CLIENT
             attributes["messaging.operation.type"], attributes["messaging.operation.name"] = OPERATIONS[what], what
-        context = no_context if what in BACKGROUND else None
-        span: AbstractContextManager[Any] = tracer.start_as_current_span(what, context, kind, attributes)
-        return span
+        return _span(tracer, what, no_context if what in BACKGROUND else None, kind, attributes)
 
     return begin
 
@@ -54,8 +54,8 @@ def handling(argument: Any, group: str | None = None) -> Iterator[None]:
     """A span `process <topic>` around the work on a record or a batch; nothing if tracing is off.
 
     Spans of the block are its children. The span of a record is a child of its producer's span, if the headers name one
-    (W3C Trace Context, as OpenTelemetry producers write it); the span of a batch has no parent. An exception of the
-    block is recorded and raised.
+    (W3C Trace Context, as OpenTelemetry producers write it); the span of a batch has no parent, and links to the spans
+    of the producers of its first records. An exception of the block is recorded and raised.
     """
     tracer = _tracer()
     if tracer is None:
@@ -74,6 +74,7 @@ def _process(tracer: Any, argument: Any, group: str | None) -> AbstractContextMa
         "messaging.destination.name": argument.topic,
         "messaging.destination.partition.id": str(argument.partition),
     }
+    links = []
     if hasattr(argument, "offset"):
         attributes["messaging.kafka.offset"] = argument.offset
         if argument.headers:
@@ -81,9 +82,33 @@ def _process(tracer: Any, argument: Any, group: str | None) -> AbstractContextMa
     else:
         attributes["messaging.kafka.offset"] = argument.base_offset
         attributes["messaging.batch.message_count"] = len(argument)
-    name = f"process {argument.topic}"
-    span: AbstractContextManager[Any] = tracer.start_as_current_span(name, context, trace.SpanKind.CONSUMER, attributes)
-    return span
+        # raw: a deserializer may raise, which is for the handler to see
+        records = argument.raw() if hasattr(argument, "raw") else argument
+        links = list(_producers(islice(records, LINKED), context))
+    return _span(tracer, f"process {argument.topic}", context, trace.SpanKind.CONSUMER, attributes, links)
+
+
+@contextlib.contextmanager
+def _span(
+    tracer: Any, name: str, context: Any, kind: Any, attributes: Mapping[str, Any], links: Sequence[Any] = ()
+) -> Iterator[Any]:
+    with tracer.start_as_current_span(name, context, kind, attributes, links) as span:
+        try:
+            yield span
+        except Exception as error:
+            module, name = type(error).__module__, type(error).__qualname__
+            span.set_attribute("error.type", name if module == "builtins" else f"{module}.{name}")
+            raise
+
+
+def _producers(records: Iterable[Any], context: Any) -> Iterator[Any]:
+    """A link for each record whose headers name a span."""
+    trace = sys.modules["opentelemetry.trace"]
+    for record in records:
+        if record.headers:
+            found = trace.get_current_span(_written_in(record.headers, context)).get_span_context()
+            if found.is_valid:
+                yield trace.Link(found)
 
 
 def _written_in(headers: Sequence[tuple[str, Optional[bytes]]], context: Any) -> Any:

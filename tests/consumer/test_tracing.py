@@ -115,7 +115,9 @@ async def test_a_commit_that_fails_is_an_error_in_its_span(
         nowhere = TopicPartition("no-such-topic", 0)
         with pytest.raises(CommitFailed):
             await GroupOffsets(client, group, timeout_s=1.0).commit({nowhere: OffsetAndMetadata(0, "", -1)})
-    assert spans.one("commit").status.status_code is trace.StatusCode.ERROR
+    commit = spans.one("commit")
+    assert commit.status.status_code is trace.StatusCode.ERROR
+    assert about(commit)["error.type"] == "allocator.errors.CommitFailed"
 
 
 async def test_a_handler_runs_in_a_span_and_what_it_makes_are_children(spans: Kept) -> None:
@@ -164,6 +166,22 @@ def test_what_a_handler_raises_is_noted_and_goes_on(spans: Kept) -> None:
     span = spans.one("process orders")
     assert span.status.status_code is trace.StatusCode.ERROR
     assert [event.name for event in span.events] == ["exception"]
+    assert about(span)["error.type"] == "ValueError"
+
+
+def test_the_span_of_a_batch_links_to_the_producers_of_its_records(spans: Kept) -> None:
+    class Some(list):  # type: ignore[type-arg]
+        """As much of a batch as a span needs."""
+
+        topic, partition, base_offset = "orders", 3, 17
+
+    headers = [(("traceparent", f"00-{TRACE}-{number:016x}-01".encode()),) for number in (1, 2)]
+    with handling(Some([record(*headers[0]), record(), record(*headers[1]), record(("traceparent", b"rubbish"))])):
+        pass
+    span = spans.one("process orders")
+    assert span.parent is None
+    assert [f"{link.context.span_id:x}" for link in span.links] == ["1", "2"]
+    assert about(span)["messaging.batch.message_count"] == 4
 
 
 def test_headers_that_are_no_context_begin_a_trace_of_their_own(spans: Kept) -> None:

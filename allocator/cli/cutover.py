@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from allocator.cli.output import print_json
-from allocator.cli.progress import Step, progress, quiet_option
+from allocator.cli.progress import Step, progress, quiet_option, say
 from allocator.migrate.cutover import NO_RETURN, STEPS, Cutover
 from allocator.migrate.cutover_plan import load_plan
 
@@ -50,7 +50,7 @@ def cutover(plan: str, until: str, rollback: bool, status: bool, quiet: bool, as
     with progress("cutover", quiet) as meter:
 
         def told(step: str, text: str) -> None:
-            click.echo(f"{step:<10} {text}")
+            say(f"{step:<10} {text}")
             meter.step = Step("cutover", (STEPS.index(step) + 1) if step in STEPS else 0, len(STEPS), "steps")
 
         def waits(step: str, left: int, unit: str) -> None:

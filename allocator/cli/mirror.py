@@ -9,13 +9,14 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Collection, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping
+from functools import partial
 from typing import Any, Optional
 
 import click
 
 from allocator.cli.group import Seconds
-from allocator.cli.progress import Meter, is_shown, progress, quiet_option
+from allocator.cli.progress import Meter, is_shown, progress, quiet_option, say
 from allocator.errors import AllocatorError
 from allocator.migrate.mirror import Mirror
 from allocator.migrate.mirror_settings import RECREATED, MirrorSettings
@@ -144,9 +145,9 @@ def mirror(
     mirroring = Mirror(MirrorSettings(throttle_bytes_s=None if throttle is None else throttle * 1e6, **settings))
     serving = _serving(mirroring, metrics_host, metrics_port, hosts)
     with progress(mirroring.settings.group, quiet or (as_json and sys.stdout.isatty())) as meter:
-        told = {"meter": _measure(mirroring, meter)}
-        if quiet or not (is_shown(quiet) and sys.stdout.isatty()) or as_json:  # else the bar says the same
-            told["status"] = _tell(mirroring, status_s, as_json)
+        told: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {"meter": partial(_measure, mirroring, meter)}
+        if as_json or not (is_shown(quiet) and sys.stdout.isatty()):  # else the bar says the same
+            told["status"] = partial(_tell, mirroring, status_s, as_json)
         try:
             asyncio.run(_run(mirroring, once, serving, told))
         finally:
@@ -168,7 +169,7 @@ async def _serving(mirroring: Mirror, host: str, port: Optional[int], hosts: Col
 
     async with serve_mirror(mirroring, host, port, hosts) as bound:
         shown = f"[{host}]" if ":" in host else host
-        click.echo(f"http://{shown}:{bound}/metrics", err=True)
+        say(f"http://{shown}:{bound}/metrics", err=True)
         yield
 
 
@@ -176,13 +177,13 @@ async def _run(
     mirroring: Mirror,
     once: bool,
     serving: contextlib.AbstractAsyncContextManager[None],
-    told: Mapping[str, Coroutine[Any, Any, None]],
+    told: Mapping[str, Callable[[], Coroutine[Any, Any, None]]],
 ) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, mirroring.stop)
     async with serving:
-        await TaskGroup().run(mirroring.run(until_caught_up=once), **told)
+        await TaskGroup().run(mirroring.run(until_caught_up=once), **{name: tell() for name, tell in told.items()})
 
 
 async def _measure(mirroring: Mirror, meter: Meter) -> None:
@@ -227,7 +228,7 @@ def _show(mirroring: Mirror, records_s: float, bytes_s: float, as_json: bool) ->
             "bytes_s": round(bytes_s, 1),
             "behind": {f"{each.partition.topic}:{each.partition.partition}": each.lag for each in progress if each.lag},
         }
-        click.echo(json.dumps(told))
+        say(json.dumps(told))
         return
     behind = ", ".join(
         f"{each.partition.topic}:{each.partition.partition} {each.lag:,}"
@@ -236,7 +237,7 @@ def _show(mirroring: Mirror, records_s: float, bytes_s: float, as_json: bool) ->
     )
     lags = f", lag {lag:,}" if progress else " yet"
     lags += (f" ({behind})" if behind else "") + (f", of {unknown} not known yet" if unknown else "")
-    click.echo(
+    say(
         f"{len(progress)} partitions{lags}; {mirroring.records:,} records mirrored, {records_s:,.0f}/s, "
         f"{bytes_s / 1e6:.1f} MB/s"
         + (f"; {mirroring.already_present:,} found there after a crash" if mirroring.already_present else "")

@@ -20,7 +20,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["Meter", "Step", "is_shown", "progress", "quiet_option"]
+__all__ = ["Meter", "Step", "is_shown", "progress", "quiet_option", "say"]
 
 REFRESHES = 4  # a second
 BAR = 24  # columns, at most
@@ -78,6 +78,11 @@ def progress(what: str, quiet: bool, look: Optional[Callable[[], Step]] = None) 
         yield meter
 
 
+def say(text: str, err: bool = False) -> None:
+    """Prints a line above the progress. `click.echo` would write into it, as it goes around rich's streams."""
+    print(text, file=sys.stderr if err else sys.stdout, flush=True)
+
+
 class _Line(Progress):
     """One step; rich estimates its rate and the time that is left."""
 
@@ -102,7 +107,7 @@ def line(step: Step, task: Task, width: int) -> Table:
     """`step` within `width` columns. Without room, first the bar goes, then what stands at the end."""
     total = "" if not step.total else f" of {step.total:,.0f}"
     rate = task.speed if step.rate is None else step.rate
-    words = [step.what, f"{step.done:,.0f}{total} {step.unit}".rstrip()]
+    words = [step.what, *([f"{step.done:,.0f}{total} {step.unit}".rstrip()] if step.done or step.total else [])]
     words += [] if rate is None else [f"{rate:,.0f}/s"]
     left_s = task.time_remaining
     words += [] if left_s is None or not step.total or step.done >= step.total else [f"{_span(left_s)} left"]

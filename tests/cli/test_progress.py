@@ -17,10 +17,10 @@ from allocator.cli.progress import Meter, Step, _Line, progress
 
 COPYING = """
 import os, signal, sys
-from allocator.cli.progress import Step, progress
+from allocator.cli.progress import Step, progress, say
 with progress("copying", "--quiet" in sys.argv) as meter:
     meter.step = Step("copying", 1, 2, "records")
-    print("a line of output")
+    say("a line of output")
     print("a warning", file=sys.stderr)
     if "--interrupt" in sys.argv:
         os.kill(os.getpid(), signal.SIGINT)
@@ -113,7 +113,7 @@ def test_a_terminal_is_clean_afterwards(options: tuple[str, ...]) -> None:
     assert (code == 0) == (not options)
     assert "copying" in shown
     for text in ("a line of output", "a warning"):
-        assert text in shown
+        assert f"\x1b[2K{text}\r\n" in shown, "above the line, which is drawn anew"
     last = shown.rpartition("copying")[2]  # the last drawing of the line; Python's traceback comes after it
     assert "\x1b[2K" in last, "the line is erased"
     assert shown.rfind("\x1b[?25h") > shown.rfind("\x1b[?25l"), "the cursor is there again"

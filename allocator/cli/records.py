@@ -210,7 +210,7 @@ def _text(decoded: Decoded) -> str:
 
 def summary(found: ReadResult, shown: int) -> str:
     """What was looked at, for people."""
-    lines = [f"{shown} records shown, {found.scanned} looked at"]
+    lines = [f"{shown} {'record' if shown == 1 else 'records'} shown, {found.scanned} looked at"]
     if found.stopped:
         lines[0] += f"; the read ended at its limit of {found.stopped}"
     if found.by_partitioner:

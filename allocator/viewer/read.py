@@ -108,7 +108,7 @@ class ReadResult:
     scanned: int
     """Records that were looked at."""
     stopped: str
-    """The bound that ended the read: "records", "bytes" or "seconds"; "" if it looked at all that was asked for."""
+    """The bound that ended the read: "records", "bytes" or "time"; "" if it looked at all that was asked for."""
     by_partitioner: bool
     """Whether the key's partition was chosen by the default partitioner."""
 
@@ -254,7 +254,7 @@ class _Scan:
         try:
             await within(self._read(passed, most), max(0.0, self._until - time.monotonic()))
         except asyncio.TimeoutError:
-            self.stopped = "seconds"
+            self.stopped = "time"
         return passed
 
     async def _read(self, passed: Mapping[TopicPartition, _Passed], most: Optional[int]) -> None:

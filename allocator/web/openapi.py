@@ -253,7 +253,7 @@ SCHEMAS: dict[str, Schema] = {
         },
         scanned={**COUNT, "description": "Records that were looked at."},
         stopped={
-            "enum": ["", "records", "bytes", "seconds"],
+            "enum": ["", "records", "bytes", "time"],
             "description": "The limit that ended the read; empty if none did.",
         },
         by_partitioner={**YES, "description": "Whether the default partitioner chose the partition of the key."},

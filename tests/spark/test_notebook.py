@@ -64,7 +64,7 @@ def test_an_audit_is_its_verdict_both_sides_and_samples() -> None:
     assert "a note" in shown
 
 
-def test_a_view_of_a_group_and_a_generation_are_their_partitions() -> None:
+async def test_a_view_of_a_group_and_a_generation_are_their_partitions() -> None:
     view = GroupView((Member("m1", EVIL, frozenset({"t"}), rack="a"),), {"t": 4}, {"m1": frozenset({TP})})
     assert EVIL not in view._repr_html_()
     assert '<td style="text-align: right">4</td>' in view._repr_html_()
@@ -87,6 +87,6 @@ def test_a_plan_is_its_cost_its_members_and_its_moves() -> None:
 
 def test_records_are_a_table_with_their_masked_values() -> None:
     record = Record("t", 0, 5, 1000, 0, EVIL.encode(), b"v", [])
-    view = View(ReadResult("t", [record], [], 1, "seconds", False), [seen(record, Decoder())])
+    view = View(ReadResult("t", [record], [], 1, "time", False), [seen(record, Decoder())])
     assert EVIL not in view._repr_html_()
-    assert "until the limit of seconds" in view._repr_html_()
+    assert "until the limit of time" in view._repr_html_()

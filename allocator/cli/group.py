@@ -267,6 +267,36 @@ def release_command(name: str, instance_id: str, access: Any, default_group: str
         sys.exit(ERROR)
 
 
+@group.command("delete")
+@click.argument("name", metavar="GROUP", type=GROUP)
+@click.option("--keep-offsets", is_flag=True, help="Keep the committed offsets in Kafka.")
+@click.option("--execute", is_flag=True, help="Make the change. Without this option, only show it.")
+@with_clusters
+def delete_command(
+    name: str, keep_offsets: bool, execute: bool, access: Any, default_group: str | None, as_json: bool
+) -> None:
+    """Delete GROUP: its znodes, orders and assignment in ZooKeeper, and its committed offsets in Kafka.
+
+    Refused while the group has members, in ZooKeeper or in Kafka. For a group of Kafka's own, give only --brokers.
+    """
+    from allocator.cli.read import delete
+
+    found = asyncio.run(delete(access, name, keep_offsets=keep_offsets, execute=execute))
+    if as_json:
+        print_json(found.to_json(executed=execute))
+        return
+    offsets = "unknown" if found.committed is None else str(found.committed)
+    click.echo(f"{name}: {len(found.znodes)} znodes, {offsets} committed offsets in Kafka")
+    if found.offsets_stay:
+        click.echo(f"the offsets stay: {found.offsets_stay}")
+    if execute:
+        click.echo("deleted")
+        return
+    click.echo("nothing was changed; add --execute to do it")
+    if found.members:
+        click.echo(plain(f"it would be refused now: the group has {len(found.members)} members: {found.some_members}"))
+
+
 class _ShowByDefault(click.Group):
     """Runs `offsets GROUP` as `offsets show GROUP`."""
 

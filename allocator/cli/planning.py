@@ -25,6 +25,7 @@ from allocator.groups.view import GroupViewBuilder
 from allocator.groups.what_if import GroupPlan, Scenario, plan_of
 from allocator.groups.zookeeper.decision import counts_of
 from allocator.groups.zookeeper.orders import Order
+from allocator.groups.zookeeper.steering import counting
 from allocator.groups.zookeeper.znodes import Paths
 from allocator.offsets.group_offsets import GroupOffsets
 from allocator.types import TopicPartition
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from allocator.cli.read import Access
     from allocator.zookeeper.client import ZooKeeper
 
-__all__ = ["changes_of", "given", "listed", "pair", "planned", "show_plan", "withdrawn"]
+__all__ = ["Act", "Rehearsal", "changes_of", "given", "listed", "ours", "pair", "planned", "show_plan", "withdrawn"]
 
 Act = Callable[[OrdersOfGroup], Awaitable[Any]]
 Change = Callable[[Scenario], Scenario]
@@ -43,7 +44,7 @@ Change = Callable[[Scenario], Scenario]
 MEASURED = 5  # round trips to ZooKeeper, of which the middle one counts
 
 
-class _Rehearsal(OrdersOfGroup):
+class Rehearsal(OrdersOfGroup):
     """Notes the orders that would be written, and writes none."""
 
     def __init__(self, zk: ZooKeeper, group: str, root: str) -> None:
@@ -52,11 +53,12 @@ class _Rehearsal(OrdersOfGroup):
 
     async def _put(self, order: Order) -> OrderReport:
         self.given.append(order)
-        return OrderReport(order, "given")
+        _, pending = counting([order], await self._members(), {})
+        return OrderReport(order, *pending.get(order.id, ("given", "")))
 
 
 @asynccontextmanager
-async def _ours(access: Access, name: str) -> AsyncIterator[ZooKeeper]:
+async def ours(access: Access, name: str) -> AsyncIterator[ZooKeeper]:
     """The ensemble of a group that honours orders. Raises OrderRefused for another one."""
     if access.zookeeper is None:
         raise OrderRefused(f"{NOT_OURS}. Give --zookeeper or --config for a group in ZooKeeper")
@@ -74,19 +76,19 @@ async def _ours(access: Access, name: str) -> AsyncIterator[ZooKeeper]:
         yield zk
 
 
-async def given(access: Access, name: str, act: Act) -> OrderReport:
-    async with _ours(access, name) as zk:
-        report: OrderReport = await act(OrdersOfGroup(zk, Paths(access.root, name)))
+async def given(access: Access, name: str, act: Act, who: Optional[str] = None) -> OrderReport:
+    async with ours(access, name) as zk:
+        report: OrderReport = await act(OrdersOfGroup(zk, Paths(access.root, name), who))
         return report
 
 
 async def withdrawn(access: Access, name: str, act: Act) -> Any:
-    async with _ours(access, name) as zk:
+    async with ours(access, name) as zk:
         return await act(OrdersOfGroup(zk, Paths(access.root, name)))
 
 
 async def listed(access: Access, name: str) -> list[OrderReport]:
-    async with _ours(access, name) as zk:
+    async with ours(access, name) as zk:
         return await OrdersOfGroup(zk, Paths(access.root, name)).list()
 
 
@@ -137,11 +139,11 @@ def _number(text: str, option: str) -> float:
 
 async def planned(access: Access, name: str, changes: Iterable[Change], acts: Iterable[Act]) -> GroupPlan:
     """The plan of a group after these changes and orders. Writes nothing."""
-    async with _ours(access, name) as zk:
+    async with ours(access, name) as zk:
         state = await describe(zk, name, access.root)
         if state is None:
             raise OrderRefused(f"ZooKeeper has no group {name!r} under {access.root}. {NOT_OURS}")
-        rehearsal = _Rehearsal(zk, name, access.root)
+        rehearsal = Rehearsal(zk, name, access.root)
         for act in acts:
             await act(rehearsal)
         round_trip_s = await _round_trip_s(zk, rehearsal)

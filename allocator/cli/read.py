@@ -16,6 +16,7 @@ from allocator.consumer.switching import elsewhere, path_of, read_choice
 from allocator.deadletters.waiting import WaitingRecords, read_waiting
 from allocator.errors import AllocatorError, ConfigError, TopicNotFound
 from allocator.groups import kafka_describe as requests
+from allocator.groups.delete_group import GroupRemains, delete_group, remains
 from allocator.groups.describe import GroupState, describe, list_groups, read_logs, subscribed
 from allocator.groups.legacy.describe import KIEL, OLD_CONSUMERS, OldLayouts, old_layouts
 from allocator.names import check_path
@@ -28,10 +29,13 @@ __all__ = [
     "Access",
     "MembersAlive",
     "copy_offsets",
+    "delete",
     "execute_reset",
     "plan_reset",
+    "plan_seek",
     "read_all",
     "read_group",
+    "read_partitions",
     "read_retries",
 ]
 
@@ -219,15 +223,44 @@ async def _plan(
         raise NoSuchGroup(
             f"group {group!r} has neither offsets nor an assignment; correct its name, or name topics with --topic"
         )
+    logs = await _all_logs(client, access, wanted, committed)
+    alive = tuple(map(state.name_of, state.members)) if state else ()
+    return ResetPlan.make(group, target, logs, await _times(client, access, target, wanted), alive)
+
+
+async def read_partitions(access: Access, group: str, partitions: Collection[TopicPartition]) -> Logs:
+    """What Kafka has of these partitions and of the group's offsets. Raises ConfigError if it does not tell all."""
+    async with access.cluster() as client:
+        committed = await GroupOffsets(client, group, timeout_s=access.timeout_s).fetch(None)
+        return await _all_logs(client, access, partitions, committed)
+
+
+async def plan_seek(access: Access, group: str, partitions: Collection[TopicPartition], target: Target) -> ResetPlan:
+    """Where the owners of these partitions would go on. Raises ConfigError for an offset outside a log."""
+    async with access.cluster() as client:
+        committed = await GroupOffsets(client, group, timeout_s=access.timeout_s).fetch(None)
+        logs = await _all_logs(client, access, partitions, committed)
+        return ResetPlan.make(group, target, logs, await _times(client, access, target, partitions))
+
+
+async def _all_logs(
+    client: KafkaClient, access: Access, wanted: Collection[TopicPartition], committed: Mapping[Any, OffsetAndMetadata]
+) -> Logs:
     logs = await read_logs(client, wanted, committed, access.timeout_s)
-    if set(logs.end) != wanted:
+    if set(logs.end) != set(wanted):
         raise ConfigError(f"not all partitions can be asked, so nothing is planned: {'; '.join(logs.problems)}")
-    times: dict[TopicPartition, int | None] = {}
-    if isinstance(target, str) and target.startswith("timestamp:"):
-        when = int(target.partition(":")[2])
-        answers = await list_offsets(client, dict.fromkeys(wanted, when), timeout_s=access.timeout_s)
-        times = {p: None if answer is None else answer.offset for p, answer in answers.items()}
-    return ResetPlan.make(group, target, logs, times, tuple(map(state.name_of, state.members)) if state else ())
+    return logs
+
+
+async def _times(
+    client: KafkaClient, access: Access, target: Target, wanted: Collection[TopicPartition]
+) -> dict[TopicPartition, int | None]:
+    """The offsets at the time of a target "timestamp:..."; {} for another target."""
+    if not (isinstance(target, str) and target.startswith("timestamp:")):
+        return {}
+    when = int(target.partition(":")[2])
+    answers = await list_offsets(client, dict.fromkeys(wanted, when), timeout_s=access.timeout_s)
+    return {p: None if answer is None else answer.offset for p, answer in answers.items()}
 
 
 async def copy_offsets(access: Access, group: str, other: str, *, execute: bool) -> ResetPlan:
@@ -248,6 +281,16 @@ async def copy_offsets(access: Access, group: str, other: str, *, execute: bool)
             await target.commit({p: offset._replace(leader_epoch=-1) for p, offset in offsets.items()})
         was = {p: before[p].offset if p in before else None for p in offsets}
         return ResetPlan(other, was, {p: offset.offset for p, offset in sorted(offsets.items())}, alive)
+
+
+async def delete(access: Access, group: str, *, keep_offsets: bool = False, execute: bool = False) -> GroupRemains:
+    """Deletes a group, or only says what would be deleted. Raises GroupHasMembers, NothingToDelete."""
+    async with contextlib.AsyncExitStack() as stack:
+        asked = access.zookeeper is not None or access.brokers is None
+        zk = await stack.enter_async_context(access.ensemble()) if asked else None
+        client = None if access.brokers is None else await stack.enter_async_context(access.cluster())
+        work = delete_group if execute else remains
+        return await work(zk, client, group, access.root, keep_offsets=keep_offsets)
 
 
 def _refuse_members(state: GroupState | None, group: str) -> None:

@@ -25,12 +25,11 @@ if TYPE_CHECKING:
     from allocator.consumer.consumer import Consumer
     from allocator.daemon.config import Config
     from allocator.daemon.process import Beside, Runner
-    from allocator.web.actions import Copy, Reset
     from allocator.web.guard import Guard, Login
     from allocator.web.history_file import HistoryFile
     from allocator.web.records import RecordsPage
 
-__all__ = ["beside", "copying", "need_the_extra", "resetting", "web"]
+__all__ = ["beside", "need_the_extra", "web"]
 
 log = logging.getLogger(__name__)
 
@@ -164,6 +163,7 @@ async def _serve(
 ) -> None:
     from prometheus_client import CollectorRegistry
 
+    from allocator.cli.page_work import dead_letters, page_work
     from allocator.tasks import TaskGroup
     from allocator.web.actions import actions
     from allocator.web.history import POINTS
@@ -193,7 +193,8 @@ async def _serve(
         registry,
         Health(ready=not_ready),
         watcher,
-        actions=actions(lambda: watcher.zk, access.root, resetting(access), copying(access)),
+        actions=actions(lambda: watcher.zk, access.root, page_work(access)),
+        letters=dead_letters(access, None if records is None else records.viewer),
         archive=archive,
         tls=tls,
         records=records,
@@ -287,6 +288,7 @@ def beside(settings: Config) -> Beside:
     Raises ConfigError for settings that it cannot have, MissingExtra without `zk-partition-allocator[web]`.
     """
     need_the_extra()
+    from allocator.cli.page_work import dead_letters, page_work
     from allocator.cli.read import Access
     from allocator.web.actions import actions
     from allocator.web.daemon import beside_daemon
@@ -298,39 +300,17 @@ def beside(settings: Config) -> Beside:
 
     @contextlib.asynccontextmanager
     async def running(config: Config, consumers: Sequence[Consumer], daemon: Runner) -> AsyncIterator[None]:
-        watcher, allowed = None, {}
+        watcher, allowed, letters = None, {}, None
         if config.group.membership == "zookeeper" and zookeeper.hosts is not None:
             brokers, security = ",".join(config.kafka.brokers), config.kafka.security() or None
             access = Access(zookeeper.hosts, zookeeper.root, zookeeper.options() or None, brokers, security)
             watcher = Watcher(access, only=config.group.name)
-            allowed = actions(lambda: watcher.zk, access.root, resetting(access), copying(access))
-        async with beside_daemon(consumers, daemon, guard, web.host, web.port or 0, watcher, allowed) as port:
+            allowed, letters = actions(lambda: watcher.zk, access.root, page_work(access)), dead_letters(access)
+        async with beside_daemon(consumers, daemon, guard, web.host, web.port or 0, watcher, allowed, letters) as port:
             log.info("http://%s:%d/ has metrics, health and the status page", web.host, port)
             yield
 
     return running
-
-
-def resetting(access: Access) -> Reset:
-    """Resets offsets for the page; refuses while the group has members."""
-    from allocator.cli.read import execute_reset, plan_reset
-    from allocator.cli.report import parse_target
-
-    async def reset(group: str, to: str, topics: Collection[str], execute: bool) -> dict[str, Any]:
-        work = execute_reset if execute else plan_reset
-        return (await work(access, group, parse_target(to), topics)).to_json(executed=execute)
-
-    return reset
-
-
-def copying(access: Access) -> Copy:
-    """Copies offsets for the page; refuses while the other group has members."""
-    from allocator.cli.read import copy_offsets
-
-    async def copy(group: str, other: str, execute: bool) -> dict[str, Any]:
-        return (await copy_offsets(access, group, other, execute=execute)).to_json(executed=execute)
-
-    return copy
 
 
 def need_the_extra() -> None:

@@ -33,12 +33,21 @@ from allocator.settings import DEFAULT
 from allocator.types import TopicPartition
 from allocator.zookeeper.client import NoZnode, ZooKeeper
 
-__all__ = ["NOT_OURS", "GroupOrders", "OrdersOfGroup", "default_operator", "parse_place"]
+__all__ = [
+    "NOT_OURS",
+    "WITHDRAWN_BY_PARTITION",
+    "GroupOrders",
+    "OrdersOfGroup",
+    "default_operator",
+    "parse_place",
+]
 
 NOT_OURS = (
     'Orders are for groups with membership="zookeeper"; in other groups Kafka\'s coordinator, or each member by '
     "itself, assigns the partitions, and no orders count"
 )
+
+WITHDRAWN_BY_PARTITION = ("pause", "quarantine", "pin", "skip")
 
 
 class OrdersOfGroup:
@@ -67,11 +76,11 @@ class OrdersOfGroup:
 
     async def cordon(self, member: str, *, why: str = "", expires_s: Optional[float] = None) -> OrderReport:
         """The member gets no further partitions, and keeps what it has."""
-        return await self.give("cordon", {"member": await self._known(member)}, why=why, expires_s=expires_s)
+        return await self.give_by_name("cordon", {"member": member}, why=why, expires_s=expires_s)
 
     async def evacuate(self, member: str, *, why: str = "", expires_s: Optional[float] = None) -> OrderReport:
         """The member gives all its partitions away, within the budget; the order is done when it has none."""
-        return await self.give("evacuate", {"member": await self._known(member)}, why=why, expires_s=expires_s)
+        return await self.give_by_name("evacuate", {"member": member}, why=why, expires_s=expires_s)
 
     async def uncordon(self, member: str) -> tuple[Order, ...]:
         """Withdraws the cordon and the evacuation of this member."""
@@ -85,10 +94,7 @@ class OrdersOfGroup:
 
     async def swap(self, old: str, new: str, *, why: str = "", expires_s: Optional[float] = None) -> OrderReport:
         """`new` takes all partitions of `old`, and nothing moves between others. `new` may join later."""
-        arguments = {"old": await self._known(old), "new": await self._known(new, must_live=False)}
-        if arguments["old"] == arguments["new"]:
-            raise ConfigError(f"a member cannot take the place of itself: {shown(old)}")
-        return await self.give("swap", arguments, why=why, expires_s=expires_s)
+        return await self.give_by_name("swap", {"old": old, "new": new}, why=why, expires_s=expires_s)
 
     async def canary(self, count: int, *, why: str = "", expires_s: Optional[float] = None) -> OrderReport:
         """Each process that joins from now on gets exactly `count` partitions, until it is promoted."""
@@ -120,10 +126,8 @@ class OrdersOfGroup:
         expires_s: Optional[float] = None,
     ) -> OrderReport:
         """The partitions stay at this member, or within "rack:NAME"."""
-        where = await self._place(place)
-        return await self.give(
-            "pin", {"partitions": to_ranges(partitions), "place": where}, why=why, expires_s=expires_s
-        )
+        arguments = {"partitions": to_ranges(partitions), "place": parse_place(place)}
+        return await self.give_by_name("pin", arguments, why=why, expires_s=expires_s)
 
     async def unpin(self, partitions: Collection[TopicPartition]) -> tuple[Order, ...]:
         """Withdraws pins of these partitions; pins of several partitions stay for the others."""
@@ -156,9 +160,8 @@ class OrdersOfGroup:
         expires_s: Optional[float] = None,
     ) -> OrderReport:
         """None of these places gets the partitions. Without a place no member gets them, and no records are read."""
-        where = [await self._place(place) for place in places]
-        arguments = {"partitions": to_ranges(partitions), "places": where}
-        return await self.give("exclude", arguments, why=why, expires_s=expires_s)
+        arguments = {"partitions": to_ranges(partitions), "places": [parse_place(place) for place in places]}
+        return await self.give_by_name("exclude", arguments, why=why, expires_s=expires_s)
 
     # -- about records -------------------------------------------------------------------------------------------
 
@@ -253,6 +256,27 @@ class OrdersOfGroup:
         """Writes an order of any kind; its arguments are those of the znode."""
         return await self._put(self.make(kind, arguments, why=why, expires_s=expires_s))
 
+    async def give_by_name(
+        self, kind: str, arguments: Mapping[str, Any], *, why: str = "", expires_s: Optional[float] = None
+    ) -> OrderReport:
+        """Like `give`, with members as an operator names them. Raises OrderRefused for a member or rack that is not
+        there."""
+        self.make(kind, arguments)  # refuses wrong arguments before it asks ZooKeeper
+        return await self.give(kind, await self._named(arguments), why=why, expires_s=expires_s)
+
+    async def withdraw(self, kind: str, arguments: Mapping[str, Any]) -> tuple[Order, ...]:
+        """Withdraws orders about partitions, from these partitions alone: of "pause", "quarantine", "pin" or "skip".
+
+        Raises OrderRefused if there is no such order.
+        """
+        if kind not in WITHDRAWN_BY_PARTITION:
+            raise ConfigError(f"an order {kind!r} is withdrawn by its id")
+        probe = self.make(kind, {**arguments, "place": {"rack": "any"}} if kind == "pin" else arguments)
+        if kind == "skip":
+            (partition,) = probe.partitions
+            return await self.unskip(partition, probe.arguments["offset"])
+        return await self._withdraw_partitions(kind, probe.partitions)
+
     def make(
         self, kind: str, arguments: Mapping[str, Any], *, why: str = "", expires_s: Optional[float] = None
     ) -> Order:
@@ -333,8 +357,21 @@ class OrdersOfGroup:
         process = process_name(found[0], info)
         return process if members_named(process, members) == found else found[0]
 
-    async def _place(self, text: str) -> dict[str, str]:
-        place = parse_place(text)
+    async def _named(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments with the lasting name of each member."""
+        named = dict(arguments)
+        for name in ("member", "old", "new"):
+            if name in named:
+                named[name] = await self._known(named[name], must_live=name != "new")
+        if "old" in named and named["old"] == named["new"]:
+            raise ConfigError(f"a member cannot take the place of itself: {shown(arguments['old'])}")
+        if "place" in named:
+            named["place"] = await self._known_place(named["place"])
+        if "places" in named:
+            named["places"] = [await self._known_place(place) for place in named["places"]]
+        return named
+
+    async def _known_place(self, place: Mapping[str, str]) -> dict[str, str]:
         if "member" in place:
             return {"member": await self._known(place["member"])}
         members = await self._members()
@@ -344,7 +381,7 @@ class OrdersOfGroup:
             raise OrderRefused(
                 f"no live member is in rack {shown(place['rack'])}; racks of the members: {plain(there)}"
             )
-        return place
+        return dict(place)
 
 
 class GroupOrders(OrdersOfGroup):

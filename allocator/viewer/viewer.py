@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Optional
 
@@ -107,23 +107,34 @@ class Viewer:
 
         Raises ConfigError for what cannot be asked for, MissingExtra, and what `Reader.read` raises.
         """
-        decoder = Decoder(
-            self.formats.of(query.topic, "key") if key_format == "auto" else key_format,
-            self.formats.of(query.topic, "value") if value_format == "auto" else value_format,
-            self.masks,
-        )
+        decoder = self._decoder(query.topic, key_format, value_format)
         if query.key is not None:
             decoder.check_search()
         found = await self._reader.read(query)
+        return View(found, await self._all_seen(found.records, decoder))
+
+    async def decode(self, topic: str, record: Record) -> SeenRecord:
+        """A record that was read elsewhere, as one of this topic. Raises MissingExtra, RegistryFailed."""
+        (one,) = await self._all_seen([record], self._decoder(topic, "auto", "auto"))
+        return one
+
+    def _decoder(self, topic: str, key_format: str, value_format: str) -> Decoder:
+        return Decoder(
+            self.formats.of(topic, "key") if key_format == "auto" else key_format,
+            self.formats.of(topic, "value") if value_format == "auto" else value_format,
+            self.masks,
+        )
+
+    async def _all_seen(self, records: Sequence[Record], decoder: Decoder) -> list[SeenRecord]:
         schemas: Schemas = NO_SCHEMAS
         if self._registry is not None:
-            ids = {number for each in found.records for number in decoder.schema_ids(each)}
+            ids = {number for each in records for number in decoder.schema_ids(each)}
             schemas = await self._registry.load(ids)
-        records = []
-        for record in found.records:
-            records.append(seen(record, decoder, schemas))
+        found = []
+        for record in records:
+            found.append(seen(record, decoder, schemas))
             await asyncio.sleep(0)  # large values take their time; a server has other requests
-        return View(found, records)
+        return found
 
 
 def seen(record: Record, decoder: Decoder, schemas: Schemas = NO_SCHEMAS) -> SeenRecord:

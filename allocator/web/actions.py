@@ -1,32 +1,32 @@
-"""What may be done to a group from the page or the API, by whoever has the token."""
+"""What may be done to a group from the page or the API, by an operator or by a caller with the token."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Optional
+from typing import Any, Optional, Protocol
 
 from allocator.consumer.switching import choose, path_of, read_choice
 from allocator.errors import AllocatorError, ConfigError
+from allocator.groups.group_orders import OrdersOfGroup
 from allocator.groups.zookeeper.order_store import OrderStore
-from allocator.groups.zookeeper.orders import Order
 from allocator.groups.zookeeper.store import Store
 from allocator.groups.zookeeper.znodes import Paths
 from allocator.names import GROUP_NAME
 from allocator.zookeeper.client import BadVersion, ConnectionLost, NoZnode, ZooKeeper
 
-__all__ = ["Action", "Copy", "NotNow", "Reset", "actions"]
+__all__ = ["Action", "ClusterWork", "GivenOrder", "NotNow", "actions", "check_names"]
 
 Action = Callable[[str, Mapping[str, Any], str], Awaitable[dict[str, Any]]]
 """Given group, what the body says, and the user."""
-Reset = Callable[[str, str, Collection[str], bool], Awaitable[dict[str, Any]]]
-"""Given group, target ("earliest", ...), topics (none: all) and whether to do it: what was or would be committed."""
+Session = Callable[[], Optional[ZooKeeper]]
 
-Copy = Callable[[str, str, bool], Awaitable[dict[str, Any]]]
-"""Given group, the other group, and whether to do it: what was or would be committed there."""
 NOTE = 500  # characters of a note
 HOURS = 24 * 365
+SUPPOSITIONS = ("add", "add_in_rack", "remove", "fail", "fail_rack", "weight", "rack", "partitions")
+MOST = 200  # suppositions and orders of one plan
 
 
 class NotNow(AllocatorError):
@@ -35,25 +35,67 @@ class NotNow(AllocatorError):
     retriable = True
 
 
-def actions(
-    zookeeper: Callable[[], Optional[ZooKeeper]], root: str, reset: Reset, copy: Optional[Copy] = None
-) -> dict[str, Action]:
+@dataclass(frozen=True)
+class GivenOrder:
+    """An order as a request gives it. `expires_s`: None for an order without an end."""
+
+    kind: str
+    arguments: Mapping[str, Any]
+    why: str = ""
+    expires_s: Optional[float] = None
+
+
+class PlanWork(Protocol):
+    """Given suppositions by the names of `allocator group plan`, an allocator function, orders, whether to give the
+    orders, and the user: the plan."""
+
+    def __call__(
+        self,
+        group: str,
+        changes: Mapping[str, Sequence[str]],
+        function: Optional[str],
+        orders: Sequence[GivenOrder],
+        apply: bool,
+        who: str,
+    ) -> Awaitable[dict[str, Any]]: ...
+
+
+@dataclass(frozen=True)
+class ClusterWork:
+    """Work with connections of its own, such as that of `allocator.cli.page_work`."""
+
+    reset: Callable[[str, str, Collection[str], bool], Awaitable[dict[str, Any]]]
+    """Given group, target ("earliest", ...), topics (none: all) and whether to do it: what was or would be committed.
+    """
+    copy: Callable[[str, str, bool], Awaitable[dict[str, Any]]]
+    """Given group, the other group, and whether to do it: what was or would be committed there."""
+    preview: Callable[[str, GivenOrder], Awaitable[dict[str, Any]]]
+    """Given group and order: what the order would do."""
+    plan: PlanWork
+    delete: Callable[[str, bool, bool], Awaitable[dict[str, Any]]]
+    """Given group, whether its offsets stay, and whether to do it: what was or would be deleted."""
+
+
+def actions(zookeeper: Session, root: str, work: ClusterWork) -> dict[str, Action]:
     """The actions by the last part of their path."""
-    more: dict[str, Action] = {} if copy is None else {"offsets/copy": partial(_copy, copy)}
     return {
-        **more,
         "note": _note,
         "rebalance": partial(_rebalance, zookeeper, root),
         "orders/put": partial(_order, zookeeper, root),
+        "orders/preview": partial(_preview, work),
+        "orders/withdraw": partial(_withdraw, zookeeper, root),
         "orders/remove": partial(_remove_orders, zookeeper, root),
+        "plan": partial(_plan, work),
         "pause": partial(_freeze, zookeeper, root, True),
         "resume": partial(_freeze, zookeeper, root, False),
-        "offsets/reset": partial(_reset, reset),
+        "offsets/reset": partial(_reset, work),
+        "offsets/copy": partial(_copy, work),
+        "delete": partial(_delete, work),
     }
 
 
 async def _freeze(
-    zookeeper: Callable[[], Optional[ZooKeeper]],
+    zookeeper: Session,
     root: str,
     frozen: bool,
     group: str,
@@ -64,7 +106,7 @@ async def _freeze(
 
     It is the setting of a cutover, whose choice of brokers stays.
     """
-    _only(given)
+    check_names(given)
     zk = _connected(zookeeper)
     path = path_of(root, group)
     before = await read_choice(zk, path)
@@ -72,15 +114,13 @@ async def _freeze(
     return {"group": group, "paused": frozen}
 
 
-async def _rebalance(
-    zookeeper: Callable[[], Optional[ZooKeeper]], root: str, group: str, given: Mapping[str, Any], user: str
-) -> dict[str, Any]:
+async def _rebalance(zookeeper: Session, root: str, group: str, given: Mapping[str, Any], user: str) -> dict[str, Any]:
     """Has the leader compute the assignment anew.
 
     It does so when the assignment's znode is gone, from what the members claim: nobody stops meanwhile, and what the
     function answers as before does not move. No member needs to know of us.
     """
-    _only(given)
+    check_names(given)
     zk = _connected(zookeeper)
     store = Store(zk, Paths(root, group))
     if not await store.member_names():
@@ -94,11 +134,8 @@ async def _rebalance(
     return {"group": group, "asked": True}
 
 
-async def _order(
-    zookeeper: Callable[[], Optional[ZooKeeper]], root: str, group: str, given: Mapping[str, Any], user: str
-) -> dict[str, Any]:
-    """Gives the group an order; it replaces an earlier one with the same subject."""
-    _only(given, "kind", "arguments", "why", "hours")
+def _given_order(given: Mapping[str, Any]) -> GivenOrder:
+    check_names(given, "kind", "arguments", "why", "hours")
     kind, arguments, why, hours = (given.get(name) for name in ("kind", "arguments", "why", "hours"))
     if not isinstance(kind, str) or not isinstance(arguments, dict):
         raise ConfigError('"kind" must be the name of an order, and "arguments" an object')
@@ -108,21 +145,77 @@ async def _order(
         raise ConfigError(
             f'"hours" must be a number of hours up to {HOURS}, or be left out for an order without an end'
         )
-    now_ms = round(1000 * time.time())
-    expires = None if hours is None else now_ms + round(3_600_000 * hours)
-    order = Order.make(kind, arguments, who=user or "page", now_ms=now_ms, why=why or "", expires=expires)
-    try:
-        await OrderStore(_connected(zookeeper), Paths(root, group)).put(order, now_ms)
-    except NoZnode:
-        raise NotNow(f"group {group!r} is gone") from None
-    return {"group": group, "order": order.id}
+    return GivenOrder(kind, arguments, why or "", None if hours is None else 3600.0 * hours)
+
+
+def _orders_of(zookeeper: Session, root: str, group: str, user: str) -> OrdersOfGroup:
+    return OrdersOfGroup(_connected(zookeeper), Paths(root, group), user or "page")
+
+
+async def _order(zookeeper: Session, root: str, group: str, given: Mapping[str, Any], user: str) -> dict[str, Any]:
+    """Gives the group an order; it replaces an earlier one with the same subject."""
+    order = _given_order(given)
+    report = await _orders_of(zookeeper, root, group, user).give_by_name(
+        order.kind, order.arguments, why=order.why, expires_s=order.expires_s
+    )
+    return {"group": group, "order": report.order.id, "state": report.state, "state_why": report.why}
+
+
+async def _preview(work: ClusterWork, group: str, given: Mapping[str, Any], user: str) -> dict[str, Any]:
+    """Says what an order would do, and gives none."""
+    return {**await work.preview(group, _given_order(given)), "executed": False}
+
+
+async def _withdraw(zookeeper: Session, root: str, group: str, given: Mapping[str, Any], user: str) -> dict[str, Any]:
+    """Takes orders back from some partitions; an order about more partitions stays for the others."""
+    check_names(given, "kind", "arguments")
+    order = _given_order(given)
+    removed = await _orders_of(zookeeper, root, group, user).withdraw(order.kind, order.arguments)
+    return {"group": group, "withdrawn": [each.id for each in removed]}
+
+
+async def _plan(work: ClusterWork, group: str, given: Mapping[str, Any], user: str) -> dict[str, Any]:
+    """Says what would move under some suppositions and orders. `apply` gives the orders."""
+    check_names(given, *SUPPOSITIONS, "function", "orders", "apply", "why")
+    changes = {name: _texts(name, given.get(name, [])) for name in SUPPOSITIONS}
+    function, apply, why = given.get("function"), given.get("apply", False), given.get("why", "")
+    listed = given.get("orders", [])
+    if not isinstance(function, (str, type(None))) or type(apply) is not bool or not isinstance(why, str):
+        raise ConfigError('"function" and "why" must be texts, and "apply" true or false')
+    if not isinstance(listed, list) or len(listed) > MOST or not all(isinstance(each, dict) for each in listed):
+        raise ConfigError(f'"orders" must be a list of at most {MOST} objects')
+    orders = [_given_order({"why": why, **each}) for each in listed]
+    return await work.plan(group, changes, function or None, orders, apply, user or "page")
+
+
+def _texts(name: str, value: Any) -> list[str]:
+    if not isinstance(value, list) or len(value) > MOST or not all(isinstance(each, str) for each in value):
+        raise ConfigError(f'"{name}" must be a list of at most {MOST} texts')
+    return value
+
+
+async def _delete(work: ClusterWork, group: str, given: Mapping[str, Any], user: str) -> dict[str, Any]:
+    """Deletes a group without members; only says what it would delete, until `confirm` is the group's name."""
+    check_names(given, "keep_offsets", "confirm")
+    keep, confirm = given.get("keep_offsets", False), given.get("confirm")
+    if type(keep) is not bool:
+        raise ConfigError('"keep_offsets" must be true or false')
+    _check_confirmed(group, confirm)
+    return await work.delete(group, keep, confirm is not None)
+
+
+def _check_confirmed(group: str, confirm: Any) -> None:
+    if confirm is not None and confirm != group:
+        raise ConfigError(
+            f'"confirm" must be the name of the group, {group!r}, or be left out to see what would be done'
+        )
 
 
 async def _remove_orders(
-    zookeeper: Callable[[], Optional[ZooKeeper]], root: str, group: str, given: Mapping[str, Any], user: str
+    zookeeper: Session, root: str, group: str, given: Mapping[str, Any], user: str
 ) -> dict[str, Any]:
     """Takes orders back, by their ids."""
-    _only(given, "ids")
+    check_names(given, "ids")
     ids = given.get("ids")
     if not isinstance(ids, list) or not ids or not all(isinstance(each, str) for each in ids):
         raise ConfigError('"ids" must be a list of ids of orders')
@@ -130,9 +223,9 @@ async def _remove_orders(
     return {"group": group, "removed": [order.id for order in removed]}
 
 
-async def _reset(reset: Reset, group: str, given: Mapping[str, Any], user: str) -> dict[str, Any]:
+async def _reset(work: ClusterWork, group: str, given: Mapping[str, Any], user: str) -> dict[str, Any]:
     """Replaces committed offsets; only says what it would do, until `confirm` is the group's name."""
-    _only(given, "to", "topics", "confirm")
+    check_names(given, "to", "topics", "confirm")
     to, topics, confirm = given.get("to"), given.get("topics", []), given.get("confirm")
     if not isinstance(to, (str, int)) or isinstance(to, bool):
         raise ConfigError(
@@ -141,41 +234,39 @@ async def _reset(reset: Reset, group: str, given: Mapping[str, Any], user: str) 
         )
     if not isinstance(topics, list) or not all(isinstance(topic, str) for topic in topics):
         raise ConfigError('"topics" must be a list of topics; an empty one stands for all of the group')
-    if confirm is not None and confirm != group:
-        raise ConfigError(
-            f'"confirm" must be the name of the group, {group!r}, or be left out to see what would be done'
-        )
-    return await reset(group, str(to), topics, confirm is not None)
+    _check_confirmed(group, confirm)
+    return await work.reset(group, str(to), topics, confirm is not None)
 
 
-async def _copy(copy: Copy, group: str, given: Mapping[str, Any], user: str) -> dict[str, Any]:
+async def _copy(work: ClusterWork, group: str, given: Mapping[str, Any], user: str) -> dict[str, Any]:
     """Gives another group the offsets of this one; only says what it would do, until `confirm` is the other's name."""
-    _only(given, "to", "confirm")
+    check_names(given, "to", "confirm")
     to, confirm = given.get("to"), given.get("confirm")
     if not isinstance(to, str) or not GROUP_NAME.match(to) or to == group:
         raise ConfigError(f'"to" must be the name of another group than {group!r}')
     if confirm is not None and confirm != to:
         raise ConfigError(f'"confirm" must be the name of the other group, {to!r}, or be left out to see the plan')
-    return await copy(group, to, confirm is not None)
+    return await work.copy(group, to, confirm is not None)
 
 
 async def _note(group: str, given: Mapping[str, Any], user: str) -> dict[str, Any]:
     """Marks a deployment, or anything else that people want to see beside the rebalances. The server keeps it."""
-    _only(given, "text")
+    check_names(given, "text")
     text = given.get("text")
     if not isinstance(text, str) or not text.strip() or len(text) > NOTE:
         raise ConfigError(f'"text" must be a text of at most {NOTE} characters, such as "version 1.4.2"')
     return {"group": group, "noted": text}
 
 
-def _connected(zookeeper: Callable[[], Optional[ZooKeeper]]) -> ZooKeeper:
+def _connected(zookeeper: Session) -> ZooKeeper:
     zk = zookeeper()
     if zk is None:
         raise ConnectionLost("ZooKeeper does not answer at present")
     return zk
 
 
-def _only(given: Mapping[str, Any], *known: str) -> None:
+def check_names(given: Mapping[str, Any], *known: str) -> None:
+    """Raises ConfigError if a request has a name that is not known."""
     unknown = sorted(set(given) - set(known))
     if unknown:
         raise ConfigError(f"{', '.join(map(repr, unknown))} is not known here; {', '.join(known) or 'nothing'} is")

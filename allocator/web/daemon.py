@@ -17,6 +17,7 @@ from allocator.doctor.finding import Finding, Severity
 from allocator.tasks import BackgroundTasks, TaskGroup, wait_for_event
 from allocator.types import TopicPartition
 from allocator.web.actions import Action
+from allocator.web.dead_letters import LetterDesk
 from allocator.web.guard import Guard
 from allocator.web.metrics import ConsumerCollector
 from allocator.web.server import Health, Site, serve
@@ -162,6 +163,7 @@ async def beside_daemon(
     port: int,
     watcher: Optional[Watcher] = None,
     actions: Optional[Mapping[str, Action]] = None,
+    letters: Optional[LetterDesk] = None,
 ) -> AsyncIterator[int]:
     """Serves metrics, health and (with a watcher) the page during the block, and yields the port. Raises PortTaken."""
     registry = CollectorRegistry()
@@ -175,7 +177,7 @@ async def beside_daemon(
         site = Site(guard, registry, shown)
     else:
         demand = Demand(watcher)
-        site = Site(guard, registry, shown, watcher, demand.viewing, actions or {})
+        site = Site(guard, registry, shown, watcher, demand.viewing, actions or {}, letters=letters)
         tasks.start(demand.run(), "watching")
         tasks.start(_show_losses(consumers, watcher), "losses")
     try:

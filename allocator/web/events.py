@@ -20,7 +20,7 @@ class Event:
     kind: str
     text: str
     group: Optional[str] = None
-    """None: the event concerns all groups."""
+    """None: the event concerns all groups; "": it concerns none."""
     who: Optional[str] = None
     """The user, by the proxy's header, or "token"."""
     address: Optional[str] = None

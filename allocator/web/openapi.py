@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from allocator.groups.group_orders import WITHDRAWN_BY_PARTITION
+from allocator.groups.order_report import ORDER_STATES
 from allocator.groups.zookeeper.orders import KINDS
 from allocator.viewer.decode import PLAIN_FORMATS
+from allocator.web.actions import SUPPOSITIONS
 
 from .. import __version__
 
@@ -104,6 +107,25 @@ DECODED: dict[str, Schema] = {
     "size": {**COUNT, "description": "Bytes on the wire."},
     "note": {**TEXT, "description": "The schema, or why there is none."},
 }
+LETTER_NAME: Schema = {**TEXT, "pattern": "^[0-9]+:[0-9]+$", "description": "PARTITION:OFFSET of the letter."}
+LETTER: dict[str, Schema] = {
+    "letter": LETTER_NAME,
+    "topic": {**_maybe(TEXT), "description": "Of the record, as are partition and offset."},
+    "partition": _maybe(COUNT),
+    "offset": _maybe(COUNT),
+    "timestamp_ms": WHOLE,
+    "group": TEXT,
+    "error": TEXT,
+    "attempts": _maybe(COUNT),
+    "redrives": COUNT,
+    "settled": _maybe(_object(action=TEXT, at_ms=WHOLE, by=TEXT, reason=TEXT)),
+}
+LETTER_FILTER: dict[str, Schema] = {
+    "error": {**TEXT, "description": "A part of the error, in any case."},
+    "from_topic": {**TEXT, "description": "The topic of the record."},
+    "since": {**TEXT, "description": "ISO 8601: letters written at this time or later."},
+    "until": {**TEXT, "description": "ISO 8601: letters written before."},
+}
 
 SCHEMAS: dict[str, Schema] = {
     "Error": _object(error=_object(message=TEXT, retriable=YES)),
@@ -180,21 +202,37 @@ SCHEMAS: dict[str, Schema] = {
         rebalances=_list(_ref("Rebalance")),
         series=_list(_ref("Point")),
         orders=_list(_ref("Order")),
+        budget={
+            **_maybe(
+                _object(
+                    at_once=_maybe(COUNT),
+                    per_minute=_maybe(COUNT),
+                    moving=COUNT,
+                    moved={
+                        **_list({"type": "array", "prefixItems": [REAL, COUNT], "minItems": 2, "maxItems": 2}),
+                        "description": "The latest moves that count in a minute: when, and how many partitions.",
+                    },
+                )
+            ),
+            "description": "The limits of the order `budget`, and what counts against them.",
+        },
     ),
     "Order": _object(
         id=TEXT,
         kind=TEXT,
+        text={**TEXT, "description": "The order in a few words."},
         summary={**TEXT, "description": "What it makes the group do."},
         arguments={"type": "object"},
         who=TEXT,
         at=REAL,
         why=TEXT,
         expires=_maybe(REAL),
-        state={
-            "enum": ["pending", "waiting", "kept", "done", "not kept", "faulty", "unknown"],
-            "description": "What became of it, as the leader says.",
-        },
+        state={"enum": list(ORDER_STATES), "description": "What became of it, as the leader or the owners say."},
         state_why=TEXT,
+        results={
+            **_list(_object(when=REAL, by=TEXT, partitions=_map(TEXT), what=TEXT)),
+            "description": "What owners did about an order that is carried out once.",
+        },
     ),
     "Partitions": _object(
         partitions=_list(
@@ -235,18 +273,17 @@ SCHEMAS: dict[str, Schema] = {
         topics=_list(_object(topic=TEXT, partitions=_list(COUNT), **{"from": _list(WHOLE), "to": _list(WHOLE)})),
     ),
     "Decoded": _object(**DECODED),
+    "SeenRecord": _object(
+        partition=COUNT,
+        offset=COUNT,
+        timestamp_ms=_maybe(COUNT),
+        key=_ref("Decoded"),
+        value=_ref("Decoded"),
+        headers=_list(_object(name=TEXT, **DECODED)),
+    ),
     "Records": _object(
         topic=TEXT,
-        records=_list(
-            _object(
-                partition=COUNT,
-                offset=COUNT,
-                timestamp_ms=_maybe(COUNT),
-                key=_ref("Decoded"),
-                value=_ref("Decoded"),
-                headers=_list(_object(name=TEXT, **DECODED)),
-            )
-        ),
+        records=_list(_ref("SeenRecord")),
         windows={
             **_list(_object(partition=COUNT, first=COUNT, next=COUNT, begin=COUNT, end=COUNT)),
             "description": "Looked at: offsets `first` to `next` - 1, of the log's `begin` to `end` - 1.",
@@ -279,7 +316,119 @@ SCHEMAS: dict[str, Schema] = {
         members_alive=_list(TEXT),
         partitions=_list(_object(**{"topic": TEXT, "partition": COUNT, "from": _maybe(COUNT), "to": COUNT})),
     ),
-    "Ordered": _object(group=TEXT, order=TEXT),
+    "Ordered": _object(group=TEXT, order=TEXT, state={"enum": list(ORDER_STATES)}, state_why=TEXT),
+    "OrderPreview": _object(
+        group=TEXT,
+        executed=YES,
+        order={"type": "object", "description": "As `allocator group orders --json` has it."},
+        partitions={
+            **_list(
+                _object(
+                    topic=TEXT,
+                    partition=COUNT,
+                    owner_name=_maybe(TEXT),
+                    committed=_maybe(COUNT),
+                    log_start=_maybe(COUNT),
+                    log_end=_maybe(COUNT),
+                    lag=_maybe(COUNT),
+                    to={**_maybe(COUNT), "description": "Where a seek leads to."},
+                )
+            ),
+            "description": "Of an order about records: its partitions as they are.",
+        },
+        plan={**_maybe(_ref("Plan")), "description": "Of another order: the moves."},
+    ),
+    "Withdrawn": _object(group=TEXT, withdrawn=_list(TEXT)),
+    "WithdrawRequest": _object(
+        kind={"enum": sorted(WITHDRAWN_BY_PARTITION)},
+        arguments={"type": "object", "description": "`partitions`, and for skip `offset`."},
+    ),
+    "Plan": _object(
+        *("executed", "applied"),
+        group=TEXT,
+        function=TEXT,
+        moves=_list(
+            _object(
+                topic=TEXT,
+                partition=COUNT,
+                to=_maybe(TEXT),
+                from_name=_maybe(TEXT),
+                to_name=_maybe(TEXT),
+                **{"from": _maybe(TEXT)},
+            )
+        ),
+        members=_list(
+            _object(
+                id=TEXT,
+                name=TEXT,
+                change={"enum": ["joins", "leaves", "fails", None]},
+                partitions_before=COUNT,
+                partitions_after=COUNT,
+                lag_before=_maybe(COUNT),
+                lag_after=_maybe(COUNT),
+            )
+        ),
+        voluntary_moves={**COUNT, "description": "Moves away from a member that lives on."},
+        standstill=_object(
+            round_trip_s=REAL,
+            move_s={**REAL, "description": "Expected for each moving partition, besides its handler."},
+            failed_s={**_maybe(REAL), "description": "At most so long more for partitions of failed members."},
+            duration_s={**REAL, "description": "From the first move to the last."},
+        ),
+        orders=_list({"type": "object"}),
+        executed={**YES, "description": "Whether the orders were given."},
+        applied={**_list(TEXT), "description": "The ids of the given orders."},
+    ),
+    "PlanRequest": _object(
+        *(*SUPPOSITIONS, "function", "orders", "apply", "why"),
+        **{name: {**_list(TEXT), "description": f"As `--{name.replace('_', '-')}`."} for name in SUPPOSITIONS},
+        function={**_maybe(TEXT), "description": "An allocator function that is built in, or that a member offers."},
+        orders=_list(_ref("OrderRequest")),
+        apply={**YES, "description": "Give the orders; refused with a supposition."},
+        why=TEXT,
+    ),
+    "Deleted": _object(
+        group=TEXT,
+        executed=YES,
+        members_alive={**_list(TEXT), "description": "Members that prevent it."},
+        znodes=COUNT,
+        committed={**_maybe(COUNT), "description": "Partitions with a committed offset in Kafka."},
+        offsets_stay={**TEXT, "description": "Why the offsets stay, or an empty text."},
+    ),
+    "Letter": _object(**LETTER),
+    "LetterTopics": _object(topics={**_list(TEXT), "description": "Topics that may have dead letters."}),
+    "Letters": _object(topic=TEXT, executed=YES, count=COUNT, letters=_list(_ref("Letter"))),
+    "LetterShown": _object(
+        **LETTER,
+        executed=YES,
+        stack=TEXT,
+        record={**_maybe(_ref("SeenRecord")), "description": "null if this server shows no records."},
+    ),
+    "Settled": _object(
+        topic=TEXT,
+        executed=YES,
+        count=COUNT,
+        letters=_list(_ref("Letter")),
+        refused=_list(_object(letter=TEXT, why=TEXT)),
+    ),
+    "LettersRequest": _object(*LETTER_FILTER, "settled", **LETTER_FILTER, settled=YES),
+    "LetterRequest": _object(letter=LETTER_NAME),
+    "SettleRequest": _object(
+        *(*LETTER_FILTER, "letters", "reason", "confirm"),
+        **LETTER_FILTER,
+        letters=_list(LETTER_NAME),
+        reason={**TEXT, "description": "Of discard: why."},
+        confirm={
+            **TEXT,
+            "description": "The topic; then `letters` names those that are settled. Without it the server only lists "
+            "them.",
+        },
+    ),
+    "DeleteRequest": _object(
+        *("keep_offsets", "confirm"),
+        keep_offsets=YES,
+        confirm={**TEXT, "description": "The name of the group. Without it the server only returns the plan."},
+    ),
     "OrderRequest": _object(
         *("why", "hours"),
         kind={"enum": sorted(KINDS)},
@@ -340,8 +489,9 @@ def _get(summary: str, schema: str, *parameters: Schema, errors: tuple[int, ...]
     return {"get": _operation(summary, {"200": _answer("As of now.", schema)}, parameters, errors)}
 
 
-def _post(summary: str, schema: str, body: Schema | None = None) -> Schema:
-    operation = _operation(summary, {"200": _answer("Done.", schema)}, (GROUP,), (400, 401, 403, 404, 409, 415))
+def _post(summary: str, schema: str, body: Schema | None = None, *parameters: Schema) -> Schema:
+    answer = {"200": _answer("Done.", schema)}
+    operation = _operation(summary, answer, parameters or (GROUP,), (400, 401, 403, 404, 409, 415))
     operation["security"] = [{"token": []}]
     if body is not None:
         operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
@@ -397,6 +547,21 @@ def describe_api() -> dict[str, Any]:
             "/api/groups/{group}/export": _text(
                 "The history, one JSON object a line", "application/x-ndjson", GROUP, *TIMES, errors=(400, 404)
             ),
+            "/api/deadletters": _get(
+                "Topics that may have dead letters; for operators", "LetterTopics", errors=(401, 403)
+            ),
+            "/api/deadletters/{topic}/list": _post(
+                "The dead letters that match", "Letters", _ref("LettersRequest"), TOPIC
+            ),
+            "/api/deadletters/{topic}/show": _post(
+                "One letter with headers, stack, key and value", "LetterShown", _ref("LetterRequest"), TOPIC
+            ),
+            "/api/deadletters/{topic}/redrive": _post(
+                "Write letters back to their topics", "Settled", _ref("SettleRequest"), TOPIC
+            ),
+            "/api/deadletters/{topic}/discard": _post(
+                "Note that letters need nothing more", "Settled", _ref("SettleRequest"), TOPIC
+            ),
             "/api/topics/{topic}/records": _get(
                 "Records, decoded and masked", "Records", TOPIC, *RECORDS, errors=(400, 401, 403, 404, 503)
             ),
@@ -416,6 +581,14 @@ def describe_api() -> dict[str, Any]:
                 "Commit the same offsets for another group", "Reset", _ref("CopyRequest")
             ),
             "/api/groups/{group}/orders/put": _post("Order the group something", "Ordered", _ref("OrderRequest")),
+            "/api/groups/{group}/orders/preview": _post("What an order would do", "OrderPreview", _ref("OrderRequest")),
+            "/api/groups/{group}/orders/withdraw": _post(
+                "Take orders back from some partitions", "Withdrawn", _ref("WithdrawRequest")
+            ),
+            "/api/groups/{group}/plan": _post(
+                "What would move under suppositions and orders", "Plan", _ref("PlanRequest")
+            ),
+            "/api/groups/{group}/delete": _post("Delete a group without members", "Deleted", _ref("DeleteRequest")),
             "/api/groups/{group}/orders/remove": _post("Take orders back", "Removed", _ref("RemoveRequest")),
             "/api/groups/{group}/note": _post("Mark a deployment in the history", "Noted", _ref("NoteRequest")),
             "/api/events": _text(

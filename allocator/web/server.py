@@ -10,7 +10,7 @@ import math
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Optional
@@ -18,6 +18,7 @@ from typing import Any, Optional
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from tornado import iostream, netutil, web
 
+from allocator.assignors import known_names
 from allocator.errors import AllocatorError, ConfigError, TopicNotFound
 from allocator.foreign import shown
 from allocator.tasks import wait_for_event, within
@@ -25,6 +26,7 @@ from allocator.web import snapshot
 from allocator.web.actions import Action
 from allocator.web.compare import compare
 from allocator.web.connections import Limits, Server
+from allocator.web.dead_letters import WORK, LetterDesk
 from allocator.web.events import Event
 from allocator.web.guard import HEADERS, Guard, User
 from allocator.web.history_file import HistoryFile
@@ -85,6 +87,8 @@ class Site:
     actions: Mapping[str, Action] = field(default_factory=dict)
     """"rebalance", "pause" and so on -> what does it, given the group and what the body says."""
     limits: Limits = field(default_factory=Limits)
+    letters: Optional[LetterDesk] = None
+    """None: no dead letters."""
     archive: Optional[HistoryFile] = None
     """None: the past is what the watcher has in memory."""
     tls: Optional[ssl.SSLContext] = None
@@ -162,6 +166,11 @@ class PageHandler(web.RequestHandler):
     def answer(self, value: Any) -> None:
         self.set_header("Content-Type", "application/json; charset=utf-8")
         self.finish(snapshot.encode(value))
+
+    def note_read(self, what: str, request: Mapping[str, str], outcome: str) -> None:
+        """A line of the audit log about contents of records."""
+        detail = {"request": request, "outcome": outcome}
+        self.watcher().log.add(Event(time.time(), "read", what, None, self.user.name, self.request.remote_ip, detail))
 
     def watcher(self) -> Watcher:
         if self.site.watcher is None:
@@ -388,10 +397,7 @@ class Records(PageHandler):
     def _note(self, topic: str, outcome: str) -> None:
         """A line of the audit log. Masks tell that the data is sensitive; without them a read leaves no line."""
         request = {name: self.get_query_argument(name) for name in self.request.query_arguments}
-        detail = {"request": {"topic": topic, **request}, "outcome": outcome}
-        self.watcher().log.add(
-            Event(time.time(), "read", "records", None, self.user.name, self.request.remote_ip, detail)
-        )
+        self.note_read("records", {"topic": topic, **request}, outcome)
 
 
 class Description(PageHandler):
@@ -422,8 +428,10 @@ class HealthOf(PageHandler):
     """What some balancers and monitors ask instead; the status says it all."""
 
 
-class Act(PageHandler):
-    async def post(self, name: str, what: str) -> None:
+class Change(PageHandler):
+    """Requests that only an operator, or the holder of the token, may make."""
+
+    def check_operator(self) -> None:
         guard = self.site.guard
         if guard.read_only:
             raise Refused(403, "this server is read-only: it was started without a token, and without operators")
@@ -432,36 +440,31 @@ class Act(PageHandler):
                 raise Refused(403, f"user {shown(self.user.name)} is no operator here")
             self.set_header("WWW-Authenticate", "Bearer")
             raise Refused(401, "the token is missing or wrong")
-        if guard.login is not None and self._kind() != "application/json":
+        if self.request.method == "POST" and guard.login is not None and self._kind() != "application/json":
             raise Refused(415, "the body has to be application/json")  # no form of another page can send this
-        action = self.site.actions.get(what)
-        if action is None:
-            raise Refused(404, f"{shown(what)} cannot be done here; there are {', '.join(sorted(self.site.actions))}")
-        async with self.watching():
-            self.group(name)
-            await self._do(name, what, action)
 
-    async def _do(self, name: str, what: str, action: Action) -> None:
+    async def do(self, what: str, about: str, group: str, act: Callable[[dict[str, Any]], Awaitable[Any]]) -> None:
+        """Answers what `act` makes of the body, and notes a change in the audit log. `about` is for the log."""
         given = self._body()
         address = self.request.remote_ip
-        log.warning("%s of %s is asked for by %s at %s: %s", what, shown(name), self.user.name, address, shown(given))
+        log.warning("%s of %s is asked for by %s at %s: %s", what, shown(about), self.user.name, address, shown(given))
         try:
-            done = await action(name, given, self.user.name)
+            done = await act(given)
         except ConfigError as error:
             raise Refused(400, str(error)) from error
         except AllocatorError as error:
-            self._note(name, what, given, f"refused: {error}")
+            self._note(group, what, given, f"refused: {error}")
             raise Refused(409, str(error), retriable=error.retriable) from error
         if done.get("executed", True):
-            self._note(name, what, given, "done")
+            self._note(group, what, given, "done")
         self.answer(done)
 
-    def _note(self, name: str, what: str, given: dict[str, Any], outcome: str) -> None:
+    def _note(self, group: str, what: str, given: dict[str, Any], outcome: str) -> None:
         """A line of the audit log. A plan that is only shown changes nothing, and gets none."""
         kind = "deployment" if what == "note" and outcome == "done" else "order"
         text = str(given.get("text", "")) if kind == "deployment" else what
         detail = {"request": given, "outcome": outcome}
-        self.watcher().log.add(Event(time.time(), kind, text, name, self.user.name, self.request.remote_ip, detail))
+        self.watcher().log.add(Event(time.time(), kind, text, group, self.user.name, self.request.remote_ip, detail))
         self.watcher().changed()
 
     def _kind(self) -> str:
@@ -479,6 +482,54 @@ class Act(PageHandler):
         if not isinstance(given, dict):
             raise Refused(400, "the body has to be an object")
         return given
+
+
+class Act(Change):
+    async def post(self, name: str, what: str) -> None:
+        self.check_operator()
+        action = self.site.actions.get(what)
+        if action is None:
+            raise Refused(404, f"{shown(what)} cannot be done here; there are {', '.join(sorted(self.site.actions))}")
+        async with self.watching():
+            self.group(name)
+            await self.do(what, name, name, lambda given: action(name, given, self.user.name))
+
+
+class LetterRequest(Change):
+    """For operators alone, because letters have the contents of records."""
+
+    def letters(self) -> LetterDesk:
+        self.check_operator()
+        if self.site.letters is None:
+            raise Refused(404, "this server knows no brokers, so it has no dead letters")
+        return self.site.letters
+
+
+class LetterTopics(LetterRequest):
+    """The topics that may have dead letters."""
+
+    async def get(self) -> None:
+        letters = self.letters()
+        try:
+            self.answer({"topics": await letters.candidates()})
+        except AllocatorError as error:
+            raise Refused(503, str(error), retriable=error.retriable) from error
+
+
+class LettersOfTopic(LetterRequest):
+    """Letters of one topic."""
+
+    async def post(self, topic: str, what: str) -> None:
+        letters = self.letters()
+        if what not in WORK:
+            raise Refused(404, f"{shown(what)} cannot be done here; there are {', '.join(WORK)}")
+
+        async def act(given: dict[str, Any]) -> dict[str, Any]:
+            return {"executed": False, **await letters.act(what, topic, given, self.user.name)}
+
+        await self.do(f"deadletters/{what}", topic, "", act)
+        if what == "show" and letters.viewer is not None and letters.viewer.masks:
+            self.note_read("dead letter", {"topic": topic}, "1 letter")
 
 
 class Events(PageHandler):
@@ -510,12 +561,14 @@ class Events(PageHandler):
 
     def _hello(self) -> dict[str, Any]:
         site = self.site
+        letters = [] if site.letters is None else ["deadletters"]
         return {
             "now": round(time.time(), 3),
             "user": self.user.name,
             "role": self.user.role,
             "needs_token": site.guard.login is None,
-            "actions": [] if site.read_only(self.user) else sorted(site.actions),
+            "actions": [] if site.read_only(self.user) else sorted([*site.actions, *letters]),
+            "functions": known_names(),
             "history": site.archive is not None,
             "records": "no" if site.records is None else site.records.offer(self.user, site.guard),
             "masked": [] if site.records is None else site.records.viewer.masks.parts,
@@ -572,6 +625,8 @@ def application(site: Site) -> web.Application:
         (f"{group}/export", Export, {"site": site}),
         (rf"{group}/rebalances/([0-9]{{1,17}})", OneRebalance, {"site": site}),
         (f"{group}/(.+)", Act, {"site": site}),
+        ("/api/deadletters", LetterTopics, {"site": site}),
+        ("/api/deadletters/([^/]+)/([a-z]+)", LettersOfTopic, {"site": site}),
         ("/api/audit", Audit, {"site": site}),
         (r"/api/topics/([^/]+)/records", Records, {"site": site}),
         (r"/api/topics/([^/]+)/records\.jsonl", Records, {"site": site, "what": "lines"}),

@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from allocator.groups.zookeeper.orders import KINDS
+from allocator.groups.zookeeper.plan import in_flight
+from allocator.groups.zookeeper.steering import Budget, budget_of
 from allocator.groups.zookeeper.znodes import to_ranges
 from allocator.types import TopicPartition
 from allocator.web.history import REBALANCES
@@ -15,6 +17,7 @@ from allocator.web.watch import WatchedGroup, Watcher
 
 __all__ = [
     "PARTS",
+    "budget",
     "clusters",
     "detail",
     "encode",
@@ -133,7 +136,7 @@ def detail(group: WatchedGroup) -> dict[str, Any]:
         "leader": state.leader,
         "strategy": document.strategy if document is not None else None,
         "revision": document.revision if document is not None else 0,
-        "orders": [each.to_json() for each in report.orders],
+        "budget": budget(group),
         "members": [_member(group, member) for member in members],
         "topics": [
             {
@@ -275,34 +278,35 @@ def findings(group: WatchedGroup) -> list[dict[str, Any]]:
 
 
 def orders(group: WatchedGroup) -> list[dict[str, Any]]:
-    """What operators ordered, the newest first, with what the leader says of each."""
-    document = group.report.state.document
-    told = {} if document is None else document.orders
+    """What operators ordered, the newest first, with what became of it. Times are epoch seconds."""
     found = []
-    for order in reversed(group.orders.entries):
-        state = told.get(order.id)
-        kind = KINDS.get(order.kind)
+    for report in reversed(group.report.orders):
+        told = report.to_json()
+        kind = KINDS.get(report.order.kind)
         found.append(
             {
-                "id": order.id,
-                "kind": order.kind,
+                **{key: told[key] for key in ("id", "kind", "text", "arguments", "who", "why", "state", "state_why")},
                 "summary": "" if kind is None else kind.summary,
-                "arguments": dict(order.arguments),
-                "who": order.who,
-                "at": order.when / 1000,
-                "why": order.why,
-                "expires": None if order.expires is None else order.expires / 1000,
-                "state": "faulty"
-                if order.fault
-                else "done"
-                if order.done
-                else "unknown"
-                if state is None
-                else state.state,
-                "state_why": order.fault or ("" if state is None else state.why),
+                "at": told["when"] / 1000,
+                "expires": None if told["expires"] is None else told["expires"] / 1000,
+                "results": [{**result, "when": result["when"] / 1000} for result in told["results"]],
             }
         )
     return found
+
+
+def budget(group: WatchedGroup) -> dict[str, Any] | None:
+    """The limits of the order `budget`, and what counts against them; null without such an order."""
+    state = group.report.state
+    limits = budget_of(each.order for each in group.report.orders if each.state == "kept")
+    if state.document is None or limits == Budget():
+        return None
+    return {
+        "at_once": limits.at_once,
+        "per_minute": limits.per_minute,
+        "moving": in_flight(state.document, state.members.keys()),
+        "moved": [[when / 1000, number] for when, number in state.document.moved],
+    }
 
 
 def encode(value: Any) -> str:

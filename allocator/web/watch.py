@@ -88,8 +88,6 @@ class WatchedGroup:
         """When Kafka last answered."""
         self.joined: dict[str, float] = {}
         """When each member joined, by the clock of ZooKeeper."""
-        self.orders = Orders()
-        """What operators ordered."""
         self.paused = False
         """Whether its members are told to leave (`ClusterChoice.frozen`)."""
         self.seen = False
@@ -176,7 +174,6 @@ class GroupWatch:
         self._claim_names = Watched(self._store.claim_names, poke)
         path = path_of(root, group.name)
         self._choice = Watched(partial(read_choice, zk, path), poke)
-        self._orders = Watched(OrderStore(zk, Paths(root, group.name)).read, poke)
         self._document: Watched[tuple[AssignmentDocument | None, int]] = Watched(self._store.document, poke)
         self._orders = Watched(OrderStore(zk, self._store.paths).read, poke)
         self._infos: dict[str, MemberInfo] = {}
@@ -249,10 +246,6 @@ class GroupWatch:
             self._group.paused = choice.frozen
             problems += filter(None, [elsewhere(choice, self._brokers)])
         except ConfigError as error:
-            problems.append(str(error))
-        try:
-            self._group.orders = await self._orders.get()
-        except InvalidZnode as error:
             problems.append(str(error))
         # copies: an earlier GroupState must not change
         infos, claims = dict(self._infos), dict(self._claims)

@@ -143,6 +143,16 @@ async def test_a_group_that_has_ended_still_shows_its_offsets_and_lag(shell: She
     assert code == 0
     assert len(out.splitlines()) == 4
     assert (await shell.json("describe", shell.group))["state"] == "empty"
+    plan = await shell.json("delete", shell.group)
+    assert (plan["executed"], plan["members_alive"], plan["committed"], plan["offsets_stay"]) == (False, [], 3, "")
+    code, out, _ = await shell.run("delete", shell.group, "--keep-offsets", "--execute")
+    assert code == 0
+    assert "the offsets stay: as you asked" in out
+    assert await shell.committed() == {0: 10, 1: 10, 2: 10}
+    assert (await shell.json("delete", shell.group, "--execute"))["committed"] == 3
+    assert await shell.committed() == {}
+    again = await shell.json("delete", shell.group, "--execute", code=1)
+    assert again["error"]["type"] == "NothingToDelete"
 
 
 @pytest.mark.parametrize(
@@ -328,11 +338,17 @@ async def test_a_group_of_kafkas_own_protocol_is_shown_as_its_coordinator_has_it
         code, out, err = await run("offsets", "reset", "--to", "earliest", "--execute")
         assert code == 1
         assert f"has members: {member['name']};" in err
+        code, out, err = await run("delete", shell.group, "--execute")
+        assert code == 1
+        assert f"has members: {member['name']};" in err
     code, out, err = await run("describe", "--json")
     assert (json.loads(out)["state"], json.loads(out)["members"]) == ("empty", [])
     code, out, err = await run("offsets", "reset", "--to", "earliest", "--execute")
     assert code == 0, err
     assert await shell.committed() == {0: 0, 1: 0, 2: 0}
+    code, out, err = await run("delete", shell.group, "--execute")
+    assert code == 0, err
+    assert await shell.committed() == {}
 
 
 async def test_members_where_kiels_stand_are_told_and_not_counted_as_none(shell: Shell) -> None:

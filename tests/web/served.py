@@ -10,8 +10,8 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 from tornado.httpclient import AsyncHTTPClient, HTTPRequest, HTTPResponse
 
+from allocator.cli.page_work import dead_letters, page_work
 from allocator.cli.read import Access
-from allocator.cli.web import copying, resetting
 from allocator.tasks import BackgroundTasks
 from allocator.testing.waiting import wait_until_async
 from allocator.web.actions import actions
@@ -73,7 +73,8 @@ async def served(zookeeper: str, brokers: str | None = None, token: str | None =
         registry,
         Health(ready=not_ready),
         watcher,
-        actions=actions(lambda: watcher.zk, access.root, resetting(access), copying(access)),
+        actions=actions(lambda: watcher.zk, access.root, page_work(access)),
+        letters=dead_letters(access),
     )
     failures: list[BaseException] = []
     tasks = BackgroundTasks(failures.append)

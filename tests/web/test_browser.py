@@ -7,6 +7,7 @@ import contextlib
 import functools
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -20,9 +21,19 @@ from served import TOKEN, served
 from written_group import WrittenGroup, member_id, parts
 
 from allocator import Consumer
+from allocator.assignors import GroupView
+from allocator.clock import wall_ms
+from allocator.deadletters import DeadLetterQueue, Letter, LetterFilter, Outcome
+from allocator.groups.delete_group import GroupRemains
+from allocator.groups.what_if import Scenario, plan_of
+from allocator.groups.zookeeper.orders import Order, OrderResult, Orders
+from allocator.groups.zookeeper.znodes import OrderState, from_ranges
 from allocator.testing import LocalCluster
 from allocator.testing.waiting import wait_until, wait_until_async
-from allocator.types import TopicPartition
+from allocator.types import Record, TopicPartition
+from allocator.viewer import Reader, Viewer
+from allocator.web.actions import ClusterWork, actions
+from allocator.web.dead_letters import LetterDesk
 from allocator.web.guard import Guard
 from allocator.web.server import Site, serve
 from allocator.web.watch import Watcher
@@ -261,9 +272,10 @@ def watcher() -> Watcher:
 
 
 @contextlib.asynccontextmanager
-async def made() -> AsyncIterator[str]:
+async def made(watched: Callable[[], Watcher] = watcher, **offered: Any) -> AsyncIterator[str]:
     """The URL of a page over groups that were made in memory."""
-    site = Site(Guard.make(token=TOKEN), CollectorRegistry(), watcher=watcher(), actions={"rebalance": _nothing})
+    actions = {"rebalance": _nothing, **offered.pop("actions", {})}
+    site = Site(Guard.make(token=TOKEN), CollectorRegistry(), watcher=watched(), actions=actions, **offered)
     async with serve(site) as port:
         yield f"http://127.0.0.1:{port}"
 
@@ -335,6 +347,254 @@ async def test_every_view_of_a_large_group_fits_and_has_no_barrier(browser: Any,
             assert page.complaints() == []
 
         await by_person(walk)
+
+
+# -- what operators do, over groups and letters in memory --------------------------------------------------------------
+
+
+class RecordedWork:
+    """Answers as the clusters would, and keeps what was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, Any]] = []
+
+    def actions(self) -> dict[str, Any]:
+        work = ClusterWork(self._no, self._no, self.preview, self.plan, self.delete)
+        return {
+            **actions(lambda: None, "/allocator", work),
+            **{f"orders/{what}": functools.partial(self.note, what) for what in ("put", "withdraw")},
+        }
+
+    async def note(self, what: str, group: str, given: Any, user: str) -> dict[str, Any]:
+        self.asked.append((what, given))
+        return {"group": group, "order": "o-12345678", "state": "given", "state_why": "", "withdrawn": []}
+
+    async def _no(self, *_: Any) -> dict[str, Any]:
+        raise AssertionError("not asked for in this test")
+
+    async def preview(self, group: str, order: Any) -> dict[str, Any]:
+        rows = [
+            {"topic": p.topic, "partition": p.partition, "owner_name": "worker-00@node-0#0", "committed": 100}
+            | {"log_start": 0, "log_end": 160, "lag": 60, "to": 0 if order.kind == "seek" else None}
+            for p in sorted(from_ranges("", order.arguments["partitions"]))
+        ]
+        return {"group": group, "order": {"state": "given"}, "partitions": rows, "plan": None}
+
+    async def plan(self, group: str, changes: Any, function: Any, orders: Any, apply: bool, who: str) -> dict[str, Any]:
+        self.asked.append(("plan", (dict(changes), [order.kind for order in orders], apply)))
+        state = watcher().groups[group].report.state
+        scenario = Scenario.of(state, {"orders": 6000, "payments": 4000}).removing(next(iter(state.members)))
+        found = await plan_of(scenario, _view, round_trip_s=0.002)
+        return {**found.to_json(), "executed": apply, "applied": ["o-12345678"] if apply else []}
+
+    async def delete(self, group: str, keep: bool, execute: bool) -> dict[str, Any]:
+        self.asked.append(("delete", execute))
+        return GroupRemains(group, (), ("/allocator/g",), 12).to_json(executed=execute)
+
+
+async def _view(assignor: Any, members: Any, counts: Any, owned: Any) -> GroupView:
+    return GroupView(members, dict(counts), owned)
+
+
+EVERY = LetterFilter()
+
+
+class LettersInMemory(DeadLetterQueue):
+    """The letters of a topic without brokers. Guards nothing: `DeadLetterQueue`'s own tests do."""
+
+    def __init__(self, settled: list[tuple[str, list[str]]]) -> None:
+        super().__init__("orders.dead", "nowhere:1")
+        self._settled_letters = settled
+
+    async def __aenter__(self) -> LettersInMemory:
+        return self
+
+    async def read(self, chosen: LetterFilter = EVERY, *, settled: bool = False) -> AsyncIterator[Letter]:
+        gone = {name for _, names in self._settled_letters for name in names}
+        for number in range(120):
+            headers = [
+                ("allocator.topic", b"orders"),
+                ("allocator.partition", b"%d" % (number % 4)),
+                ("allocator.offset", b"%d" % (1000 + number)),
+                ("allocator.error", b"ValueError: a price of -1" if number % 3 else b"TimeoutError: <b>slow</b>"),
+                ("allocator.attempts", b"5"),
+                ("kafka_dlt-exception-stacktrace", b"Traceback\n  File handlers.py, line 7"),
+            ]
+            letter = Letter.of(
+                Record("orders.dead", 0, number, 1_700_000_000_000, 0, b"key", b'{"price": -1}', headers)
+            )
+            if chosen.matches(letter) and letter.name not in gone:
+                yield letter
+
+    async def redrive(self, chosen: LetterFilter = EVERY, *, execute: bool = False, **_: Any) -> Outcome:
+        found = Outcome([letter async for letter in self.read(chosen)])
+        if execute:
+            self._settled_letters.append(("redriven", [letter.name for letter in found.done]))
+        return found
+
+
+async def _topics() -> set[str]:
+    return {"orders", "orders.dead", "orders.dead.settled"}
+
+
+def _with_orders() -> Watcher:
+    """A small group with orders about its partitions."""
+    made = watcher_of(1, 4, 40)
+    group = made.groups["billing"]
+    state = group.report.state
+    now_ms = wall_ms()
+    pause = Order.make("pause", {"partitions": {"orders": "0-2"}}, who="alice", now_ms=now_ms, why="a broken schema")
+    seek = Order.make("seek", {"partitions": {"orders": "3"}, "to": "earliest"}, who="bob", now_ms=now_ms)
+    result = OrderResult(now_ms, "m", frozenset({TopicPartition("orders", 3)}), "sought to 0 from 70")
+    budget = Order.make("budget", {"at_once": 5, "per_minute": None}, who="alice", now_ms=now_ms)
+    orders = Orders((pause, replace(seek, results=(result,)), budget))
+    assert state.document is not None
+    document = state.document.but(orders={budget.id: OrderState("kept")})
+    group.learn(replace(state, orders=orders, document=document, read_ms=now_ms), now_ms / 1000)
+    group.judge([], group.version["state"])
+    return made
+
+
+async def test_an_operator_orders_about_records_looks_at_plans_and_settles_letters(browser: Any) -> None:
+    """One walk over the views of operators, in the light and wide, and in the dark and narrow."""
+    page = Page(browser)
+    work, settled = RecordedWork(), list[tuple[str, list[str]]]()
+    desk = LetterDesk(lambda topic, user: LettersInMemory(settled), _topics, Viewer(Reader("nowhere:1")))
+
+    def press(words: str) -> None:
+        found = (
+            "[...document.querySelectorAll('button')].find((each) => each.checkVisibility() && each.innerText === {!r})"
+        )
+        wait_until(lambda: page.run(f"return {found.format(words)} !== undefined"), PATIENCE_S, f"a button {words!r}")
+        page.run(f"{found.format(words)}.click()")
+
+    def fill(name: str, value: str) -> None:
+        page.run(
+            f"const it = document.querySelector('[name={name}]'); it.value = {value!r};"
+            "it.dispatchEvent(new Event('input')); it.dispatchEvent(new Event('change'))"
+        )
+
+    def fits(width: int) -> None:
+        assert page.run("return document.documentElement.scrollWidth") <= width, "nothing to scroll sideways"
+        assert page.run("const box = document.getElementById('dialog'); return box.scrollWidth <= box.clientWidth + 1")
+        assert page.violations() == []
+
+    def records(url: str, width: int, dark: bool) -> None:
+        page.open(f"{url}/#/group/billing", width, dark=dark)
+        page.sees("#s-load-by-member", "Load by member")
+        page.sees("#view", "0 of 5")
+        fits(width)
+        page.go("#/group/billing/partitions?q=orders:0")
+        page.sees("#partitions", "paused")
+        page.run("document.querySelector('#partitions button[aria-label=\"Orders about orders:0\"]').focus()")
+        page.press(ENTER)
+        page.sees("dialog", "pause orders:0-2, by alice")
+        page.sees("dialog", "a broken schema")
+        fill("token", TOKEN)
+        press("Take back pause")
+        page.sees("dialog", "The order stays for its other partitions")
+        press("Yes, take back pause")
+        page.sees("dialog .answer", "Taken back")
+        press("Give the order")
+        page.sees("dialog .answer", "look at what exactly this order does first")
+        fill("record-order", "skip")
+        fill("record-offset", "42")
+        press("Show what it does")
+        page.sees("dialog .answer", "committed already, so the order changes nothing")
+        fill("record-order", "seek")
+        press("Show what it does")
+        page.sees("dialog .answer", "100 records of 1 partition would be read again")
+        fits(width)
+        press("Give the order")
+        press("Yes, seek")
+        page.sees("dialog .answer", "is given")
+        press("Close")
+        wait_until(lambda: page.focused() == "Orders…", PATIENCE_S, "the focus comes back to the row")
+        page.go("#/group/billing/partitions?q=orders")
+        press("Orders about these 24 partitions…")
+        page.sees("dialog", "seek orders:3")
+        press("Seek orders:3 back to 70")
+        press("Yes, seek back")
+        page.sees("dialog .answer", "is given")
+        press("Close")
+
+    def plans(width: int) -> None:
+        page.go("#/group/billing/plan")
+        press("Add to the plan")
+        page.sees(".answer", "enter a name")
+        fill("plan-what", "remove")
+        press("Add to the plan")
+        page.sees(".plain-list", "leaves")
+        assert "what=" in page.run("return location.hash"), "a link leads to this plan"
+        press("Show the plan")
+        page.sees(".answer", "partitions would move; each stands still for about 10 ms")
+        page.sees(".flow", "gave")
+        page.sees("#planned-members", "leaves")
+        page.sees("#plan-result", "max/mean before")
+        fits(width)
+        page.run("document.querySelector('.plain-list button').click()")
+        fill("plan-what", "order:freeze")
+        press("Add to the plan")
+        press("Show the plan")
+        page.sees(".answer", "Nothing was changed")
+        press("Apply: give these orders")
+        press("Yes, give these orders")
+        page.sees(".answer", "Given: o-12345678")
+
+    def dead(width: int) -> None:
+        page.go("#/letters?topic=orders.dead&error=timeout")
+        press("List the letters")
+        page.sees("#view", "40 letters")
+        page.sees("#letters", "TimeoutError: <b>slow</b>")
+        page.run("document.querySelector('#letters button[aria-label]').focus()")
+        page.press(ENTER)
+        page.sees("dialog", "File handlers.py, line 7")
+        page.sees("dialog", "allocator.topic")
+        fits(width)
+        press("Redrive this letter…")
+        page.sees("dialog .answer", "1 letter of orders.dead would be written back")
+        press("Redrive 1 letter")
+        press("Yes, redrive 1 letter")
+        page.sees("dialog .answer", "1 letter redriven")
+        press("Close")
+        page.sees("#view", "39 letters")
+        press("Redrive all that match…")
+        page.sees("dialog .answer", "39 letters of orders.dead")
+        fits(width)
+        press("Close")
+
+    def end() -> None:
+        page.go("#/group/billing")
+        page.sees("#phase", "stable")
+        page.run("document.getElementById('act').click()")
+        press("Delete the group")
+        page.sees("dialog .answer", "look at what is deleted first")
+        press("Show what is deleted")
+        page.sees("dialog .answer", "1 znode and the committed offsets of 12 partitions")
+        press("Delete the group")
+        page.sees("dialog .answer", "enter the name of the group")
+        fill("delete-confirm", "billing")
+        press("Delete the group")
+        page.sees("dialog .answer", "Deleted: 1 znode")
+        press("Close")
+        assert page.complaints() == []
+
+    shown = functools.lru_cache(_with_orders)
+    async with made(shown, actions=work.actions(), letters=desk) as url:
+        for width, dark in ((1440, False), (390, True)):
+            settled.clear()
+            await by_person(records, url, width, dark)
+            await by_person(plans, width)
+            await by_person(dead, width)
+        await by_person(end)
+    kinds = [what for what, _ in work.asked]
+    assert kinds == [*["withdraw", "put", "put", "plan", "plan", "plan"] * 2, "delete", "delete"]
+    assert work.asked[0][1] == {"kind": "pause", "arguments": {"partitions": {"orders": "0"}}}
+    assert work.asked[2][1]["arguments"] == {"partitions": {"orders": "3"}, "to": "70"}
+    assert [asked for what, asked in work.asked if what == "plan"][2][1:] == (["freeze"], True)
+    assert settled == [("redriven", ["0:0"])]
+    texts = [event.text for event in shown().log.events]
+    assert (texts.count("deadletters/redrive"), texts.count("orders/put"), texts[-1]) == (2, 4, "delete")
 
 
 async def test_a_hundred_members_look_different_and_scrolling_draws_only_what_is_in_sight(browser: Any) -> None:

@@ -171,7 +171,7 @@ async def test_changes_need_the_token_a_page_of_ours_and_json(zk_chroot: str) ->
         assert (await it.ask(path, "{", Authorization=BEARER)).code == 400
         assert (await it.ask(path, [], Authorization=BEARER)).code == 400
         assert (await it.ask(path, {"now": True}, Authorization=BEARER)).code == 400
-        assert (await it.ask("/api/groups/g/delete", {}, Authorization=BEARER)).code == 404
+        assert (await it.ask("/api/groups/g/fly", {}, Authorization=BEARER)).code == 404
         assert (await it.ask("/api/groups/none/rebalance", {}, Authorization=BEARER)).code == 404
         assert (await it.ask(path, "x" * 100_000, Authorization=BEARER)).code in (400, 413, 599)
         done = await it.ask(path, {}, Authorization=BEARER)
@@ -211,7 +211,7 @@ async def test_orders_are_given_and_taken_back_with_the_name_of_the_user(zk_chro
         await wait_until_async(shown, PATIENCE_S, "the order on the page")
         as_described("/api/groups/{group}", await it.json("/api/groups/g"))
         (order,) = await shown()
-        assert (order["id"], order["who"], order["why"], order["state"]) == (done["order"], "token", "disk", "unknown")
+        assert (order["id"], order["who"], order["why"], order["state"]) == (done["order"], "token", "disk", "pending")
         assert order["expires"] - order["at"] == 7200
         assert (await it.ask(remove, {"ids": ["o-00000000"]}, Authorization=BEARER)).code == 409
         removed = await it.json(remove, {"ids": [order["id"]]}, Authorization=BEARER)
@@ -221,6 +221,106 @@ async def test_orders_are_given_and_taken_back_with_the_name_of_the_user(zk_chro
             return await shown() == []
 
         await wait_until_async(gone, PATIENCE_S, "no order on the page")
+
+
+async def test_orders_about_records_are_previewed_given_and_taken_back_from_one_partition(zk_chroot: str) -> None:
+    async with written(zk_chroot) as group, served(zk_chroot) as it:
+        (a,) = await group.join(0)
+        await group.assign({a: frozenset(parts(t=4))})
+        await group.claim({a: frozenset(parts(t=4))})
+        await it.settled("g", 1)
+
+        async def post(what: str, body: Any) -> Any:
+            path = "/api/groups/{group}/" + what
+            done = await it.json(path.format(group="g"), body, Authorization=BEARER)
+            as_described(path, done, "post")
+            return done
+
+        async def stand() -> list[str]:
+            return sorted(each["text"] for each in (await it.json("/api/groups/g"))["orders"])
+
+        pause = {"kind": "pause", "arguments": {"partitions": {"t": "0-2"}}, "why": "a broken schema"}
+        seen = await post("orders/preview", pause)
+        assert (seen["order"]["text"], seen["order"]["state"]) == ("pause t:0-2", "pending"), "the member is too old"
+        assert [each["owner_name"] for each in seen["partitions"]] == ["worker-00@node-0#0"] * 3
+        assert await stand() == [], "a preview changes nothing"
+        cordon = {"kind": "cordon", "arguments": {"member": "worker-00"}}
+        assert (await post("orders/preview", cordon))["plan"]["moves"] == []
+        wrong = {"kind": "evacuate", "arguments": {"member": "nobody"}}
+        for what in ("orders/preview", "orders/put"):
+            assert (await it.ask(f"/api/groups/g/{what}", wrong, Authorization=BEARER)).code == 409
+
+        await post("orders/put", pause)
+        await post("orders/put", {"kind": "skip", "arguments": {"partitions": {"t": "3"}, "offset": 42}})
+
+        async def stands(*wanted: str) -> bool:
+            return await stand() == sorted(wanted)
+
+        await wait_until_async(partial(stands, "pause t:0-2", "skip t:3 at 42"), PATIENCE_S)
+        await post("orders/withdraw", {"kind": "pause", "arguments": {"partitions": {"t": "1"}}})
+        await wait_until_async(partial(stands, "pause t:0,2", "skip t:3 at 42"), PATIENCE_S)
+        await post("orders/withdraw", {"kind": "skip", "arguments": {"partitions": {"t": "3"}, "offset": 42}})
+        await wait_until_async(partial(stands, "pause t:0,2"), PATIENCE_S)
+        for body in (pause, {"kind": "freeze", "arguments": {}}, {"kind": "pause", "arguments": {}}):
+            assert (await it.ask("/api/groups/g/orders/withdraw", body, Authorization=BEARER)).code == 400, body
+        logged = [(event.text, event.who) for event in it.watcher.log.events if event.detail["outcome"] == "done"]
+        assert logged == [("orders/put", "token")] * 2 + [("orders/withdraw", "token")] * 2, "previews are not changes"
+
+
+async def test_a_plan_is_shown_applied_and_refused(zk_chroot: str) -> None:
+    async with written(zk_chroot) as group, served(zk_chroot) as it:
+        a, b = await group.join(0, 1)
+        held = {a: frozenset(parts(t=8)[:4]), b: frozenset(parts(t=8)[4:])}
+        await group.assign(held)
+        await group.claim(held)
+        await it.settled("g", 1)
+        path = "/api/groups/g/plan"
+        plan = await it.json(path, {"add": ["new=2"]}, Authorization=BEARER)
+        as_described("/api/groups/{group}/plan", plan, "post")
+        assert {each["name"].partition("@")[0]: each["change"] for each in plan["members"]}["new"] == "joins"
+        assert {each["to_name"].partition("@")[0] for each in plan["moves"]} == {"new"}
+        plan = await it.json(path, {"fail_rack": ["r1"]}, Authorization=BEARER)
+        assert [each["from"] for each in plan["moves"]] == [b] * 4
+        for wrong in (
+            {"add": "new"},
+            {"fly": []},
+            {"function": "os:system"},  # must not be imported because a request names it
+            {"add": ["new"], "apply": True},
+            {"orders": ["freeze"]},
+        ):
+            assert (await it.ask(path, wrong, Authorization=BEARER)).code == 400, wrong
+        assert it.watcher.log.count == 0, "a plan changes nothing"
+        applied = {"orders": [{"kind": "freeze", "arguments": {}}], "apply": True, "why": "a quiet night"}
+        plan = await it.json(path, applied, Authorization=BEARER)
+        as_described("/api/groups/{group}/plan", plan, "post")
+        assert len(plan["applied"]) == 1
+
+        async def stands() -> Any:
+            return (await it.json("/api/groups/g"))["orders"]
+
+        (order,) = await wait_until_async(stands, PATIENCE_S)
+        assert (order["kind"], order["who"], order["why"]) == ("freeze", "token", "a quiet night")
+        assert it.watcher.log.count == 1
+
+
+async def test_a_group_is_deleted_once_it_has_no_members(zk_chroot: str) -> None:
+    async with written(zk_chroot) as group, served(zk_chroot) as it:
+        (a,) = await group.join(0)
+        await group.assign({a: frozenset(parts(t=2))})
+        await wait_until_async(lambda: "g" in it.watcher.groups and it.watcher.groups["g"].seen, PATIENCE_S)
+        path = "/api/groups/g/delete"
+        found = await it.json(path, {}, Authorization=BEARER)
+        as_described("/api/groups/{group}/delete", found, "post")
+        assert (found["executed"], found["members_alive"]) == (False, ["worker-00@node-0#0"])
+        refused = await it.ask(path, {"confirm": "g"}, Authorization=BEARER)
+        assert (refused.code, json.loads(refused.body)["error"]["retriable"]) == (409, True)
+        assert (await it.ask(path, {"confirm": "another"}, Authorization=BEARER)).code == 400
+        await group.leave(0)
+        found = await it.json(path, {"confirm": "g"}, Authorization=BEARER)
+        as_described("/api/groups/{group}/delete", found, "post")
+        assert (found["executed"], found["members_alive"], found["committed"]) == (True, [], None)
+        assert await group.store.zk.exists(group.store.paths.base) is None
+        await wait_until_async(lambda: "g" not in it.watcher.groups, PATIENCE_S)
 
 
 async def test_events_tell_everything_and_then_what_changes(zk_chroot: str) -> None:
@@ -326,6 +426,27 @@ async def test_offsets_lag_and_a_forced_rebalance_of_a_real_group(
             assert (last["moved"], last["why"]) == (0, ["computed anew with the same members and topics"])
             assert consumer.assignment() == before
 
+            seek = {"kind": "seek", "arguments": {"partitions": {topic: "0-1"}, "to": "timestamp:1"}}
+            seen = await it.json(f"/api/groups/{group}/orders/preview", seek, Authorization=BEARER)
+            as_described("/api/groups/{group}/orders/preview", seen, "post")
+            places = [(each["committed"], each["log_end"], each["to"]) for each in seen["partitions"]]
+            assert places == [(100, 100, 0)] * 2
+            assert {each["owner_name"].partition("@")[0] for each in seen["partitions"]} == {"only"}
+
+            async def sought(id_: str) -> Any:
+                (order,) = (await it.json(f"/api/groups/{group}"))["orders"] or [{"id": ""}]
+                return order if order["id"] == id_ and order["state"] == "done" else None
+
+            for to, what in (("timestamp:1", "sought to 0 from 100"), ("100", "sought to 100 from 0")):
+                seek["arguments"] = {"partitions": {topic: "0-1"}, "to": to}
+                given = await it.json(f"/api/groups/{group}/orders/put", seek, Authorization=BEARER)
+                order = await wait_until_async(partial(sought, given["order"]), PATIENCE_S)
+                assert {result["what"] for result in order["results"]} == {what}
+            as_described("/api/groups/{group}", await it.json(f"/api/groups/{group}"))
+            plan = await it.json(f"/api/groups/{group}/plan", {"add": ["another"]}, Authorization=BEARER)
+            as_described("/api/groups/{group}/plan", plan, "post")
+            assert (len(plan["moves"]), plan["members"][0]["lag_before"]) == (2, 0), "with brokers it knows the lag"
+
             reset = f"/api/groups/{group}/offsets/reset"
             refused = await it.ask(reset, {"to": "earliest", "confirm": group}, Authorization=BEARER)
             assert refused.code == 409
@@ -355,6 +476,9 @@ async def test_offsets_lag_and_a_forced_rebalance_of_a_real_group(
             return bool((await it.json(f"/api/groups/{group}"))["lag"] == 400)
 
         await wait_until_async(lag_is_back, PATIENCE_S)
+        gone = await it.json(f"/api/groups/{group}/delete", {"confirm": group}, Authorization=BEARER)
+        assert (gone["executed"], gone["committed"], gone["offsets_stay"]) == (True, 4, "")
+        await wait_until_async(lambda: group not in it.watcher.groups, PATIENCE_S)
 
 
 async def test_a_paused_group_has_no_members_that_follow_it_and_goes_on_when_it_is_resumed(

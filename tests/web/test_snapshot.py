@@ -14,6 +14,7 @@ from allocator.groups.zookeeper.znodes import AssignmentDocument, Claim, MemberI
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.web.metrics import GroupCollector
 from allocator.web.snapshot import detail, figures, lags
+from allocator.web.snapshot import orders as shown_orders
 from allocator.web.watch import WatchedGroup
 
 READ = [TopicPartition("read", 0), TopicPartition("read", 1)]
@@ -86,10 +87,13 @@ def test_orders_and_the_use_of_the_budget_are_told() -> None:
         orders={budget.id: OrderState("kept")},
     )
     known.learn(replace(state, document=document, orders=Orders((budget, freeze)), read_ms=wall_ms()), 3.0)
-    assert [(each["text"], each["state"]) for each in detail(known)["orders"]] == [
-        ("budget 2 at once, 30 a minute", "kept"),
+    assert [(each["text"], each["state"]) for each in shown_orders(known)] == [
         ("freeze", "pending"),  # the member is of a version that said nothing of orders
+        ("budget 2 at once, 30 a minute", "kept"),
     ]
+    used = detail(known)["budget"]
+    assert (used["at_once"], used["per_minute"], used["moving"]) == (2, 30, 1)
+    assert [number for _, number in used["moved"]] == [50, 7]
     assert scraped(known, "budget_used") == [
         'allocator_group_budget_used{group="billing",limit="at_once"} 1.0',
         'allocator_group_budget_used{group="billing",limit="per_minute"} 7.0',

@@ -1,27 +1,13 @@
-// Changes to a group. Each says first what it will do, and is made only after that. The token stays in this page.
+// Changes to a group. Each says first what it will do, and is made only after that.
 
+import { answers, ask, choice, credentials, field, offers, openDialog, part } from "./ask.js";
 import { element } from "./dom.js";
 import { plural, whole } from "./format.js";
+import { orderForm } from "./order_form.js";
 import { words as argumentsOf } from "./orders.js";
+import { moved } from "./plan.js";
 import { state } from "./state.js";
 import { Table } from "./table.js";
-
-let token = "";
-const dialog = document.getElementById("dialog");
-
-const ask = async (group, what, body) => {
-  const answer = await fetch(`api/groups/${encodeURIComponent(group)}/${what}`, {
-    method: "POST",
-    headers: { "Content-Type": "application/json", ...(token ? { Authorization: `Bearer ${token}` } : {}) },
-    body: JSON.stringify(body),
-  });
-  const value = await answer.json();
-  if (!answer.ok) throw new Error(value.error.message);
-  return value;
-};
-
-const field = (label, input, hint = "") => element("label", {}, label, input, hint ? element("small", { class: "muted" }, hint) : null);
-const choice = (name, options) => element("select", { name }, ...options.map(([value, words]) => element("option", { value }, words)));
 
 const PLAN = [
   { key: "partition", head: "partition", width: 150, value: (r) => `${r.topic}:${r.partition}`, text: (r) => `${r.topic}:${r.partition}` },
@@ -43,31 +29,11 @@ export const sum = (rows) => {
 const milliseconds = (text, zone) => { const at = Date.parse(zone === "utc" ? `${text}Z` : text); if (Number.isNaN(at)) throw new Error("choose a date and a time"); return at; };
 
 export const openActions = (group) => {
-  const name = group.group, offered = state.hello?.actions ?? [];
-  const answer = element("p", { class: "answer", role: "status" });
+  const name = group.group, { node: answer, button, twice } = answers();
   let table = null;
-  const tell = async (work, node) => {
-    answer.className = "answer"; answer.textContent = "…"; if (node) node.disabled = true;
-    try { answer.textContent = await work(); } catch (error) { answer.className = "answer bad"; answer.textContent = error.message; }
-    if (node) { node.disabled = false; node.focus(); }
-  };
-  const button = (words, kind, work) => element("button", { type: "button", class: kind, onclick: (event) => tell(work, event.currentTarget) }, words);
-  // the first press says what will happen, the second does it
-  const twice = (words, what, body, says, done) => {
-    const box = element("div", { class: "step" });
-    const first = element("button", { type: "button" }, words);
-    const yes = button(`Yes, ${words.toLowerCase()} ${name}`, "danger", async () => { await ask(name, what, body); close(); return done; });
-    const no = element("button", { type: "button" }, "No");
-    const close = () => { box.replaceChildren(first); first.focus(); };
-    first.addEventListener("click", () => { box.replaceChildren(element("p", {}, says), yes, " ", no); yes.focus(); });
-    no.addEventListener("click", close);
-    box.append(first);
-    return box;
-  };
-  const members = plural(group.members.length, "member"), part = (title, ...children) => element("section", {}, element("h3", {}, title), ...children);
-
-  const secret = element("input", { type: "password", autocomplete: "off", value: token, name: "token" });
-  secret.addEventListener("input", () => { token = secret.value; });
+  const members = plural(group.members.length, "member");
+  // words, action, what it will do, what is answered
+  const asked = (words, what, says, done) => twice(words, `Yes, ${words.toLowerCase()} ${name}`, () => says, async () => { await ask(name, what, {}); return done; });
 
   // -- offsets ---------------------------------------------------------------------------------------------------
   const plan = element("div"), confirm = element("input", { name: "confirm", autocomplete: "off", spellcheck: "false" });
@@ -121,57 +87,51 @@ export const openActions = (group) => {
     button("Copy offsets", "danger", async () => { const done = await ask(name, "offsets/copy", { to: other.value.trim(), confirm: again.value }); show(done.partitions, copied); return `${plural(done.partitions.length, "offset")} committed for ${done.group}.`; }));
 
   // -- orders ----------------------------------------------------------------------------------------------------
-  const names = group.members.map((each) => [each.name, each.name]), racks = [...new Set(group.members.map((each) => each.rack).filter(Boolean))];
-  const one = choice("order-member", names), second = choice("order-new", names);
-  const spots = [...group.members.map((each) => [JSON.stringify({ member: each.name }), each.name]), ...racks.map((rack) => [JSON.stringify({ rack }), `rack ${rack}`])];
-  const spot = choice("order-place", spots), which = element("input", { name: "order-partitions", placeholder: "orders:0-3,7 payments:1", spellcheck: "false" });
-  const reason = element("input", { name: "order-why", maxlength: "1000" }), hours = element("input", { name: "order-hours", type: "number", min: "0", step: "any", placeholder: "no end" });
-  const atOnce = element("input", { name: "order-at-once", type: "number", min: "1" }), perMinute = element("input", { name: "order-per-minute", type: "number", min: "1" });
-  const chosen = () => Object.fromEntries(which.value.trim().split(/\s+/).filter(Boolean).map((each) => { const at = each.lastIndexOf(":"); if (at < 1) throw new Error(`${each}: write topic:numbers, such as orders:0-3`); return [each.slice(0, at), each.slice(at + 1)]; }));
-  const count = (input) => (input.value === "" ? null : Number(input.value));
-  const ORDERS = {
-    cordon: ["gives a member no further partitions; it keeps those that it has", () => ({ member: one.value }), () => [field("Member", one)]],
-    evacuate: ["gives all partitions of a member to others", () => ({ member: one.value }), () => [field("Member", one)]],
-    swap: ["gives all partitions of a member to another one", () => ({ old: one.value, new: second.value }), () => [field("From member", one), field("To member", second)]],
-    pin: ["keeps partitions at one member, or within one rack", () => ({ partitions: chosen(), place: JSON.parse(spot.value) }), () => [field("Partitions", which), field("Place", spot)]],
-    exclude: ["keeps partitions away from a member or a rack", () => ({ partitions: chosen(), places: [JSON.parse(spot.value)] }), () => [field("Partitions", which), field("Away from", spot)]],
-    freeze: ["moves no partition that has a live owner", () => ({}), () => []],
-    budget: ["limits how many partitions are on the move", () => ({ at_once: count(atOnce), per_minute: count(perMinute) }), () => [field("At once", atOnce), field("In a minute", perMinute)]],
-  };
-  const order = choice("order-kind", Object.entries(ORDERS).map(([key, [says]]) => [key, `${key}: ${says}`])), details = element("div"), standing = element("div");
-  const pick = () => details.replaceChildren(...ORDERS[order.value][2]());
+  const form = orderForm(group), reason = element("input", { name: "order-why", maxlength: "1000" }), hours = element("input", { name: "order-hours", type: "number", min: "0", step: "any", placeholder: "no end" });
+  const order = choice("order-kind", form.kinds.map(([kind, says]) => [kind, `${kind}: ${says}`])), details = element("div"), standing = element("div");
+  const pick = () => details.replaceChildren(...form.fields(order.value));
   order.addEventListener("change", pick); pick();
   const list = () => standing.replaceChildren(...state.orders.map((each) => element("div", { class: "row" }, element("span", {}, element("b", {}, each.kind), ` ${argumentsOf(each)}`), button(`Take back ${each.kind}`, "", async () => { await ask(name, "orders/remove", { ids: [each.id] }); state.orders = state.orders.filter((other) => other.id !== each.id); list(); close.focus(); return "Taken back."; }))));
   list();
-  const give = element("div", { class: "step" }), ready = element("button", { type: "button" }, "Give the order");
-  const idle = () => give.replaceChildren(ready);
-  ready.addEventListener("click", () => {
-    let body;
-    try { body = { kind: order.value, arguments: ORDERS[order.value][1](), why: reason.value, ...(hours.value ? { hours: Number(hours.value) } : {}) }; } catch (error) { answer.className = "answer bad"; answer.textContent = error.message; return; }
-    const yes = button(`Yes, ${order.value}`, "danger", async () => { const done = await ask(name, "orders/put", body); idle(); ready.focus(); return `Order ${done.order} is given. The leader carries it out; the summary shows its state.`; });
-    give.replaceChildren(element("p", {}, `The order ${order.value} ${ORDERS[order.value][0]}: ${argumentsOf(body) || "the whole group"}. ${hours.value ? `It ends after ${hours.value} h.` : "It holds until it is taken back."}`), yes, " ", element("button", { type: "button", onclick: () => { idle(); ready.focus(); } }, "No"));
-    yes.focus();
-  });
-  idle();
-  const ordering = part("Orders", standing, field("Order", order), details, field("Why", reason), field("Hours", hours, "without a number it holds until it is taken back"), give);
+  let given = null;
+  const made = () => ({ ...form.order(order.value), why: reason.value, ...(hours.value ? { hours: Number(hours.value) } : {}) });
+  const look = button("Show what it moves", "", async () => `${moved((await ask(name, "orders/preview", made())).plan)} Nothing was changed.`);
+  const says = () => {
+    given = made();
+    return `The order ${given.kind} ${form.says(given.kind)}: ${argumentsOf(given) || "the whole group"}. ${hours.value ? `It ends after ${hours.value} h.` : "It holds until it is taken back."}`;
+  };
+  const give = twice("Give the order", () => `Yes, ${given.kind}`, says, async () => { const done = await ask(name, "orders/put", given); return `Order ${done.order} is given${done.state_why ? `, but ${done.state}: ${done.state_why}` : ""}. The leader carries it out; the summary shows its state.`; });
+  const ordering = part("Orders", standing, field("Order", order), details, field("Why", reason), field("Hours", hours, "without a number it holds until it is taken back"), look, " ", give);
+
+  // -- the end of a group ----------------------------------------------------------------------------------------
+  const typed = element("input", { name: "delete-confirm", autocomplete: "off", spellcheck: "false" }), keep = element("input", { type: "checkbox", name: "keep-offsets" });
+  let looked = null;
+  keep.addEventListener("change", () => { looked = null; });
+  const remains = (found) => `${plural(found.znodes, "znode")}${found.committed === null ? "" : ` and the committed offsets of ${plural(found.committed, "partition")}`}${found.offsets_stay && found.committed !== 0 ? ` (the offsets stay: ${found.offsets_stay})` : ""}`;
+  const ending = part("Delete the group",
+    element("p", { class: "muted" }, "Only while the group has no members. It ends the group's orders and its assignment; a member that joins later begins anew."),
+    element("label", { class: "check field" }, keep, " Keep the committed offsets in Kafka"),
+    button("Show what is deleted", "", async () => {
+      const found = await ask(name, "delete", { keep_offsets: keep.checked });
+      looked = keep.checked;
+      return `Would be deleted: ${remains(found)}. Nothing was changed.${found.members_alive.length ? ` It would be refused: ${plural(found.members_alive.length, "member")}.` : ""}`;
+    }),
+    field(`To delete it, enter the name of the group: ${name}`, typed),
+    button("Delete the group", "danger", async () => {
+      if (looked !== keep.checked) throw new Error("look at what is deleted first");
+      if (typed.value !== name) throw new Error(`enter the name of the group, ${name}`);
+      return `Deleted: ${remains(await ask(name, "delete", { keep_offsets: keep.checked, confirm: typed.value }))}.`;
+    }));
 
   const words = element("input", { name: "note", maxlength: "500", placeholder: "version 1.4.2" });
   const sections = [
-    ["rebalance", part("Recompute the assignment", twice("Rebalance", "rebalance", {}, "The leader computes the assignment anew. Partitions that the allocator function leaves where they are do not stop. It helps when the function heeds load or racks, which change without a member that joins.", "Requested: the next generation will follow."))],
+    ["rebalance", part("Recompute the assignment", asked("Rebalance", "rebalance", "The leader computes the assignment anew. Partitions that the allocator function leaves where they are do not stop. It helps when the function heeds load or racks, which change without a member that joins.", "Requested: the next generation will follow."))],
     ["pause", part("Pause and resume",
-      twice("Pause", "pause", {}, `Members that follow the group's setting finish their records, commit and leave: at most ${members}. The group reads nothing until you resume. Other members go on.`, "Requested: its members will leave."),
-      twice("Resume", "resume", {}, "Members that follow the group's setting join again and read from the committed offsets.", "Requested: its members will join."))],
+      asked("Pause", "pause", `Members that follow the group's setting finish their records, commit and leave: at most ${members}. The group reads nothing until you resume. Other members go on.`, "Requested: its members will leave."),
+      asked("Resume", "resume", "Members that follow the group's setting join again and read from the committed offsets.", "Requested: its members will join."))],
     ["orders/put", ordering], ["offsets/reset", reset], ["offsets/copy", copy],
     ["note", part("Mark a deployment", field("What happened", words, "it stands in the history beside the rebalances"), button("Mark", "", async () => { await ask(name, "note", { text: words.value }); words.value = ""; return "Noted."; }))],
+    ["delete", ending],
   ];
-  const close = element("button", { type: "button", onclick: () => dialog.close() }, "Close");
-  dialog.replaceChildren(
-    element("h2", { id: "dialog-title" }, `Change ${name}`),
-    state.hello?.needs_token === false ? element("p", { class: "muted" }, `You are ${state.hello.user}. Each change is logged with your name.`) : element("form", { onsubmit: (event) => event.preventDefault() }, element("p", { class: "muted" }, "Every change needs the token of the server, and is logged."), field("Token", secret)),
-    answer,
-    ...sections.filter(([what]) => offered.includes(what)).map(([, node]) => node),
-    element("div", { class: "row" }, close),
-  );
-  dialog.addEventListener("close", () => { table?.close(); document.getElementById("act")?.focus(); }, { once: true });
-  dialog.showModal();
+  const close = openDialog(`Change ${name}`, [credentials(), answer, ...sections.filter(([what]) => offers(what)).map(([, node]) => node)], { close: () => table?.close() });
 };

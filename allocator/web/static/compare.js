@@ -73,7 +73,7 @@ export const compare = (route, query) => {
 const CHANGES = [
   { key: "when", head: "when", width: 140, value: (r) => r.at, text: (r) => moment(r.at) },
   { key: "who", head: "user", width: 120, text: (r) => r.who ?? "unknown" },
-  { key: "group", head: "group", width: 140, text: (r) => r.group ?? "all", cell: (r) => (r.group === null ? "all" : link(build({ view: "summary", group: r.group }), r.group)) },
+  { key: "group", head: "group", width: 140, text: (r) => r.group ?? "all", cell: (r) => (!r.group ? (r.group ?? "all") : link(build({ view: "summary", group: r.group }), r.group)) },
   { key: "what", head: "change", width: 130, text: (r) => r.text },
   { key: "outcome", head: "outcome", width: 200, rank: 3, text: (r) => r.detail.outcome ?? "unknown" },
   { key: "address", head: "address", width: 110, rank: 1, text: (r) => r.address ?? "unknown" },

@@ -1,28 +1,32 @@
 // One group: the head that all its views share, and the summary.
 
+import { offers } from "./ask.js";
 import { Chart, MARKS, timeline } from "./charts.js";
 import { element, link, say } from "./dom.js";
 import { findings } from "./findings.js";
 import { age, number, rate, span, whole } from "./format.js";
+import { loadOfMembers } from "./load.js";
 import { map } from "./map.js";
 import { orders } from "./orders.js";
 import { figures, phaseBadge, section, swatch, to } from "./parts.js";
 import { cells, knownNow, marks, now, state } from "./state.js";
 import { Table } from "./table.js";
 
-const TABS = [["summary", "Summary"], ["partitions", "Partitions"], ["rebalances", "Rebalances"], ["compare", "Compare"]];
+const TABS = [["summary", "Summary"], ["partitions", "Partitions"], ["rebalances", "Rebalances"], ["compare", "Compare"], ["plan", "Plan"]];
 
 // Name, state and tabs; `act` opens the dialog of changes
 export const groupHead = (route, act) => {
   const phase = element("span", { id: "phase" }), strategy = element("span", { id: "strategy", class: "muted" });
   const change = element("button", { id: "act", type: "button", hidden: true }, "Change…");
   change.addEventListener("click", act);
-  const tabs = element("nav", { class: "tabs", "aria-label": "Views of the group" }, ...TABS.map(([view, words]) => link(to(view), words, { "aria-current": route.view === view ? "page" : undefined })));
+  const tabs = element("nav", { class: "tabs", "aria-label": "Views of the group" }, ...TABS.map(([view, words]) => link(to(view), words, { "aria-current": route.view === view ? "page" : undefined, hidden: view === "plan" })));
+  const planning = tabs.lastElementChild; // for operators: a plan costs the servers a little
   const inner = route.item !== null;
   const node = element("div", { class: "head", "data-from": "zookeeper" },
     element("div", { class: "title" }, element(inner ? "p" : "h2", { id: "name", class: "name", tabindex: "-1" }, route.group), phase, strategy, element("span", { class: "spacer" }), change), tabs);
   const update = () => {
     change.hidden = state.overview?.read_only !== false;
+    planning.hidden = !offers("plan");
     if (!state.group) return;
     const group = state.group, current = knownNow("zookeeper");
     // without ZooKeeper the current phase is unknown
@@ -76,6 +80,7 @@ export const summary = (route, query, act) => {
     new Chart("Throughput", [{ key: "consumed", label: "committed", kind: "a" }, { key: "produced", label: "written", kind: "b" }], "/s"),
     new Chart("Commits", [{ key: "commits", label: "partitions", kind: "a" }], "/s"),
   ];
+  const load = loadOfMembers(route, query);
   const strip = element("div", { id: "timeline" }), none = element("p", { class: "muted" });
   // the last hour is live; longer times come from the file of the history
   let range = RANGES.find(([hours]) => String(hours) === route.query.hours)?.[0] ?? 1, past = null;
@@ -99,6 +104,7 @@ export const summary = (route, query, act) => {
     element("div", { class: "columns" },
       section("Owners", grids.node),
       section("Members", members.node)),
+    load.node,
     section("Rebalances", buttons, strip, none, element("p", { class: "legend" }, ...LEGEND), link(to("rebalances"), "All rebalances")),
     section("Over time", element("div", { id: "charts", class: "charts", "data-from": "kafka" }, ...charts.map((chart) => chart.figure))));
   const shown = () => past ?? { points: state.points, rebalances: state.rebalances, events: state.events };
@@ -112,13 +118,13 @@ export const summary = (route, query, act) => {
   const update = (kind) => {
     if (!state.group) return;
     if (["group", "lag", "overview", "all"].includes(kind)) numbers.replaceChildren(groupFigures(state.group));
-    if (["group", "lag", "all"].includes(kind)) { members.show(state.group.members); grids.update(); }
+    if (["group", "lag", "all"].includes(kind)) { members.show(state.group.members); grids.update(); load.update(); }
     if (["findings", "all"].includes(kind)) found.update(state.findings);
     if (["orders", "all"].includes(kind)) ordered.update();
     if (["rebalances", "series", "events", "resize", "all"].includes(kind)) { history(); drawCharts(); }
-    if (kind === "resize") grids.draw();
+    if (kind === "resize") { grids.draw(); load.update(); }
   };
   if (range > 1) loadPast();
-  const ticking = setInterval(() => { if (state.group && !document.hidden) history(); }, 5000);
+  const ticking = setInterval(() => { if (state.group && !document.hidden) { history(); load.update(); } }, 5000);
   return { node: body, update, close: () => { members.close(); ordered.close(); clearInterval(ticking); state.only = null; }, title: () => `${state.group?.problems ? "(!) " : ""}${route.group}` };
 };

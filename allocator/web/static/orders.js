@@ -1,11 +1,11 @@
 // The orders of operators: what a group was told to do, and what became of it.
 
 import { badge, element } from "./dom.js";
-import { ago, moment } from "./format.js";
+import { ago, expand, moment } from "./format.js";
 import { now, state } from "./state.js";
 import { Table } from "./table.js";
 
-const KIND = { kept: "good", done: "good", waiting: "busy", pending: "busy", "not kept": "bad", faulty: "bad" };
+export const KIND = { kept: "good", given: "good", done: "good", waiting: "busy", pending: "busy", "not kept": "bad" };
 const place = (value) => Object.entries(value).map(([what, name]) => `${what} ${name}`).join(", ");
 const partitions = (value) => Object.entries(value).map(([topic, ranges]) => `${topic}:${ranges}`).join(", ");
 // {"member": "a"} -> "member a"
@@ -16,6 +16,24 @@ export const words = (order) => Object.entries(order.arguments).map(([name, valu
   if (Array.isArray(value)) return value.length ? `${name} ${value.join(", ")}` : "";
   return value === null ? "" : `${name.replace("_", " ")} ${value}`;
 }).filter(Boolean).join(", ");
+
+// The orders about one partition: those that count, and seeks that are done
+let indexed = null, index = new Map();
+export const ordersOn = (topic, number) => {
+  if (indexed !== state.orders) {
+    indexed = state.orders; index = new Map();
+    for (const order of state.orders) {
+      if (order.state === "expired") continue;
+      for (const [name, ranges] of Object.entries(order.arguments.partitions ?? {})) {
+        for (const each of expand(ranges)) { const key = `${name}:${each}`; index.set(key, [...(index.get(key) ?? []), order]); }
+      }
+    }
+  }
+  return index.get(`${topic}:${number}`) ?? [];
+};
+const SHORT = { pause: () => "paused", quarantine: () => "quarantined", skip: (o) => `skips ${o.arguments.offset}`, seek: (o) => `seeks ${o.arguments.to}`, pin: () => "pinned", exclude: () => "excluded" };
+export const inForce = (order) => order.state !== "done";
+export const short = (order) => SHORT[order.kind]?.(order) ?? order.kind;
 
 export const orders = (open) => {
   const columns = [

@@ -1,5 +1,6 @@
 // All groups in one table.
 
+import { offers } from "./ask.js";
 import { element, link } from "./dom.js";
 import { age, ago, number, plural, rate, span, whole } from "./format.js";
 import { choice, field, findingBadges, phaseBadge, phaseOf, search } from "./parts.js";
@@ -33,6 +34,7 @@ export const overview = (route, query) => {
   const table = new Table({ id: "groups", label: "Groups", columns: COLUMNS, key: (g) => g.group, sort: route.query.sort ?? "group", empty: "No group matches.", onsort: (sort) => query({ sort }) });
   const title = element("h2", { tabindex: "-1" }, "Groups"), count = element("p", { class: "muted", role: "status" });
   const log = link(build({ view: "audit" }), "Changes", { hidden: true }), look = link(build({ view: "records" }), "Records", { hidden: true });
+  const dead = link(build({ view: "letters" }), "Dead letters", { hidden: true });
   const empty = element("p", { class: "empty" });
   const change = (part) => { Object.assign(route.query, part); query(part); update(); };
   const filters = element("div", { class: "filters" },
@@ -40,6 +42,7 @@ export const overview = (route, query) => {
     field("State", choice("state", STATES, route.query.state ?? "", (value) => change({ state: value }))),
     field("Findings", choice("findings", WRONG, route.query.findings ?? "", (value) => change({ findings: value }))));
   const update = () => {
+    dead.hidden = !offers("deadletters");
     if (!state.overview) { empty.hidden = false; empty.textContent = "Waiting for the first response."; table.node.hidden = filters.hidden = true; return; }
     log.hidden = state.hello?.role !== "operator"; look.hidden = !offered();
     const { groups, ready, problems } = state.overview, { q = "", state: phase = "", findings = "" } = route.query;
@@ -50,5 +53,5 @@ export const overview = (route, query) => {
     const members = shown.reduce((sum, g) => sum + g.members, 0), partitions = shown.reduce((sum, g) => sum + g.partitions, 0);
     count.textContent = groups.length ? `${shown.length === groups.length ? plural(groups.length, "group") : `${shown.length} of ${plural(groups.length, "group")}`}, ${plural(members, "member")}, ${plural(partitions, "partition")}` : "";
   };
-  return { node: element("section", { class: "view", "data-from": "zookeeper" }, element("div", { class: "title" }, title, count, element("span", { class: "spacer" }), look, log), filters, empty, table.node), update, close: () => table.close(), title: () => "Groups" };
+  return { node: element("section", { class: "view", "data-from": "zookeeper" }, element("div", { class: "title" }, title, count, element("span", { class: "spacer" }), look, dead, log), filters, empty, table.node), update, close: () => table.close(), title: () => "Groups" };
 };

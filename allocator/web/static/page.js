@@ -5,8 +5,10 @@ import { clock, moment, span } from "./format.js";
 import { audit, compare } from "./compare.js";
 import { groupHead, summary } from "./group.js";
 import { member, topic } from "./member.js";
+import { letters } from "./letters.js";
 import { overview } from "./overview.js";
 import { partitions } from "./partitions.js";
+import { plan } from "./plan.js";
 import { build, parse, sameView } from "./route.js";
 import { rebalance, rebalances } from "./rebalances.js";
 import { records } from "./records.js";
@@ -14,7 +16,7 @@ import { KEPT, clear, knownNow, learn, now, state } from "./state.js";
 import { openActions } from "./act.js";
 
 const get = (id) => document.getElementById(id);
-const VIEWS = { overview, summary, partitions, rebalances, rebalance, member, topic, compare, audit, records };
+const VIEWS = { overview, summary, partitions, rebalances, rebalance, member, topic, compare, plan, audit, letters, records };
 const CLUSTERS = { kafka: "Kafka", zookeeper: "ZooKeeper", doctor: "The doctor", watcher: "The watcher", history: "The file of the history" };
 const MEANS = { kafka: "Offsets and lag are unknown", history: "What happens now may be lost with this server" };
 let view = null, head = null;
@@ -99,6 +101,7 @@ const crumbs = () => {
   const steps = [[build({}), "All groups"]];
   if (group !== null) steps.push([build({ view: "summary", group }), group]);
   if (kind === "audit") steps.push([build({ view: "audit" }), "Changes"]);
+  if (kind === "letters") steps.push([build({ view: "letters" }), "Dead letters"]);
   if (kind === "rebalance") steps.push([build({ view: "rebalances", group }), "Rebalances"]);
   if (kind === "records") steps.push([build({ view: "records" }), "Records"]);
   if (item !== null) steps.push([build(state.route), kind === "rebalance" ? "One" : kind === "topic" || kind === "records" ? item : "Member"]);

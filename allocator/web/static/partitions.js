@@ -1,7 +1,10 @@
 // Tables of partitions with their offsets: of a group, a topic or a member.
 
-import { element, link } from "./dom.js";
-import { ago, number, rate, span, whole } from "./format.js";
+import { offers } from "./ask.js";
+import { badge, element, link, say } from "./dom.js";
+import { ago, number, plural, rate, span, whole } from "./format.js";
+import { KIND, inForce, ordersOn, short } from "./orders.js";
+import { openPartitionOrders, ordersChanged } from "./partition_orders.js";
 import { choice, field, owner, search, to } from "./parts.js";
 import { matches } from "./rows.js";
 import { called, cells, nameOf, now, partitionRows, state } from "./state.js";
@@ -18,25 +21,40 @@ const COLUMNS = [
   { key: "start", head: "log start", width: 105, rank: 1, numeric: true, value: (r) => r.start, text: (r) => whole(r.start) },
   { key: "commit", head: "last commit", width: 105, rank: 7, numeric: true, value: (r) => r.committed_at, text: (r) => (r.committed_at === null ? "none seen" : ago(r.committed_at, now())), hint: "when the committed offset was seen to change last" },
 ];
-const SHOW = [["", "all"], ["lagging", "with lag"], ["unowned", "without an owner"], ["moving", "moving"], ["moved", "moved last"], ["unknown", "lag unknown"], ["retired", "not subscribed"]];
+// what operators ordered about the partition, and the way to change it; it stays in narrow windows
+const standing = (row) => ordersOn(row.topic, row.number).filter(inForce);
+const ORDERS = {
+  key: "orders", head: "orders", width: 150, value: (r) => standing(r).length || null, text: (r) => `${standing(r).map((each) => `${short(each)} ${each.state}`).join(", ")}${offers("orders/put") ? " Orders…" : ""}`,
+  cell: (r) => [
+    ...standing(r).map((each) => badge(short(each), KIND[each.state] ?? "quiet")),
+    offers("orders/put") ? element("button", { type: "button", class: "quiet", "aria-label": `Orders about ${r.topic}:${r.number}`, onclick: () => openPartitionOrders([r.cell]) }, "Orders…") : null,
+  ].filter(Boolean),
+};
+const SHOW = [["", "all"], ["lagging", "with lag"], ["unowned", "without an owner"], ["moving", "moving"], ["moved", "moved last"], ["unknown", "lag unknown"], ["retired", "not subscribed"], ["ordered", "with orders"]];
 const KEPT = {
   lagging: (r) => r.lag > 0, unowned: (r) => r.cell.unowned, moving: (r) => r.cell.to !== null, moved: (r) => r.cell.moved,
-  unknown: (r) => r.lag === null && !r.cell.retired, retired: (r) => r.cell.retired,
+  unknown: (r) => r.lag === null && !r.cell.retired, retired: (r) => r.cell.retired, ordered: (r) => standing(r).length > 0,
 };
 
 // `chosen(cell)` says which partitions belong here
 export const partitionTable = (route, query, chosen, label, id = "partitions") => {
   const table = new Table({ id, label, columns: COLUMNS, key: (r) => `${r.topic}:${r.number}`, sort: route.query.sort ?? "", empty: "No partition matches.", onsort: (sort) => query({ sort }) });
   const count = element("p", { class: "muted", role: "status" });
+  const about = element("button", { type: "button", hidden: true, onclick: () => openPartitionOrders(table.rows.map((row) => row.cell)) });
   const change = (part) => { Object.assign(route.query, part); query(part); update(); };
   const filters = element("div", { class: "filters" },
     field("Search", search("q", route.query.q ?? "", (q) => change({ q }), "topic:number or owner")),
-    field("Show", choice("show", SHOW, route.query.show ?? "", (value) => change({ show: value }))), count);
+    field("Show", choice("show", SHOW, route.query.show ?? "", (value) => change({ show: value }))), count, about);
   const update = () => {
     if (!state.group) return;
+    const columns = offers("orders/put") || state.orders.some((each) => each.arguments.partitions) ? [...COLUMNS.slice(0, 2), ORDERS, ...COLUMNS.slice(2)] : COLUMNS;
+    if (table.columns.length !== columns.length) { table.columns = columns; if (table.shown) table.layout(); }
     const rows = partitionRows(cells().filter(chosen)), { q = "", show = "" } = route.query;
     table.show(rows.filter((r) => (!show || KEPT[show]?.(r)) && (!q || matches(`${r.topic}:${r.number} ${r.owner === null ? "" : nameOf(r.owner)}`, q))));
     table.count(count, rows.length, "partitions");
+    about.hidden = !offers("orders/put") || !table.rows.length;
+    say(about, `Orders about ${table.rows.length === 1 ? "this partition" : `these ${plural(table.rows.length, "partition")}`}…`);
+    ordersChanged();
   };
   return { node: element("div", { "data-from": "kafka" }, filters, table.node), update, close: () => table.close() };
 };

@@ -1,6 +1,7 @@
 // Addresses inside the page: "#/group/billing/partitions?q=orders&sort=-lag". Pure.
 
-export const VIEWS = ["summary", "partitions", "rebalances", "rebalance", "member", "topic", "compare"];
+export const VIEWS = ["summary", "partitions", "rebalances", "rebalance", "member", "topic", "compare", "plan"];
+const ALONE = ["audit", "letters", "records"]; // views without a group
 
 const decoded = (text) => { try { return decodeURIComponent(text); } catch { return text; } };
 
@@ -12,13 +13,13 @@ export const parse = (hash) => {
   const query = Object.fromEntries(new URLSearchParams(search));
   const [kind, group, view = "summary", item = null] = path.split("/").slice(1).map(decoded);
   if (kind === "records") return { view: "records", group: null, item: group || null, query };
-  if (kind === "audit") return { view: "audit", group: null, item: null, query };
+  if (ALONE.includes(kind)) return { view: kind, group: null, item: null, query };
   if (kind !== "group" || !group) return { view: "overview", group: null, item: null, query };
   return VIEWS.includes(view) ? { view, group, item, query } : { view: "summary", group, item: null, query };
 };
 
 export const build = ({ view = "overview", group = null, item = null, query = {} }) => {
-  const place = group === null ? [{ audit: "audit", records: "records" }[view] ?? ""] : ["group", group, ...(view === "summary" ? [] : [view])];
+  const place = group === null ? [ALONE.includes(view) ? view : ""] : ["group", group, ...(view === "summary" ? [] : [view])];
   const parts = item === null ? place : [...place, item];
   const search = new URLSearchParams(Object.entries(query).filter(([, value]) => value !== "" && value !== null && value !== undefined && value !== false)).toString();
   return `#/${parts.map(encodeURIComponent).join("/")}${search ? `?${search}` : ""}`;

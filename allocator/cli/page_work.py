@@ -1,0 +1,158 @@
+"""What the status page has the clusters do, with the code of the commands and with connections of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from typing import Any, Optional
+
+from allocator.assignors import known_names
+from allocator.cli.planning import Act, Rehearsal, changes_of, given, ours, planned
+from allocator.cli.read import (
+    Access,
+    copy_offsets,
+    delete,
+    execute_reset,
+    plan_reset,
+    plan_seek,
+    read_partitions,
+)
+from allocator.cli.report import parse_target
+from allocator.deadletters import DeadLetterQueue
+from allocator.errors import ConfigError
+from allocator.foreign import shown
+from allocator.groups.describe import GroupState, Logs, describe
+from allocator.groups.group_orders import OrdersOfGroup
+from allocator.groups.order_report import OrderReport
+from allocator.groups.zookeeper.orders import KINDS
+from allocator.types import TopicPartition
+from allocator.viewer import Viewer
+from allocator.web.actions import ClusterWork, GivenOrder
+from allocator.web.dead_letters import LetterDesk
+
+__all__ = ["dead_letters", "page_work"]
+
+
+def page_work(access: Access) -> ClusterWork:
+    """The work for the groups of these clusters."""
+
+    async def reset(group: str, to: str, topics: Collection[str], execute: bool) -> dict[str, Any]:
+        work = execute_reset if execute else plan_reset
+        return (await work(access, group, parse_target(to), topics)).to_json(executed=execute)
+
+    async def copy(group: str, other: str, execute: bool) -> dict[str, Any]:
+        return (await copy_offsets(access, group, other, execute=execute)).to_json(executed=execute)
+
+    async def preview(group: str, order: GivenOrder) -> dict[str, Any]:
+        return await _preview(access, group, order)
+
+    async def plan(
+        group: str,
+        changes: Mapping[str, Sequence[str]],
+        function: str | None,
+        orders: Sequence[GivenOrder],
+        apply: bool,
+        who: str,
+    ) -> dict[str, Any]:
+        return await _plan(access, group, changes, function, orders, apply, who)
+
+    async def delete_(group: str, keep_offsets: bool, execute: bool) -> dict[str, Any]:
+        found = await delete(access, group, keep_offsets=keep_offsets, execute=execute)
+        return found.to_json(executed=execute)
+
+    return ClusterWork(reset, copy, preview, plan, delete_)
+
+
+def dead_letters(access: Access, viewer: Optional[Viewer] = None) -> LetterDesk | None:
+    """The dead letters of the cluster, with their contents if there is a viewer; None if the brokers are not known."""
+    brokers = access.brokers
+    if brokers is None:
+        return None
+
+    def opened(topic: str, who: str) -> DeadLetterQueue:
+        assert brokers is not None
+        return DeadLetterQueue(topic, brokers, security=access.security, by=who, timeout_s=access.timeout_s)
+
+    async def topics() -> set[str]:
+        async with access.cluster() as client:
+            return set(client.metadata.topics)
+
+    return LetterDesk(opened, topics, viewer)
+
+
+def _act(order: GivenOrder) -> Act:
+    return lambda orders: orders.give_by_name(order.kind, order.arguments, why=order.why, expires_s=order.expires_s)
+
+
+async def _preview(access: Access, group: str, order: GivenOrder) -> dict[str, Any]:
+    """{"group", "order", "partitions", "plan"}: for an order about records its partitions as they are, with the place
+    where a seek leads to; for another order, the plan of the moves."""
+    async with ours(access, group) as zk:
+        rehearsal = Rehearsal(zk, group, access.root)
+        report: OrderReport = await _act(order)(rehearsal)
+        state = await describe(zk, group, access.root)
+    if KINDS[order.kind].acts == "leader":
+        found = await planned(access, group, [], [_act(order)])
+        return {"group": group, "order": report.to_json(), "partitions": [], "plan": found.to_json()}
+    chosen = sorted(report.order.partitions)
+    logs, places = await _logs(access, group, order, chosen)
+    rows = [_row(partition, state, logs, places) for partition in chosen]
+    return {"group": group, "order": report.to_json(), "partitions": rows, "plan": None}
+
+
+async def _logs(
+    access: Access, group: str, order: GivenOrder, chosen: Sequence[TopicPartition]
+) -> tuple[Logs, Mapping[TopicPartition, int]]:
+    """Offsets are unknown without brokers."""
+    if access.brokers is None:
+        return Logs(), {}
+    places: Mapping[TopicPartition, int] = {}
+    if order.kind == "seek":
+        places = (await plan_seek(access, group, chosen, parse_target(order.arguments["to"]))).after
+    return await read_partitions(access, group, chosen), places
+
+
+def _row(
+    partition: TopicPartition, state: GroupState | None, logs: Logs, places: Mapping[TopicPartition, int]
+) -> dict[str, Any]:
+    owner = None if state is None else state.owners.get(partition)
+    committed = logs.committed.get(partition)
+    return {
+        "topic": partition.topic,
+        "partition": partition.partition,
+        "owner_name": None if owner is None or state is None else state.name_of(owner),
+        "committed": None if committed is None else committed.offset,
+        "log_start": logs.start.get(partition),
+        "log_end": logs.end.get(partition),
+        "lag": logs.lag(partition),
+        "to": places.get(partition),
+    }
+
+
+async def _plan(
+    access: Access,
+    group: str,
+    changes: Mapping[str, Sequence[str]],
+    function: str | None,
+    orders: Sequence[GivenOrder],
+    apply: bool,
+    who: str,
+) -> dict[str, Any]:
+    if function is not None:
+        await _check_function(access, group, function)
+    acts: list[Callable[[OrdersOfGroup], Awaitable[Any]]] = [_act(order) for order in orders]
+    suppositions = changes_of(changes, function)
+    if apply and (suppositions or not acts):
+        raise ConfigError("only orders can be applied; the plan must consist of orders alone")
+    found = await planned(access, group, suppositions, acts)
+    applied = [(await given(access, group, act, who=who)).order.id for act in acts] if apply else []
+    return {**found.to_json(), "executed": apply, "applied": applied}
+
+
+async def _check_function(access: Access, group: str, function: str) -> None:
+    """Raises ConfigError for a function that would be imported only because a request names it."""
+    async with ours(access, group) as zk:
+        state = await describe(zk, group, access.root)
+    offered = set() if state is None else {name for info in state.members.values() for name in info.strategies}
+    known = sorted({*known_names(), *offered})
+    if function not in known:
+        raise ConfigError(f"{shown(function)} is neither built in nor offered by a member; known: {', '.join(known)}")

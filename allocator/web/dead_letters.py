@@ -1,0 +1,177 @@
+"""What operators may see of dead letters, and do with them: `allocator deadletters` for the page and the API."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Any, Optional
+
+from allocator.clock import milliseconds
+from allocator.deadletters import DeadLetterQueue, Letter, LetterFilter, Outcome
+from allocator.errors import AllocatorError, ConfigError
+from allocator.foreign import plain
+from allocator.names import check_topic
+from allocator.tasks import within
+from allocator.viewer import Viewer
+from allocator.web.actions import check_names
+from allocator.web.records import TEXT
+
+__all__ = ["LetterDesk", "TookTooLong", "candidates"]
+
+LISTED = 500  # letters in one answer; more: a slower page
+AT_ONCE = 1000  # letters that one request may settle; their names have to fit into its body
+PATIENCE_S = 60.0  # more: larger topics can be listed; less: a browser waits less for nothing
+NAMED_SO = re.compile(r"dead|dlq|dlt", re.IGNORECASE)
+LETTER = re.compile(r"[0-9]{1,9}:[0-9]{1,18}\Z")
+
+
+class TookTooLong(AllocatorError):
+    """The topic has too many letters to read them for one request."""
+
+
+def candidates(topics: set[str]) -> list[str]:
+    """The topics that look like topics of dead letters: by their names, or because letters of them were settled."""
+    named = {topic for topic in topics if NAMED_SO.search(topic) or f"{topic}.settled" in topics}
+    return sorted(
+        topic for topic in named if topic.rpartition(".settled")[0] not in topics or not topic.endswith(".settled")
+    )
+
+
+@dataclass(frozen=True)
+class LetterDesk:
+    """`open`: given a topic and the user, the letters of the topic. `topics`: the topics of the cluster.
+
+    `viewer` decodes and masks the contents of letters; without it they are not shown.
+    """
+
+    open: Callable[[str, str], AbstractAsyncContextManager[DeadLetterQueue]]
+    topics: Callable[[], Awaitable[set[str]]]
+    viewer: Optional[Viewer] = None
+
+    async def candidates(self) -> list[str]:
+        """Topics that may have dead letters."""
+        return candidates(await self.topics())
+
+    async def act(self, what: str, topic: str, given: Mapping[str, Any], user: str) -> dict[str, Any]:
+        """One of `WORK`. Raises ConfigError for a wrong body, TookTooLong, and what the queue raises."""
+        check_topic(topic)
+        try:
+            return await within(WORK[what](self, topic, given, user or "page"), PATIENCE_S)
+        except asyncio.TimeoutError:
+            raise TookTooLong(
+                f'{topic} was not read within {PATIENCE_S:g} s; give a later time in "since", or use `allocator '
+                "deadletters`. What is settled stays settled"
+            ) from None
+
+    async def list(self, topic: str, given: Mapping[str, Any], user: str) -> dict[str, Any]:
+        """The letters that match, the newest last."""
+        check_names(given, *FILTER, "settled")
+        chosen, settled = _filter(given), given.get("settled", False)
+        if type(settled) is not bool:
+            raise ConfigError('"settled" must be true or false')
+        found: list[Letter] = []
+        count = 0
+        async with self.open(topic, user) as queue:
+            async for letter in queue.read(chosen, settled=settled):
+                count += 1
+                if count <= LISTED:
+                    found.append(letter)
+        return {"topic": topic, "count": count, "letters": [letter.to_json() for letter in found]}
+
+    async def show(self, topic: str, given: Mapping[str, Any], user: str) -> dict[str, Any]:
+        """One letter with its stack, and its record as the page shows records: decoded and masked."""
+        check_names(given, "letter")
+        place = _place(given.get("letter"))
+        async with self.open(topic, user) as queue:
+            letter = await queue.get(*place)
+        if letter is None:
+            raise ConfigError(f"{topic} has no letter {given['letter']}; its retention may have removed it")
+        topic_of_record = topic if letter.original is None else letter.original.topic
+        seen = None if self.viewer is None else await self.viewer.decode(topic_of_record, letter.record)
+        return {**letter.to_json(), "stack": letter.stack, "record": None if seen is None else seen.shown(TEXT)}
+
+    async def redrive(self, topic: str, given: Mapping[str, Any], user: str) -> dict[str, Any]:
+        """Writes letters back to their topics, each once; only says which, until `confirm` is the topic."""
+        check_names(given, *FILTER, "letters", "confirm")
+        chosen, execute = _filter(given), _confirmed(topic, given)
+        async with self.open(topic, user) as queue:
+            return _settled(topic, await queue.redrive(chosen, execute=execute), execute)
+
+    async def discard(self, topic: str, given: Mapping[str, Any], user: str) -> dict[str, Any]:
+        """Notes that letters need nothing more; only says which, until `confirm` is the topic."""
+        check_names(given, *FILTER, "letters", "reason", "confirm")
+        chosen, execute, reason = _filter(given), _confirmed(topic, given), given.get("reason", "")
+        if not isinstance(reason, str):
+            raise ConfigError('"reason" must be a text')
+        async with self.open(topic, user) as queue:
+            return _settled(topic, await queue.discard(chosen, execute=execute, reason=reason), execute)
+
+
+WORK = {
+    "list": LetterDesk.list,
+    "show": LetterDesk.show,
+    "redrive": LetterDesk.redrive,
+    "discard": LetterDesk.discard,
+}
+FILTER = ("error", "from_topic", "since", "until")
+
+
+def _filter(given: Mapping[str, Any]) -> LetterFilter:
+    for name in ("error", "from_topic"):
+        if not isinstance(given.get(name, ""), str):
+            raise ConfigError(f'"{name}" must be a text')
+    names = given.get("letters", [])
+    if not isinstance(names, list) or len(names) > AT_ONCE:
+        raise ConfigError(f'"letters" must be a list of at most {AT_ONCE} letters, each as "PARTITION:OFFSET"')
+    return LetterFilter(
+        given.get("error", ""),
+        given.get("from_topic", ""),
+        _time("since", given.get("since")),
+        _time("until", given.get("until")),
+        frozenset(map(_place, names)),
+    )
+
+
+def _confirmed(topic: str, given: Mapping[str, Any]) -> bool:
+    """Whether to do it. Only letters that were named are settled: others may have come since they were listed."""
+    confirm = given.get("confirm")
+    if confirm is None:
+        return False
+    if confirm != topic:
+        raise ConfigError(
+            f'"confirm" must be the name of the topic, {topic!r}, or be left out to see what would be done'
+        )
+    if not given.get("letters"):
+        raise ConfigError('"letters" must name the letters that are settled; a request without "confirm" lists them')
+    return True
+
+
+def _settled(topic: str, outcome: Outcome, executed: bool) -> dict[str, Any]:
+    return {
+        "topic": topic,
+        "executed": executed,
+        "count": len(outcome.done),
+        "letters": [letter.to_json() for letter in outcome.done[:AT_ONCE]],
+        "refused": [{"letter": letter.name, "why": plain(why)} for letter, why in outcome.refused[:LISTED]],
+    }
+
+
+def _place(name: Any) -> tuple[int, int]:
+    if not isinstance(name, str) or not LETTER.match(name):
+        raise ConfigError(f'letter {name!r} is not "PARTITION:OFFSET", such as "0:17"')
+    partition, _, offset = name.partition(":")
+    return int(partition), int(offset)
+
+
+def _time(name: str, text: Any) -> Optional[int]:
+    if text is None or text == "":
+        return None
+    try:
+        if not isinstance(text, str):
+            raise ValueError("it is no text")
+        return milliseconds(text)
+    except ValueError as error:
+        raise ConfigError(f'"{name}" {text!r} is not a time such as 2026-01-31T12:00:00Z ({error})') from None

@@ -1,0 +1,67 @@
+// Requests of an operator: the token, the answer, and buttons that say first what they will do. The token stays in this page.
+
+import { element } from "./dom.js";
+import { state } from "./state.js";
+
+let token = "";
+
+export const offers = (what) => state.hello?.actions.includes(what) === true;
+
+const request = async (path, options) => {
+  const answer = await fetch(`api/${path}`, { ...options, headers: { ...options.headers, ...(token ? { Authorization: `Bearer ${token}` } : {}) } });
+  const value = await answer.json();
+  if (!answer.ok) throw new Error(value.error.message);
+  return value;
+};
+export const read = (path) => request(path, {});
+export const post = (path, body) => request(path, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
+export const ask = (group, what, body) => post(`groups/${encodeURIComponent(group)}/${what}`, body);
+
+export const field = (label, input, hint = "") => element("label", {}, label, input, hint ? element("small", { class: "muted" }, hint) : null);
+export const choice = (name, options) => element("select", { name }, ...options.map(([value, words]) => element("option", { value }, words)));
+
+export const credentials = (words = "Every change needs the token of the server, and is logged.") => {
+  if (state.hello?.needs_token === false) return element("p", { class: "muted" }, `You are ${state.hello.user}. Each change is logged with your name.`);
+  const secret = element("input", { type: "password", autocomplete: "off", value: token, name: "token" });
+  secret.addEventListener("input", () => { token = secret.value; });
+  return element("form", { onsubmit: (event) => event.preventDefault() }, element("p", { class: "muted" }, words), field("Token", secret));
+};
+
+// `node` shows what `tell` was answered, or why it failed; `button` makes a button whose work it tells
+export const answers = () => {
+  const node = element("p", { class: "answer", role: "status" });
+  const fail = (error) => { node.className = "answer bad"; node.textContent = error.message; };
+  const tell = async (work, from = null) => {
+    node.className = "answer"; node.textContent = "…"; if (from) from.disabled = true;
+    try { node.textContent = await work(); } catch (error) { fail(error); }
+    if (from) { from.disabled = false; if (from.isConnected) from.focus(); }
+  };
+  const button = (words, kind, work, attributes = {}) => element("button", { type: "button", class: kind, onclick: (event) => tell(work, event.currentTarget), ...attributes }, words);
+  // the first press says what will happen, the second does it. `says()` may throw; `yes` is the word of the second
+  const twice = (words, yes, says, work) => {
+    const box = element("div", { class: "step" }), first = element("button", { type: "button" }, words);
+    const close = () => { box.replaceChildren(first); if (box.isConnected) first.focus(); };
+    first.addEventListener("click", () => {
+      let text;
+      try { text = says(); } catch (error) { fail(error); return; }
+      const sure = button(typeof yes === "function" ? yes() : yes, "danger", async () => { const done = await work(); close(); return done; });
+      box.replaceChildren(element("p", {}, text), sure, " ", element("button", { type: "button", onclick: close }, "No"));
+      sure.focus();
+    });
+    box.append(first);
+    return box;
+  };
+  return { node, tell, fail, button, twice };
+};
+
+// Shows a dialog; `close` is called once it is closed. The keyboard goes back to where it was, or to `after`
+const dialog = document.getElementById("dialog");
+export const openDialog = (title, children, { close = null, after = "#act" } = {}) => {
+  const before = document.activeElement;
+  const done = element("button", { type: "button", onclick: () => dialog.close() }, "Close");
+  dialog.replaceChildren(element("h2", { id: "dialog-title" }, title), ...children, element("div", { class: "row" }, done));
+  dialog.addEventListener("close", () => { close?.(); (before?.isConnected && before !== document.body ? before : document.querySelector(after))?.focus(); }, { once: true });
+  dialog.showModal();
+  return done;
+};
+export const part = (title, ...children) => element("section", {}, element("h3", {}, title), ...children);

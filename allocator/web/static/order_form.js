@@ -1,0 +1,35 @@
+// The form of an order to the leader: its kind, and what it is about. For the dialog of changes, and for plans.
+
+import { choice, field } from "./ask.js";
+import { element } from "./dom.js";
+
+// "orders:0-3,7 payments:1" -> {"orders": "0-3,7", "payments": "1"}
+export const partitionsOf = (text) => Object.fromEntries(text.trim().split(/\s+/).filter(Boolean).map((each) => {
+  const at = each.lastIndexOf(":");
+  if (at < 1) throw new Error(`${each}: write topic:numbers, such as orders:0-3`);
+  return [each.slice(0, at), each.slice(at + 1)];
+}));
+
+export const orderForm = (group) => {
+  const names = group.members.map((each) => [each.name, each.name]), racks = [...new Set(group.members.map((each) => each.rack).filter(Boolean))];
+  const one = choice("order-member", names), second = choice("order-new", names);
+  const spots = [...group.members.map((each) => [JSON.stringify({ member: each.name }), each.name]), ...racks.map((rack) => [JSON.stringify({ rack }), `rack ${rack}`])];
+  const spot = choice("order-place", spots), which = element("input", { name: "order-partitions", placeholder: "orders:0-3,7 payments:1", spellcheck: "false" });
+  const atOnce = element("input", { name: "order-at-once", type: "number", min: "1" }), perMinute = element("input", { name: "order-per-minute", type: "number", min: "1" });
+  const count = (input) => (input.value === "" ? null : Number(input.value));
+  const ORDERS = {
+    cordon: ["gives a member no further partitions; it keeps those that it has", () => ({ member: one.value }), () => [field("Member", one)]],
+    evacuate: ["gives all partitions of a member to others", () => ({ member: one.value }), () => [field("Member", one)]],
+    swap: ["gives all partitions of a member to another one", () => ({ old: one.value, new: second.value }), () => [field("From member", one), field("To member", second)]],
+    pin: ["keeps partitions at one member, or within one rack", () => ({ partitions: partitionsOf(which.value), place: JSON.parse(spot.value) }), () => [field("Partitions", which), field("Place", spot)]],
+    exclude: ["keeps partitions away from a member or a rack", () => ({ partitions: partitionsOf(which.value), places: [JSON.parse(spot.value)] }), () => [field("Partitions", which), field("Away from", spot)]],
+    freeze: ["moves no partition that has a live owner", () => ({}), () => []],
+    budget: ["limits how many partitions are on the move", () => ({ at_once: count(atOnce), per_minute: count(perMinute) }), () => [field("At once", atOnce), field("In a minute", perMinute)]],
+  };
+  return {
+    kinds: Object.entries(ORDERS).map(([kind, [says]]) => [kind, says]),
+    says: (kind) => ORDERS[kind][0],
+    fields: (kind) => ORDERS[kind][2](),
+    order: (kind) => ({ kind, arguments: ORDERS[kind][1]() }),
+  };
+};

@@ -1,0 +1,135 @@
+// The dialog of orders about records: what is in force for some partitions, how to take it back, and what a new order would do.
+
+import { answers, ask, choice, credentials, field, openDialog, part } from "./ask.js";
+import { sum } from "./act.js";
+import { element } from "./dom.js";
+import { ago, number, plural, ranges, whole } from "./format.js";
+import { partitionsOf } from "./order_form.js";
+import { ordersOn, words } from "./orders.js";
+import { now, state } from "./state.js";
+import { Table } from "./table.js";
+
+const KINDS = {
+  pause: "owners keep the partitions, and their handlers get no records of them",
+  quarantine: "records go to the dead-letter topic, without a call of the handler",
+  skip: "the handler is not called with one record, which counts as done",
+  seek: "owners go on at another place of the log",
+};
+const ENDS = {
+  pause: "Their handlers get records again.", quarantine: "Their handlers get records again; what is in the dead-letter topic stays there.",
+  skip: "A record that was left out already stays left out.", pin: "The partition may be at any member again.",
+};
+
+const called = (arguments_) => Object.entries(arguments_).map(([topic, numbers]) => `${topic}:${numbers}`).join(" ");
+const argumentsOf = (cells) => {
+  const topics = new Map();
+  for (const cell of cells) topics.set(cell.topic, [...(topics.get(cell.topic) ?? []), cell.number]);
+  return Object.fromEntries([...topics].map(([topic, numbers]) => [topic, ranges(numbers)]));
+};
+
+// What an order would do, in a sentence
+export const effect = (kind, rows, offset) => {
+  const some = plural(rows.length, "partition"), waiting = rows.reduce((total, row) => (total === null || row.lag === null ? null : total + row.lag), 0);
+  const unowned = rows.filter((row) => row.owner_name === null).length;
+  const alone = unowned ? ` ${unowned === rows.length ? "No partition has an owner" : `${plural(unowned, "partition")} without an owner`}: it counts once a member owns it.` : "";
+  if (kind === "pause") return `Handlers get no records of ${some}, of which ${number(waiting)} are waiting now. The lag grows until you take it back.${alone}`;
+  if (kind === "quarantine") return `The records of ${some} go to the dead-letter topic of the handler, beginning with ${number(waiting)} that are waiting now. A member without such a topic refuses, and the order says so.${alone}`;
+  if (kind === "seek") return `${sum(rows.map((row) => ({ from: row.committed, to: row.to ?? row.committed })))}${alone}`;
+  const { committed, log_end: end, topic, partition } = rows[0];
+  const when = committed !== null && offset < committed ? "It is committed already, so the order changes nothing." : end !== null && offset >= end ? "It is not written yet." : committed === null ? "" : `${plural(offset - committed, "record")} before it are read as usual.`;
+  return `The handler is not called with record ${whole(offset)} of ${topic}:${partition}, which counts as done. ${when}${alone}`;
+};
+
+const ROWS = [
+  { key: "partition", head: "partition", width: 140, value: (r) => `${r.topic}:${r.partition}`, text: (r) => `${r.topic}:${r.partition}` },
+  { key: "owner", head: "owner", width: 150, rank: 1, text: (r) => r.owner_name ?? "no owner" },
+  { key: "committed", head: "committed", width: 100, rank: 3, numeric: true, value: (r) => r.committed, text: (r) => (r.committed === null ? "none" : whole(r.committed)) },
+  { key: "end", head: "log end", width: 100, rank: 2, numeric: true, value: (r) => r.log_end, text: (r) => whole(r.log_end) },
+  { key: "to", head: "goes on at", width: 100, numeric: true, value: (r) => r.to, text: (r) => (r.to === null ? "as now" : whole(r.to)) },
+];
+
+let refresh = null;
+// Caller: the table of partitions, when orders may have changed
+export const ordersChanged = () => refresh?.();
+
+export const openPartitionOrders = (cells) => {
+  const name = state.group.group, { node: answer, button, twice } = answers();
+  const about = argumentsOf(cells), title = cells.length === 1 ? `${cells[0].topic}:${cells[0].number}` : plural(cells.length, "partition");
+
+  // -- in force --------------------------------------------------------------------------------------------------
+  const standing = element("div");
+  const found = () => [...new Set(cells.flatMap((cell) => ordersOn(cell.topic, cell.number)))];
+  const mine = (order) => argumentsOf(cells.filter((cell) => ordersOn(cell.topic, cell.number).includes(order)));
+  const takeBack = (order) => {
+    if (order.state === "done") return null;
+    if (!(order.kind in ENDS)) return button(`Take back ${order.kind}`, "", async () => { await ask(name, "orders/remove", { ids: [order.id] }); return "Taken back."; });
+    const partitions = mine(order), body = { kind: order.kind, arguments: { partitions, ...(order.kind === "skip" ? { offset: order.arguments.offset } : {}) } };
+    const says = `${called(partitions)}: ${ENDS[order.kind]}${called(order.arguments.partitions) === called(partitions) ? "" : " The order stays for its other partitions."}`;
+    return twice(`Take back ${order.kind}`, `Yes, take back ${order.kind}`, () => says, async () => { await ask(name, "orders/withdraw", body); return "Taken back."; });
+  };
+  // a seek says where each owner was before, so it can be undone by another one
+  const backTo = (order) => order.results.flatMap((result) => {
+    const was = / from (\d+)$/.exec(result.what)?.[1], partitions = Object.fromEntries(Object.entries(result.partitions).filter(([topic]) => topic in about));
+    if (was === undefined || !Object.keys(partitions).length) return [];
+    return [twice(`Seek ${called(partitions)} back to ${was}`, "Yes, seek back", () => `${called(partitions)}: ${result.what}. Its owner goes on at ${was} again.`, async () => { await ask(name, "orders/put", { kind: "seek", arguments: { partitions, to: was }, why: `back from ${order.text}` }); return "The order is given."; })];
+  });
+  let drawn = null;
+  const draw = () => {
+    const all = found(), key = JSON.stringify(all);
+    if (key === drawn) return;
+    const held = standing.contains(document.activeElement);
+    drawn = key;
+    standing.replaceChildren(...(all.length ? all.map((order) => element("div", { class: "row" },
+      element("span", {}, element("b", {}, order.kind), ` ${words(order)}, by ${order.who} ${ago(order.at, now())}${order.why ? `: ${order.why}` : ""} (${order.state}${order.state_why ? `: ${order.state_why}` : ""})`),
+      takeBack(order), ...backTo(order))) : [element("p", { class: "muted" }, "No order about them.")]));
+    if (held) (standing.querySelector("button") ?? kind).focus();
+  };
+  refresh = draw; draw();
+
+  // -- a new order -----------------------------------------------------------------------------------------------
+  const kind = choice("record-order", Object.entries(KINDS).map(([key, says]) => [key, `${key}: ${says}`]));
+  const which = element("input", { name: "record-partitions", value: called(about), spellcheck: "false" });
+  const offset = element("input", { type: "number", name: "record-offset", min: "0", step: "1", value: "" });
+  const place = choice("record-to", [["earliest", "the first record"], ["latest", "the end: only new records"], ["offset", "an offset"], ["time", "a time"]]);
+  const when = element("input", { type: "datetime-local", step: "1", name: "record-when" });
+  const why = element("input", { name: "record-why", maxlength: "1000" }), hours = element("input", { name: "record-hours", type: "number", min: "0", step: "any", placeholder: "no end" });
+  const fields = element("div"), shown = element("div");
+  const table = new Table({ id: "record-plan", label: "What the order is about", columns: ROWS, key: (r) => `${r.topic}:${r.partition}`, empty: "No partition." });
+  let looked = null;
+  const forget = () => { looked = null; shown.replaceChildren(); };
+  const pick = () => {
+    const seeks = kind.value === "seek" ? [field("Go on at", place), ...(place.value === "time" ? [field(`Date and time, local time (${Intl.DateTimeFormat().resolvedOptions().timeZone})`, when)] : place.value === "offset" ? [field("Offset", offset)] : [])] : [];
+    fields.replaceChildren(...(kind.value === "skip" ? [field("Offset of the record", offset)] : seeks));
+    forget();
+  };
+  kind.addEventListener("change", pick); place.addEventListener("change", pick);
+  for (const input of [which, offset, when]) input.addEventListener("input", forget);
+  pick();
+  const at = () => { if (offset.value === "") throw new Error("enter the offset"); return Number(offset.value); };
+  const target = () => {
+    if (place.value === "offset") return String(at());
+    if (place.value !== "time") return place.value;
+    const time = Date.parse(when.value);
+    if (Number.isNaN(time)) throw new Error("choose a date and a time");
+    return `timestamp:${time}`;
+  };
+  const order = () => ({ kind: kind.value, arguments: { partitions: partitionsOf(which.value), ...(kind.value === "skip" ? { offset: at() } : kind.value === "seek" ? { to: target() } : {}) } });
+  const full = () => ({ ...order(), why: why.value, ...(hours.value ? { hours: Number(hours.value) } : {}) });
+  const look = async () => {
+    const asked = order(), seen = await ask(name, "orders/preview", asked);
+    looked = JSON.stringify(asked);
+    shown.replaceChildren(table.node);
+    table.show(seen.partitions);
+    return `${effect(asked.kind, seen.partitions, asked.arguments.offset)}${seen.order.state === "pending" ? ` It does not count yet: ${seen.order.state_why}.` : ""} Nothing was changed.`;
+  };
+  const says = () => {
+    const asked = order();
+    if (looked !== JSON.stringify(asked)) throw new Error("look at what exactly this order does first");
+    return `The order ${asked.kind} of ${words(asked)}: ${KINDS[asked.kind]}. ${hours.value ? `It ends after ${hours.value} h.` : asked.kind === "seek" ? "It is carried out once." : "It holds until it is taken back."}`;
+  };
+  const give = twice("Give the order", () => `Yes, ${kind.value}`, says, async () => { const done = await ask(name, "orders/put", full()); forget(); return `Order ${done.order} is given${done.state_why ? `, but ${done.state}: ${done.state_why}` : ""}. The table of partitions shows it.`; });
+  openDialog(`Orders about ${title}`, [
+    credentials(), answer, part("In force", standing),
+    part("New order", field("Order", kind), field("Partitions", which), fields, field("Why", why), field("Hours", hours, "without a number it holds until it is taken back"), button("Show what it does", "", look), shown, give),
+  ], { close: () => { refresh = null; table.close(); }, after: `tbody button[aria-label="Orders about ${CSS.escape(title)}"]` });
+};

@@ -1,0 +1,79 @@
+"""Requests about dead letters. Pure: the queue answers from memory."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from allocator.deadletters import DeadLetterQueue, Letter, LetterFilter, Outcome
+from allocator.errors import ConfigError
+from allocator.types import Record
+from allocator.viewer import Reader, Viewer
+from allocator.viewer.masks import Masks
+from allocator.web.dead_letters import LetterDesk, candidates
+
+
+class Queue(DeadLetterQueue):
+    def __init__(self) -> None:
+        super().__init__("dead", "nowhere:1")
+        self.asked: list[tuple[LetterFilter, bool]] = []
+
+    async def __aenter__(self) -> Queue:
+        return self
+
+    async def redrive(self, chosen: LetterFilter = LetterFilter(), *, execute: bool = False, **_: Any) -> Outcome:  # noqa: B008
+        self.asked.append((chosen, execute))
+        letter = Letter.of(Record("dead", 0, 7, 1, 0, b"\xff\n", None, []))
+        return Outcome([letter], [(letter, "it was redriven 3 times before")])
+
+    async def get(self, partition: int, offset: int) -> Letter | None:
+        return Letter.of(
+            Record("dead", partition, offset, 1, 0, b"\xff\x1b", b'{"card": "4111", "price": -1}', [("h", b"4111")])
+        )
+
+
+async def _topics() -> set[str]:
+    return {"orders.dead"}
+
+
+async def test_letters_are_settled_only_by_name_and_when_the_topic_is_confirmed() -> None:
+    queue = Queue()
+    desk = LetterDesk(lambda topic, user: queue, _topics)
+    seen = await desk.act("redrive", "dead", {"error": "Timeout", "since": "2026-01-31T12:00:00Z"}, "alice")
+    assert (seen["executed"], seen["count"], seen["refused"][0]["letter"]) == (False, 1, "0:7")
+    assert queue.asked == [(LetterFilter(error="Timeout", since_ms=1_769_860_800_000), False)]
+    for wrong, why in (
+        ({"confirm": "dead"}, "must name the letters"),
+        ({"confirm": "other", "letters": ["0:7"]}, "must be the name of the topic, 'dead'"),
+        ({"letters": ["0"]}, 'is not "PARTITION:OFFSET"'),
+        ({"letters": ["0:7"] * 1001}, "at most 1000 letters"),
+        ({"since": "yesterday"}, "is not a time"),
+        ({"since": 5}, "it is no text"),
+        ({"error": None}, "must be a text"),
+        ({"rate": 5}, "'rate' is not known here"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            await desk.act("redrive", "dead", wrong, "alice")
+    assert len(queue.asked) == 1, "a wrong request reaches no broker"
+    done = await desk.act("redrive", "dead", {"confirm": "dead", "letters": ["0:7"]}, "alice")
+    assert done["executed"]
+    assert queue.asked[1] == (LetterFilter(places=frozenset({(0, 7)})), True)
+
+
+async def test_the_contents_of_a_letter_are_masked_as_those_of_records() -> None:
+    bare = LetterDesk(lambda topic, user: Queue(), _topics)
+    assert (await bare.act("show", "dead", {"letter": "0:7"}, "alice"))["record"] is None
+    viewer = Viewer(Reader("nowhere:1"), masks=Masks(["value.card", "headers.h"]))
+    desk = LetterDesk(lambda topic, user: Queue(), _topics, viewer)
+    record = (await desk.act("show", "dead", {"letter": "0:7"}, "alice"))["record"]
+    assert "4111" not in json.dumps(record)
+    assert json.loads(record["value"]["text"]) == {"card": "***", "price": -1}
+    assert record["key"]["text"] == "ff1b"
+    assert record["headers"][0]["text"] == "***"
+
+
+def test_topics_of_dead_letters_are_told_by_their_names_or_by_settled_letters() -> None:
+    topics = {"orders", "orders.dead", "orders.dead.settled", "orders-dlt", "bad", "bad.settled", "DLQ.x", "x.settled"}
+    assert candidates(topics) == ["DLQ.x", "bad", "orders-dlt", "orders.dead"]

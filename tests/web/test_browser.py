@@ -702,7 +702,7 @@ async def test_a_change_is_asked_for_twice_and_needs_the_token(browser: Any, zk_
             assert page.violations() == []
             press("Close")
             page.sees("#timeline", "◆")
-            page.sees("#orders", "cordon member worker-00@node-0#0")
+            page.sees("#orders", "cordon member worker-00@node-0")
             assert page.focused() == "Change…"
             assert TOKEN not in page.driver.page_source
             assert page.run(

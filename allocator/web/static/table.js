@@ -76,7 +76,7 @@ export class Table {
     const count = this.rows.length;
     const [first, last] = this.virtual ? inSight(count, this.height, this.box.scrollTop, this.box.clientHeight || 700) : [0, count];
     const active = this.body.contains(document.activeElement) ? document.activeElement : null;
-    const held = active?.closest("tr")?.dataset.key;
+    const held = active?.closest("tr")?.dataset.key, which = held === undefined ? -1 : [...active.closest("tr").querySelectorAll("a, button")].indexOf(active);
     const wanted = new Set();
     let after = this.above;
     this.above.firstChild.style.height = `${first * this.height}px`;
@@ -91,7 +91,8 @@ export class Table {
     if (after.nextSibling !== this.below) after.after(this.below);
     if (held === undefined || document.activeElement === active) return;
     // the row was drawn anew or has moved, or is out of sight: the keyboard stays at it, or in the table
-    (this.nodes.get(held)?.querySelector("a, button") ?? this.box).focus({ preventScroll: true });
+    const places = this.nodes.get(held)?.querySelectorAll("a, button") ?? [];
+    (places[which] ?? places[0] ?? this.box).focus({ preventScroll: true });
   }
   row(row, at) {
     const key = String(this.key(row));

@@ -286,7 +286,7 @@ def _worst_first(group: Seen, room: int) -> list[Text]:
 def _orders(group: Seen, room: int) -> list[Text]:
     """The orders in force, the newest first, and how many are over."""
     state = group.report.state
-    every = list(reversed(order_reports(group.orders, state.document, state.members, wall_ms())))
+    every = list(reversed(order_reports(state.orders, state.document, state.members, wall_ms())))
     kept = [each for each in every if each.state not in ("done", "expired")]
     lines = [
         f"order {order_text(each.order)} by {each.order.who}: {each.state}" + (f", {each.why}" if each.why else "")

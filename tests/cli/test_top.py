@@ -138,7 +138,8 @@ def test_orders_and_the_age_of_the_lag_are_shown() -> None:
     p = TopicPartition("t", 0)
     for at, end in ((0.0, 10), (300.0, 20)):
         group.measure(Logs({p: OffsetAndMetadata(10, "", -1)}, {p: 0}, {p: end}), frozenset({p}), at)
-    group.orders = Orders((Order.make("cordon", {"member": "web1"}, who="alice", now_ms=1),))
+    orders = Orders((Order.make("cordon", {"member": "web1"}, who="alice", now_ms=1),))
+    group.learn(GroupState("billing", {}, {}, None, orders=orders), 300.0)
     console = Console(width=120)
     with console.capture() as capture:
         console.print(frame(watcher))
@@ -150,7 +151,8 @@ def test_a_plan_says_how_many_partitions_go_from_whom_to_whom_and_orders_that_ar
     watcher = Watcher(Access("127.0.0.1:1"))
     group = watcher.groups["billing"] = WatchedGroup("billing")
     names = [f"m-{number:016x}-{number:010}" for number in range(4)]
-    members = {name: MemberInfo(f"worker-{at}", "host", frozenset({"t"})) for at, name in enumerate(names)}
+    knows = {"orders": ("cordon", "freeze")}
+    members = {name: MemberInfo(f"worker-{at}", "host", frozenset({"t"}), **knows) for at, name in enumerate(names)}
     p = [TopicPartition("t", number) for number in range(20)]
     document = AssignmentDocument(
         generation=3,
@@ -159,11 +161,10 @@ def test_a_plan_says_how_many_partitions_go_from_whom_to_whom_and_orders_that_ar
         waiting={names[0]: Waiting(2, frozenset(p[:7]))},
         promised={names[1]: frozenset(p[:5]), names[2]: frozenset(p[5:7]), names[3]: frozenset(p[7:10])},
     )
-    group.learn(GroupState("billing", members, {}, document), 0.0)
     now = wall_ms()
     old = [Order.make("freeze", {}, who="bob", now_ms=1, expires=2) for _ in range(2)]
     new = [Order.make("cordon", {"member": f"web{n}"}, who="alice", now_ms=now) for n in range(5)]
-    group.orders = Orders((*old, *new))
+    group.learn(GroupState("billing", members, {}, document, orders=Orders((*old, *new))), 0.0)
     console = Console(width=60)
     with console.capture() as capture:
         console.print(frame(watcher, width=60))

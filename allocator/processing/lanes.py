@@ -198,8 +198,8 @@ class Lanes:
         task = asyncio.current_task()
         try:
             while True:
-                if time.monotonic() >= self._ends:
-                    await self._next_pass()
+                if self._pass_is_long():
+                    await asyncio.sleep(0)
                 lane = self._next()
                 if lane is None:
                     return
@@ -233,19 +233,24 @@ class Lanes:
             unit.argument = None
             units.popleft()
             finished.append(unit)
-            if time.monotonic() >= self._ends or worker.stopping or not may_act():
+            if self._pass_is_long() or worker.stopping or not may_act():
                 break
         return None
 
-    async def _next_pass(self) -> None:
-        """A handler that never waits must not keep the loop from everything else."""
-        if self._renewal is None:
-            self._renewal = asyncio.get_running_loop().call_soon(self._renew)
-        await asyncio.sleep(0)
+    def _pass_is_long(self) -> bool:
+        """Whether calls have kept the loop for long: a handler that never waits must not keep it from everything else.
 
-    def _renew(self) -> None:
+        The first call that asks in a pass of the loop begins the time of that pass. So calls that waited, and end
+        together in one pass, take no further pass.
+        """
+        now = time.monotonic()
+        if self._renewal is None:
+            self._renewal = asyncio.get_running_loop().call_soon(self._next_pass)
+            self._ends = now + SLICE_S
+        return now >= self._ends
+
+    def _next_pass(self) -> None:
         self._renewal = None
-        self._ends = time.monotonic() + SLICE_S
 
     # -- in threads --------------------------------------------------------------------------------------------------
 

@@ -611,6 +611,18 @@ class Consumer:
         """
         return dict(await self._engine.membership.next_owners(frozenset(as_partitions(partitions))))
 
+    async def former_owners(self, *partitions: TopicPartition | Iterable[TopicPartition]) -> dict[TopicPartition, str]:
+        """The ids of the members that committed these partitions last. For a listener's `on_partitions_assigned`.
+
+        With every membership, because the id is in the metadata of the commit. It is this member's own id if nobody
+        else has committed since. A partition is left out if nothing is committed, if the commit is of another client
+        or carries metadata of its user, and if offsets are in ZooKeeper. Raises IllegalState without a group, and
+        AllocatorError when the coordinator does not respond.
+        """
+        found = await self._engine.offsets.fetch(set(as_partitions(partitions)))
+        members = {partition: as_written(offset).member for partition, offset in found.items()}
+        return {partition: member for partition, member in members.items() if member is not None}
+
     def high_watermark(self, partition: TopicPartition) -> int | None:
         """The offset after the partition's last record as of the last fetch; None before the first."""
         partition = as_partition(partition)

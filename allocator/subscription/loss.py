@@ -30,7 +30,7 @@ __all__ = [
 
 _UUID: Final = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 _STAMP: Final = re.compile(rf"(?:^| )topic ({_UUID})$")
-_MEMBER_STAMP: Final = re.compile(r"generation \d+ member .*", re.DOTALL)
+_MEMBER_STAMP: Final = re.compile(r"generation \d+ member (.*?)(?: done [A-Za-z0-9_-]+)?", re.DOTALL)
 # what is done beyond the offset, in the text that members add
 _DONE: Final = re.compile(r"(generation \d+ member .* done [A-Za-z0-9_-]+)((?: topic \S+)?)", re.DOTALL)
 _DONE_OF_CLUSTER: Final = re.compile(
@@ -86,6 +86,8 @@ class Committed(OffsetAndMetadata):  # type: ignore[misc]  # kafka-python is unt
     topic_id: Optional[uuid.UUID] = None
     done: Optional[DoneSet] = None
     """The records beyond the offset that are done."""
+    member: Optional[str] = None
+    """The id of the member of this library that committed it, if its user gave no metadata."""
 
     def __repr__(self) -> str:
         return repr(OffsetAndMetadata(*self))
@@ -94,7 +96,9 @@ class Committed(OffsetAndMetadata):  # type: ignore[misc]  # kafka-python is unt
 def as_written(committed: OffsetAndMetadata) -> Committed:
     """The offset with the metadata that the user gave, without the text that members add."""
     metadata = _STAMP.sub("", committed.metadata or "")
-    found = Committed(committed.offset, "" if _MEMBER_STAMP.fullmatch(metadata) else metadata, committed.leader_epoch)
+    stamp = _MEMBER_STAMP.fullmatch(metadata)
+    found = Committed(committed.offset, metadata if stamp is None else "", committed.leader_epoch)
+    found.member = None if stamp is None else stamp[1]
     found.topic_id = topic_of(committed.metadata)
     found.done = done_of(committed.metadata, committed.offset)
     return found

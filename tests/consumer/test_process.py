@@ -47,8 +47,8 @@ class Service:
     def consumer(self) -> Consumer:
         return Consumer(self.topic, **self.settings)
 
-    async def leave_one_key(self) -> None:
-        """Handles all records but those of key 3, which is stuck, and leaves the group."""
+    async def leave_one_key(self) -> str:
+        """Handles all records but those of key 3, which is stuck, and leaves the group. Returns the member's id."""
         done: list[int] = []
         stuck = asyncio.Event()
 
@@ -66,6 +66,7 @@ class Service:
             found = await consumer.committed(self.partition)
             assert found is not None
             assert (found.offset, found.metadata) == (3, "")
+            return consumer.member_id
 
 
 @pytest.mark.parametrize(("version", "options"), VERSIONS)
@@ -74,13 +75,14 @@ async def test_what_is_done_beyond_a_stuck_record_is_not_handled_again(
 ) -> None:
     cluster = cluster_factory(kafka=version)
     service = Service(cluster, topic_factory(1, cluster=cluster), group, options)
-    await service.leave_one_key()
+    former = await service.leave_one_key()
     again: list[int] = []
 
     async def handle(record: Record) -> None:
         again.append(record.offset)
 
     async with service.consumer() as consumer:
+        assert await consumer.former_owners(service.partition) == {service.partition: former}
         work = asyncio.ensure_future(consumer.process(handle, ordering="key", commit_interval_s=0.05))
         await wait_until_async(lambda: len(again) >= 10 or work.done(), 30, "the rest")
         cluster.produce(service.topic, [b"the end"])

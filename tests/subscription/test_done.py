@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import uuid
 
 import pytest
 from hypothesis import given
@@ -143,3 +144,18 @@ def test_a_fingerprint_tells_records_apart() -> None:
     ]
     assert len(set(marks)) == len(marks)
     assert 0 not in marks
+
+
+@pytest.mark.parametrize(
+    ("metadata", "member"),
+    [
+        ("generation 3 member billing web1-8f", "billing web1-8f"),
+        ("generation 3 member m-1 done AAaa_-9", "m-1"),
+        (f"generation 3 member m-1 done AAaa_-9 topic {uuid.UUID(int=7)}", "m-1"),
+        (f"generation 3 member m-1 topic {uuid.UUID(int=7)}", "m-1"),
+        ("my own words", None),
+        ("", None),
+    ],
+)
+def test_a_commit_says_which_member_made_it(metadata: str, member: str | None) -> None:
+    assert as_written(OffsetAndMetadata(5, metadata, -1)).member == member

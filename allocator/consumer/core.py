@@ -23,7 +23,7 @@ from allocator.fetch.batch import Batch
 from allocator.fetch.fetcher import Fetcher
 from allocator.groups.membership import Membership
 from allocator.groups.patterns import topic_pattern, with_topics
-from allocator.offsets.coordinator import Coordinator
+from allocator.offsets.coordinator import METADATA_BYTES, Coordinator
 from allocator.offsets.group_offsets import GroupOffsets
 from allocator.offsets.idle import IdleOffsets, commit_again
 from allocator.offsets.storage import StoredOffsets, fetch_old_offsets
@@ -48,8 +48,8 @@ Offsets = Mapping[TopicPartition, OffsetAndMetadata]
 
 LOSSES = 100  # kept
 FRESH_WITHIN_S = 2.0  # of a close. more: it waits longer for a coordinator that is away; less: a slow one is given up
-METADATA_CHARACTERS = 4096  # Kafka's default of offset.metadata.max.bytes
-IDS_CHARACTERS = 120  # of these, for the ids of topic and cluster
+IDS_CHARACTERS = 120  # of the metadata of a commit, for the ids of topic and cluster
+STAMP_CHARACTERS = 476  # of the same, for these ids and the member
 COMMIT_BACKOFF_S = 0.1  # before an auto-commit that did not come through is tried again, unless it comes up anyway
 
 
@@ -126,6 +126,7 @@ class ConsumerCore:
         self._idle = IdleOffsets(self._with_commit, self._commit_again, self._retention_s)
         self.losses: deque[RecordsLost] = deque(maxlen=LOSSES)
         """The latest losses, for the page and for users."""
+        self._metadata_bytes = METADATA_BYTES
         self.processing = False
         """`Consumer.process` knows what is done, so that a request for more says nothing about it."""
         self.closing = False
@@ -554,10 +555,21 @@ class ConsumerCore:
         done = offset.done
         if done is not None:
             self._warn_without_metadata()
-            text, whole = done.encoded(METADATA_CHARACTERS - IDS_CHARACTERS - len(stamp))
+            text, whole = done.encoded(self._metadata_bytes - IDS_CHARACTERS - len(stamp))
             stamp = with_done(stamp, text)
             self.client.measures.done_sets_cut += not whole
         return self.stamped(stamp, partition, topic_of_offset(offset))
+
+    @property
+    def done_characters(self) -> int:
+        """The room in a commit for what is done beyond its offset."""
+        return self._metadata_bytes - IDS_CHARACTERS - STAMP_CHARACTERS
+
+    async def learn_metadata_limit(self) -> None:
+        """Asks the coordinator how much metadata a commit may have. Until then it is as much as by default."""
+        if self._offsets is not None and self._offsets.storage != "zookeeper":
+            await self._find_coordinator(self._offsets)
+            self._metadata_bytes = await self._coordinator.metadata_bytes()
 
     def _warn_without_metadata(self) -> None:
         if self._warned or (self.offsets.storage != "zookeeper" and self.client.broker_version >= (0, 8, 2)):

@@ -137,8 +137,13 @@ class OwnConsumer:
         self._also = frozenset(topics)
         self._engine.also_read(topics)
 
+    @property
+    def done_characters(self) -> int:
+        return self._engine.done_characters
+
     async def start(self) -> None:
         await self._consumer.start()
+        self._engine.start_task(self._engine.learn_metadata_limit(), "metadata limit")
 
     async def close(self) -> None:
         await self._consumer.close()
@@ -195,6 +200,7 @@ class RunningConsumer(OwnConsumer):
 
     async def start(self) -> None:
         self._engine.process_with(self._listener)
+        self._engine.start_task(self._engine.learn_metadata_limit(), "metadata limit")
 
     async def close(self) -> None:
         self._engine.process_with(None)

@@ -19,7 +19,7 @@ from allocator.client.offset_commit import OffsetCommit
 from allocator.errors import AllocatorError, BrokerError
 from allocator.measures import Measure, Measures
 
-__all__ = ["SHORTEST_RETENTION_S", "Coordinator"]
+__all__ = ["METADATA_BYTES", "SHORTEST_RETENTION_S", "Coordinator"]
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +28,8 @@ MAX_VERSION = 3  # from v4 on one request may ask for many groups; this one asks
 # for one request. more: its successor is found later when it hangs; less: a slow one gets the request twice
 PATIENCE_S = 10.0
 
+METADATA = "offset.metadata.max.bytes"
+METADATA_BYTES = 4096  # Kafka's default
 RETENTION = "offsets.retention.minutes"
 SHORTEST_RETENTION_S = 24 * 3600.0  # Kafka's default up to 1.1; from 2.0 on it is seven days
 
@@ -121,6 +123,20 @@ class Coordinator:
         except (AllocatorError, KeyError, ValueError) as error:
             log.debug("%s: the offset retention cannot be read: %s", self._group, error)
             return None if getattr(error, "retriable", False) else SHORTEST_RETENTION_S
+
+    async def metadata_bytes(self) -> int:
+        """The largest metadata of a commit, in bytes; Kafka's default where the coordinator does not tell its limit."""
+        node = self._node
+        if node is None or self._client.api_version(DescribeConfigsRequest) is None:
+            return METADATA_BYTES
+        try:
+            found = await describe_configs(
+                self._client, BROKER_RESOURCE, str(node), [METADATA], node=node, timeout_s=PATIENCE_S
+            )
+            return int(found[METADATA])
+        except (AllocatorError, KeyError, ValueError) as error:
+            log.debug("%s: the limit of a commit's metadata cannot be read: %s", self._group, error)
+            return METADATA_BYTES
 
     async def find(self, deadline: float) -> int | None:
         """Node id, looked up if unknown; None before 0.8.2. Raises `BrokerError` when refused or time is up."""

@@ -26,11 +26,8 @@ __all__ = ["InHandBytes", "PartitionWorker", "Work"]
 
 log = logging.getLogger(__name__)
 
-# Of the metadata of a commit, for what is done beyond its offset. Kafka's limit, `offset.metadata.max.bytes`, is 4096;
-# the rest is for the member and the topic
-DONE_CHARACTERS = 3500
-# so many offsets always fit, as a bitmap in base64
-ALWAYS_FIT = DONE_CHARACTERS * 3 // 4 * 8 - 512
+# with less room in a commit than this, nothing of what is done beyond its offset is worth waiting for
+LEAST_CHARACTERS = 100
 # beyond that the size is looked at once for so many records
 CHECK_EVERY = 256
 
@@ -62,6 +59,8 @@ class Work:
     measures: Measures
     broken: Callable[[BaseException], None]
     """Ends the processing with this error."""
+    done_characters: Callable[[], int]
+    """The room in a commit for what is done beyond its offset."""
     retry_plan: RetryPlan | None = None
 
 
@@ -252,21 +251,23 @@ class PartitionWorker:
             return room
         if room <= self._work.in_hand_records // 8:
             return 0  # many at a time
-        if self._window.width + room > ALWAYS_FIT:
+        limit = self._work.done_characters()
+        # offsets that always fit, as a bitmap in base64
+        if limit >= LEAST_CHARACTERS and self._window.width + room > limit * 3 // 4 * 8 - 512:
             room = min(room, CHECK_EVERY)
             self._unchecked += room
             if self._narrow or self._unchecked >= CHECK_EVERY:
                 self._unchecked = 0
-                self._look_at_size()
+                self._look_at_size(limit)
             if self._narrow:
                 return 0
         return room
 
-    def _look_at_size(self) -> None:
+    def _look_at_size(self, limit: int) -> None:
         """Narrows the window before what is done beyond the committed offset does not fit into a commit any more."""
         done = self._window.done_set()[1]
-        used = 0 if done is None else len(done.encoded(2 * DONE_CHARACTERS)[0])
-        narrow = used > DONE_CHARACTERS * (0.5 if self._narrow else 0.75)
+        used = 0 if done is None else len(done.encoded(2 * limit)[0])
+        narrow = used > limit * (0.5 if self._narrow else 0.75)
         if narrow != self._narrow:
             self._narrow = narrow
             self._work.measures.windows_narrowed += narrow

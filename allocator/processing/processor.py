@@ -68,6 +68,10 @@ class RecordSource(Protocol):
     def keeps_positions(self) -> bool:
         """Whether a sink says where a partition that returns goes on."""
 
+    @property
+    def done_characters(self) -> int:
+        """The room in a commit for what is done beyond its offset, in characters."""
+
     def done_beyond(self, partition: TopicPartition) -> DoneSet | None: ...
 
     def seek(self, partition: TopicPartition, offset: Offset) -> None: ...
@@ -182,6 +186,7 @@ class Processor(RebalanceListener):
             failures=Failures(self._handler, retries, policy, self._dead_letters, source.measures, self._retry_topics),
             measures=source.measures,
             broken=self._broke,
+            done_characters=lambda: source.done_characters,
             retry_plan=None if self._retry_topics is None else self._retry_topics.plan,
         )
         running: list[asyncio.Future[None]] = [asyncio.ensure_future(self._start())]

@@ -42,6 +42,7 @@ class MemorySource:
         self.listener: Any = None
         self.measures = Measures()
         self.keeps_positions = False
+        self.done_characters = 3500
         self.commits: list[Any] = []
 
     def __call__(self, listener: Any) -> MemorySource:

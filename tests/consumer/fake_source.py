@@ -81,6 +81,7 @@ class FakeSource:
         self.opening: set[TopicPartition] = set()
         self.closed = False
         self.keeps_positions = False
+        self.done_characters = 3500
         self.topics: dict[TopicPartition, Any] = {}
         self.measures = Measures()
         self.beyond: dict[TopicPartition, DoneSet] = {}

@@ -50,7 +50,7 @@ async def test_records_wait_beside_the_others_and_come_again_as_they_were(
         kafka_cluster.produce(topic, [(b"%d" % (n % 10), b"%d" % n) for n in range(100)])
         measures = consumer.measures
         await wait_until_async(
-            lambda: (len(seen) >= 102 and due and measures.records_delayed == 3) or work.done(), 60, "17 and 18"
+            lambda: (len(seen) >= 102 and due and measures.records_delayed >= 3) or work.done(), 60, "17 and 18"
         )
         assert not work.done(), work
         assert len(set(seen)) == 100, "the topic, partition and offset of a record stay"
@@ -59,11 +59,14 @@ async def test_records_wait_beside_the_others_and_come_again_as_they_were(
         assert due[bad] > wall_ms() + 3_000_000
         assert measures.dead_letters == 0
 
-        shown = await asyncio.to_thread(describe, group, kafka_cluster)
-        waits = {each["topic"]: each for each in shown["retries"]}
+        waits: dict[str, Any] = {}
+        while waits.get(f"{group}.retry-1s", {}).get("records") != 0:  # until what is done there is committed
+            assert not work.done(), work
+            shown = await asyncio.to_thread(describe, group, kafka_cluster)
+            waits = {each["topic"]: each for each in shown["retries"]}
+        assert waits[f"{group}.retry-1s"]["due_ms"] is None
         assert waits[bad.topic]["records"] == 1
         assert abs(waits[bad.topic]["due_ms"] - due[bad]) < 1000
-        assert waits[f"{group}.retry-1s"]["due_ms"] is None
 
         work.cancel()
         await asyncio.wait({work})

@@ -305,8 +305,6 @@ async def test_a_seek_back_handles_everything_again() -> None:
 
 
 async def test_the_window_narrows_before_a_commit_could_not_say_what_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partition_worker, "DONE_CHARACTERS", 200)
-    monkeypatch.setattr(partition_worker, "ALWAYS_FIT", 600)
     monkeypatch.setattr(partition_worker, "CHECK_EVERY", 16)
     cluster, held, rng = Cluster(records=5000, keys=5000), asyncio.Event(), random.Random(3)
     done: list[int] = []
@@ -318,6 +316,7 @@ async def test_the_window_narrows_before_a_commit_could_not_say_what_is_done(mon
         done.append(record.offset)
 
     async with running(cluster, handle, concurrency=1000, in_hand_records=1000) as it:
+        it.source.done_characters = 200
         await until(lambda: it.source.measures.windows_narrowed)
         counts: list[int] = [-1]
         while counts[-1] != len(done):
@@ -332,6 +331,23 @@ async def test_the_window_narrows_before_a_commit_could_not_say_what_is_done(mon
         await until(lambda: len(done) == 5000)
         await it.stop()
     assert cluster.committed == {PARTITION: 5000}
+
+
+async def test_a_broker_that_takes_no_metadata_narrows_nothing() -> None:
+    """What is done beyond the offset is not committed then, so no record has to wait for it."""
+    cluster, held = Cluster(records=3000, keys=3000), asyncio.Event()
+    done: list[int] = []
+
+    async def handle(record: Record) -> None:
+        if record.offset == 0:
+            await held.wait()
+        done.append(record.offset)
+
+    async with running(cluster, handle, in_hand_records=100) as it:
+        it.source.done_characters = -500
+        await until(lambda: len(done) == 2999)
+        assert it.source.measures.windows_narrowed == 0
+        held.set()
 
 
 # -- failures ----------------------------------------------------------------------------------------------------------

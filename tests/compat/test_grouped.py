@@ -361,9 +361,9 @@ async def members_of(service: Service) -> list[str]:
 
 async def test_servers_that_do_not_answer_are_named(service: Service) -> None:
     with pytest.raises(BrokersUnavailable, match=r"127\.0\.0\.1:1"):
-        await GroupedConsumer(["127.0.0.1:1"], "g", [service.cluster.zookeeper], connect_timeout_s=0.5).connect()
+        await GroupedConsumer(["127.0.0.1:1"], "g", [service.cluster.zookeeper], connect_timeout_s=3.0).connect()
     with pytest.raises(ZooKeeperUnavailable, match=r"127\.0\.0\.1:1"):
-        await GroupedConsumer([service.cluster.bootstrap], "g", ["127.0.0.1:1"], connect_timeout_s=0.5).connect()
+        await GroupedConsumer([service.cluster.bootstrap], "g", ["127.0.0.1:1"], connect_timeout_s=3.0).connect()
 
 
 @pytest.mark.parametrize("autocommit", [True, False])

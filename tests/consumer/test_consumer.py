@@ -379,7 +379,7 @@ async def test_a_topic_that_comes_later_is_waited_for(kafka_cluster: LocalCluste
 
 @through_zookeeper
 async def test_brokers_that_cannot_be_reached_are_named(setting: Setting) -> None:
-    consumer = setting.consumer(brokers="127.0.0.1:1", connect_timeout_s=1.0)
+    consumer = setting.consumer(brokers="127.0.0.1:1", connect_timeout_s=3.0)
     with pytest.raises(BrokersUnavailable, match=r"127\.0\.0\.1:1"):
         await consumer.start()
 

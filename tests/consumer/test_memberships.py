@@ -311,7 +311,7 @@ async def test_auto_commit_comes_by_itself_and_soon_again_after_a_failure(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await service.produce(0, 40)
-    async with service.consumer(auto_commit_interval_s=1.0) as consumer:
+    async with service.consumer(auto_commit_interval_s=5.0) as consumer:
         assert len(await read(consumer, 40)) == 40
         assert await consumer.getbatch(0) is None  # done with the last one
         offsets, tries = consumer._engine.offsets, []
@@ -327,7 +327,7 @@ async def test_auto_commit_comes_by_itself_and_soon_again_after_a_failure(
 
         monkeypatch.setattr(offsets, "commit", failing)
         await wait_until_async(lambda: len(tries) >= 4, 30, "the auto-commit")
-        assert tries[3] - tries[0] < 2.9, "it waited for a whole interval after each failure"
+        assert tries[3] - tries[0] < 14.9, "it waited for a whole interval after each failure"
 
         async def all_of_it() -> bool:
             found = [await consumer.committed(partition) for partition in service.partitions]

@@ -45,7 +45,7 @@ async def test_each_cluster_has_the_security_that_is_given_for_it(
         group=group,
         zookeeper=str(zk_chroot),
         securities={other: {"security_protocol": "SSL"}},
-        connect_timeout_s=2.0,
+        connect_timeout_s=5.0,
     )
     try:
         async with consumer:

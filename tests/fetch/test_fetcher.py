@@ -364,7 +364,7 @@ async def test_out_of_range_resets_after_what_was_read(reset: Any, lands: int) -
     cluster.append(A0, 10)
     losses: list[RecordsLost] = []
     async with fetching(cluster, state, auto_offset_reset=reset, lost=losses.append) as fetcher:
-        held = await fetcher.next_batch(5)
+        held = await fetcher.next_batch(30)
         assert held is not None
         cluster.logs[A0] = []
         cluster.start[A0] = 40

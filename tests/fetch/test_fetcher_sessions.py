@@ -284,7 +284,7 @@ async def read_to(fetcher: Fetcher, state: SubscriptionState, end: int) -> list[
     """Updates the position like the consumer, with epochs."""
     seen: list[int] = []
     while not seen or seen[-1] < end - 1:
-        batch = await fetcher.next_batch(5)
+        batch = await fetcher.next_batch(30)
         assert batch is not None
         tp = TopicPartition(batch.topic, batch.partition)
         seen += offsets(list(batch))

@@ -207,7 +207,7 @@ def settled(members: Iterable[TestMember], topics: StaticTopics) -> bool:
 class OneGroup:
     """One group on one ZooKeeper, its topics, and the history of its members."""
 
-    settles_within_s = 20.0
+    settles_within_s = 30.0
 
     def __init__(self, hosts: str, group: str, counts: dict[str, int]) -> None:
         self.hosts, self.group = hosts, group

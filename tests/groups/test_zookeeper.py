@@ -131,14 +131,14 @@ async def test_a_lost_session_is_told_and_the_member_comes_back(bench: Bench) ->
 
 
 async def test_a_reconnect_within_the_session_moves_nothing(bench: Bench) -> None:
-    async with bench.members("a", "b", session_timeout_s=6.0) as (a, b):
+    async with bench.members("a", "b", session_timeout_s=15.0) as (a, b):
         await bench.settle(a, b)
         generation, moves = a.membership.generation, bench.history.moves()
         for member in (a, b):
             member.zk._client._connection._socket.shutdown(2)
         await wait_until_async(lambda: a.owner.suspensions and b.owner.suspensions, 30, "the pause")
         await wait_until_async(lambda: a.membership.may_act() and b.membership.may_act(), 30, "the end of the pause")
-        async with bench.member("c", session_timeout_s=6.0) as c:
+        async with bench.member("c", session_timeout_s=15.0) as c:
             # their watches survived the reconnect, or this would not move
             await bench.settle(a, b, c)
             assert a.membership.generation == generation + 1
@@ -152,13 +152,13 @@ async def test_zookeeper_killed_and_restarted(cluster_factory, group: str) -> No
     """All members pause in time, keep their partitions, and continue; nothing moves."""
     cluster = cluster_factory(kafka=None, zookeepers=1, directory=None, heap="129m")
     bench = Bench(cluster.zookeeper, group)
-    async with bench.members("a", "b", session_timeout_s=4.0) as (a, b):
+    async with bench.members("a", "b", session_timeout_s=8.0) as (a, b):
         await bench.settle(a, b)
         moves = bench.history.moves()
         node = cluster.zookeepers[0]
         await asyncio.get_running_loop().run_in_executor(None, node.kill)
         await wait_until_async(lambda: not a.membership.may_act() and not b.membership.may_act(), 30, "the pause")
-        await asyncio.sleep(4.5)  # longer than the session: it lives on, for the ensemble was down as well
+        await asyncio.sleep(8.5)  # longer than the session: it lives on, for the ensemble was down as well
         assert not a.membership.may_act()
         await asyncio.get_running_loop().run_in_executor(None, node.start)
         await wait_until_async(lambda: a.membership.may_act() and b.membership.may_act(), 30, "the end of the pause")
@@ -175,7 +175,7 @@ async def test_a_frozen_member_stops_before_its_successor_begins(bench: Bench) -
         from members import *
         async def main():
             topics, history = StaticTopics({"t": 24}), History()
-            async with TestMember(sys.argv[1], sys.argv[2], "frozen", topics, history, session_timeout_s=2.0) as m:
+            async with TestMember(sys.argv[1], sys.argv[2], "frozen", topics, history, session_timeout_s=4.0) as m:
                 while not m.owned:
                     await asyncio.sleep(0.01)
                 # the first instant after the freeze, before anything can have been heard of ZooKeeper
@@ -194,9 +194,9 @@ async def test_a_frozen_member_stops_before_its_successor_begins(bench: Bench) -
     try:
         assert await asyncio.wait_for(child.stdout.readline(), 30) == b"owns 24\n"
         async with bench.member("heir") as heir:
-            await wait_until_async(lambda: len(heir.owned) == 12, 30, "half of the partitions")
+            await wait_until_async(lambda: len(heir.owned) >= 12, 30, "half of the partitions")
             child.send_signal(signal.SIGSTOP)
-            await bench.settle(heir, timeout_s=20)
+            await bench.settle(heir, timeout_s=30)
             child.send_signal(signal.SIGCONT)
             assert await asyncio.wait_for(child.stdout.readline(), 30) == b"stopped\n"
     finally:

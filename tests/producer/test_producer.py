@@ -165,6 +165,6 @@ async def test_columns_are_written_as_records_are(kafka_cluster: LocalCluster, t
 
 async def test_a_topic_that_does_not_exist_is_named(cluster_factory: Any) -> None:
     cluster = await asyncio.to_thread(cluster_factory, kafka="3.9.1")
-    async with KafkaClient(cluster.bootstrap) as client, Producer(client, timeout_s=0.5) as producer:
+    async with KafkaClient(cluster.bootstrap) as client, Producer(client, timeout_s=3) as producer:
         with pytest.raises(TopicNotFound, match="no-such-topic"):
             await producer.append("no-such-topic", None, b"v")

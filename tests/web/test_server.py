@@ -373,7 +373,7 @@ async def test_a_large_group_is_answered_at_once_and_its_events_are_small(zk_chr
         loop = asyncio.get_running_loop()
         began = loop.time()
         answer = await it.ask("/api/groups/large")
-        assert loop.time() - began < 5.0  # 0.02 s on a quiet machine
+        assert loop.time() - began < 30  # 0.02 s on a quiet machine
         found = json.loads(answer.body)
         as_described("/api/groups/{group}", found)
         assert (len(found["members"]), found["partitions"], found["unowned"]) == (100, 10_000, 0)

@@ -22,6 +22,7 @@ from allocator.names import check_path, check_pattern_syntax, check_topic, parse
 from allocator.types import (
     GroupProtocol,
     IsolationLevel,
+    LoadSource,
     MembershipName,
     OffsetReset,
     OffsetStorage,
@@ -420,6 +421,21 @@ SETTINGS: Final[Mapping[str, Setting]] = {
         "Seconds that the partitions of a member with an `instance_id` wait for its next process after it stopped or "
         "its session ended. More: a slower restart moves nothing. Less: the partitions of a member that does not come "
         "back stand still for a shorter time. 0: they move at once.",
+        memberships=("zookeeper",),
+    ),
+    "follow_load": Setting(
+        Text(get_args(LoadSource)),
+        None,
+        "Moves partitions away from members that have too much to do: `records` counts the records that arrive in a "
+        "partition in a second, `reported` is the number that you give to `report_load`. Takes the place of `assignor` "
+        "once all members of the group have it. None: load moves nothing.",
+        memberships=("zookeeper",),
+    ),
+    "load_tolerance": Setting(
+        Number(1, 10, above=True, unit="times the share"),
+        1.1,
+        "With `follow_load`: how much of its share a member may have before it gives partitions away. More: fewer "
+        "moves. Less: more even. The value of the leader counts.",
         memberships=("zookeeper",),
     ),
     "settle_s": Setting(

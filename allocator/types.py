@@ -25,6 +25,7 @@ __all__ = [
     "GroupProtocol",
     "IsolationLevel",
     "Listener",
+    "LoadSource",
     "MembershipName",
     "Offset",
     "OffsetAndMetadata",
@@ -52,6 +53,9 @@ GroupProtocol = Literal["classic", "consumer"]
 
 OffsetStorage = Literal["kafka", "zookeeper", "both"]
 """The setting `offsets`: where the committed offsets of a group are."""
+
+LoadSource = Literal["records", "reported"]
+"""The setting `follow_load`: what the load of a partition is."""
 
 OffsetReset = Literal["earliest", "latest", "none"]
 """The setting `auto_offset_reset`, which also takes a time in milliseconds since the epoch."""

@@ -9,16 +9,17 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Any, Union
+from typing import Any, Union, get_args
 
 from allocator.assignors.basic import naive, range_, roundrobin
 from allocator.assignors.kiel import KielAssignor, naive_allocator
 from allocator.assignors.lag_aware import lag_aware
+from allocator.assignors.load import LoadAssignor
 from allocator.assignors.sticky import cooperative_sticky, rack_aware, sticky, weighted
 from allocator.assignors.types import WANTABLE, Assignor, GroupView, wants
 from allocator.errors import AssignorError
 from allocator.targets import find, to_call
-from allocator.types import TopicPartition
+from allocator.types import LoadSource, TopicPartition
 
 __all__ = ["ENTRY_POINT_GROUP", "AssignorSpec", "built_in", "known_names", "of_kiel", "resolve"]
 
@@ -28,6 +29,8 @@ AssignorSpec = Union[str, Assignor, Callable[..., Any]]
 
 _ALL: tuple[Assignor, ...] = (naive, range_, roundrobin, sticky, cooperative_sticky, weighted, rack_aware, lag_aware)
 _BUILT_IN: Mapping[str, Assignor] = {each.name: each for each in _ALL}
+# members offer them by the setting `follow_load`, and nobody names them in `assignor`
+_BY_LOAD: Mapping[str, Assignor] = {each.name: each for each in map(LoadAssignor, get_args(LoadSource))}
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,7 @@ class _Named:
 
 def built_in(name: str) -> Assignor | None:
     """The assignor of this package with that name, None if there is none. Loads nothing else."""
-    return _BUILT_IN.get(name)
+    return _BUILT_IN.get(name) or _BY_LOAD.get(name)
 
 
 def known_names() -> list[str]:
@@ -91,8 +94,9 @@ def of_kiel(function: Callable[..., Any]) -> Assignor:
 
 
 def _by_text(spec: str) -> Assignor:
-    if spec in _BUILT_IN:
-        return _BUILT_IN[spec]
+    found = built_in(spec)
+    if found is not None:
+        return found
     points = _entry_points()
     if spec in points:
         try:
@@ -123,10 +127,10 @@ def _adapt(target: Any, spec: str | None, *, forced: bool = False, of_kiel: bool
     if target is naive_allocator:
         return naive  # one function in two signatures: members that name either agree
     own: Assignor = target
-    if any(own is each for each in _BUILT_IN.values()):
+    if any(own is each for each in (*_BUILT_IN.values(), *_BY_LOAD.values())):
         return own
     name = spec if forced and spec is not None else _name(target, spec)
-    if name in _BUILT_IN:
+    if built_in(name) is not None:
         raise AssignorError(
             f"allocator function {shown} calls itself {name!r}, which is built in; give it another name"
         )

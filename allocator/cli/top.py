@@ -189,7 +189,7 @@ def frame(watcher: Watcher, chosen: Optional[str] = None, height: int = 1000, wi
     said: list[Text] = []
     if shown is not None:
         group = watcher.groups[shown]
-        said = [*_worst_first(group, few), *_orders(group, few), *_plan(group, few)]
+        said = [*_worst_first(group, few), *_orders(group, few), *_load(group), *_plan(group, few)]
     listed = _around(names, shown, max(3, (height - max(0, len(said) - LINES)) // 3))
     parts.append(_groups(watcher, listed, shown, width))
     if len(listed) < len(names):
@@ -281,6 +281,17 @@ def _partitions(group: Seen, room: int, width: int) -> Table:
 
 def _worst_first(group: Seen, room: int) -> list[Text]:
     return [_cut(finding.what, "red") for finding in group.problems[:room]]
+
+
+def _load(group: Seen) -> list[Text]:
+    """How even the members' loads are, where the group follows load."""
+    state = group.report.state
+    if state.load is None or state.load.max_over_mean is None:
+        return []
+    loads = state.load.by_member
+    busiest = state.name_of(max(loads, key=lambda member: loads[member]))
+    text = f"load in {state.load_source}: max/mean {state.load.max_over_mean:.2f}, most at {plain(busiest)}"
+    return [Text(text, style="cyan", overflow="ellipsis", no_wrap=True)]
 
 
 def _orders(group: Seen, room: int) -> list[Text]:

@@ -31,6 +31,7 @@ from allocator.types import (
     GroupProtocol,
     IsolationLevel,
     Listener,
+    LoadSource,
     MembershipName,
     Offset,
     OffsetAndMetadata,
@@ -119,6 +120,8 @@ class Consumer:
         max_poll_interval_s: float | None = DEFAULT["max_poll_interval_s"],
         instance_id: str | None = DEFAULT["instance_id"],
         restart_grace_s: float = DEFAULT["restart_grace_s"],
+        follow_load: LoadSource | None = DEFAULT["follow_load"],
+        load_tolerance: float = DEFAULT["load_tolerance"],
         offsets: OffsetStorage | None = DEFAULT["offsets"],
         settle_s: float = DEFAULT["settle_s"],
         sink: TransactionalSink | None = None,
@@ -147,6 +150,8 @@ class Consumer:
                 max_poll_interval_s=max_poll_interval_s,
                 instance_id=instance_id,
                 restart_grace_s=restart_grace_s,
+                follow_load=follow_load,
+                load_tolerance=load_tolerance,
                 offsets=offsets,
                 settle_s=settle_s,
             ),
@@ -335,6 +340,17 @@ class Consumer:
         if key is None and value is None:
             return None
         return lambda record: deserialized(record, key, value)
+
+    def report_load(self, partition: TopicPartition, load: float) -> None:
+        """Says how much work a partition is at present, with `follow_load="reported"`.
+
+        `load` is in any unit that all members share, for example bytes or seconds of work per second. The number counts
+        until the next call; the group sees its mean over ten minutes. It says nothing about a partition that this
+        member does not own. Raises ValueError for a number that is not finite or below 0.
+        """
+        if not 0 <= load < float("inf"):
+            raise ValueError(f"load = {load!r}: must be a number from 0 on")
+        self._engine.load.reported[TopicPartition(*partition)] = float(load)
 
     # -- offsets -------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from allocator.client.client import KafkaClient
-from allocator.consumer.measures import lag
+from allocator.consumer.measures import OwnLoad, lag
 from allocator.consumer.membership_config import MembershipConfig
 from allocator.consumer.operator_orders import OperatorOrders
 from allocator.consumer.ownership import Ownership
@@ -118,6 +118,7 @@ class ConsumerCore:
             sink=None if sink is None else SinkMember(self, sink),
         )
         self._coordinator = Coordinator(self.client, self.group or "", self.client.retry_backoff_s)
+        self.load = OwnLoad(self.state)
         self._load = partial(lag, self.client, self.committed, auto_offset_reset)
         self._offsets = None
         if self.group is not None:
@@ -148,7 +149,13 @@ class ConsumerCore:
 
     def _make_membership(self) -> Membership:
         made = self._joining.make(
-            self.client, self._ownership, self._coordinator, self._load, self._offsets, self._orders.take
+            self.client,
+            self._ownership,
+            self._coordinator,
+            self._load,
+            self._offsets,
+            self.load.report,
+            self._orders.take,
         )
         if self._offsets is not None:
             self._offsets.committer = made.committer

@@ -6,11 +6,12 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 
 from allocator.client.client import KafkaClient
 from allocator.client.log_offsets import EARLIEST, LATEST, list_offsets
+from allocator.groups.zookeeper.load_report import LoadMeter, LoadReport
 from allocator.measures import Measures
 from allocator.subscription.state import SubscriptionState
-from allocator.types import OffsetAndMetadata, TopicPartition
+from allocator.types import LoadSource, OffsetAndMetadata, TopicPartition
 
-__all__ = ["lag", "lags", "reference_metrics"]
+__all__ = ["OwnLoad", "lag", "lags", "reference_metrics"]
 
 TIMEOUT_S = 2.0  # short, because a rebalance waits for it
 Committed = Callable[[Collection[TopicPartition]], Awaitable[Mapping[TopicPartition, OffsetAndMetadata]]]
@@ -48,6 +49,27 @@ def lags(state: SubscriptionState) -> dict[TopicPartition, int]:
     """Records between the position and the end of each partition, of those whose end is known from a fetch."""
     found = {partition: state.partition_lag(partition) for partition in state.assigned_partitions()}
     return {partition: lag for partition, lag in found.items() if lag is not None}
+
+
+class OwnLoad:
+    """The load of the partitions that one consumer owns, for `follow_load`."""
+
+    def __init__(self, state: SubscriptionState) -> None:
+        self._state = state
+        self._meter = LoadMeter()
+        self.reported: dict[TopicPartition, float] = {}
+        """What the user reported last."""
+
+    def report(self, source: LoadSource) -> LoadReport:
+        """What to tell the group now. Each call is one measurement."""
+        owned = self._state.assigned_partitions()
+        if source == "reported":
+            self.reported = {partition: load for partition, load in self.reported.items() if partition in owned}
+            return LoadReport.of(source, self._meter.of_loads(self.reported))
+        ends = {partition: self._state.high_watermark(partition) for partition in owned}
+        return LoadReport.of(
+            source, self._meter.of_ends({partition: end for partition, end in ends.items() if end is not None})
+        )
 
 
 def reference_metrics(measures: Measures, lag: Mapping[TopicPartition, int], assigned: int) -> dict[str, float]:

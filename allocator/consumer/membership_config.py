@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, NamedTuple, Optional
 
 from allocator.assignors import Assignor, naive_allocator, resolve
@@ -27,6 +28,7 @@ from allocator.groups.legacy.owners import OwnersSettings
 from allocator.groups.membership import AssignmentListener, Membership
 from allocator.groups.patterns import check_pattern
 from allocator.groups.view import Load
+from allocator.groups.zookeeper.load_report import LoadReport
 from allocator.groups.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
 from allocator.groups.zookeeper.order_store import OrderStore
 from allocator.groups.zookeeper.orders import Orders
@@ -35,7 +37,7 @@ from allocator.names import check_group, check_topic
 from allocator.offsets.coordinator import Coordinator
 from allocator.offsets.storage import StoredOffsets
 from allocator.settings import DEFAULT, MASK, SETTINGS, keyword_faults
-from allocator.types import Assignors, GroupProtocol, MembershipName, OffsetStorage, TopicPartition
+from allocator.types import Assignors, GroupProtocol, LoadSource, MembershipName, OffsetStorage, TopicPartition
 from allocator.zookeeper.client import ZooKeeper
 
 __all__ = ["OPTIONS", "Fault", "MembershipConfig", "assignors_of"]
@@ -70,6 +72,8 @@ class Connections(NamedTuple):
     """For assignors that consider how much work a partition is."""
     offsets: StoredOffsets | None
     """Those of the group, whose place changes when the group is adopted from another layout."""
+    measured: Callable[[LoadSource], LoadReport] | None = None
+    """Returns the load of the partitions that this consumer owns."""
     ordered: Callable[[Orders, OrderStore], None] | None = None
     """Is called with the orders of operators, where the membership has any."""
 
@@ -211,7 +215,7 @@ class EnsembleOptions(MembershipOptions):
             Paths(root, config.group),
             connections.listener,
             connections.client,
-            config.assignors(),
+            self.functions(config),
             ZooKeeperSettings(
                 name=config.client_id,
                 topics=frozenset(config.topics),
@@ -223,13 +227,22 @@ class EnsembleOptions(MembershipOptions):
                 **self.place(),
             ),
             load=connections.load,
+            measured=self.measured(connections),
             ordered=connections.ordered,
             measures=connections.client.measures,
         )
 
     def place(self) -> dict[str, Any]:
-        """What keeps the member's place over a restart, under the names of `ZooKeeperSettings`."""
+        """What keeps the member's place over a restart, and load-following, under the names of `ZooKeeperSettings`."""
         return {}
+
+    def measured(self, connections: Connections) -> Callable[[], LoadReport] | None:
+        """What the member reports to the group about its load."""
+        return None
+
+    def functions(self, config: MembershipConfig) -> dict[str, Assignor]:
+        """The assignors that the member offers, by their names, the preferred one first."""
+        return config.assignors()
 
     def ensemble(self) -> ZooKeeper:
         assert self.zookeeper is not None
@@ -242,6 +255,8 @@ class ZooKeeperOptions(EnsembleOptions):
 
     instance_id: Optional[str] = DEFAULT["instance_id"]
     restart_grace_s: float = DEFAULT["restart_grace_s"]
+    follow_load: Optional[LoadSource] = DEFAULT["follow_load"]
+    load_tolerance: float = DEFAULT["load_tolerance"]
 
     def faults(self, config: MembershipConfig) -> Iterator[Fault]:
         yield from super().faults(config)
@@ -255,7 +270,21 @@ class ZooKeeperOptions(EnsembleOptions):
         return self.under(self.root, config, connections)
 
     def place(self) -> dict[str, Any]:
-        return {"instance_id": self.instance_id, "restart_grace_s": self.restart_grace_s}
+        return {
+            "instance_id": self.instance_id,
+            "restart_grace_s": self.restart_grace_s,
+            "load_tolerance": None if self.follow_load is None else self.load_tolerance,
+        }
+
+    def measured(self, connections: Connections) -> Callable[[], LoadReport] | None:
+        if self.follow_load is None or connections.measured is None:
+            return None
+        return partial(connections.measured, self.follow_load)
+
+    def functions(self, config: MembershipConfig) -> dict[str, Assignor]:
+        # members without `follow_load`, such as those of older versions, agree with this one on the others
+        by_load = {} if self.follow_load is None else assignors_of(f"load-{self.follow_load}")
+        return {**by_load, **config.assignors()}
 
 
 @dataclass(frozen=True)
@@ -432,10 +461,11 @@ class MembershipConfig:
         coordinator: Coordinator,
         load: Load,
         offsets: StoredOffsets | None,
+        measured: Callable[[LoadSource], LoadReport] | None = None,
         ordered: Callable[[Orders, OrderStore], None] | None = None,
     ) -> Membership:
         """The membership, which has touched nothing yet."""
-        return self.options.make(self, Connections(client, listener, coordinator, load, offsets, ordered))
+        return self.options.make(self, Connections(client, listener, coordinator, load, offsets, measured, ordered))
 
     def assignors(self) -> dict[str, Assignor]:
         """By their names, the preferred one first."""

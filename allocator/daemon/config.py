@@ -155,6 +155,8 @@ class GroupSection:
     rebalance_timeout_s: float = shared("rebalance_timeout_s")
     instance_id: str | None = shared("instance_id")
     restart_grace_s: float = shared("restart_grace_s")
+    follow_load: str | None = shared("follow_load")
+    load_tolerance: float = shared("load_tolerance")
     leave_on_stop: bool = setting(
         Flag(),
         False,

@@ -6,6 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from shlex import quote
 
+from allocator.assignors.load import LoadAssignor
+from allocator.assignors.registry import built_in
 from allocator.doctor.finding import Finding, Fix, Severity, names
 from allocator.doctor.observation import Observation
 from allocator.foreign import plain, shown
@@ -329,6 +331,7 @@ def _differences(seen: Observation) -> Iterator[Finding]:
             "Finish the deployment, or configure the same functions in the same order in all members.",
             f"allocator group describe {seen.state.group}",
         )
+    yield from _load_not_followed(seen.state)
     wanted = {(tuple(sorted(info.topics)), info.pattern) for info in members.values()}
     if len(wanted) > 1:
         yield Finding(
@@ -379,6 +382,26 @@ def _kafka(before: Observation, after: Observation) -> Iterator[Finding]:
         )
 
 
+def _load_not_followed(state: GroupState) -> Iterator[Finding]:
+    following = [info for info in state.members.values() if info.load_tolerance is not None]
+    if not following or not following[0].strategies:
+        return
+    function = following[0].strategies[0]
+    without = [member for member, info in state.members.items() if function not in info.strategies]
+    if without:
+        yield Finding(
+            "load-not-followed",
+            Severity.WARNING,
+            f"{len(following)} of {len(state.members)} members have follow_load, and the group does not follow load: "
+            f"{len(without)} members do not offer {function}",
+            tuple(map(state.name_of, without)),
+            "Members of older versions do not know the setting, and all members have to agree on it. Until then the "
+            "functions of `assignor` decide.",
+            "Give all members the same follow_load.",
+            f"allocator group describe {state.group}",
+        )
+
+
 def _shares(seen: Observation) -> Iterator[Finding]:
     """The number of partitions of each member, if all members have the same subscription."""
     held: dict[str, int] = {}
@@ -413,7 +436,7 @@ def _shares(seen: Observation) -> Iterator[Finding]:
             "Keep them as a reserve, stop them, or add partitions (which moves keys to other partitions).",
         )
         return
-    if strategy in BY_NUMBER_NOT or _is_steered(seen):
+    if strategy in BY_NUMBER_NOT or isinstance(built_in(strategy), LoadAssignor) or _is_steered(seen):
         return
     whole = sum(weights.get(member, 1.0) for member in held)
     fair = {member: total * weights.get(member, 1.0) / whole for member in held}

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, Optional
 
+from allocator.assignors.load import LoadAssignor, MemberLoads, member_loads
+from allocator.assignors.registry import built_in
 from allocator.client.client import KafkaClient
 from allocator.client.log_offsets import EARLIEST, LATEST, list_offsets
 from allocator.clock import wall_ms
@@ -16,6 +18,8 @@ from allocator.foreign import plain, shown
 from allocator.groups.names import member_name
 from allocator.groups.order_report import OrderReport, order_reports, order_text
 from allocator.groups.patterns import topic_pattern
+from allocator.groups.zookeeper.load_reader import loads_of
+from allocator.groups.zookeeper.load_report import LoadReport
 from allocator.groups.zookeeper.order_store import OrderStore
 from allocator.groups.zookeeper.orders import Orders
 from allocator.groups.zookeeper.store import Store
@@ -76,6 +80,8 @@ class GroupState:
     orders: Orders = field(default_factory=Orders)
     read_ms: int = 0
     """When this was read, in milliseconds since the epoch."""
+    loads: Mapping[str, LoadReport] = field(default_factory=dict)
+    """What members report about the load of their partitions (`follow_load`)."""
     coordinated: Coordinated | None = None
     """None for a group in ZooKeeper. A group in Kafka has no document, and its coordinator does not name the leader."""
 
@@ -102,6 +108,23 @@ class GroupState:
     def owners(self) -> dict[TopicPartition, str]:
         """Partition -> the member that claims and processes it. A moving partition may have no owner."""
         return {p: member for member, claim in self.claims.items() for p in claim.held}
+
+    @cached_property
+    def load_source(self) -> str | None:
+        """What the group's load is counted in (`follow_load`); None if load moves nothing in it."""
+        if self.strategy is None:
+            return None
+        function = built_in(self.strategy)
+        return function.source if isinstance(function, LoadAssignor) else None
+
+    @cached_property
+    def load(self) -> MemberLoads | None:
+        """The load of each member and how even they are; None if load moves nothing in the group."""
+        if self.load_source is None:
+            return None
+        owned = {member: claim.held for member, claim in self.claims.items() if member in self.members}
+        weights = {member: info.weight for member, info in self.members.items()}
+        return member_loads(owned, loads_of(self.loads, self.load_source), weights)
 
     @property
     def left_out(self) -> Partitions:
@@ -136,6 +159,7 @@ async def describe(zk: ZooKeeper, group: str, root: str = DEFAULT["root"]) -> Gr
         problems.append(f"znode {store.paths.member(name)} is not a member of this library")
     members: dict[str, MemberInfo] = {}
     claims: dict[str, Claim] = {}
+    loads: dict[str, LoadReport] = {}
     budget = InflateBudget.of_claims()
 
     async def read(name: str) -> None:
@@ -144,6 +168,13 @@ async def describe(zk: ZooKeeper, group: str, root: str = DEFAULT["root"]) -> Gr
         except InvalidZnode as error:
             problems.append(str(error))
             return
+        try:
+            report = None if info is None or info.load_tolerance is None else await store.load_report(name)
+        except InvalidZnode as error:
+            problems.append(str(error))
+            report = None
+        if report is not None:
+            loads[name] = report
         if info is not None:
             members[name] = info
         if claim is not None:
@@ -168,7 +199,7 @@ async def describe(zk: ZooKeeper, group: str, root: str = DEFAULT["root"]) -> Gr
                 f"member {plain(member_name(member, members.get(member)))} gets no partitions: {plain(why)}"
             )
     ordered = {name: members[name] for name in in_join_order(members)}
-    return GroupState(group, ordered, claims, document, tuple(problems), orders, wall_ms())
+    return GroupState(group, ordered, claims, document, tuple(problems), orders, wall_ms(), loads)
 
 
 SHOWN = 10  # unowned partitions named in text; JSON has all
@@ -371,6 +402,7 @@ class GroupReport:
             "leader": self.state.leader,
             "members": [self._member(member) for member in self.state.members],
             "partitions": [self.partition_to_json(partition) for partition in self.partitions],
+            **self._load_to_json(),
             "lag": self.lag.total,
             "lag_unknown_partitions": self.lag.unknown,
             "unowned": [_plain(partition) for partition in self.unowned],
@@ -386,6 +418,20 @@ class GroupReport:
                 for each in self.reserved
             ],
             "problems": self.problems,
+        }
+
+    def _load_to_json(self) -> dict[str, Any]:
+        load = self.state.load
+        if load is None:
+            return {}
+        return {
+            "load": {
+                "source": self.state.load_source,
+                "mean": load.mean,
+                "max_over_mean": load.max_over_mean,
+                "unknown_partitions": load.unknown,
+                "members": load.by_member,
+            }
         }
 
     def _member(self, member: str) -> dict[str, Any]:
@@ -442,10 +488,12 @@ class GroupReport:
     def headline(self) -> str:
         strategy = f", strategy {self.state.strategy}" if self.state.strategy else ""
         generation = "" if self.state.document is None else f", generation {self.state.generation}"
+        load = self.state.load
+        even = "" if load is None or load.max_over_mean is None else f", load max/mean {load.max_over_mean:.2f}"
         by_kafka = "" if self.state.coordinated is None else " (by Kafka's coordinator)"
         return (
             f"{self.state.group}: {self.phase}{by_kafka}{generation}, {len(self.state.members)} members, "
-            f"{len(self.state.owners)} of {len(self.partitions)} partitions owned, {self.lag}{strategy}"
+            f"{len(self.state.owners)} of {len(self.partitions)} partitions owned, {self.lag}{strategy}{even}"
         )
 
 

@@ -13,12 +13,14 @@ from math import ceil
 from typing import Any, NamedTuple, Optional
 
 from allocator.assignors import choose, resolve
+from allocator.assignors.load import LoadAssignor
 from allocator.errors import ConfigError
 from allocator.foreign import shown
 from allocator.groups.describe import GroupState
 from allocator.groups.names import member_name
 from allocator.groups.order_report import OrderReport
-from allocator.groups.zookeeper.decision import ViewBuilder, decide
+from allocator.groups.zookeeper.decision import GroupLoad, ViewBuilder, decide
+from allocator.groups.zookeeper.load_reader import loads_of
 from allocator.groups.zookeeper.orders import KINDS, Order, Orders
 from allocator.groups.zookeeper.steering import LEADERS_KINDS, Budget, budget_of, counting, members_named, states_of
 from allocator.groups.zookeeper.znodes import AssignmentDocument, MemberInfo, sequence
@@ -279,8 +281,14 @@ async def plan_of(
     gone = state.members.keys() - members.keys()
     document = document.but(seats={member: seat for member, seat in document.seats.items() if member not in gone})
     counted, pending = counting(scenario.orders.in_force(state.read_ms, LEADERS_KINDS), members, document.orders)
-    functions = {strategy: resolve(strategy)}
-    decision = await decide(members, scenario.counts, document, counted, functions, build)
+    function = resolve(strategy)
+    functions = {strategy: function}
+    load = None
+    if isinstance(function, LoadAssignor):
+        # an imbalance alone has to last; any other change is decided without it
+        unchanged = scenario.members == state.members and scenario.orders == state.orders and scenario.function is None
+        load = GroupLoad(loads_of(state.loads, function.source), unchanged, state.read_ms)
+    decision = await decide(members, scenario.counts, document, counted, functions, build, load)
     after = AssignmentDocument(owners={member: parts for member, parts in decision.target.items() if parts})
     states = {**states_of(counted, members, after, decision.target, decision.shadows), **pending}
     everyone = {**state.members, **members}

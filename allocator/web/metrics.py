@@ -155,6 +155,11 @@ GROUP_GAUGES: tuple[tuple[str, str, Callable[[WatchedGroup], float]], ...] = (
         "Partitions without an owner that wait for a restart (restart_grace_s)",
         lambda g: sum(len(each.partitions) for each in g.report.reserved),
     ),
+    (
+        "load_max_over_mean",
+        "Load of the busiest member, in shares (follow_load); 0 if load is not followed or not known",
+        lambda g: 0.0 if g.report.state.load is None else g.report.state.load.max_over_mean or 0.0,
+    ),
     ("generation", "Generation of the newest assignment", lambda g: g.report.state.generation),
     (
         "moving_partitions",

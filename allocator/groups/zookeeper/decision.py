@@ -14,18 +14,21 @@ from functools import partial
 from typing import Optional
 
 from allocator.assignors import Assignor, GroupView, Member, choose, left_out
-from allocator.assignors.constraints import steer
+from allocator.assignors.constraints import Constraints, steer
+from allocator.assignors.load import LoadAssignor, LoadMove, balance, moved
 from allocator.assignors.registry import built_in
 from allocator.errors import AllocatorError
 from allocator.foreign import shown
 from allocator.groups.patterns import topic_pattern
+from allocator.groups.zookeeper.following import LoadHistory
 from allocator.groups.zookeeper.orders import Order
 from allocator.groups.zookeeper.seats import away, standby, view_ids
 from allocator.groups.zookeeper.steering import constraints_of
 from allocator.groups.zookeeper.znodes import SMALL_PARTITIONS, AssignmentDocument, MemberInfo, OrderState
-from allocator.types import NO_PARTITIONS, Partitions
+from allocator.settings import DEFAULT
+from allocator.types import NO_PARTITIONS, Partitions, TopicPartition
 
-__all__ = ["GroupDecision", "ViewBuilder", "counts_of", "decide", "subscription"]
+__all__ = ["GroupDecision", "GroupLoad", "ViewBuilder", "counts_of", "decide", "subscription"]
 
 ViewBuilder = Callable[
     [Assignor, "tuple[Member, ...]", Mapping[str, int], Mapping[str, Partitions]], Awaitable[GroupView]
@@ -48,15 +51,33 @@ class GroupDecision:
     """Those of them that an order gives to nobody."""
     shadows: Mapping[str, OrderState] = field(default_factory=dict)
     """What the orders found that compute a second function, by their id."""
+    load_history: Optional[LoadHistory] = None
+    """With the moves of this decision; None if nothing moves because of a lasting imbalance."""
 
+
+@dataclass(frozen=True)
+class GroupLoad:
+    """What a decision by load goes by."""
+
+    loads: Mapping[TopicPartition, float] = field(default_factory=dict)
+    """As far as members have reported them."""
+    uneven: bool = False
+    """Whether members that have had too much for a while shall give some of it away."""
+    now_ms: int = 0
+    """Since the epoch."""
+
+
+SMALL_BY_LOAD = 2_000  # partitions; the leader looks at the load again and again
 
 # one thread: the decisions of one process, of a group each, follow one another
 _LARGE = ThreadPoolExecutor(1, thread_name_prefix="allocator-decide")
 
 
-async def _computed(compute: Callable[[], dict[str, Partitions]], counts: Mapping[str, int]) -> dict[str, Partitions]:
+async def _computed(
+    compute: Callable[[], dict[str, Partitions]], counts: Mapping[str, int], small: int = SMALL_PARTITIONS
+) -> dict[str, Partitions]:
     """Computes a large assignment in a thread: the event loop has to renew the lease in the meantime."""
-    if sum(counts.values()) < SMALL_PARTITIONS:
+    if sum(counts.values()) < small:
         return compute()
     return await asyncio.get_running_loop().run_in_executor(_LARGE, compute)
 
@@ -75,9 +96,12 @@ async def decide(
     orders: Sequence[Order],
     assignors: Mapping[str, Assignor],
     build: ViewBuilder,
+    load: GroupLoad | None = None,
 ) -> GroupDecision:
-    """`members` in join order; `assignors` that this process offers, by name. Raises AllocatorError if the function
-    fails, returns no assignment, or is not offered here."""
+    """`members` in join order; `assignors` that this process offers, by name; `load` if it is known.
+
+    Raises AllocatorError if the function fails, returns no assignment, or is not offered here.
+    """
     waiting = standby(document, members)
     strategy, refused = choose([(member, info.strategies) for member, info in members.items() if member not in waiting])
     refused.update(waiting)
@@ -112,8 +136,15 @@ async def decide(
     constraints = constraints_of(orders, everybody).renamed(ids)
     # a partition that an absent member gained would wait for it; it keeps what it has
     constraints = replace(constraints, cordoned=constraints.cordoned | set(map(ids.__getitem__, missing)))
-    view = await build(assignor, taking_part, counts, owned)
-    target = await _computed(partial(steer, assignor, view, constraints, held), counts)
+    history = None
+    if isinstance(assignor, LoadAssignor):
+        by_load = _ByLoad(assignor, next(iter(members.values())).load_tolerance, load or GroupLoad(), document)
+        view = GroupView(taking_part, dict(counts), held, load=by_load.load.loads)
+        target = await _computed(partial(by_load.target, view, constraints), counts, SMALL_BY_LOAD)
+        history = by_load.history
+    else:
+        view = await build(assignor, taking_part, counts, owned)
+        target = await _computed(partial(steer, assignor, view, constraints, held), counts)
     shadows = {}
     for order in orders:
         if order.kind == "shadow":
@@ -130,7 +161,37 @@ async def decide(
                 shadows[order.id] = OrderState("not kept", str(error)[:1000])
     without = left_out(view, target)
     target = {member: target[seen] for member, seen in ids.items() if seen in target}
-    return GroupDecision(target, strategy, refused, without, without & constraints.nobody, shadows)
+    return GroupDecision(target, strategy, refused, without, without & constraints.nobody, shadows, history)
+
+
+class _ByLoad:
+    """A decision of a group that follows load. `history` is set if a lasting imbalance moves something."""
+
+    def __init__(
+        self, assignor: LoadAssignor, tolerance: float | None, load: GroupLoad, document: AssignmentDocument
+    ) -> None:
+        self._assignor = assignor
+        self._tolerance = DEFAULT["load_tolerance"] if tolerance is None else tolerance
+        self.load = load
+        self._before = document.load_history
+        self.history: LoadHistory | None = None
+
+    def target(self, view: GroupView, constraints: Constraints) -> dict[str, Partitions]:
+        now_ms, total = self.load.now_ms, sum(view.partitions.values())
+        found = steer(self._assignor, view, constraints)
+        moves: list[LoadMove] = balance(
+            view.members,
+            found,
+            view.load,
+            tolerance=self._tolerance,
+            constraints=constraints,
+            resting=self._before.resting(now_ms),
+            most=self._before.allowance(total, now_ms) if self.load.uneven else None,
+            shed=self.load.uneven,
+        )
+        if self.load.uneven and moves:
+            self.history = self._before.with_moves((move.partition for move in moves), total, now_ms)
+        return moved(found, moves)
 
 
 def difference(present: Mapping[str, Partitions], other: Mapping[str, Partitions]) -> str:

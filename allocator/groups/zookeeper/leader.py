@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from allocator.assignors import Assignor
+from allocator.assignors.load import LoadAssignor
 from allocator.clock import boot_clock, wall_ms
 from allocator.errors import AllocatorError
 from allocator.foreign import plain, shown
@@ -17,7 +18,9 @@ from allocator.groups.membership import PartitionCountSource
 from allocator.groups.names import member_name
 from allocator.groups.patterns import topic_pattern
 from allocator.groups.view import GroupViewBuilder, Load, log_left_out
-from allocator.groups.zookeeper.decision import GroupDecision, counts_of, decide
+from allocator.groups.zookeeper.decision import GroupDecision, GroupLoad, counts_of, decide
+from allocator.groups.zookeeper.following import LASTING_S, LOOK_S, ImbalanceTimer
+from allocator.groups.zookeeper.load_reader import LoadReader
 from allocator.groups.zookeeper.order_store import OrderStore
 from allocator.groups.zookeeper.orders import Order, Orders
 from allocator.groups.zookeeper.plan import MINUTE_MS, adopt, advance, in_flight, portion, recent_moves
@@ -58,6 +61,8 @@ class LeaderSettings:
     debounce_s: float = 0.01  # more: fewer rebalances when many members join at once; less: a rebalance starts sooner
     debounce_max_s: float = 0.5  # a stream of changes cannot delay a rebalance for longer
     topic_poll_s: float = 10.0  # how soon new partitions and topics are noticed, at one metadata request each
+    load_look_s: float = LOOK_S
+    load_lasting_s: float = LASTING_S
 
 
 class Leader:
@@ -84,6 +89,11 @@ class Leader:
         """Whether a topic that the source does not name is gone; Kafka's first response may lack some."""
         self._assignors = assignors
         self._settings = settings
+        self._clock = clock
+        self._loads = LoadReader(store)
+        self._imbalance = ImbalanceTimer(settings.load_lasting_s)
+        self._turns = 0  # in which an imbalance has lasted
+        self._uneven = False
         self._surroundings = GroupViewBuilder(store.paths.group, topics, load)
         self._changed = asyncio.Event()
         self._group_changed = True
@@ -117,7 +127,7 @@ class Leader:
         log.info("%s: %s leads", self._store.paths.group, self._me)
         remove = self._topics.on_metadata(self._metadata_came)
         try:
-            await TaskGroup().run(self._lead(), topics=self._poll_topics())
+            await TaskGroup().run(self._lead(), topics=self._poll_topics(), load=self._look_at_load())
         finally:
             remove()
             if self._alarm is not None:
@@ -253,6 +263,8 @@ class Leader:
                     refused=decision.refused,
                     left_out=decision.left_out,
                 )
+                if successor is not None and decision.load_history is not None:
+                    successor = successor.but(load_history=decision.load_history)
                 if successor is not None and begun and self._budget_of_moves.per_minute is not None:
                     successor = successor.but(moved=_with_moves(document.moved, now_ms, begun))
         after = successor or document
@@ -409,6 +421,7 @@ class Leader:
             tuple(sorted(self._counts.items())),
             orders,
             frozenset(map(ids.__getitem__, short)),
+            self._turns,
         )
 
     async def _decide(
@@ -417,7 +430,9 @@ class Leader:
         if not members:
             return None
         group = self._store.paths.group
-        decision = await decide(members, self._counts, document, orders, self._assignors, self._surroundings.view)
+        uneven, self._uneven = self._uneven, False
+        load = await self._group_load(members, uneven)
+        decision = await decide(members, self._counts, document, orders, self._assignors, self._surroundings.view, load)
         for member, reason in decision.refused.items():
             if member not in document.refused:
                 called = plain(member_name(member, members[member]))
@@ -426,6 +441,46 @@ class Leader:
         if omitted != document.left_out - decision.excluded:
             log_left_out(group, decision.strategy, omitted)
         return decision
+
+    # -- load ----------------------------------------------------------------------------------------------------
+
+    async def _look_at_load(self) -> None:
+        """Has partitions moved when members have had too much to do for a while."""
+        while True:
+            await asyncio.sleep(self._settings.load_look_s)
+            with contextlib.suppress(ConnectionLost):
+                if self._imbalance.lasting(await self._is_uneven(), self._clock()):
+                    self._turns += 1
+                    self._uneven = True
+                    self._poke_group()
+
+    async def _is_uneven(self) -> bool:
+        """Whether load would move a partition now."""
+        decision, (document, _) = self._decision, self._document or (None, -1)
+        if decision is None or document is None or not isinstance(self._function(decision), LoadAssignor):
+            return False
+        if document.waiting or document.promised or self._later:
+            return False  # what moves now changes the loads
+        members = dict(self._infos)
+        orders = [order for order in self._counting if order.kind not in ("budget", "shadow")]
+        load = await self._group_load(members, True)
+        try:
+            found = await decide(
+                members, dict(self._counts), document, orders, self._assignors, self._surroundings.view, load
+            )
+        except AllocatorError:
+            return False  # the next step reports it
+        return found.load_history is not None
+
+    def _function(self, decision: GroupDecision) -> Assignor | None:
+        return self._assignors.get(decision.strategy)
+
+    async def _group_load(self, members: Mapping[str, MemberInfo], uneven: bool) -> GroupLoad | None:
+        function = next((each for each in self._assignors.values() if isinstance(each, LoadAssignor)), None)
+        if function is None:
+            return None
+        found = await self._loads.read(members, function.source, self._counts)
+        return GroupLoad(found, uneven, wall_ms())
 
     # -- what is read --------------------------------------------------------------------------------------------
 

@@ -32,6 +32,7 @@ from allocator.groups.names import member_name
 from allocator.groups.session import SessionMembership
 from allocator.groups.view import Load
 from allocator.groups.zookeeper.leader import Leader, LeaderSettings
+from allocator.groups.zookeeper.load_report import REPORT_S, LoadReport
 from allocator.groups.zookeeper.order_store import OrderStore
 from allocator.groups.zookeeper.orders import KINDS, Orders
 from allocator.groups.zookeeper.seats import FEATURE, IN_USE
@@ -72,6 +73,8 @@ class ZooKeeperSettings:
     max_poll_interval_s: float | None = None  # a user silent for longer costs the membership; None: silence is fine
     instance_id: str | None = DEFAULT["instance_id"]
     restart_grace_s: float = DEFAULT["restart_grace_s"]  # 0: as without an instance id
+    load_tolerance: float | None = None  # None: the member does not follow load
+    report_s: float = REPORT_S
     leader: LeaderSettings = field(default_factory=LeaderSettings)
 
 
@@ -79,7 +82,8 @@ class ZooKeeperMembership(SessionMembership):
     """One member of one group; the module's docstring has the guarantee.
 
     `topics` knows which partitions exist in Kafka. `assignors` are this member's allocator functions by name, the
-    preferred one first; `load` returns how much work each partition is, for those that ask for it. `followed` is called
+    preferred one first; `load` returns how much work each partition is, for those that ask for it. `measured` returns
+    the load of the partitions that this member owns, which it reports to the group. `followed` is called
     with each assignment once this member holds as much of it as it can at present. `ordered` is called with the orders
     of operators, at first and when they change or one expires. `measures` gets the times of the lease renewals. The
     constructor does no I/O.
@@ -95,6 +99,7 @@ class ZooKeeperMembership(SessionMembership):
         settings: ZooKeeperSettings,
         *,
         load: Load | None = None,
+        measured: Callable[[], LoadReport] | None = None,
         followed: Callable[[AssignmentDocument], None] | None = None,
         ordered: Callable[[Orders, OrderStore], None] | None = None,
         measures: Measures | None = None,
@@ -107,6 +112,7 @@ class ZooKeeperMembership(SessionMembership):
         self._topics = topics
         self._assignors = dict(assignors)
         self._load = load
+        self._measured = measured
         self._followed = followed
         self._ordered = ordered
         self._info = MemberInfo(
@@ -122,6 +128,7 @@ class ZooKeeperMembership(SessionMembership):
             instance_id=settings.instance_id if settings.restart_grace_s else None,
             restart_grace_s=settings.restart_grace_s,
             features=(FEATURE,),
+            load_tolerance=settings.load_tolerance,
         )
         self._prefix = f"m-{uuid.uuid4().hex[:16]}-"
         self._tried = False  # to register
@@ -182,12 +189,17 @@ class ZooKeeperMembership(SessionMembership):
             ours = [Op("delete", path) for path in self._znodes()]
             with contextlib.suppress(ZooKeeperError):
                 await self._zk.multi([Op("create", self._paths.left_mark(self.member_id)), *ours])
+        if self._measured is not None:
+            with contextlib.suppress(ZooKeeperError):
+                await self._zk.delete(self._paths.load(self.member_id))
         await super()._delete_ours(released)
 
     async def _take_part(self, scope: TaskGroup) -> None:
         scope.start(self._elect(), "election")
         if self._ordered is not None:
             scope.start(self._obey(self._ordered), "orders")
+        if self._measured is not None:
+            scope.start(self._report_load(self._measured), "load")
         await self._follow(scope)
 
     async def _register(self) -> None:
@@ -242,6 +254,22 @@ class ZooKeeperMembership(SessionMembership):
                 expiry = found.next_expiry(now_ms)
                 # a clock that was set back does not delay it for ever
                 wait_s = None if expiry is None else min((expiry - now_ms) / 1000 + 0.001, ORDERS_AGAIN_S)
+
+    # -- load ----------------------------------------------------------------------------------------------------
+
+    async def _report_load(self, measured: Callable[[], LoadReport]) -> None:
+        """Writes the load of this member's partitions when it has changed notably."""
+        last: LoadReport | None = None
+        while True:
+            await asyncio.sleep(self._settings.report_s)
+            report = measured()
+            if report.loads and report.differs_notably(last):
+                try:
+                    await self._store.write_load_report(self.member_id, report)
+                except ZooKeeperError as error:
+                    log.debug("%s: the load is reported later: %s", self._paths.group, error)
+                else:
+                    last = report
 
     # -- leading -------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
+from allocator.groups.zookeeper.load_report import LoadReport
 from allocator.groups.zookeeper.znodes import (
     SMALL_PARTITIONS,
     AssignmentDocument,
@@ -116,6 +117,25 @@ class Store:
             return None
         data, _ = found
         return await _decoded(data, partial(Claim.decode, path, data, budget))
+
+    async def load_report(self, member: str, watch: Watch | None = None) -> LoadReport | None:
+        """What a member says about the load of its partitions; None if it says nothing. Raises InvalidZnode."""
+        path = self.paths.load(member)
+        found = await get_if_exists(self.zk, path, watch)
+        if found is None:
+            return None
+        data, _ = found
+        return LoadReport.decode(path, data)
+
+    async def write_load_report(self, member: str, report: LoadReport) -> None:
+        """Creates or replaces the report of a member."""
+        path, data = self.paths.load(member), report.encode()
+        try:
+            await self.zk.set(path, data)
+        except NoZnode:
+            await self.zk.ensure_path(self.paths.loads)
+            with contextlib.suppress(ZnodeExists):
+                await self.zk.create(path, data, ephemeral=True)
 
     async def document(
         self, watch: Watch | None = None, *, only: str | None = None, counts: Counts | None = None

@@ -1,0 +1,139 @@
+"""What a member says about the load of its partitions: how it measures them, and its znode. Pure.
+
+    <root>/<group>/loads/<id>      ephemeral    zlib(JSON): {"format": 1, "source": "records", "loads": {"orders":
+                                                [[0, 12.5], [3, 0]]}}
+
+A load is so much of something in a second, smoothed. With the source "records" it counts the records that producers
+add, not those that this member gets done: a member that is too slow has the load that it does not keep up with.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from math import exp
+
+from allocator.foreign import shown
+from allocator.groups.zookeeper.checked import FORMAT, InvalidZnode, check_mapping, check_text
+from allocator.groups.zookeeper.znodes import MAX_PARTITIONS, SHARD_BYTES, inflate
+from allocator.types import TopicPartition
+
+__all__ = ["REPORT_S", "LoadMeter", "LoadReport", "Mean"]
+
+REPORT_S = 30.0  # between two reports of a member at least. more: the leader sees a change later; less: more writes
+NOTABLE = 0.05  # of a member's load, by which its partitions have to change. more: fewer writes; less: fresher reports
+AVERAGE_S = 600.0  # more: a shorter peak counts less; less: a lasting change is seen sooner
+KNOWN_S = 50.0  # of measuring, before a mean counts as known. more: a new owner reports later; less: it reports noise
+
+
+class Mean:
+    """The exponentially weighted mean of a rate, over AVERAGE_S. It begins with the first value, not with 0."""
+
+    __slots__ = ("_sum", "_weight", "seconds")
+
+    def __init__(self) -> None:
+        self._sum = 0.0
+        self._weight = 0.0
+        self.seconds = 0.0
+        """So long it has been measured."""
+
+    def add(self, rate: float, seconds: float) -> None:
+        """It was `rate` for the last `seconds`, which are more than 0."""
+        keep = exp(-seconds / AVERAGE_S)
+        self._sum = self._sum * keep + rate * (1 - keep)
+        self._weight = self._weight * keep + (1 - keep)
+        self.seconds += seconds
+
+    @property
+    def value(self) -> float | None:
+        """None before KNOWN_S."""
+        return self._sum / self._weight if self.seconds >= KNOWN_S else None
+
+
+class LoadMeter:
+    """The smoothed loads of the partitions that a member owns. Each call tells of all of them, and forgets the others.
+
+    `clock` counts seconds and never goes back.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._seen: dict[TopicPartition, tuple[float, float]] = {}
+        self._means: dict[TopicPartition, Mean] = {}
+
+    def of_ends(self, ends: Mapping[TopicPartition, int]) -> dict[TopicPartition, float]:
+        """`ends`: where the log of each partition ends now. Returns records per second, as far as they are known."""
+        return self._smoothed({partition: float(end) for partition, end in ends.items()}, counts=True)
+
+    def of_loads(self, loads: Mapping[TopicPartition, float]) -> dict[TopicPartition, float]:
+        """`loads`: those of now. Returns the means, as far as they are known."""
+        return self._smoothed(loads, counts=False)
+
+    def _smoothed(self, found: Mapping[TopicPartition, float], counts: bool) -> dict[TopicPartition, float]:
+        now = self._clock()
+        self._means = {partition: self._means.get(partition) or Mean() for partition in found}
+        for partition, value in found.items():
+            at, before = self._seen.get(partition, (now, value))
+            if now > at:
+                self._means[partition].add(max(0.0, value - before) / (now - at) if counts else value, now - at)
+        self._seen = {partition: (now, value) for partition, value in found.items()}
+        values = ((partition, mean.value) for partition, mean in self._means.items())
+        return {partition: value for partition, value in values if value is not None}
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """The loads that one member reports."""
+
+    source: str
+    """Of what: the setting `follow_load`."""
+    loads: Mapping[TopicPartition, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, source: str, loads: Mapping[TopicPartition, float]) -> LoadReport:
+        """With three significant digits of each load."""
+        return cls(source, {partition: float(f"{load:.3g}") for partition, load in loads.items()})
+
+    def differs_notably(self, before: LoadReport | None) -> bool:
+        """Whether it is worth a write."""
+        if before is None or before.source != self.source or before.loads.keys() != self.loads.keys():
+            return True
+        changed = sum(abs(load - before.loads[partition]) for partition, load in self.loads.items())
+        return changed > NOTABLE * sum(self.loads.values())
+
+    def encode(self) -> bytes:
+        loads: dict[str, list[list[float]]] = {}
+        for (topic, number), load in sorted(self.loads.items()):
+            loads.setdefault(topic, []).append([number, load])
+        doc = {"format": FORMAT, "source": self.source, "loads": loads}
+        return zlib.compress(json.dumps(doc, separators=(",", ":")).encode(), 6)
+
+    @classmethod
+    def decode(cls, path: str, data: bytes) -> LoadReport:
+        """Raises InvalidZnode."""
+        if len(data) > SHARD_BYTES:
+            raise InvalidZnode(path, f"{len(data)} bytes")
+        doc = inflate(path, data)
+        found: dict[TopicPartition, float] = {}
+        for topic, entries in check_mapping(path, "loads", doc.get("loads")).items():
+            if not isinstance(entries, list) or len(found) + len(entries) > MAX_PARTITIONS:
+                raise InvalidZnode(path, f"loads of topic {shown(topic)}")
+            for entry in entries:
+                if not _is_load(entry):
+                    raise InvalidZnode(path, f"load {shown(entry)} of topic {shown(topic)}")
+                found[TopicPartition(topic, entry[0])] = float(entry[1])
+        return cls(check_text(path, "source", doc.get("source")), found)
+
+
+def _is_load(entry: object) -> bool:
+    return (
+        isinstance(entry, list)
+        and len(entry) == 2
+        and type(entry[0]) is int
+        and 0 <= entry[0] < MAX_PARTITIONS
+        and type(entry[1]) in (int, float)
+        and 0 <= entry[1] < 1e30
+    )

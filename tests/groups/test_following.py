@@ -1,0 +1,293 @@
+"""A group that follows load: what members report, when the leader acts, and what it may cost."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from allocator import Consumer
+from allocator.assignors import Assignor, GroupView, Member, choose, resolve
+from allocator.cli import top
+from allocator.errors import ConfigError
+from allocator.groups.describe import GroupReport, GroupState
+from allocator.groups.what_if import Scenario, plan_of
+from allocator.groups.zookeeper import load_report
+from allocator.groups.zookeeper.checked import InvalidZnode
+from allocator.groups.zookeeper.decision import GroupDecision, GroupLoad, decide
+from allocator.groups.zookeeper.following import DAY_MS, REST_MS, ImbalanceTimer, LoadHistory
+from allocator.groups.zookeeper.leader import LeaderSettings
+from allocator.groups.zookeeper.load_reader import loads_of
+from allocator.groups.zookeeper.load_report import LoadMeter, LoadReport
+from allocator.groups.zookeeper.membership import ZooKeeperSettings
+from allocator.groups.zookeeper.orders import KINDS, Order
+from allocator.groups.zookeeper.seats import FEATURE
+from allocator.groups.zookeeper.znodes import AssignmentDocument, Claim, MemberInfo
+from allocator.testing import LocalCluster, wait_until_async
+from allocator.types import Partitions, TopicPartition
+
+A, B = (f"m-{letter * 16}-{number:010}" for number, letter in enumerate("ab"))
+NOW = 1_767_225_600_000
+COUNTS = {"t": 6}
+
+
+def parts(*numbers: int) -> Partitions:
+    return frozenset(TopicPartition("t", number) for number in numbers)
+
+
+HOT = {TopicPartition("t", 0): 50.0} | dict.fromkeys(parts(1, 2, 3, 4, 5), 10.0)
+HALVES = AssignmentDocument(1, 1, A, "load-records", {A: parts(0, 1, 2), B: parts(3, 4, 5)})
+
+
+def info(name: str, strategies: tuple[str, ...] = ("load-records", "naive")) -> MemberInfo:
+    return MemberInfo(
+        name,
+        "h",
+        frozenset({"t"}),
+        strategies=strategies,
+        orders=tuple(KINDS),
+        features=(FEATURE,),
+        load_tolerance=1.1 if strategies[0].startswith("load-") else None,
+    )
+
+
+MEMBERS = {A: info("one"), B: info("two")}
+
+
+async def view(
+    assignor: Assignor, members: tuple[Member, ...], counts: Mapping[str, int], owned: Mapping[str, Partitions]
+) -> GroupView:
+    return GroupView(members, counts, owned)
+
+
+async def decided(
+    load: GroupLoad | None, *orders: Order, members: Mapping[str, MemberInfo] = MEMBERS, **document: Any
+) -> GroupDecision:
+    functions = {name: resolve(name) for name in ("load-records", "naive")}
+    return await decide(members, COUNTS, HALVES.but(**document), orders, functions, view, load)
+
+
+def order(kind: str, **arguments: Any) -> Order:
+    return Order.make(kind, arguments, who="alice", now_ms=NOW)
+
+
+# -- the leader --------------------------------------------------------------------------------------------------------
+
+
+async def test_an_imbalance_moves_partitions_once_it_has_lasted() -> None:
+    assert (await decided(GroupLoad(HOT, False, NOW))).target == HALVES.owners
+    found = await decided(GroupLoad(HOT, True, NOW))
+    assert found.target[A] == parts(0)
+    assert found.load_history is not None
+    assert found.load_history.resting(NOW) == parts(1, 2)
+
+
+async def test_what_moved_lately_rests_whoever_leads() -> None:
+    history = LoadHistory().with_moves(parts(1, 2), 6, NOW)
+    document = HALVES.but(load_history=history)
+    read = AssignmentDocument.decode("/a", document.encode())
+    assert read == document
+    found = await decided(GroupLoad(HOT, True, NOW + REST_MS - 1), load_history=read.load_history)
+    assert found.target == HALVES.owners
+    assert found.load_history is None
+    later = await decided(GroupLoad(HOT, True, NOW + REST_MS), load_history=read.load_history)
+    assert later.target[A] == parts(0)
+
+
+async def test_orders_come_before_load() -> None:
+    uneven = GroupLoad(HOT, True, NOW)
+    assert (await decided(uneven, order("freeze"))).target == HALVES.owners
+    assert (await decided(uneven, order("cordon", member="two"))).target == HALVES.owners
+    pinned = order("pin", partitions={"t": "1"}, place={"member": "one"})
+    assert (await decided(uneven, pinned)).target[A] == parts(0, 1)
+    barred = order("exclude", partitions={"t": "1-2"}, places=[{"member": "two"}])
+    assert (await decided(uneven, barred)).target == HALVES.owners
+    assert (await decided(uneven, order("evacuate", member="one"))).target[B] == parts(*range(6))
+
+
+async def test_a_member_that_joins_gets_its_share_at_once() -> None:
+    third = "m-" + "c" * 16 + "-0000000002"
+    found = await decided(GroupLoad(HOT, False, NOW), members={**MEMBERS, third: info("three")})
+    assert found.load_history is None
+    assert sum(HOT[partition] for partition in found.target[third]) >= 20
+    assert TopicPartition("t", 0) in found.target[A]
+
+
+async def test_a_group_with_a_member_that_does_not_follow_load_uses_the_other_function() -> None:
+    older = info("old", ("naive",))
+    assert choose([(A, ("load-records", "naive")), (B, older.strategies)]) == ("naive", {})
+    found = await decided(GroupLoad(HOT, True, NOW), members={A: info("one"), B: older})
+    assert found.strategy == "naive"
+    assert found.load_history is None
+
+
+async def test_a_plan_of_an_unchanged_group_shows_what_load_will_move() -> None:
+    reports = {A: LoadReport.of("records", {p: HOT[p] for p in parts(0, 1, 2)})}
+    reports[B] = LoadReport.of("records", {p: HOT[p] for p in parts(3, 4, 5)})
+    claims = {member: Claim(1, owned) for member, owned in HALVES.owners.items()}
+    state = GroupState("g", MEMBERS, claims, HALVES, read_ms=NOW, loads=reports)
+    plan = await plan_of(Scenario.of(state, COUNTS), view)
+    assert plan.target == (await decided(GroupLoad(HOT, True, NOW))).target
+    assert {move.partition for move in plan.moves} == parts(1, 2)
+    assert state.load is not None
+    assert state.load.max_over_mean == 1.4
+    assert GroupReport(state).to_json()["load"]["members"] == {A: 70.0, B: 30.0}
+    assert GroupReport(state).headline().endswith("load max/mean 1.40")
+    seen: Any = SimpleNamespace(report=GroupReport(state))
+    assert [text.plain for text in top._load(seen)] == [f"load in records: max/mean 1.40, most at {state.name_of(A)}"]
+    # a change of the group is decided without the imbalance, which has to last first
+    more = await plan_of(Scenario.of(state, COUNTS).weighing("two", 1.5), view)
+    assert not more.moves
+
+
+def test_an_imbalance_has_to_last() -> None:
+    timer = ImbalanceTimer(180.0)
+    assert [timer.lasting(True, now) for now in (0.0, 179.0, 180.0, 181.0)] == [False, False, True, False]
+    assert [timer.lasting(uneven, now) for uneven, now in ((True, 200.0), (False, 300.0), (True, 400.0))] == [False] * 3
+
+
+@given(steps=st.lists(st.tuples(st.integers(0, 5), st.integers(-DAY_MS, DAY_MS)), max_size=20))
+def test_moves_for_load_are_a_share_of_all_on_average(steps: list[tuple[int, int]]) -> None:
+    """A group of 1 000 partitions: 50 a day, and four days' worth at once. Clocks of leaders may differ."""
+    history, now, newest, made = LoadHistory(), NOW, NOW, 0
+    for number, passed in steps:
+        now += passed
+        newest = max(newest, now)
+        number = min(number * 50, history.allowance(1000, now))
+        moving = [TopicPartition("t", made + n) for n in range(number)]
+        history = history.with_moves(moving, 1000, now)
+        made += number
+        assert history.resting(now) >= frozenset(moving)
+        if all(passed >= 0 for _, passed in steps):
+            assert made <= 200 + 50 * (newest - NOW) / DAY_MS + 1
+
+
+# -- the reports -------------------------------------------------------------------------------------------------------
+
+
+def test_a_meter_tells_what_arrives_once_it_has_measured_for_a_while() -> None:
+    now = 0.0
+    meter = LoadMeter(lambda: now)
+    busy, idle = TopicPartition("t", 0), TopicPartition("t", 1)
+    found: dict[TopicPartition, float] = {}
+    for number in range(8):
+        found = meter.of_ends({busy: 300 * number, idle: 5})
+        assert bool(found) == (number >= 2)
+        now += 30.0
+    assert found == pytest.approx({busy: 10.0, idle: 0.0})
+    # created again, the topic begins at 0; and what another member owns is forgotten
+    assert meter.of_ends({busy: 0})[busy] < 10.0
+    assert meter.of_ends({}) == {}
+
+
+def test_a_meter_smooths_what_the_user_reports() -> None:
+    now = 0.0
+    meter = LoadMeter(lambda: now)
+    found: dict[TopicPartition, float] = {}
+    for load in (1.0, 1.0, 1.0, 100.0):
+        found = meter.of_loads({TopicPartition("t", 0): load})
+        now += 30.0
+    assert 1.0 < found[TopicPartition("t", 0)] < 50.0
+
+
+@given(st.dictionaries(st.builds(TopicPartition, st.sampled_from("ab"), st.integers(0, 99)), st.floats(0, 1e20)))
+def test_a_report_is_read_as_it_was_written(loads: dict[TopicPartition, float]) -> None:
+    report = LoadReport.of("records", loads)
+    assert LoadReport.decode("/loads/m", report.encode()) == report
+    assert not report.differs_notably(report)
+    for partition, load in loads.items():
+        assert report.loads[partition] == pytest.approx(load, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "loads", ['{"t": 1}', '{"t": [[0, -1]]}', '{"t": [[0, NaN]]}', '{"t": [[1.5, 1]]}', '{"t": [[0]]}', "[]", "null"]
+)
+def test_a_wrong_report_is_refused_by_name(loads: str) -> None:
+    data = zlib.compress(f'{{"format": 1, "source": "records", "loads": {loads}}}'.encode())
+    with pytest.raises(InvalidZnode, match="/loads/m"):
+        LoadReport.decode("/loads/m", data)
+
+
+def test_a_report_is_written_again_when_the_loads_have_changed_notably() -> None:
+    report = LoadReport.of("records", HOT)
+    assert report.differs_notably(None)
+    assert not LoadReport.of("records", {**HOT, TopicPartition("t", 1): 11.0}).differs_notably(report)
+    assert LoadReport.of("records", {**HOT, TopicPartition("t", 1): 20.0}).differs_notably(report)
+    assert LoadReport.of("records", {TopicPartition("t", 0): 50.0}).differs_notably(report)
+
+
+def test_reports_of_another_unit_count_as_none() -> None:
+    reports = {A: LoadReport.of("records", HOT), B: LoadReport.of("reported", HOT), "c": None}
+    assert loads_of(reports, "records") == HOT
+    assert loads_of({B: reports[B]}, "records") == {}
+
+
+# -- the setting -------------------------------------------------------------------------------------------------------
+
+
+def test_the_user_is_told_about_loads_that_are_none() -> None:
+    consumer = Consumer("t", brokers="b:9092", group="g", zookeeper="z:2181", follow_load="reported")
+    consumer.report_load(TopicPartition("t", 0), 3)
+    assert consumer._engine.load.reported == {TopicPartition("t", 0): 3.0}
+    for wrong in (-1.0, float("inf"), float("nan")):
+        with pytest.raises(ValueError, match="load = "):
+            consumer.report_load(TopicPartition("t", 0), wrong)
+    with pytest.raises(ConfigError, match="follow_load"):
+        Consumer("t", brokers="b:9092", group="g", zookeeper="z:2181", follow_load="bytes")  # type: ignore[arg-type]
+
+
+# -- real servers ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.deadline(150)
+async def test_the_leader_moves_others_away_from_a_hot_partition(
+    kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load_report, "KNOWN_S", 2.0)
+    quick = partial(ZooKeeperSettings, report_s=0.3, leader=LeaderSettings(load_look_s=0.5, load_lasting_s=1.0))
+    monkeypatch.setattr("allocator.consumer.membership_config.ZooKeeperSettings", quick)
+    topic = topic_factory(6)
+    settings: dict[str, Any] = {
+        "brokers": kafka_cluster.bootstrap,
+        "group": group,
+        "zookeeper": f"{kafka_cluster.zookeeper}/{group}",
+        "follow_load": "records",
+        "session_timeout_s": 20.0,
+    }
+
+    async def read(consumer: Consumer) -> None:
+        async for _ in consumer:
+            pass
+
+    async with Consumer(topic, **settings) as one, Consumer(topic, **settings) as two:
+        readers = [asyncio.ensure_future(read(each)) for each in (one, two)]
+        await wait_until_async(lambda: {len(one.assignment()), len(two.assignment())} == {3}, 60.0)
+        hot = min(one.assignment())
+        rates = {partition: 50 if partition == hot else 10 for partition in one.assignment() | two.assignment()}
+
+        records = [(None, b"x", partition.partition) for partition, rate in rates.items() for _ in range(rate)]
+
+        async def produce() -> None:
+            while True:
+                await asyncio.to_thread(kafka_cluster.produce, topic, records)
+                await asyncio.sleep(0.2)
+
+        producing = asyncio.ensure_future(produce())
+        try:
+            await wait_until_async(
+                lambda: one.assignment() == {hot} and len(two.assignment()) == 5,
+                60.0,
+                lambda: f"{hot}: {sorted(one.assignment())}, {sorted(two.assignment())}",
+            )
+        finally:
+            producing.cancel()
+            for reader in readers:
+                reader.cancel()
+            await asyncio.gather(producing, *readers, return_exceptions=True)

@@ -268,7 +268,7 @@ async def test_members_are_shown_though_the_brokers_are_gone(shell: Shell) -> No
     async with shell.consumer(client_id="billing-1") as consumer:
         await shell.consume(consumer, 30)
         found = await shell.json(
-            "describe", shell.group, "--brokers", "127.0.0.1:1", "--timeout", "2", code=1, brokers=False
+            "describe", shell.group, "--brokers", "127.0.0.1:1", "--timeout", "4", code=1, brokers=False
         )
         assert found["members"][0]["client_id"] == "billing-1"
         assert any("offsets are not known" in problem for problem in found["problems"])

@@ -7,8 +7,10 @@ let token = "";
 
 export const offers = (what) => state.hello?.actions.includes(what) === true;
 
+export const authorization = () => (token ? { Authorization: `Bearer ${token}` } : {});
+
 const request = async (path, options) => {
-  const answer = await fetch(`api/${path}`, { ...options, headers: { ...options.headers, ...(token ? { Authorization: `Bearer ${token}` } : {}) } });
+  const answer = await fetch(`api/${path}`, { ...options, headers: { ...options.headers, ...authorization() } });
   const value = await answer.json();
   if (!answer.ok) throw new Error(value.error.message);
   return value;
@@ -20,11 +22,14 @@ export const ask = (group, what, body) => post(`groups/${encodeURIComponent(grou
 export const field = (label, input, hint = "") => element("label", {}, label, input, hint ? element("small", { class: "muted" }, hint) : null);
 export const choice = (name, options) => element("select", { name }, ...options.map(([value, words]) => element("option", { value }, words)));
 
+export const secret = () => {
+  const node = element("input", { type: "password", autocomplete: "off", value: token, name: "token" });
+  node.addEventListener("input", () => { token = node.value; });
+  return node;
+};
 export const credentials = (words = "Every change needs the token of the server, and is logged.") => {
   if (state.hello?.needs_token === false) return element("p", { class: "muted" }, `You are ${state.hello.user}. Each change is logged with your name.`);
-  const secret = element("input", { type: "password", autocomplete: "off", value: token, name: "token" });
-  secret.addEventListener("input", () => { token = secret.value; });
-  return element("form", { onsubmit: (event) => event.preventDefault() }, element("p", { class: "muted" }, words), field("Token", secret));
+  return element("form", { onsubmit: (event) => event.preventDefault() }, element("p", { class: "muted" }, words), field("Token", secret()));
 };
 
 // `node` shows what `tell` was answered, or why it failed; `button` makes a button whose work it tells

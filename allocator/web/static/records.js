@@ -1,5 +1,6 @@
 // Records of a topic: around an offset, from a time on, the newest ones, or of a key. Decoded and masked by the server.
 
+import { authorization, secret } from "./ask.js";
 import { element, set } from "./dom.js";
 import { clock, moment, plural, whole } from "./format.js";
 import { choice, field } from "./parts.js";
@@ -9,7 +10,6 @@ import { state } from "./state.js";
 // Whether this user may look at records, perhaps with the token
 export const offered = () => (state.hello?.records ?? "no") !== "no";
 
-let token = "";
 const FROM = [["latest", "the newest"], ["earliest", "the oldest"], ["offset", "an offset"], ["time", "a time"]];
 const ISOLATION = [["read_uncommitted", "all records"], ["read_committed", "committed records only"]];
 const FORMATS = [["auto", "what they are"], ["json", "JSON"], ["text", "text"], ["hex", "hex"]];
@@ -22,7 +22,7 @@ const argumentsOf = (query) => {
   return new URLSearchParams(Object.entries(given).filter(([, value]) => value !== "" && value !== undefined && value !== null)).toString();
 };
 const ask = async (topic, what, query) => {
-  const answer = await fetch(`api/topics/${encodeURIComponent(topic)}/${what}?${argumentsOf(query)}`, { headers: token ? { Authorization: `Bearer ${token}` } : {} });
+  const answer = await fetch(`api/topics/${encodeURIComponent(topic)}/${what}?${argumentsOf(query)}`, { headers: authorization() });
   if (!answer.ok) throw new Error((await answer.json()).error.message);
   return answer;
 };
@@ -69,8 +69,7 @@ export const records = (route, query) => {
   const places = () => { when.hidden = q.from !== "time"; at.hidden = q.from !== "offset"; };
   const every = element("input", { type: "checkbox", name: "every_partition", checked: q.every_partition === "true" });
   every.addEventListener("change", () => change({ every_partition: every.checked ? "true" : "" }));
-  const secret = element("input", { type: "password", name: "token", autocomplete: "off", value: token }), login = field("Token", secret);
-  secret.addEventListener("input", () => { token = secret.value; });
+  const login = field("Token", secret());
   const format = element("span"), say = element("p", { class: "muted looked", role: "status" }), list = element("ul", { class: "records" });
   const older = element("button", { type: "button", hidden: true }, "Older"), newer = element("button", { type: "button", hidden: true }, "Newer");
 
@@ -123,7 +122,7 @@ export const records = (route, query) => {
     set(format, ...["key", "value"].map((part) => field(part === "key" ? "Keys as" : "Values as", choice(`${part}_format`, formats(part), q[`${part}_format`] ?? "auto", (value) => change({ [`${part}_format`]: value })))));
     format.className = "filters inner";
     if (state.hello.records === "no") { form.hidden = true; say.textContent = "This server shows you no records. Start it with --records viewers, or as an operator."; return; }
-    if (route.item !== null && (state.hello.records === "yes" || token)) load(q);
+    if (route.item !== null && (state.hello.records === "yes" || authorization().Authorization)) load(q);
   };
   const heading = element("h2", { tabindex: "-1" }, route.item === null ? "Records" : `Records of ${route.item}`);
   const node = element("section", { class: "view", "aria-label": "Records" }, heading, form, say, element("div", { class: "range" }, older, newer), list);

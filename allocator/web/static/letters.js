@@ -8,7 +8,7 @@ import { Table } from "./table.js";
 
 const path = (topic, what) => `deadletters/${encodeURIComponent(topic)}/${what}`;
 const place = (r) => (r.topic === null ? "unknown" : `${r.topic}:${r.partition}`);
-const settled = (r) => (r.settled === null ? "" : `${r.settled.action} by ${r.settled.by}${r.settled.reason ? `: ${r.settled.reason}` : ""}`);
+const settled = (r) => (r.settled === null ? "no" : `${r.settled.action} by ${r.settled.by}${r.settled.reason ? `: ${r.settled.reason}` : ""}`);
 const REFUSED = 5; // reasons in an answer
 
 const columns = (open) => [
@@ -55,7 +55,7 @@ export const letters = (route, query) => {
   // -- one letter ------------------------------------------------------------------------------------------------
   const show = (letter) => tell(async () => {
     const name = listed, got = await post(path(name, "show"), { letter: letter.letter });
-    const facts = [["from", got.topic === null ? "unknown" : `${place(got)} at ${whole(got.offset)}`], ["written", moment(got.timestamp_ms / 1000)], ["group", got.group || "unknown"], ["error", got.error || "unknown"], ["attempts", whole(got.attempts)], ["redrives", whole(got.redrives)], ["settled", settled(got) || "no"]];
+    const facts = [["from", got.topic === null ? "unknown" : `${place(got)} at ${whole(got.offset)}`], ["written", moment(got.timestamp_ms / 1000)], ["group", got.group || "unknown"], ["error", got.error || "unknown"], ["attempts", whole(got.attempts)], ["redrives", whole(got.redrives)], ["settled", settled(got)]];
     const box = (label, text) => element("pre", { tabindex: "0", role: "region", "aria-label": label }, text), record = got.record;
     const data = (label, each) => box(label, each.format === "null" ? "null" : `${each.text}${each.cut ? " … (cut)" : ""}`);
     const headers = record && element("table", { class: "plain" }, element("thead", {}, element("tr", {}, element("th", { scope: "col" }, "header"), element("th", { scope: "col" }, "value"))), element("tbody", {}, ...record.headers.map((each) => element("tr", {}, element("th", { scope: "row" }, each.name), element("td", {}, each.format === "null" ? "null" : each.text)))));

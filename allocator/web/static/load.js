@@ -13,11 +13,11 @@ export const unevenness = (loads) => {
 };
 export const ratio = (value) => (value === null ? "unknown" : value.toFixed(2));
 
-const HEIGHT = 110, FLOOR = 14;
+const HEIGHT = 110, FLOOR = 14, WIDEST = 60;
 // rows: [{name, now, then}], `then` undefined without a second moment; null for unknown. A bar for each member, the highest first
 export const bars = (rows, width, words, unit) => {
   const both = rows.some((row) => row.then !== undefined), of = (row) => Math.max(row.now ?? 0, row.then ?? 0);
-  const order = [...rows].sort((a, b) => of(b) - of(a)), most = Math.max(1, ...order.map(of)), step = width / Math.max(1, order.length);
+  const order = [...rows].sort((a, b) => of(b) - of(a)), most = Math.max(1, ...order.map(of)), step = Math.min(WIDEST, width / Math.max(1, order.length));
   const mean = (end) => { const known = rows.filter((row) => row[end] !== null && row[end] !== undefined); return known.length ? known.reduce((sum, row) => sum + row[end], 0) / known.length : 0; };
   const y = (value) => FLOOR + (HEIGHT - FLOOR) * (1 - value / most), end = both ? "then" : "now";
   const picture = svg("svg", { viewBox: `0 0 ${width} ${HEIGHT + 4}`, role: "img", "aria-label": words });

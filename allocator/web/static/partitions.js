@@ -26,7 +26,7 @@ const standing = (row) => ordersOn(row.topic, row.number).filter(inForce);
 const ORDERS = {
   key: "orders", head: "orders", width: 150, value: (r) => standing(r).length || null, text: (r) => `${standing(r).map((each) => `${short(each)} ${each.state}`).join(", ")}${offers("orders/put") ? " Orders…" : ""}`,
   cell: (r) => [
-    ...standing(r).map((each) => badge(short(each), KIND[each.state] ?? "quiet")),
+    ...standing(r).map((each) => badge(short(each), KIND[each.state] === "bad" ? "bad" : "busy")),
     offers("orders/put") ? element("button", { type: "button", class: "quiet", "aria-label": `Orders about ${r.topic}:${r.number}`, onclick: () => openPartitionOrders([r.cell]) }, "Orders…") : null,
   ].filter(Boolean),
 };

@@ -119,7 +119,7 @@ export const plan = (route, query) => {
     const { found } = shown, of = (key) => unevenness(found.members.filter((each) => key === "partitions_before" || key === "lag_before" ? each.change !== "joins" : each.change !== "leaves" && each.change !== "fails").map((each) => each[key]));
     numbers.replaceChildren(figures([
       ["moves", whole(found.moves.length)], ["from live members", whole(found.voluntary_moves)], ["each stands still", found.moves.length ? span(found.standstill.move_s) : "no move"],
-      ["until the last", span(found.standstill.duration_s)], ["max/mean before", ratio(of("partitions_before"))], ["after", ratio(of("partitions_after"))], ["of lag before", ratio(of("lag_before"))], ["after", ratio(of("lag_after"))],
+      ["until the last", span(found.standstill.duration_s)], ["max/mean before", ratio(of("partitions_before"))], ["after", ratio(of("partitions_after"))], ["max/mean of lag before", ratio(of("lag_before"))], ["of lag after", ratio(of("lag_after"))],
     ]));
     states.replaceChildren(...found.orders.filter((each) => !["kept", "done", "given"].includes(each.state)).map((each) => element("p", { class: "muted" }, `order ${each.text} is ${each.state}${each.state_why ? `: ${each.state_why}` : ""}`)));
     result.hidden = false;

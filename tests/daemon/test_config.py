@@ -295,6 +295,7 @@ def test_names_and_addresses_are_checked(files: Files, old: str, new: str, fault
         ('[zookeeper]\nroot = "relative"', "must be an absolute path"),
         ('[group]\nmembership = "kafak"', 'or "fixed" or "kiel" or "consumers" or "pykafka"; did you mean "kafka"?'),
         ('[group]\nmembership = "kiel"\noffsets = "kafka"', "they are in one of: zookeeper, both"),
+        ('[group]\nfollow_load = "reported"', "only a program of your own can call report_load"),
         (
             '[group]\nmembership = "kafka"\nsession_timeout_s = 5\nheartbeat_interval_s = 3',
             "at most half of session_timeout_s",

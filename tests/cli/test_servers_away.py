@@ -34,6 +34,7 @@ COMMANDS: Final = {
     "doctor": ["billing", *BOTH, "--interval", "0"],
     "group adopt": ["billing", *ZK],
     "group release": ["billing", "i-1", *ZK],
+    "group delete": ["billing", *BOTH, "--execute"],
     "group budget": ["billing", "--at-once", "2", *ZK],
     "group canary": ["billing", "2", *ZK],
     "group cordon": ["billing", "web1", *ZK],

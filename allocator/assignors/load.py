@@ -9,7 +9,7 @@ the busiest member less busy, a budget of moves, and a margin between where move
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 from math import fsum
@@ -362,7 +362,7 @@ class _Balance:
         del entries[bisect_left(entries, (amount, partition))]
         self.load[donor] -= amount
         self.load[taker] += amount
-        insort(self._movable[taker], (amount, partition))
+        # the taker does not pass it on: a partition moves once in a decision
         self._heaviest[taker] = max(self._heaviest[taker], amount)
         # not that of the donor: it would need a search, and a bound that is too high only ends the moves sooner
         self.moves.append(LoadMove(partition, donor, taker, amount))

@@ -146,7 +146,12 @@ async def test_who_takes_no_answer_is_hung_up_on(path: str, monkeypatch: pytest.
             first = await asyncio.wait_for(loop.sock_recv(client, 1000), PATIENCE_S)
             assert b"200 OK" in first
             count = len(first)
-            await asyncio.sleep(1.5)  # more than the server waits; nothing else shows that nobody reads
+            # nothing is read until the server has given up
+            await wait_until_async(
+                lambda: not any("_server_request_loop" in repr(task) for task in asyncio.all_tasks()),
+                PATIENCE_S,
+                "the server to end the connection",
+            )
             with contextlib.suppress(ConnectionResetError):
                 while piece := await asyncio.wait_for(loop.sock_recv(client, 1 << 20), PATIENCE_S):
                     count += len(piece)

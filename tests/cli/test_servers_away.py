@@ -38,7 +38,6 @@ COMMANDS: Final = {
     "group budget": ["billing", "--at-once", "2", *ZK],
     "group canary": ["billing", "2", *ZK],
     "group cordon": ["billing", "web1", *ZK],
-    "group delete": ["billing", *BOTH, "--execute"],
     "group describe": ["billing", *BOTH],
     "group evacuate": ["billing", "web1", *ZK, "--dry-run"],
     "group exclude": ["billing", "orders:0", "web1", *ZK],

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Optional
 
 from allocator.types import TopicPartition
 
-__all__ = ["Measure", "Measures"]
+__all__ = ["Effort", "Measure", "Measures"]
 
 _NOTHING: AbstractContextManager[Any] = nullcontext()
 
@@ -62,6 +62,23 @@ class Measure:
             self._began = self._clock() - passed % SAMPLE_S
 
 
+class Effort:
+    """How much of something the offsets of each partition took: bytes, or seconds of the handler."""
+
+    def __init__(self) -> None:
+        self.by_partition: dict[TopicPartition, tuple[int, float]] = {}
+        """Number of offsets, and how much they took, since the partition was seen first."""
+
+    def add(self, partition: TopicPartition, offsets: int, amount: float) -> None:
+        """So many further offsets took `amount`; 0 offsets if a call failed."""
+        before = self.by_partition.get(partition, (0, 0.0))
+        self.by_partition[partition] = (before[0] + offsets, before[1] + amount)
+
+    def keep(self, partitions: Container[TopicPartition]) -> None:
+        """Forgets all others."""
+        self.by_partition = {each: work for each, work in self.by_partition.items() if each in partitions}
+
+
 class Measures:
     """All measures of one consumer."""
 
@@ -91,6 +108,10 @@ class Measures:
         """How often a partition got no new records because what is done would not fit into a commit."""
         self.done_sets_cut = 0
         """Commits that could not name all records that are done beyond their offset, since the start."""
+        self.fetched: Optional[Effort] = None
+        """Bytes of records as the broker sends them, compressed; None: nobody asks for them."""
+        self.handled: Optional[Effort] = None
+        """Seconds of the handler, for the records that it got done; None: nobody asks for them."""
         self.spans: Optional[Callable[[str, Mapping[str, Any]], AbstractContextManager[Any]]] = None
         """Starts the span of a "fetch", "commit" or "rebalance"; None: tracing is off."""
 

@@ -426,9 +426,10 @@ SETTINGS: Final[Mapping[str, Setting]] = {
     "follow_load": Setting(
         Text(get_args(LoadSource)),
         None,
-        "Moves partitions away from members that have too much to do: `records` counts the records that arrive in a "
-        "partition in a second, `reported` is the number that you give to `report_load`. Takes the place of `assignor` "
-        "once all members of the group have it. None: load moves nothing.",
+        "Moves partitions away from members that have too much to do. Load of a partition in a second: `records` that "
+        "arrive, their `bytes`, the seconds that the handler needs for them (`handler_s`, where the library calls it), "
+        "or the number that you give to `report_load` (`reported`). Takes the place of `assignor` once all members of "
+        "the group have it. None: load moves nothing.",
         memberships=("zookeeper",),
     ),
     "load_tolerance": Setting(

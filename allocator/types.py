@@ -54,7 +54,7 @@ GroupProtocol = Literal["classic", "consumer"]
 OffsetStorage = Literal["kafka", "zookeeper", "both"]
 """The setting `offsets`: where the committed offsets of a group are."""
 
-LoadSource = Literal["records", "reported"]
+LoadSource = Literal["records", "bytes", "handler_s", "reported"]
 """The setting `follow_load`: what the load of a partition is."""
 
 OffsetReset = Literal["earliest", "latest", "none"]

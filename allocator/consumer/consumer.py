@@ -244,17 +244,25 @@ class Consumer:
 
         Asking for it says that the one before is done.
         """
-        return await self._begun().batch(timeout_s)
+        return await self._readable().batch(timeout_s)
 
     async def getone(self, timeout_s: float | None = None) -> Record | None:
         """The next record, or None after `timeout_s` seconds. Asking for it says that the one before is done."""
-        return await self._begun().one(timeout_s)
+        return await self._readable().one(timeout_s)
 
     async def getmany(
         self, timeout_s: float | None = None, max_records: int | None = None
     ) -> dict[TopicPartition, list[Record]]:
         """Records by partition: waits for the first up to `timeout_s` seconds, then takes what is there already."""
-        return await self._begun().many(timeout_s, max_records)
+        return await self._readable().many(timeout_s, max_records)
+
+    def _readable(self) -> Reading:
+        if self._engine.load.source == "handler_s" and self._engine.processor is None:
+            raise ConfigError(
+                'follow_load = "handler_s": the time of a handler is known where the library calls it; use '
+                '`process`, or follow_load "records", "bytes" or "reported"'
+            )
+        return self._begun()
 
     def _begun(self) -> Reading:
         self._must_be_started()

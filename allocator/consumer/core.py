@@ -118,7 +118,7 @@ class ConsumerCore:
             sink=None if sink is None else SinkMember(self, sink),
         )
         self._coordinator = Coordinator(self.client, self.group or "", self.client.retry_backoff_s)
-        self.load = OwnLoad(self.state)
+        self.load = OwnLoad(self.state, self.client.measures)
         self._load = partial(lag, self.client, self.committed, auto_offset_reset)
         self._offsets = None
         if self.group is not None:
@@ -154,7 +154,7 @@ class ConsumerCore:
             self._coordinator,
             self._load,
             self._offsets,
-            self.load.report,
+            self.load.measure,
             self._orders.take,
         )
         if self._offsets is not None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from functools import partial
 
 from allocator.client.client import KafkaClient
 from allocator.client.log_offsets import EARLIEST, LATEST, list_offsets
 from allocator.groups.zookeeper.load_report import LoadMeter, LoadReport
-from allocator.measures import Measures
+from allocator.measures import Effort, Measures
 from allocator.subscription.state import SubscriptionState
 from allocator.types import LoadSource, OffsetAndMetadata, TopicPartition
 
@@ -54,22 +55,34 @@ def lags(state: SubscriptionState) -> dict[TopicPartition, int]:
 class OwnLoad:
     """The load of the partitions that one consumer owns, for `follow_load`."""
 
-    def __init__(self, state: SubscriptionState) -> None:
+    def __init__(self, state: SubscriptionState, measures: Measures) -> None:
         self._state = state
+        self._measures = measures
         self._meter = LoadMeter()
+        self.source: LoadSource | None = None
+        """None until `measure` is called, which it is not where load moves nothing."""
         self.reported: dict[TopicPartition, float] = {}
         """What the user reported last."""
 
-    def report(self, source: LoadSource) -> LoadReport:
-        """What to tell the group now. Each call is one measurement."""
+    def measure(self, source: LoadSource) -> Callable[[], LoadReport]:
+        """Begins to measure. Each call of the result is one measurement, and returns what to tell the group then."""
+        self.source = source
+        self._measures.fetched = Effort() if source == "bytes" else None
+        self._measures.handled = Effort() if source == "handler_s" else None
+        return partial(self._report, source)
+
+    def _report(self, source: LoadSource) -> LoadReport:
         owned = self._state.assigned_partitions()
         if source == "reported":
             self.reported = {partition: load for partition, load in self.reported.items() if partition in owned}
             return LoadReport.of(source, self._meter.of_loads(self.reported))
-        ends = {partition: self._state.high_watermark(partition) for partition in owned}
-        return LoadReport.of(
-            source, self._meter.of_ends({partition: end for partition, end in ends.items() if end is not None})
-        )
+        found = {partition: self._state.high_watermark(partition) for partition in owned}
+        ends = {partition: end for partition, end in found.items() if end is not None}
+        work = self._measures.fetched or self._measures.handled
+        if work is None:
+            return LoadReport.of(source, self._meter.of_ends(ends))
+        work.keep(owned)
+        return LoadReport.of(source, self._meter.of_work(ends, work.by_partition))
 
 
 def reference_metrics(measures: Measures, lag: Mapping[TopicPartition, int], assigned: int) -> dict[str, float]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, ClassVar, NamedTuple, Optional
 
 from allocator.assignors import Assignor, naive_allocator, resolve
@@ -72,8 +71,8 @@ class Connections(NamedTuple):
     """For assignors that consider how much work a partition is."""
     offsets: StoredOffsets | None
     """Those of the group, whose place changes when the group is adopted from another layout."""
-    measured: Callable[[LoadSource], LoadReport] | None = None
-    """Returns the load of the partitions that this consumer owns."""
+    measure: Callable[[LoadSource], Callable[[], LoadReport]] | None = None
+    """Begins to measure the load of the partitions that this consumer owns; the result returns it."""
     ordered: Callable[[Orders, OrderStore], None] | None = None
     """Is called with the orders of operators, where the membership has any."""
 
@@ -277,9 +276,9 @@ class ZooKeeperOptions(EnsembleOptions):
         }
 
     def measured(self, connections: Connections) -> Callable[[], LoadReport] | None:
-        if self.follow_load is None or connections.measured is None:
+        if self.follow_load is None or connections.measure is None:
             return None
-        return partial(connections.measured, self.follow_load)
+        return connections.measure(self.follow_load)
 
     def functions(self, config: MembershipConfig) -> dict[str, Assignor]:
         # members without `follow_load`, such as those of older versions, agree with this one on the others
@@ -461,11 +460,11 @@ class MembershipConfig:
         coordinator: Coordinator,
         load: Load,
         offsets: StoredOffsets | None,
-        measured: Callable[[LoadSource], LoadReport] | None = None,
+        measure: Callable[[LoadSource], Callable[[], LoadReport]] | None = None,
         ordered: Callable[[Orders, OrderStore], None] | None = None,
     ) -> Membership:
         """The membership, which has touched nothing yet."""
-        return self.options.make(self, Connections(client, listener, coordinator, load, offsets, measured, ordered))
+        return self.options.make(self, Connections(client, listener, coordinator, load, offsets, measure, ordered))
 
     def assignors(self) -> dict[str, Assignor]:
         """By their names, the preferred one first."""

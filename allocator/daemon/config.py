@@ -402,7 +402,7 @@ def check_together(config: Config, reader: SettingsReader) -> None:
     for fault in MembershipConfig.of(**options).faults():
         reader.fault([_NAMES.get(name, f"group.{name}") for name in fault.settings], fault.why)
     if group.follow_load == "reported":
-        reader.fault(["group.follow_load"], 'only a program of your own can call report_load; use "records"')
+        reader.fault(["group.follow_load"], 'only a program of your own can call report_load; use "handler_s"')
     if handler.dead_letter_topic is not None:
         if handler.dead_letter_topic in (group.topics or ()):
             reader.fault(["handler.dead_letter_topic", "group.topics"], "dead letters would be consumed again")

@@ -684,6 +684,9 @@ class BrokerFetchers:
             return
         if found.next_offset > offset:
             buffer.push(Chunk(found, offset, part.high_watermark))
+            fetched = self._client.measures.fetched
+            if fetched is not None:
+                fetched.add(tp, found.next_offset - offset, len(part.records))
         if found.error is not None:
             buffer.halt(Failure(found.error))
         elif found.next_offset <= offset:

@@ -36,8 +36,11 @@ class LaneOwner(Protocol):
     def begin(self, lane: Lane) -> None:
         """A call of this lane may begin at any time from now on."""
 
-    def end(self, lane: Lane, finished: Sequence[Unit], error: Exception | None) -> None:
-        """No call of this lane runs any more. These were done; `error`: the next one failed with it."""
+    def end(self, lane: Lane, finished: Sequence[Unit], error: Exception | None, seconds: float) -> None:
+        """No call of this lane runs any more. These were done; `error`: the next one failed with it.
+
+        `seconds`: how long the calls took.
+        """
 
 
 class Lane:
@@ -188,9 +191,9 @@ class Lanes:
         for _ in range(len(self._ready)):
             self._start_one()
 
-    def _end(self, lane: Lane, finished: Sequence[Unit], error: Exception | None) -> None:
+    def _end(self, lane: Lane, finished: Sequence[Unit], error: Exception | None, seconds: float) -> None:
         lane.running = False
-        lane.worker.end(lane, finished, error)
+        lane.worker.end(lane, finished, error, seconds)
 
     # -- on the loop -------------------------------------------------------------------------------------------------
 
@@ -206,11 +209,12 @@ class Lanes:
                 lane.task = task
                 finished: list[Unit] = []
                 error = None
+                begun = time.monotonic()
                 try:
                     error = await self._turn(lane, finished)
                 finally:
                     lane.task = None
-                    self._end(lane, finished, error)
+                    self._end(lane, finished, error, time.monotonic() - begun)
         finally:
             self._running -= 1
             if self._ready:  # this one was cancelled with its call
@@ -263,15 +267,16 @@ class Lanes:
                 call = self.threads.submit(self._turn_in_thread, turn)
                 for lane, units in turn:
                     lane.call, lane.turn = call, units
-                results, seconds = await asyncio.wrap_future(call)
-                calls = sum(count + (error is not None) for count, error in results)
+                results = await asyncio.wrap_future(call)
+                calls = sum(count + (error is not None) for count, error, _ in results)
                 if calls:
+                    seconds = sum(seconds for _, _, seconds in results)
                     self._call_s += (seconds / calls - self._call_s) / 8
-                for (lane, units), (count, error) in zip(turn, results):
+                for (lane, units), (count, error, seconds) in zip(turn, results):
                     for _ in range(count):
                         lane.units.popleft()
                     lane.turn = ()
-                    self._end(lane, units[:count], error)
+                    self._end(lane, units[:count], error, seconds)
         finally:
             self._running -= 1
 
@@ -288,17 +293,15 @@ class Lanes:
             count += len(lane.units)
         return turn
 
-    def _turn_in_thread(
-        self, turn: Sequence[tuple[Lane, list[Unit]]]
-    ) -> tuple[list[tuple[int, Exception | None]], float]:
-        """How many calls of each lane are done, and the error of the one after them; and the seconds that it took."""
-        begun = time.monotonic()
-        ends = begun + (SLICE_S if len(turn) == 1 else SHORT_SLICE_S)
-        may_act, now = self._may_act, begun
-        results: list[tuple[int, Exception | None]] = []
+    def _turn_in_thread(self, turn: Sequence[tuple[Lane, list[Unit]]]) -> list[tuple[int, Exception | None, float]]:
+        """How many calls of each lane are done, the error of the one after them, and the seconds that they took."""
+        now = time.monotonic()
+        ends = now + (SLICE_S if len(turn) == 1 else SHORT_SLICE_S)
+        may_act = self._may_act
+        results: list[tuple[int, Exception | None, float]] = []
         for lane, units in turn:
             call = self._handler.call_plain if self._children is None else self._children.caller(lane)
-            count, error, worker = 0, None, lane.worker
+            count, error, worker, begun = 0, None, lane.worker, now
             guard = self._orders.guard(worker.partition)
             for unit in units:
                 if now >= ends or worker.stopping or not may_act():
@@ -313,5 +316,5 @@ class Lanes:
                     now = time.monotonic()
                 unit.argument = None
                 count += 1
-            results.append((count, error))
-        return results, now - begun
+            results.append((count, error, now - begun))
+        return results

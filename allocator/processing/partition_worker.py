@@ -339,8 +339,11 @@ class PartitionWorker:
         self._calls.add(lane)
         self._quiet.clear()
 
-    def end(self, lane: Lane, finished: Sequence[Unit], error: Exception | None) -> None:
+    def end(self, lane: Lane, finished: Sequence[Unit], error: Exception | None, seconds: float = 0.0) -> None:
         self._calls.discard(lane)
+        handled = self._work.measures.handled
+        if handled is not None:
+            handled.add(self.partition, self._offsets(finished), seconds)
         if finished:
             self._finished(finished)
             lane.attempts = 0
@@ -354,6 +357,10 @@ class PartitionWorker:
         else:
             self._lanes.pop(lane.key, None)
         self.fill()
+
+    def _offsets(self, units: Sequence[Unit]) -> int:
+        """Roughly, how many offsets these are; markers of transactions are left out."""
+        return sum(unit.span.end - unit.span.start for unit in units) if self._work.by_batch else len(units)
 
     def _finished(self, units: Sequence[Unit]) -> None:
         self.in_hand -= len(units)

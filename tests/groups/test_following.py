@@ -17,7 +17,7 @@ from allocator import Consumer
 from allocator.assignors import Assignor, GroupView, Member, choose, resolve
 from allocator.cli import top
 from allocator.errors import ConfigError
-from allocator.groups.describe import GroupReport, GroupState
+from allocator.groups.describe import GroupReport, GroupState, describe
 from allocator.groups.what_if import Scenario, plan_of
 from allocator.groups.zookeeper import load_report
 from allocator.groups.zookeeper.checked import InvalidZnode
@@ -31,7 +31,8 @@ from allocator.groups.zookeeper.orders import KINDS, Order
 from allocator.groups.zookeeper.seats import FEATURE
 from allocator.groups.zookeeper.znodes import AssignmentDocument, Claim, MemberInfo
 from allocator.testing import LocalCluster, wait_until_async
-from allocator.types import Partitions, TopicPartition
+from allocator.types import LoadSource, Partitions, Record, TopicPartition
+from allocator.zookeeper.client import ZooKeeper
 
 A, B = (f"m-{letter * 16}-{number:010}" for number, letter in enumerate("ab"))
 NOW = 1_767_225_600_000
@@ -187,6 +188,22 @@ def test_a_meter_tells_what_arrives_once_it_has_measured_for_a_while() -> None:
     assert meter.of_ends({}) == {}
 
 
+def test_a_meter_counts_the_work_of_what_arrives() -> None:
+    """Of two partitions with as many new records, and a member that gets half of them done."""
+    now = 0.0
+    meter = LoadMeter(lambda: now)
+    cheap, dear, idle, unread = (TopicPartition("t", number) for number in range(4))
+    found: dict[TopicPartition, float] = {}
+    for number in range(8):
+        ends = {cheap: 300 * number, dear: 300 * number, idle: 5, unread: 300 * number}
+        found = meter.of_work(ends, {cheap: (150 * number, 1.5 * number), dear: (150 * number, 150.0 * number)})
+        now += 30.0
+    assert found == pytest.approx({cheap: 0.1, dear: 10.0, idle: 0.0})
+    # the work is counted anew when the partition comes back
+    assert meter.of_work({dear: 300 * 8}, {dear: (10, 1.0)})[dear] < 10.0
+    assert meter.of_work({}, {}) == {}
+
+
 def test_a_meter_smooths_what_the_user_reports() -> None:
     now = 0.0
     meter = LoadMeter(lambda: now)
@@ -240,7 +257,14 @@ def test_the_user_is_told_about_loads_that_are_none() -> None:
         with pytest.raises(ValueError, match="load = "):
             consumer.report_load(TopicPartition("t", 0), wrong)
     with pytest.raises(ConfigError, match="follow_load"):
-        Consumer("t", brokers="b:9092", group="g", zookeeper="z:2181", follow_load="bytes")  # type: ignore[arg-type]
+        Consumer("t", brokers="b:9092", group="g", zookeeper="z:2181", follow_load="lag")  # type: ignore[arg-type]
+
+
+async def test_the_time_of_a_handler_needs_a_handler_that_the_library_calls() -> None:
+    consumer = Consumer("t", brokers="b:9092", group="g", zookeeper="z:2181", follow_load="handler_s")
+    for read in (consumer.getone, consumer.getmany, consumer.getbatch):
+        with pytest.raises(ConfigError, match=r'follow_load = "handler_s".*use `process`, or'):
+            await read()
 
 
 # -- real servers ------------------------------------------------------------------------------------------------------
@@ -289,3 +313,50 @@ async def test_the_leader_moves_others_away_from_a_hot_partition(
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@pytest.mark.parametrize("source", ["bytes", "handler_s"])
+async def test_members_report_the_work_of_each_partition(
+    source: LoadSource,
+    kafka_cluster: LocalCluster,
+    topic_factory: Callable[..., str],
+    group: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Records of partition 0 are large, and take their handler longer than those of partition 1."""
+    monkeypatch.setattr(load_report, "KNOWN_S", 1.0)
+    monkeypatch.setattr(
+        "allocator.consumer.membership_config.ZooKeeperSettings", partial(ZooKeeperSettings, report_s=0.3)
+    )
+    topic = topic_factory(2)
+    records = [(None, b"x" * size, partition) for partition, size in ((0, 5000), (1, 100)) for _ in range(5)]
+
+    async def handle(record: Record) -> None:
+        await asyncio.sleep(0.0 if record.partition else 0.05)
+
+    async def produce() -> None:
+        while True:
+            await asyncio.to_thread(kafka_cluster.produce, topic, records)
+            await asyncio.sleep(0.2)
+
+    zookeeper = f"{kafka_cluster.zookeeper}/{group}"
+    consumer = Consumer(topic, brokers=kafka_cluster.bootstrap, group=group, zookeeper=zookeeper, follow_load=source)
+
+    async def told() -> bool:
+        state = await describe(zk, group)
+        report = LoadReport(source) if state is None else next(iter(state.loads.values()), LoadReport(source))
+        assert report.source == source
+        heavy, light = (report.loads.get(TopicPartition(topic, number)) for number in (0, 1))
+        return heavy is not None and light is not None and heavy > 5 * light
+
+    zk = ZooKeeper(zookeeper)
+    async with consumer:
+        await zk.connect()  # the consumer has created its root
+        tasks = [asyncio.ensure_future(each) for each in (produce(), consumer.process(handle))]
+        try:
+            await wait_until_async(told, 60.0, "the report")
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await zk.close()

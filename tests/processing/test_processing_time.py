@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from virtual_time import VirtualLoop
 
+from allocator.measures import Effort
 from allocator.processing import lanes
 from allocator.processing.handlers import Handler
 from allocator.processing.policy import Retries
@@ -83,6 +84,39 @@ def test_all_of_the_allowed_calls_are_at_work(concurrency: int) -> None:
 
     run_virtually(main())
     assert total / took >= 0.95 * concurrency / WORK_S
+
+
+@pytest.mark.parametrize("by_batch", [False, True])
+def test_the_time_of_calls_is_measured_by_partition(by_batch: bool) -> None:
+    """Calls side by side count each, as do failed ones."""
+    cluster = Cluster(partitions=2, records=20, keys=5)
+    work = Effort()
+    failed: list[int] = []
+
+    async def handle(argument: Any) -> None:
+        await asyncio.sleep(WORK_S)
+        if argument.partition == 1 and not failed:
+            failed.append(1)
+            raise ValueError("once")
+
+    async def main() -> None:
+        source = FakeSource(cluster, 10)
+        source.measures.handled = work
+        handler = Handler("test", handle, by_batch=by_batch)
+        engine = Processor(handler, ProcessSettings(ordering="partition" if by_batch else "key", concurrency=4))
+        running = asyncio.ensure_future(engine.run(source(engine)))
+        while sum(engine.positions().values()) < 40:
+            await asyncio.sleep(0.01)
+            assert not running.done()
+        engine.stop()
+        await running
+
+    run_virtually(main())
+    calls = 2 if by_batch else 20
+    for number in (0, 1):
+        offsets, seconds = work.by_partition[TopicPartition("t", number)]
+        assert offsets == 20
+        assert seconds == pytest.approx((calls + number) * WORK_S)
 
 
 def latencies(poison: float, seed: int = 7) -> list[float]:

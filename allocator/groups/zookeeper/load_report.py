@@ -4,7 +4,8 @@
                                                 [[0, 12.5], [3, 0]]}}
 
 A load is so much of something in a second, smoothed. With the source "records" it counts the records that producers
-add, not those that this member gets done: a member that is too slow has the load that it does not keep up with.
+add, not those that this member gets done: a member that is too slow has the load that it does not keep up with. With
+"bytes" and "handler_s" each of these records counts what the records took that the member got lately.
 """
 
 from __future__ import annotations
@@ -53,6 +54,27 @@ class Mean:
         return self._sum / self._weight if self.seconds >= KNOWN_S else None
 
 
+class _Cost:
+    """How much one offset took on average, over about AVERAGE_S."""
+
+    __slots__ = ("_amount", "_offsets")
+
+    def __init__(self) -> None:
+        self._offsets = 0.0
+        self._amount = 0.0
+
+    def add(self, offsets: int, amount: float, seconds: float) -> None:
+        """So many took `amount` in the last `seconds`."""
+        keep = exp(-seconds / AVERAGE_S)
+        self._offsets = self._offsets * keep + offsets
+        self._amount = self._amount * keep + amount
+
+    @property
+    def value(self) -> float | None:
+        """None if no offset is among them."""
+        return self._amount / self._offsets if self._offsets else None
+
+
 class LoadMeter:
     """The smoothed loads of the partitions that a member owns. Each call tells of all of them, and forgets the others.
 
@@ -63,10 +85,36 @@ class LoadMeter:
         self._clock = clock
         self._seen: dict[TopicPartition, tuple[float, float]] = {}
         self._means: dict[TopicPartition, Mean] = {}
+        self._done: dict[TopicPartition, tuple[int, float]] = {}
+        self._costs: dict[TopicPartition, _Cost] = {}
 
     def of_ends(self, ends: Mapping[TopicPartition, int]) -> dict[TopicPartition, float]:
         """`ends`: where the log of each partition ends now. Returns records per second, as far as they are known."""
         return self._smoothed({partition: float(end) for partition, end in ends.items()}, counts=True)
+
+    def of_work(
+        self, ends: Mapping[TopicPartition, int], work: Mapping[TopicPartition, tuple[int, float]]
+    ) -> dict[TopicPartition, float]:
+        """`ends`: as in `of_ends`; `work`: so many offsets of each partition took so much until now, since some time.
+
+        Returns the work that arrives per second, as far as it is known: that of no record is 0.
+        """
+        now = self._clock()
+        seconds = {partition: now - self._seen[partition][0] for partition in ends if partition in self._seen}
+        self._costs = {partition: self._costs.get(partition) or _Cost() for partition in ends}
+        for partition in ends:
+            offsets, amount = work.get(partition, (0, 0.0))
+            before = self._done.get(partition, (0, 0.0))
+            if offsets < before[0] or amount < before[1]:  # counted anew: the partition was elsewhere meanwhile
+                before = (0, 0.0)
+            self._costs[partition].add(offsets - before[0], amount - before[1], seconds.get(partition, 0.0))
+        self._done = {partition: work[partition] for partition in ends if partition in work}
+        found = {}
+        for partition, rate in self.of_ends(ends).items():
+            cost = self._costs[partition].value
+            if cost is not None or not rate:
+                found[partition] = rate * (cost or 0.0)
+        return found
 
     def of_loads(self, loads: Mapping[TopicPartition, float]) -> dict[TopicPartition, float]:
         """`loads`: those of now. Returns the means, as far as they are known."""

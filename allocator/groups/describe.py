@@ -442,6 +442,7 @@ class GroupReport:
             "client_id": info.name,
             "host": info.host,
             "pid": info.pid,
+            "version": info.version,
             "weight": info.weight if self.state.coordinated is None else None,
             "rack": info.rack,
             "instance_id": info.instance_id,

@@ -148,6 +148,7 @@ SCHEMAS: dict[str, Schema] = {
         client_id=TEXT,
         host=_maybe(TEXT),
         pid=_maybe(COUNT),
+        version={**_maybe(TEXT), "description": "Of allocator in its process; null if the member does not say it."},
         rack=_maybe(TEXT),
         weight=REAL,
         joined={**_maybe(REAL), "description": "By the clock of ZooKeeper."},

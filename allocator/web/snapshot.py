@@ -165,11 +165,12 @@ def _member(group: WatchedGroup, member: str) -> dict[str, Any]:
         "lag": logs.lag_of(held).total,
     }
     if info is None:
-        return {**entry, "client_id": member, "host": None, "pid": None, "gone": True}
+        return {**entry, "client_id": member, "host": None, "pid": None, "version": None, "gone": True}
     entry.update(
         client_id=info.name,
         host=info.host,
         pid=info.pid,
+        version=info.version,
         rack=info.rack,
         weight=info.weight,
         joined=_rounded(group.joined.get(member)),

@@ -75,6 +75,7 @@ def test_json_has_members_owners_positions_lag_generation_and_what_nobody_owns()
         "client_id": "billing-[b]",
         "host": "host-b",
         "pid": 4242,
+        "version": None,
         "weight": 2.0,
         "rack": "r1",
         "instance_id": None,

@@ -68,6 +68,7 @@ def state_of(
             strategies=("sticky",),
             pid=4000 + int(member[-10:]),
             session_timeout_s=SESSION_S,
+            version="0.1.0",
         )
         for member in held
     }

@@ -333,6 +333,7 @@ async def test_every_view_of_a_large_group_fits_and_has_no_barrier(browser: Any,
             fits()
             page.go("#/group/billing/member/m-0000000000000005-0000000005")
             page.sees(".facts", "4005")
+            page.sees(".facts", "0.1.0")
             page.sees("#partitions", "orders:")
             fits()
             page.go(
@@ -567,6 +568,14 @@ async def test_an_operator_orders_about_records_looks_at_plans_and_settles_lette
         page.go("#/group/billing")
         page.sees("#phase", "stable")
         page.run("document.getElementById('act').click()")
+        fill("order-kind", "canary")
+        press("Give the order")
+        page.sees("dialog .answer", "enter how many partitions")
+        fill("order-count", "2")
+        press("Give the order")
+        page.sees("dialog", "4 members before it, count 2")
+        press("Yes, canary")
+        page.sees("dialog .answer", "is given")
         press("Delete the group")
         page.sees("dialog .answer", "look at what is deleted first")
         press("Show what is deleted")
@@ -577,6 +586,9 @@ async def test_an_operator_orders_about_records_looks_at_plans_and_settles_lette
         press("Delete the group")
         page.sees("dialog .answer", "Deleted: 1 znode")
         press("Close")
+        page.go("#/audit")  # with the token that this page has already
+        page.sees("#changes", "deadletters/redrive")
+        fits(390)
         assert page.complaints() == []
 
     shown = functools.lru_cache(_with_orders)
@@ -588,13 +600,15 @@ async def test_an_operator_orders_about_records_looks_at_plans_and_settles_lette
             await by_person(dead, width)
         await by_person(end)
     kinds = [what for what, _ in work.asked]
-    assert kinds == [*["withdraw", "put", "put", "plan", "plan", "plan"] * 2, "delete", "delete"]
+    assert kinds == [*["withdraw", "put", "put", "plan", "plan", "plan"] * 2, "put", "delete", "delete"]
     assert work.asked[0][1] == {"kind": "pause", "arguments": {"partitions": {"orders": "0"}}}
     assert work.asked[2][1]["arguments"] == {"partitions": {"orders": "3"}, "to": "70"}
+    known = [f"worker-{number:02}@node-{number}:{4000 + number}" for number in (0, 2, 3, 4)]
+    assert work.asked[-3][1]["arguments"] == {"known": known, "promoted": [], "count": 2}
     assert [asked for what, asked in work.asked if what == "plan"][2][1:] == (["freeze"], True)
     assert settled == [("redriven", ["0:0"])]
     texts = [event.text for event in shown().log.events]
-    assert (texts.count("deadletters/redrive"), texts.count("orders/put"), texts[-1]) == (2, 4, "delete")
+    assert (texts.count("deadletters/redrive"), texts.count("orders/put"), texts[-1]) == (2, 5, "delete")
 
 
 async def test_a_hundred_members_look_different_and_scrolling_draws_only_what_is_in_sight(browser: Any) -> None:

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from allocator import __version__
 from allocator.assignors import Assignor
 from allocator.clock import boot_clock, wall_ms
 from allocator.errors import InconsistentAssignor, InstanceIdInUse
@@ -129,6 +130,7 @@ class ZooKeeperMembership(SessionMembership):
             restart_grace_s=settings.restart_grace_s,
             features=(FEATURE,),
             load_tolerance=settings.load_tolerance,
+            version=__version__,
         )
         self._prefix = f"m-{uuid.uuid4().hex[:16]}-"
         self._tried = False  # to register

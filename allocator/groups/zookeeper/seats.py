@@ -46,7 +46,7 @@ def unaware(members: Mapping[str, MemberInfo]) -> list[str]:
 def lasting(info: MemberInfo) -> MemberInfo:
     """Without what differs between two processes of one instance."""
     return (
-        replace(info, pid=None, session_timeout_s=None, orders=(), features=())
+        replace(info, pid=None, session_timeout_s=None, orders=(), features=(), version=None)
         if info.instance_id is not None
         else info
     )

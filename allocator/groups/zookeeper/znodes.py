@@ -164,6 +164,8 @@ class MemberInfo:
     """Parts of the protocol that came later and that the member knows."""
     load_tolerance: float | None = None
     """The setting of a member that follows load; None of others."""
+    version: str | None = None
+    """Of this package in the member's process; None of members of versions that did not say it."""
 
     def encode(self) -> bytes:
         """Raises ConfigError for what no leader would take, MissingExtra where that cannot be told."""
@@ -197,12 +199,13 @@ class MemberInfo:
             "orders": list(self.orders),
             **({"features": list(self.features)} if self.features else {}),
             **({"load_tolerance": self.load_tolerance} if self.load_tolerance is not None else {}),
+            **({"version": self.version} if self.version is not None else {}),
             **({"instance": [self.instance_id, self.restart_grace_s]} if self.instance_id is not None else {}),
         }
 
     @classmethod
     def from_json(cls, path: str, doc: Mapping[str, Any]) -> MemberInfo:
-        pattern, rack = doc.get("pattern"), doc.get("rack")
+        pattern, rack, version = doc.get("pattern"), doc.get("rack"), doc.get("version")
         weight, pid, session_s = doc.get("weight", 1.0), doc.get("pid"), doc.get("session_timeout_s")
         if pattern is not None:
             try:
@@ -232,6 +235,7 @@ class MemberInfo:
             restart_grace_s=grace_s,
             features=tuple(check_texts(path, "features", doc.get("features", []))),
             load_tolerance=tolerance,
+            version=None if version is None else check_text(path, "version", version),
         )
 
 

@@ -5,7 +5,7 @@ import { element } from "./dom.js";
 import { plural, whole } from "./format.js";
 import { orderForm } from "./order_form.js";
 import { words as argumentsOf } from "./orders.js";
-import { moved } from "./plan.js";
+import { moved, said } from "./plan.js";
 import { state } from "./state.js";
 import { Table } from "./table.js";
 
@@ -95,7 +95,10 @@ export const openActions = (group) => {
   list();
   let given = null;
   const made = () => ({ ...form.order(order.value), why: reason.value, ...(hours.value ? { hours: Number(hours.value) } : {}) });
-  const look = button("Show what it moves", "", async () => `${moved((await ask(name, "orders/preview", made())).plan)} Nothing was changed.`);
+  const look = button("Show what it moves", "", async () => {
+    const { plan: found } = await ask(name, "orders/preview", made());
+    return `${[moved(found), ...said(found)].join(" ")} Nothing was changed.`;
+  });
   const says = () => {
     given = made();
     return `The order ${given.kind} ${form.says(given.kind)}: ${argumentsOf(given) || "the whole group"}. ${hours.value ? `It ends after ${hours.value} h.` : "It holds until it is taken back."}`;

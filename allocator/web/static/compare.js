@@ -1,5 +1,6 @@
 // Two moments of a group side by side, and the log of changes.
 
+import { answers, authorization, credentials, read } from "./ask.js";
 import { element, link } from "./dom.js";
 import { flow } from "./flow.js";
 import { age, moment, number, plural, rate, whole } from "./format.js";
@@ -21,6 +22,8 @@ const BETWEEN = [
 const FIGURES = [["lag", (p) => number(p.lag)], ["behind", (p) => age(p.lag_s)], ["written", (p) => rate(p.produced)], ["committed", (p) => rate(p.consumed)]];
 // the value of an input of date and time, in local time
 const local = (at) => { const date = new Date(1000 * at); return new Date(date - 60_000 * date.getTimezoneOffset()).toISOString().slice(0, 19); };
+
+const zone = Intl.DateTimeFormat().resolvedOptions().timeZone;
 
 export const compare = (route, query) => {
   const since = Number(route.query.from) || Math.floor(now() - 3600), until = Number(route.query.to) || Math.floor(now());
@@ -65,7 +68,7 @@ export const compare = (route, query) => {
   const button = element("button", { type: "button", onclick: load }, "Compare");
   if (route.query.from) load();
   return {
-    node: element("div", { class: "body" }, element("section", { "aria-label": "Two moments" }, element("div", { class: "filters" }, field("From", from), field("To", till), button, save), say), inner),
+    node: element("div", { class: "body" }, element("section", { "aria-label": "Two moments" }, element("div", { class: "filters" }, field(`From, ${zone}`, from), field("To", till), button, save), say), inner),
     update: (kind) => { if (drawn && (kind === "group" || kind === "resize")) draw(...drawn); }, close: () => { table.close(); between.close(); }, title: () => `Compare ${route.group}`,
   };
 };
@@ -81,7 +84,18 @@ const CHANGES = [
 ];
 export const audit = (route, query) => {
   const table = new Table({ id: "changes", label: "Changes", columns: CHANGES, key: (r) => `${r.at} ${r.text}`, sort: route.query.sort ?? "-when", empty: "No change was asked for.", onsort: (sort) => query({ sort }) });
-  const say = element("p", { class: "muted", role: "status" });
-  fetch("api/audit").then((answer) => answer.json()).then((value) => { if (value.error) say.textContent = value.error.message; else table.show(value.changes); }, () => { say.textContent = "The server does not answer."; });
-  return { node: element("section", { class: "view" }, element("h2", { tabindex: "-1" }, "Changes"), say, table.node), update: () => {}, close: () => table.close(), title: () => "Changes" };
+  const { node: answer, tell, button } = answers();
+  const load = async () => { const { changes } = await read("audit"); table.show(changes); found.hidden = false; return `${plural(changes.length, "change")}.`; };
+  const found = element("div", { hidden: true }, table.node), form = element("div");
+  let asked = false;
+  // a user who is logged in, or whose token this page has, sees the log at once
+  const update = () => {
+    if (asked || !state.hello) return;
+    asked = true;
+    const { role, needs_token: byToken, actions } = state.hello;
+    if (!byToken && role !== "operator") answer.textContent = "The changes are for operators.";
+    else if (byToken && !actions.length) answer.textContent = "This server is read-only: it was started without a token, so it shows no changes.";
+    else { form.replaceChildren(credentials("The changes have names of users and addresses, so they need the token of the server."), button("Show the changes", "", load)); if (!byToken || authorization().Authorization) tell(load); }
+  };
+  return { node: element("section", { class: "view" }, element("h2", { tabindex: "-1" }, "Changes"), form, answer, found), update, close: () => table.close(), title: () => "Changes" };
 };

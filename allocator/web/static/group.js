@@ -40,7 +40,7 @@ export const groupHead = (route, act) => {
 };
 
 const MEMBERS = [
-  { key: "member", head: "member", width: 220, value: (m) => m.name, text: (m) => `${m.name} ${notes(m)}`, cell: (m) => element("span", { class: "owner" }, swatch(m.id), element("span", {}, link(to("member", m.id), m.name, { class: "member" }), ...(notes(m) ? [element("small", {}, notes(m))] : []))) },
+  { key: "member", head: "member", width: 270, value: (m) => m.name, text: (m) => `${m.name} ${notes(m)}`, cell: (m) => element("span", { class: "owner" }, swatch(m.id), element("span", {}, link(to("member", m.id), m.name, { class: "member" }), ...(notes(m) ? [element("small", {}, notes(m))] : []))) },
   { key: "host", head: "host", width: 90, rank: 1, text: (m) => m.host ?? "unknown" },
   { key: "partitions", head: "partitions", width: 90, rank: 3, numeric: true, value: (m) => m.partitions, text: (m) => whole(m.partitions) },
   { key: "lag", head: "lag", width: 75, rank: 2, numeric: true, value: lagOfMember, text: (m) => number(lagOfMember(m)) },
@@ -109,7 +109,7 @@ export const summary = (route, query, act) => {
     section("Over time", element("div", { id: "charts", class: "charts", "data-from": "kafka" }, ...charts.map((chart) => chart.figure))));
   const shown = () => past ?? { points: state.points, rebalances: state.rebalances, events: state.events };
   const history = () => {
-    const { points, rebalances, events } = shown(), since = past ? now() - 3600 * range : points[0]?.at ?? opened;
+    const { points, rebalances, events } = shown(), since = past ? now() - 3600 * range : Math.max(now() - 3600, Math.min(points[0]?.at ?? opened, ...rebalances.map((each) => each.began)));
     timeline(strip, rebalances.filter((each) => each.began >= since), since, now(), (each) => to("rebalance", each.id), marks(events, rebalances).filter((each) => each.at >= since));
     none.textContent = rebalances.length ? "" : past ? "None in this time." : "None that this server knows.";
   };

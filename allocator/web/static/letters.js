@@ -13,7 +13,7 @@ const REFUSED = 5; // reasons in an answer
 
 const columns = (open) => [
   { key: "letter", head: "letter", width: 90, value: (r) => r.letter, text: (r) => r.letter, cell: (r) => (open ? element("button", { type: "button", class: "quiet", "aria-label": `Letter ${r.letter}`, onclick: () => open(r) }, r.letter) : r.letter) },
-  { key: "written", head: "written", width: 140, rank: 3, value: (r) => r.timestamp_ms, text: (r) => moment(r.timestamp_ms / 1000) },
+  { key: "written", head: "written", width: 170, rank: 3, value: (r) => r.timestamp_ms, text: (r) => moment(r.timestamp_ms / 1000) },
   { key: "from", head: "from", width: 150, rank: 4, text: place },
   { key: "offset", head: "offset", width: 90, rank: 1, numeric: true, value: (r) => r.offset, text: (r) => whole(r.offset) },
   { key: "attempts", head: "attempts", width: 80, rank: 0, numeric: true, value: (r) => r.attempts, text: (r) => whole(r.attempts) },
@@ -100,7 +100,7 @@ export const letters = (route, query) => {
   const found = element("section", { "aria-label": "Letters", hidden: true }, settle, table.node);
   const refused = element("p", { class: "empty" }, "This server shows no dead letters: it is read-only, it knows no brokers, or you are no operator. `allocator deadletters` shows them in a terminal.");
   const form = element("section", { "aria-label": "Which letters" }, credentials("Letters have the contents of records, so they need the token of the server."), topics,
-    element("div", { class: "filters" }, field("Topic of the letters", topic), field("Error", error), field("From topic", from), field("Since, local time", since), field("Until", until), element("label", { class: "field" }, element("span", {}, "Settled ones too"), all), ask), answer);
+    element("div", { class: "filters" }, field("Topic of the letters", topic), field("Error", error), field("From topic", from), field("Since, local time", since), field("Until", until), element("label", { class: "check" }, all, "settled ones too"), ask), answer);
   const node = element("div", { class: "body" }, element("h2", { tabindex: "-1" }, "Dead letters"), refused, form, found);
   const suggest = async () => { try { topics.replaceChildren(...(await read("deadletters")).topics.map((each) => element("option", { value: each }))); } catch { /* without the token, there are no suggestions */ } };
   topic.addEventListener("focus", suggest);

@@ -53,7 +53,7 @@ export const member = (route, query) => {
       found.releasing ? ["releases", whole(found.releasing), true] : null,
     ]));
     const lines = [
-      ["client id", found.client_id], ["host", found.host], ["process", found.pid], ["joined", found.joined === null || found.joined === undefined ? null : `${moment(found.joined)} (${ago(found.joined, now())})`],
+      ["client id", found.client_id], ["host", found.host], ["process", found.pid], ["version", found.version], ["joined", found.joined === null || found.joined === undefined ? null : `${moment(found.joined)} (${ago(found.joined, now())})`],
       ["session timeout", found.session_timeout_s ? span(found.session_timeout_s) : null], ["rack", found.rack ?? "none"], ["weight", found.weight],
       ["subscribes to", found.pattern ? `pattern ${found.pattern}` : found.topics?.join(", ")], ["allocator functions", found.strategies?.join(", ")], ["notes", notes(found) || "none"], ["refused", found.refused], ["znode", id],
     ].filter(([head, value]) => head !== "refused" || value);

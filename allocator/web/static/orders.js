@@ -1,7 +1,7 @@
 // The orders of operators: what a group was told to do, and what became of it.
 
 import { badge, element } from "./dom.js";
-import { ago, expand, moment } from "./format.js";
+import { ago, expand, moment, plural } from "./format.js";
 import { now, state } from "./state.js";
 import { Table } from "./table.js";
 
@@ -11,6 +11,7 @@ const partitions = (value) => Object.entries(value).map(([topic, ranges]) => `${
 // {"member": "a"} -> "member a"
 export const words = (order) => Object.entries(order.arguments).map(([name, value]) => {
   if (name === "partitions") return partitions(value);
+  if (name === "known") return `${plural(value.length, "member")} before it`;
   if (name === "place") return `at ${place(value)}`;
   if (name === "places") return value.length ? `away from ${value.map(place).join(" and ")}` : "away from every member";
   if (Array.isArray(value)) return value.length ? `${name} ${value.join(", ")}` : "";

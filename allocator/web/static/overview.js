@@ -44,7 +44,7 @@ export const overview = (route, query) => {
   const update = () => {
     dead.hidden = !offers("deadletters");
     if (!state.overview) { empty.hidden = false; empty.textContent = "Waiting for the first response."; table.node.hidden = filters.hidden = true; return; }
-    log.hidden = state.hello?.role !== "operator"; look.hidden = !offered();
+    log.hidden = !(state.hello?.role === "operator" || (state.hello?.needs_token && state.hello.actions.length)); look.hidden = !offered();
     const { groups, ready, problems } = state.overview, { q = "", state: phase = "", findings = "" } = route.query;
     const shown = groups.filter((g) => matches(g.group, q) && (!phase || phaseOf(g) === phase) && (!findings || g.findings.critical || (findings === "warning" && g.findings.warning)));
     empty.hidden = groups.length > 0; table.node.hidden = filters.hidden = !groups.length;

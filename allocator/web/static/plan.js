@@ -5,7 +5,7 @@ import { element } from "./dom.js";
 import { flow } from "./flow.js";
 import { number, plural, span, whole } from "./format.js";
 import { bars, ratio, unevenness } from "./load.js";
-import { orderForm } from "./order_form.js";
+import { functionsOf, orderForm } from "./order_form.js";
 import { words as argumentsOf } from "./orders.js";
 import { figures, section } from "./parts.js";
 import { looks, state } from "./state.js";
@@ -17,6 +17,8 @@ export const moved = (plan) => {
   const { move_s: each, failed_s: failed, duration_s: whole_s } = plan.standstill;
   return `${plural(plan.moves.length, "partition")} would move; each stands still for about ${span(each)} and its handler${failed === null ? "" : `, those of failed members for up to ${span(failed)} more`}${whole_s > each ? `; the last one has moved after about ${span(whole_s)}` : ""}.`;
 };
+// what else became of the orders: those that are not kept, and how a shadow differs
+export const said = (plan) => plan.orders.filter((each) => each.kind === "shadow" || !["kept", "done", "given"].includes(each.state)).map((each) => `Order ${each.kind} ${argumentsOf(each)} is ${each.state}${each.state_why ? `: ${each.state_why}` : ""}.`);
 // the suppositions and orders of a plan as the body of the request
 export const request = (items) => {
   const body = {};
@@ -68,8 +70,7 @@ export const plan = (route, query) => {
     const member = choice("plan-member", names), rack = choice("plan-rack", racks), name = text("plan-name", "new-worker"), other = text("plan-new-rack", "rack");
     const weight = element("input", { name: "plan-weight", type: "number", min: "0", step: "any", value: "1" }), topic = choice("plan-topic", group.topics.map((each) => [each.topic, each.topic]));
     const count = element("input", { name: "plan-count", type: "number", min: "1", step: "1" });
-    const functions = [...new Set([...(state.hello?.functions ?? []), ...group.members.flatMap((each) => each.strategies ?? [])])];
-    const fn = choice("plan-function", functions.map((each) => [each, each]));
+    const fn = choice("plan-function", functionsOf(group));
     const filled = (input, words) => { if (!input.value.trim()) throw new Error(`enter ${words}`); return input.value.trim(); };
     const SUPPOSE = {
       add: ["a member joins", () => `${filled(name, "a name")}=${filled(weight, "a weight")}`, () => [field("Name", name), field("Weight", weight)]],
@@ -121,7 +122,7 @@ export const plan = (route, query) => {
       ["moves", whole(found.moves.length)], ["from live members", whole(found.voluntary_moves)], ["each stands still", found.moves.length ? span(found.standstill.move_s) : "no move"],
       ["until the last", span(found.standstill.duration_s)], ["max/mean before", ratio(of("partitions_before"))], ["after", ratio(of("partitions_after"))], ["max/mean of lag before", ratio(of("lag_before"))], ["of lag after", ratio(of("lag_after"))],
     ]));
-    states.replaceChildren(...found.orders.filter((each) => !["kept", "done", "given"].includes(each.state)).map((each) => element("p", { class: "muted" }, `order ${each.text} is ${each.state}${each.state_why ? `: ${each.state_why}` : ""}`)));
+    states.replaceChildren(...said(found).map((words) => element("p", { class: "muted" }, words)));
     result.hidden = false;
     const words = `Partitions of ${plural(found.members.length, "member")} before and after: max/mean ${ratio(of("partitions_before"))}, then ${ratio(of("partitions_after"))}; the table below has the numbers`;
     loads.replaceChildren(element("p", { class: "legend" }, element("span", {}, element("b", { class: "key-was" }, "■"), "before"), element("span", {}, element("b", { class: "key-will" }, "■"), "after")), bars(found.members.map((each) => ({ name: each.name, now: each.partitions_before, then: each.partitions_after })), Math.max(260, loads.clientWidth), words, "partitions"));

@@ -17,6 +17,7 @@ from allocator.errors import ConfigError, OrderRefused
 from allocator.foreign import plain, shown
 from allocator.groups.names import member_name
 from allocator.groups.order_report import OrderReport, order_reports
+from allocator.groups.patterns import ANY_TOPIC
 from allocator.groups.zookeeper.order_store import OrderStore
 from allocator.groups.zookeeper.orders import Order
 from allocator.groups.zookeeper.steering import counting, members_named, process_name
@@ -29,6 +30,7 @@ from allocator.groups.zookeeper.znodes import (
     in_join_order,
     to_ranges,
 )
+from allocator.names import check_topic
 from allocator.settings import DEFAULT
 from allocator.types import TopicPartition
 from allocator.zookeeper.client import NoZnode, ZooKeeper
@@ -299,6 +301,9 @@ class OrdersOfGroup:
 
     async def _put(self, order: Order) -> OrderReport:
         members = await self._members()
+        if members and all(info.pattern != ANY_TOPIC for info in members.values()):  # else resources have any names
+            for topic in {topic for topic, _ in order.partitions}:
+                check_topic(topic)
         with _as_refusal(self._paths):
             await self._orders.put(order, wall_ms())
         _, pending = counting([order], members, {})

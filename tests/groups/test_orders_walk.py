@@ -14,7 +14,7 @@ from members import OneGroup, TestMember
 
 from allocator import GroupOrders
 from allocator.cli import main
-from allocator.errors import OrderRefused
+from allocator.errors import ConfigError, OrderRefused
 from allocator.testing.waiting import wait_until_async
 from allocator.types import TopicPartition
 
@@ -197,4 +197,6 @@ async def test_a_group_does_what_was_planned_and_ordered(zk_chroot: str, group: 
             await orders.remove(*(each.order.id for each in listed))
             with pytest.raises(OrderRefused, match="has no freeze"):
                 await orders.thaw()
+            with pytest.raises(ConfigError, match="not a topic name"):
+                await orders.pin([TopicPartition("no topic!", 0)], "rack:y")
         assert one.history.overlaps() == []

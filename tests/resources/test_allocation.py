@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allocator import Allocation, ChildrenOf
+from allocator import Allocation, ChildrenOf, GroupOrders
 from allocator.assignors import GroupView, Member, compute
 from allocator.errors import Closed, ConfigError, ResourceLost
-from allocator.resources.allocation import assignor_of
+from allocator.resources.allocation import ROOT, assignor_of
 from allocator.testing import wait_until_async
 from allocator.types import TopicPartition
 from allocator.zookeeper.client import ZooKeeper
@@ -71,6 +72,10 @@ class Recorder:
     def __init__(self, owners: dict[str, str], name: str, resources: Any, hosts: str, group: str, **more: Any) -> None:
         self.owners, self.name = owners, name
         self.overlaps: list[str] = []
+        self.events: list[str] = []
+        """Each change of what it owns."""
+        self.most_going = 0
+        """Resources that it was to give away at once."""
         self.allocation = Allocation(
             resources,
             group=group,
@@ -83,6 +88,7 @@ class Recorder:
         )
 
     async def assigned(self, found: frozenset[str]) -> None:
+        self.events += [f"+{name}" for name in sorted(found)]
         for name in found:
             if name in self.owners:
                 self.overlaps.append(f"{name}: {self.owners[name]} and {self.name}")
@@ -90,8 +96,10 @@ class Recorder:
 
     def revoked(self, found: frozenset[str]) -> None:
         """Also when the session is lost."""
+        self.events += [f"-{name}" for name in sorted(found)]
         for name in found:
             assert self.owners.pop(name, self.name) == self.name
+        self.most_going = max(self.most_going, len(self.allocation._holdings.going))
 
 
 async def test_names_come_and_go_and_each_has_one_owner(zk_chroot: str, group: str) -> None:
@@ -176,3 +184,71 @@ async def test_a_function_is_asked_again_and_its_failure_changes_nothing(zk_chro
         await wait_until_async(lambda: allocation.held == {"us", "asia"}, 30, "the new list")
         assert allocation.may_act("asia")
         assert not allocation.may_act("eu")
+
+
+async def test_orders_and_restarts_are_as_in_any_group(zk_chroot: str, group: str) -> None:
+    """A resource is the partition 0 of a topic of its name, whatever its characters are."""
+    names = [f"queue {number}/\u00e4" for number in range(12)]
+    listed = list(names)
+    owners: dict[str, str] = {}
+
+    def member(name: str) -> Recorder:
+        return Recorder(
+            owners, name, lambda: listed, zk_chroot, group, instance_id=name, restart_grace_s=600, refresh_s=0.1
+        )
+
+    def shares(*members: Recorder) -> list[int]:
+        return [len(each.allocation.held) for each in members]
+
+    a, b, c = members = [member(name) for name in "abc"]
+    for each in members:
+        await each.allocation.start()
+    await wait_until_async(lambda: shares(*members) == [4, 4, 4] and len(owners) == 12, 30, lambda: str(owners))
+    async with GroupOrders(zk_chroot, group, root=ROOT) as orders:
+
+        async def states() -> dict[str, str]:
+            return {report.order.kind: report.state for report in await orders.list()}
+
+        # a cordon: what comes goes to the others
+        await orders.cordon("c")
+        listed += ["new 1", "new 2"]
+        await wait_until_async(lambda: shares(*members) == [5, 5, 4] and len(owners) == 14, 30, lambda: str(owners))
+        # a pin, and no other move
+        pinned = min(a.allocation.held)
+        before = {name: owner for name, owner in owners.items() if name != pinned}
+        await orders.pin([TopicPartition(pinned, 0)], "b")
+        await wait_until_async(lambda: owners.get(pinned) == "b", 30, lambda: str(owners))
+        assert {name: owner for name, owner in before.items() if owner == "c"}.items() <= owners.items()
+        # an evacuation within a budget; a resource that a task holds waits for its end
+        await orders.budget(at_once=2)
+        kept = min(a.allocation.held)
+        a.most_going = 0
+        async with a.allocation.hold(kept) as hold:
+            await orders.evacuate("a")
+            await asyncio.wait_for(hold.until_wanted(), 30)
+            assert hold.may_act()
+        await wait_until_async(lambda: shares(*members) == [0, 10, 4] and len(owners) == 14, 30, lambda: str(owners))
+        assert 1 <= a.most_going <= 2
+        await wait_until_async(lambda: _is(states, "evacuate", "done"), 30, "the evacuation to be done")
+        # a restart of b: its resources wait for it, and nobody else is told
+        quiet, had = [list(a.events), list(c.events)], b.allocation.held
+        await b.allocation.close()
+        assert sorted(owners.values()) == ["c"] * 4
+        b = member("b")
+        await b.allocation.start()
+        await wait_until_async(lambda: b.allocation.held == had and len(owners) == 14, 30, lambda: str(owners))
+        assert [a.events, c.events] == quiet
+        assert await states() == {"cordon": "kept", "pin": "kept", "budget": "kept", "evacuate": "done"}
+        # one that leaves for good is not waited for
+        await orders.uncordon("c")
+        await b.allocation.close(restart=False)
+        await wait_until_async(lambda: shares(a, c) == [0, 14] and len(owners) == 14, 30, lambda: str(owners))
+        await wait_until_async(lambda: _is(states, "pin", "not kept"), 30, "the pin to be without its member")
+    await a.allocation.close()
+    await c.allocation.close()
+    assert [each.overlaps for each in (*members, b)] == [[]] * 4
+    assert owners == {}
+
+
+async def _is(states: Callable[[], Awaitable[dict[str, str]]], kind: str, state: str) -> bool:
+    return (await states())[kind] == state

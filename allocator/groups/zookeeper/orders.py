@@ -41,7 +41,6 @@ from allocator.groups.zookeeper.checked import (
     parse_object,
 )
 from allocator.groups.zookeeper.znodes import InflateBudget, from_ranges, to_ranges
-from allocator.names import check_topic
 from allocator.types import NO_PARTITIONS, Partitions, TopicPartition
 
 __all__ = ["KINDS", "Order", "OrderKind", "OrderResult", "Orders"]
@@ -63,14 +62,15 @@ Check = Callable[[Any], None]
 
 
 def partitions_argument(value: Any) -> None:
-    """{"orders": "0-3,7"}; at least one partition."""
+    """{"orders": "0-3,7"}; at least one partition. Resources of an `Allocation` have other names than topics."""
     if not isinstance(value, dict) or not value:
         raise ValueError(f"{shown(value)} names no partitions")
     try:
         for topic in value:
-            check_topic(topic)
+            if not 0 < len(check_text("", "the name", topic)) <= LONGEST_TEXT:
+                raise ValueError(f"{shown(value)} does not name partitions (a name has 1 to {LONGEST_TEXT} characters)")
         InflateBudget().take("", value)
-    except (ConfigError, InvalidZnode) as error:
+    except InvalidZnode as error:
         raise ValueError(f"{shown(value)} does not name partitions ({error})") from None
 
 

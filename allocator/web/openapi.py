@@ -262,6 +262,8 @@ SCHEMAS: dict[str, Schema] = {
                 lag_s=_list(_maybe(REAL)),
                 rate=_list(_maybe(REAL)),
                 committed_at={**_list(_maybe(REAL)), "description": "When the offset was seen to change last."},
+                fence={**_list(_maybe(COUNT)), "description": "The fencing token of the owner, or a number above it."},
+                fence_exact=_list(YES),
             )
         ),
     ),

@@ -226,6 +226,8 @@ def offsets(group: WatchedGroup) -> dict[str, Any]:
                 "lag_s": [_rounded(group.offsets.age(p, logs).s, 1) for p in parts],
                 "rate": [_rounded(group.offsets.rate(p), 2) for p in parts],
                 "committed_at": [_rounded(group.offsets.committed_at(p)) for p in parts],
+                "fence": [None if fence is None else fence.transaction for fence in map(group.fences.of, parts)],
+                "fence_exact": [fence is not None and fence.exact for fence in map(group.fences.of, parts)],
             }
             for topic, parts in by_topic.items()
         },

@@ -34,6 +34,7 @@ from allocator.names import GROUP_NAME
 from allocator.offsets.group_offsets import GroupOffsets
 from allocator.tasks import TaskGroup, wait_for_event
 from allocator.web.events import Event, EventLog
+from allocator.web.fences import Fences
 from allocator.web.history import History, News, Past, Point, Series
 from allocator.web.offset_history import Age, OffsetHistory, oldest
 from allocator.zookeeper.client import NoZnode, Watched, ZooKeeper
@@ -86,6 +87,7 @@ class WatchedGroup:
         """The age of the lag."""
         self.measured_at: Optional[float] = None
         """When Kafka last answered."""
+        self.fences = Fences()
         self.joined: dict[str, float] = {}
         """When each member joined, by the clock of ZooKeeper."""
         self.paused = False
@@ -132,6 +134,7 @@ class WatchedGroup:
         """Caller: the watch on ZooKeeper."""
         self.seen = True
         self.report = GroupReport(state, self.report.logs, self.report.subscribed)
+        self.fences.learn(state.claims)
         self.version["state"] += 1
         if self.history.observe(state, now, news):
             self.version["history"] += 1

@@ -73,7 +73,10 @@ def state_of(
         for member in held
     }
     now_claimed = claimed or held
-    claims = {member: Claim(generation, now_claimed.get(member, frozenset()), generation) for member in held}
+    claims = {
+        member: Claim(generation, now_claimed.get(member, frozenset()), generation, generation, (7 << 32) + generation)
+        for member in held
+    }
     return GroupState(name, infos, claims, document)
 
 

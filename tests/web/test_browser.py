@@ -750,6 +750,8 @@ async def test_real_servers_are_shown_with_their_offsets_and_reset_by_hand(
                 page.sees("#partitions", "only@")
                 page.sees("#partitions", "20")
                 page.sees("#as-of", "offsets as of")
+                got = page.run(f"return fetch('api/groups/{group}/offsets').then((it) => it.json())")["topics"][topic]
+                assert got["fence"][0] >= consumer.fence(TopicPartition(topic, 0)), "exact, or a bound"
                 page.go("#/?q=" + group)
                 page.sees("#groups", "30")  # 3 partitions of 10 records each
                 page.go(f"#/group/{group}/topic/{topic}")

@@ -12,6 +12,7 @@ from allocator.groups.describe import GroupState, Logs
 from allocator.groups.zookeeper.orders import Order, Orders
 from allocator.groups.zookeeper.znodes import AssignmentDocument, Claim, MemberInfo, OrderState, Waiting
 from allocator.types import OffsetAndMetadata, TopicPartition
+from allocator.web.fences import Fence, Fences
 from allocator.web.metrics import GroupCollector
 from allocator.web.snapshot import detail, figures, lags
 from allocator.web.snapshot import orders as shown_orders
@@ -99,3 +100,19 @@ def test_orders_and_the_use_of_the_budget_are_told() -> None:
         'allocator_group_budget_used{group="billing",limit="per_minute"} 7.0',
     ]
     assert 'allocator_group_orders{group="billing",state="pending"} 1.0' in scraped(known, "orders")
+
+
+def test_a_fence_is_exact_if_the_claim_was_seen_before_the_write_that_added_the_partition() -> None:
+    fences, (one, two) = Fences(), READ
+
+    def learn(*held: TopicPartition, version: int, transaction: int) -> list[Fence | None]:
+        fences.learn({MEMBER: Claim(1, frozenset(held), 1, version, transaction)})
+        return [fences.of(one), fences.of(two)]
+
+    assert learn(one, version=1, transaction=10) == [(10, True), None], "it was empty as version 0"
+    assert learn(one, two, version=2, transaction=20) == [(10, True), (20, True)]
+    assert learn(one, two, version=2, transaction=20) == [(10, True), (20, True)], "read once more"
+    assert learn(one, two, version=4, transaction=40) == [(40, False), (40, False)], "it may have been away between"
+    assert learn(two, version=5, transaction=50) == [None, (40, False)]
+    fences.learn({MEMBER: Claim(1, frozenset(READ))})
+    assert fences.of(one) is None, "a group of Kafka's coordinator has no claims in ZooKeeper"

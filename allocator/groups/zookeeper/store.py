@@ -7,6 +7,7 @@ import contextlib
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -115,8 +116,9 @@ class Store:
         found = await get_if_exists(self.zk, path, watch, deleted=deleted)
         if found is None:
             return None
-        data, _ = found
-        return await _decoded(data, partial(Claim.decode, path, data, budget))
+        data, stat = found
+        claim = await _decoded(data, partial(Claim.decode, path, data, budget))
+        return replace(claim, version=stat.version, transaction=stat.zxid)
 
     async def load_report(self, member: str, watch: Watch | None = None) -> LoadReport | None:
         """What a member says about the load of its partitions; None if it says nothing. Raises InvalidZnode."""

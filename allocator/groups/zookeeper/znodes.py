@@ -272,6 +272,10 @@ class Claim:
     held: Partitions = NO_PARTITIONS
     generation: int = 0
     """Generation of that document."""
+    version: int = field(default=0, compare=False)
+    """Of its znode, when it was read."""
+    transaction: int = field(default=0, compare=False)
+    """The one that wrote it; 0 if it was not read from ZooKeeper."""
 
     def encode(self) -> bytes:
         return _deflate(

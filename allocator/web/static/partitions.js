@@ -20,6 +20,7 @@ const COLUMNS = [
   { key: "end", head: "log end", width: 110, rank: 4, numeric: true, value: (r) => r.end, text: (r) => whole(r.end) },
   { key: "start", head: "log start", width: 105, rank: 1, numeric: true, value: (r) => r.start, text: (r) => whole(r.start) },
   { key: "commit", head: "last commit", width: 105, rank: 7, numeric: true, value: (r) => r.committed_at, text: (r) => (r.committed_at === null ? "none seen" : ago(r.committed_at, now())), hint: "when the committed offset was seen to change last" },
+  { key: "fence", head: "fence", width: 150, rank: 0, numeric: true, value: (r) => r.fence, text: (r) => (r.fence === null ? "unknown" : `${r.fence_exact ? "" : "at most "}${whole(r.fence)}`), hint: "the fencing token of the owner: a sink refuses writes with a smaller one" },
 ];
 // what operators ordered about the partition, and the way to change it; it stays in narrow windows
 const standing = (row) => ordersOn(row.topic, row.number).filter(inForce);

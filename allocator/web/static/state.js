@@ -47,7 +47,7 @@ export const marks = (events = state.events, rebalances = state.rebalances) => [
   ...rebalances.filter((each) => each.why.some((why) => why.startsWith("crashed"))).map((each) => ({ at: each.began, kind: "fault", text: each.why.join("; ") })),
 ];
 
-const COLUMNS = ["committed", "start", "end", "lag", "lag_s", "rate", "committed_at"];
+const COLUMNS = ["committed", "start", "end", "lag", "lag_s", "rate", "committed_at", "fence", "fence_exact"];
 // One row for each partition: the cell and its offsets, which are undefined until they are loaded
 export const partitionRows = (cells) => cells.map((cell) => {
   const columns = state.offsets?.topics[cell.topic], row = { cell, topic: cell.topic, number: cell.number, owner: cell.owner };

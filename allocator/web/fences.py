@@ -1,0 +1,47 @@
+"""The fencing token of each partition, from the claims of its owners. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple, Optional
+
+from allocator.groups.zookeeper.znodes import Claim
+from allocator.types import NO_PARTITIONS, TopicPartition
+
+__all__ = ["Fence", "Fences"]
+
+
+class Fence(NamedTuple):
+    """What `Consumer.fence` says to the owner: the transaction that put the partition into its claim."""
+
+    transaction: int
+    exact: bool
+    """False: the token is at most `transaction`, because this process did not see the claim just before that write."""
+
+
+class Fences:
+    """ZooKeeper knows only the last write of a claim. So a token is exact if the claim was seen before that write."""
+
+    def __init__(self) -> None:
+        self._claims: Mapping[str, Claim] = {}
+        self._of: dict[TopicPartition, Fence] = {}
+
+    def learn(self, claims: Mapping[str, Claim]) -> None:
+        """`claims` as they were read now: of all members."""
+        found: dict[TopicPartition, Fence] = {}
+        for member, claim in claims.items():
+            if not claim.transaction:
+                continue
+            before = self._claims.get(member)
+            if before is None:
+                # a member creates its claim empty, as version 0
+                before = Claim(0, NO_PARTITIONS, 0)
+            exact = claim.version <= before.version + 1
+            same = before.held if exact else NO_PARTITIONS
+            fresh = Fence(claim.transaction, exact)
+            found.update((p, self._of.get(p, fresh) if p in same else fresh) for p in claim.held)
+        self._claims, self._of = dict(claims), found
+
+    def of(self, partition: TopicPartition) -> Optional[Fence]:
+        """None without an owner, and for a group that ZooKeeper does not coordinate."""
+        return self._of.get(partition)

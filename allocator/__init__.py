@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from allocator.consumer.consumer_group import ConsumerGroup
     from allocator.consumer.generation import Generation, PartitionStart
     from allocator.consumer.group_config import ConsumerGroupConfig
+    from allocator.consumer.kafka_group_orders import KafkaGroupOrders
     from allocator.consumer.switching import SwitchingConsumer
     from allocator.errors import AllocatorError, CommitFailed, Fenced, GenerationEnded, GroupClosed
     from allocator.fetch.batch import Batch
@@ -45,6 +46,7 @@ _HOME = {
     "GroupClosed": "allocator.errors",
     "GroupOrders": "allocator.groups.group_orders",
     "GroupedConsumer": "allocator.compat.grouped",
+    "KafkaGroupOrders": "allocator.consumer.kafka_group_orders",
     "OffsetAndMetadata": "allocator.types",
     "OffsetAndTimestamp": "allocator.types",
     "Order": "allocator.groups.zookeeper.orders",
@@ -74,6 +76,7 @@ __all__ = [
     "GroupClosed",
     "GroupOrders",
     "GroupedConsumer",
+    "KafkaGroupOrders",
     "OffsetAndMetadata",
     "OffsetAndTimestamp",
     "Order",

@@ -61,7 +61,7 @@ def parse_expiry(text: str, now_ms: int) -> float:
 # -- the orders of a group -------------------------------------------------------------------------------------------
 
 
-def _with_record_options(command: Command, *more: Command) -> Command:
+def _with_told_options(command: Command, *more: Command) -> Command:
     """Adds --why and --expires, `more` options, and the connection options."""
 
     @functools.wraps(command)
@@ -85,8 +85,18 @@ def _with_record_options(command: Command, *more: Command) -> Command:
 
 def _with_order_options(command: Command) -> Command:
     """Adds --dry-run too."""
-    return _with_record_options(
+    return _with_told_options(
         command, click.option("--dry-run", is_flag=True, help="Show what would move, and give no order.")
+    )
+
+
+def _with_record_options(command: Command) -> Command:
+    """Adds --create too."""
+    return _with_told_options(
+        command,
+        click.option(
+            "--create", is_flag=True, help="Create the topic GROUP.orders, for a group of Kafka's own protocols."
+        ),
     )
 
 
@@ -96,8 +106,19 @@ def _give(access: Any, name: str, as_json: bool, dry_run: bool, act: Callable[[A
 
     if dry_run:
         show_plan(asyncio.run(planned(access, name, [], [act])), as_json)
-        return
-    report = asyncio.run(given(access, name, act))
+    else:
+        _show(name, as_json, asyncio.run(given(access, name, act)))
+
+
+def _give_about_records(
+    access: Any, name: str, as_json: bool, act: Callable[[Any], Awaitable[Any]], create: bool
+) -> None:
+    from allocator.cli.planning import given_about_records
+
+    _show(name, as_json, asyncio.run(given_about_records(access, name, act, create)))
+
+
+def _show(name: str, as_json: bool, report: Any) -> None:
     if as_json:
         print_json({"group": name, "order": report.to_json()})
         return
@@ -296,10 +317,10 @@ def promote_command(name: str, member: Optional[str], access: Any, default_group
 @click.argument("name", metavar="GROUP", type=GROUP)
 @click.argument("partitions")
 @_with_record_options
-def pause_command(name: str, partitions: str, access: Any, as_json: bool, told: Any) -> None:
+def pause_command(name: str, partitions: str, access: Any, as_json: bool, create: bool, told: Any) -> None:
     """Owners keep PARTITIONS (topic:0-3,7), and their handlers get no records of them until `resume`."""
     chosen = parse_partitions(partitions)
-    _give(access, name, as_json, False, lambda orders: orders.pause(chosen, **told))
+    _give_about_records(access, name, as_json, lambda orders: orders.pause(chosen, **told), create)
 
 
 @group.command("resume")
@@ -318,7 +339,9 @@ def resume_command(name: str, partitions: str, access: Any, default_group: Any, 
 @click.argument("offset", type=click.IntRange(0))
 @click.option("--undo", is_flag=True, help="Withdraw the order. A record that was left out stays left out.")
 @_with_record_options
-def skip_command(name: str, partition: str, offset: int, undo: bool, access: Any, as_json: bool, told: Any) -> None:
+def skip_command(
+    name: str, partition: str, offset: int, undo: bool, access: Any, as_json: bool, create: bool, told: Any
+) -> None:
     """Leave out the record at OFFSET of PARTITION (topic:0): the handler is not called, and it counts as done."""
     chosen = parse_partitions(partition)
     if len(chosen) != 1:
@@ -327,7 +350,7 @@ def skip_command(name: str, partition: str, offset: int, undo: bool, access: Any
     if undo:
         _withdraw(access, name, as_json, lambda orders: orders.unskip(one, offset))
     else:
-        _give(access, name, as_json, False, lambda orders: orders.skip(one, offset, **told))
+        _give_about_records(access, name, as_json, lambda orders: orders.skip(one, offset, **told), create)
 
 
 @group.command("quarantine")
@@ -335,13 +358,15 @@ def skip_command(name: str, partition: str, offset: int, undo: bool, access: Any
 @click.argument("partitions")
 @click.option("--lift", is_flag=True, help="Withdraw the quarantine.")
 @_with_record_options
-def quarantine_command(name: str, partitions: str, lift: bool, access: Any, as_json: bool, told: Any) -> None:
+def quarantine_command(
+    name: str, partitions: str, lift: bool, access: Any, as_json: bool, create: bool, told: Any
+) -> None:
     """Send the records of PARTITIONS (topic:0-3,7) to the dead-letter topic, without a call of the handler."""
     chosen = parse_partitions(partitions)
     if lift:
         _withdraw(access, name, as_json, lambda orders: orders.lift(chosen))
     else:
-        _give(access, name, as_json, False, lambda orders: orders.quarantine(chosen, **told))
+        _give_about_records(access, name, as_json, lambda orders: orders.quarantine(chosen, **told), create)
 
 
 @group.command("seek")
@@ -349,10 +374,10 @@ def quarantine_command(name: str, partitions: str, lift: bool, access: Any, as_j
 @click.argument("partitions")
 @click.option("--to", "to", required=True, help=f"New place: {TARGETS}.")
 @_with_record_options
-def seek_command(name: str, partitions: str, to: str, access: Any, as_json: bool, told: Any) -> None:
+def seek_command(name: str, partitions: str, to: str, access: Any, as_json: bool, create: bool, told: Any) -> None:
     """Have the owners of PARTITIONS (topic:0-3,7) go on elsewhere. The result in `orders` says where they were."""
     chosen, place = parse_partitions(partitions), str(parse_target(to))
-    _give(access, name, as_json, False, lambda orders: orders.seek(chosen, place, **told))
+    _give_about_records(access, name, as_json, lambda orders: orders.seek(chosen, place, **told), create)
 
 
 # -- plans -----------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Optional
 
 from allocator.assignors import known_names
@@ -21,7 +21,6 @@ from allocator.deadletters import DeadLetterQueue
 from allocator.errors import ConfigError
 from allocator.foreign import shown
 from allocator.groups.describe import GroupState, Logs, describe
-from allocator.groups.group_orders import OrdersOfGroup
 from allocator.groups.order_report import OrderReport
 from allocator.groups.zookeeper.orders import KINDS
 from allocator.types import TopicPartition
@@ -139,7 +138,7 @@ async def _plan(
 ) -> dict[str, Any]:
     if function is not None:
         await _check_function(access, group, function)
-    acts: list[Callable[[OrdersOfGroup], Awaitable[Any]]] = [_act(order) for order in orders]
+    acts: list[Act] = [_act(order) for order in orders]
     suppositions = changes_of(changes, function)
     if apply and (suppositions or not acts):
         raise ConfigError("only orders can be applied; the plan must consist of orders alone")

@@ -14,11 +14,13 @@ import click
 from allocator.assignors import Assignor, GroupView, Member, wants
 from allocator.cli.output import Listing, console, print_json
 from allocator.client.client import KafkaClient
+from allocator.consumer.kafka_group_orders import KafkaGroupOrders
+from allocator.consumer.order_topic import orders_topic
 from allocator.errors import ConfigError, OrderRefused
 from allocator.foreign import plain
 from allocator.groups import kafka_describe
 from allocator.groups.describe import GroupState, Logs, describe, name_of, read_logs, subscribed
-from allocator.groups.group_orders import NOT_OURS, OrdersOfGroup
+from allocator.groups.group_orders import NOT_OURS, OrdersFromOutside, OrdersOfGroup
 from allocator.groups.legacy.describe import old_layouts
 from allocator.groups.order_report import OrderReport
 from allocator.groups.view import GroupViewBuilder
@@ -36,9 +38,21 @@ if TYPE_CHECKING:
     from allocator.cli.read import Access
     from allocator.zookeeper.client import ZooKeeper
 
-__all__ = ["Act", "Rehearsal", "changes_of", "given", "listed", "ours", "pair", "planned", "show_plan", "withdrawn"]
+__all__ = [
+    "Act",
+    "Rehearsal",
+    "changes_of",
+    "given",
+    "given_about_records",
+    "listed",
+    "ours",
+    "pair",
+    "planned",
+    "show_plan",
+    "withdrawn",
+]
 
-Act = Callable[[OrdersOfGroup], Awaitable[Any]]
+Act = Callable[[OrdersFromOutside], Awaitable[Any]]
 Change = Callable[[Scenario], Scenario]
 
 MEASURED = 5  # round trips to ZooKeeper, of which the middle one counts
@@ -59,7 +73,7 @@ class Rehearsal(OrdersOfGroup):
 
 @asynccontextmanager
 async def ours(access: Access, name: str) -> AsyncIterator[ZooKeeper]:
-    """The ensemble of a group that honours orders. Raises OrderRefused for another one."""
+    """The ensemble of a group that honours every order. Raises OrderRefused for another one."""
     if access.zookeeper is None:
         raise OrderRefused(f"{NOT_OURS}. Give --zookeeper or --config for a group in ZooKeeper")
     async with access.ensemble() as zk:
@@ -76,20 +90,60 @@ async def ours(access: Access, name: str) -> AsyncIterator[ZooKeeper]:
         yield zk
 
 
+@asynccontextmanager
+async def _record_orders(
+    access: Access, name: str, who: Optional[str] = None, create: bool = False
+) -> AsyncIterator[OrdersFromOutside]:
+    """The orders of a group, in ZooKeeper or in its topic. Raises OrderRefused for a group that honours none."""
+    if await _in_kafka(access, name):
+        assert access.brokers is not None
+        async with KafkaGroupOrders(
+            access.brokers, name, security=access.security, who=who, create=create, timeout_s=access.timeout_s
+        ) as orders:
+            yield orders
+        return
+    async with ours(access, name) as zk:
+        yield OrdersOfGroup(zk, Paths(access.root, name), who)
+
+
+async def _in_kafka(access: Access, name: str) -> bool:
+    """Whether the group has members in Kafka or a topic of orders, and no members in ZooKeeper."""
+    if access.brokers is None:
+        return False
+    if access.zookeeper is not None:
+        async with access.ensemble() as zk:
+            state = await describe(zk, name, access.root)
+        if state is not None and state.members:
+            return False
+    async with access.cluster() as client:
+        topic = orders_topic(name)
+        if topic is not None and client.partitions(topic) is not None:
+            return True
+        found = await kafka_describe.group(client, name)
+        return found is not None and found.alive
+
+
 async def given(access: Access, name: str, act: Act, who: Optional[str] = None) -> OrderReport:
     async with ours(access, name) as zk:
         report: OrderReport = await act(OrdersOfGroup(zk, Paths(access.root, name), who))
         return report
 
 
+async def given_about_records(access: Access, name: str, act: Act, create: bool) -> OrderReport:
+    """Like `given`, also in a group of Kafka's own protocols."""
+    async with _record_orders(access, name, create=create) as orders:
+        report: OrderReport = await act(orders)
+        return report
+
+
 async def withdrawn(access: Access, name: str, act: Act) -> Any:
-    async with ours(access, name) as zk:
-        return await act(OrdersOfGroup(zk, Paths(access.root, name)))
+    async with _record_orders(access, name) as orders:
+        return await act(orders)
 
 
 async def listed(access: Access, name: str) -> list[OrderReport]:
-    async with ours(access, name) as zk:
-        return await OrdersOfGroup(zk, Paths(access.root, name)).list()
+    async with _record_orders(access, name) as orders:
+        return await orders.list()
 
 
 # -- plans -----------------------------------------------------------------------------------------------------------

@@ -86,6 +86,7 @@ class KafkaClient:
         self._listeners: list[Callable[[], None]] = []
         self._refresher = Refresher(self._fetch_metadata, self._settled, metadata_max_age_s, retry_backoff_s)
         self._followed: frozenset[str] | None = frozenset()  # None: all topics
+        self._beside: frozenset[str] = frozenset()
         self._pool: ConnectionPool | None = None
         self._closed = False
 
@@ -246,6 +247,10 @@ class KafkaClient:
         self._followed = None
         self._refresher.poke()
 
+    def follow_beside(self, topics: Iterable[str]) -> None:
+        """Ask for these too in each request for metadata. No request is made for one that does not exist."""
+        self._beside = frozenset(topics)
+
     async def refresh(self, topics: Iterable[str] | None = None, *, max_age_s: float = 0.0) -> None:
         """Read the metadata of the followed topics, and of `topics`, from a broker that answers.
 
@@ -317,7 +322,7 @@ class KafkaClient:
         deadline = time.monotonic() + timeout_s
         await self._live().connected(key, deadline)
         version = self.api_version(MetadataRequest)
-        wanted = None if self._followed is None else self._followed.union(topics or ())
+        wanted = None if self._followed is None else self._followed.union(topics or (), self._beside)
         # Asking an older broker by name creates a topic that does not exist, if it is so configured; asking for all
         # topics does not.
         if wanted is None or version is None or version < NEVER_CREATES_TOPICS:

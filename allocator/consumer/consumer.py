@@ -12,6 +12,7 @@ from allocator.consumer.arguments import as_offset, as_offsets, as_partition, as
 from allocator.consumer.core import ConsumerCore
 from allocator.consumer.measures import lags, reference_metrics
 from allocator.consumer.membership_config import MembershipConfig
+from allocator.consumer.order_topic import OrderTopic
 from allocator.consumer.process import RunningConsumer, dead_letters, processor
 from allocator.consumer.process import retry_topics as retries_later
 from allocator.consumer.reading import Reading
@@ -170,6 +171,7 @@ class Consumer:
             key_deserializer=key_deserializer,
             value_deserializer=value_deserializer,
             sink=sink,
+            order_topic=None if group is None else OrderTopic(Consumer, brokers, group, security=security),
         )
         self._isolation_level = isolation_level
         self._deserializers = key_deserializer, value_deserializer

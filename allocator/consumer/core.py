@@ -17,6 +17,7 @@ from allocator.client.client import KafkaClient
 from allocator.consumer.measures import OwnLoad, lag
 from allocator.consumer.membership_config import MembershipConfig
 from allocator.consumer.operator_orders import OperatorOrders
+from allocator.consumer.order_topic import OrderTopic
 from allocator.consumer.ownership import Ownership
 from allocator.errors import AllocatorError, CommitFailed, ConfigError, IllegalState, NotOwned
 from allocator.fetch.batch import Batch
@@ -35,7 +36,7 @@ from allocator.subscription.done import with_done
 from allocator.subscription.listener import RebalanceListener, check_listener
 from allocator.subscription.loss import Committed, OutOfTurn, RecordsLost, stamped, topic_of_offset
 from allocator.subscription.state import SubscriptionState
-from allocator.tasks import BackgroundTasks, within
+from allocator.tasks import BackgroundTasks, wait_for_event, within
 from allocator.tracing import spans_of
 from allocator.types import Listener, OffsetAndMetadata, OffsetReset, OnCommit, Partitions, TopicPartition
 from allocator.zookeeper.client import ZooKeeper
@@ -47,6 +48,9 @@ log = logging.getLogger(__name__)
 Offsets = Mapping[TopicPartition, OffsetAndMetadata]
 
 LOSSES = 100  # kept
+ORDERS_WITHIN_S = (
+    10.0  # of a start. more: it waits longer for a topic that cannot be read; less: the first records may miss it
+)
 FRESH_WITHIN_S = 2.0  # of a close. more: it waits longer for a coordinator that is away; less: a slow one is given up
 IDS_CHARACTERS = 120  # of the metadata of a commit, for the ids of topic and cluster
 STAMP_CHARACTERS = 476  # of the same, for these ids and the member
@@ -72,6 +76,7 @@ class ConsumerCore:
         security: Mapping[str, Any] | None = None,
         old_offsets: bool = False,
         sink: TransactionalSink | None = None,
+        order_topic: OrderTopic | None = None,
         **fetch: Any,
     ) -> None:
         own = {"brokers": brokers, "security": security, "auto_commit_interval_s": auto_commit_interval_s}
@@ -105,6 +110,7 @@ class ConsumerCore:
         )
         self.sink = sink
         self._orders = OperatorOrders(self)
+        self._order_topic = order_topic if joining.options.orders_topic else None
         self._ownership = Ownership(
             self.state,
             self.progress,
@@ -183,6 +189,8 @@ class ConsumerCore:
             self.client.follow(topics)
             if joining.pattern is not None:
                 self.client.follow_all()
+            if self._order_topic is not None:
+                self._order_topic.watch(self.client)
             await self._connect()
             for topic in topics:
                 if self.client.partitions(topic) is None:
@@ -199,10 +207,19 @@ class ConsumerCore:
                 self._tasks.start(self._find_coordinator(self._offsets), "coordinator")
                 if self._offsets.committer is None:  # else Kafka knows the members, and keeps what they have committed
                     self._tasks.start(self._idle.run(), "idle offsets")
+            if self._order_topic is not None:
+                await self._follow_orders(self._order_topic)
             await self.membership.join()
         except BaseException:
             await self._exits.aclose()
             raise
+
+    async def _follow_orders(self, topic: OrderTopic) -> None:
+        """Before the join, so that a new owner obeys from its first record on, unless the topic cannot be read."""
+        began = asyncio.Event()
+        self._tasks.start(topic.follow(self.client, self._orders.take, began), "orders")
+        if not await wait_for_event(began, ORDERS_WITHIN_S):
+            log.warning("%s: joins before it has read its orders from topic %s", self.group, topic.topic)
 
     async def _connect(self) -> None:
         """Connects to Kafka and to what the group coordinates through, side by side. Raises Kafka's error first."""

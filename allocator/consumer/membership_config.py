@@ -29,8 +29,7 @@ from allocator.groups.patterns import check_pattern
 from allocator.groups.view import Load
 from allocator.groups.zookeeper.load_report import LoadReport
 from allocator.groups.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
-from allocator.groups.zookeeper.order_store import OrderStore
-from allocator.groups.zookeeper.orders import Orders
+from allocator.groups.zookeeper.orders import OrderKeeper, Orders
 from allocator.groups.zookeeper.znodes import Paths
 from allocator.names import check_group, check_topic
 from allocator.offsets.coordinator import Coordinator
@@ -73,7 +72,7 @@ class Connections(NamedTuple):
     """Those of the group, whose place changes when the group is adopted from another layout."""
     measure: Callable[[LoadSource], Callable[[], LoadReport]] | None = None
     """Begins to measure the load of the partitions that this consumer owns; the result returns it."""
-    ordered: Callable[[Orders, OrderStore], None] | None = None
+    ordered: Callable[[Orders, OrderKeeper], None] | None = None
     """Is called with the orders of operators, where the membership has any."""
 
 
@@ -84,6 +83,8 @@ class MembershipOptions:
     storages: ClassVar[tuple[OffsetStorage, ...]] = ("kafka",)
     """Where the offsets of a group may be; the first is the default: the other members read and write it."""
     on_zookeeper: ClassVar[bool] = False
+    orders_topic: ClassVar[bool] = False
+    """Whether the orders of operators are in a topic of the group."""
 
     def faults(self, config: MembershipConfig) -> Iterator[Fault]:
         """Contradictions that show without connecting."""
@@ -119,6 +120,8 @@ class FixedOptions(MembershipOptions):
 @dataclass(frozen=True)
 class KafkaOptions(MembershipOptions):
     """Kafka's group protocols: the classic one, and KIP-848's."""
+
+    orders_topic: ClassVar[bool] = True
 
     group_protocol: GroupProtocol = DEFAULT["group_protocol"]
     session_timeout_s: float = DEFAULT["session_timeout_s"]
@@ -461,7 +464,7 @@ class MembershipConfig:
         load: Load,
         offsets: StoredOffsets | None,
         measure: Callable[[LoadSource], Callable[[], LoadReport]] | None = None,
-        ordered: Callable[[Orders, OrderStore], None] | None = None,
+        ordered: Callable[[Orders, OrderKeeper], None] | None = None,
     ) -> Membership:
         """The membership, which has touched nothing yet."""
         return self.options.make(self, Connections(client, listener, coordinator, load, offsets, measure, ordered))

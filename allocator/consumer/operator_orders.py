@@ -11,39 +11,38 @@ from allocator.client.log_offsets import EARLIEST, LATEST, list_offsets
 from allocator.clock import wall_ms
 from allocator.errors import AllocatorError
 from allocator.groups.order_report import order_text
-from allocator.groups.zookeeper.order_store import OrderStore
-from allocator.groups.zookeeper.orders import Order, OrderResult, Orders
+from allocator.groups.zookeeper.orders import OWNERS_KINDS, Order, OrderKeeper, OrderResult, Orders
 from allocator.processing.record_orders import RecordOrders
 from allocator.types import NO_PARTITIONS, Partitions, TopicPartition
 
 if TYPE_CHECKING:
     from allocator.consumer.core import ConsumerCore
 
-__all__ = ["OWNERS_KINDS", "OperatorOrders"]
+__all__ = ["OperatorOrders"]
 
 log = logging.getLogger(__name__)
 
-OWNERS_KINDS = ("pause", "skip", "quarantine", "seek")
 RETRY_S = 0.2
 
 
 class OperatorOrders:
     """The orders that count, applied to the partitions of one member whenever one of both changes.
 
-    An order is applied anew by each new owner, because it stays in its znode. A seek is carried out once, by the owner
-    of that moment, which writes the result. An order that this member cannot honour gets a result that says why.
+    An order is applied anew by each new owner, because it stays in its znode or topic. A seek is carried out once,
+    by the owner of that moment, which writes the result. An order that this member cannot honour gets a result that
+    says why.
     """
 
     def __init__(self, core: ConsumerCore) -> None:
         self._core = core
         self._orders = Orders()
-        self._store: OrderStore | None = None
+        self._store: OrderKeeper | None = None
         self._under_way: set[tuple[str, TopicPartition]] = set()
         self._told: set[str] = set()
         """Ids of orders that this member said it cannot honour."""
 
-    def take(self, orders: Orders, store: OrderStore) -> None:
-        """Caller: the membership, on the loop, when the orders have changed or one has expired."""
+    def take(self, orders: Orders, store: OrderKeeper) -> None:
+        """Caller: the membership or `order_topic`, on the loop, when the orders have changed or one has expired."""
         self._orders, self._store = orders, store
         self.apply()
 

@@ -19,7 +19,7 @@ from allocator.groups.names import member_name
 from allocator.groups.order_report import OrderReport, order_reports
 from allocator.groups.patterns import ANY_TOPIC
 from allocator.groups.zookeeper.order_store import OrderStore
-from allocator.groups.zookeeper.orders import Order
+from allocator.groups.zookeeper.orders import KINDS, Order, OrderKeeper
 from allocator.groups.zookeeper.steering import counting, members_named, process_name
 from allocator.groups.zookeeper.store import Store
 from allocator.groups.zookeeper.znodes import (
@@ -39,33 +39,27 @@ __all__ = [
     "NOT_OURS",
     "WITHDRAWN_BY_PARTITION",
     "GroupOrders",
+    "OrdersFromOutside",
     "OrdersOfGroup",
     "default_operator",
     "parse_place",
 ]
 
 NOT_OURS = (
-    'Orders are for groups with membership="zookeeper"; in other groups Kafka\'s coordinator, or each member by '
-    "itself, assigns the partitions, and no orders count"
+    'Orders about members and moves are for groups with membership="zookeeper"; in other groups Kafka\'s coordinator, '
+    "or each member by itself, assigns the partitions, and no such orders count"
 )
 
 WITHDRAWN_BY_PARTITION = ("pause", "quarantine", "pin", "skip")
 
 
-class OrdersOfGroup:
-    """The orders of one group, over a session that the caller has opened; see `GroupOrders`."""
+class OrdersFromOutside:
+    """The orders of one group; see `GroupOrders`. A subclass knows the members of the group."""
 
-    def __init__(self, zk: ZooKeeper, paths: Paths, who: Optional[str] = None) -> None:
-        self._zk = zk
-        self._paths = paths
-        self._store = Store(zk, paths)
-        self._orders = OrderStore(zk, paths)
+    def __init__(self, orders: OrderKeeper, group: str, who: Optional[str] = None) -> None:
+        self._orders = orders
+        self._group = group
         self._who = who
-
-    @property
-    def path(self) -> str:
-        """The znode of the orders."""
-        return self._paths.orders
 
     # -- reading -------------------------------------------------------------------------------------------------
 
@@ -142,7 +136,7 @@ class OrdersOfGroup:
             order for order in (await self._orders.read()).entries if order.kind == kind and order.partitions & gone
         ]
         if not found:
-            raise OrderRefused(f"group {self._paths.group!r} has no {kind} of these partitions")
+            raise OrderRefused(f"group {self._group!r} has no {kind} of these partitions")
         for order in found:
             rest = order.partitions - gone
             if rest:
@@ -263,7 +257,7 @@ class OrdersOfGroup:
     ) -> OrderReport:
         """Like `give`, with members as an operator names them. Raises OrderRefused for a member or rack that is not
         there."""
-        self.make(kind, arguments)  # refuses wrong arguments before it asks ZooKeeper
+        self.make(kind, arguments)  # refuses wrong arguments before it asks for the members
         return await self.give(kind, await self._named(arguments), why=why, expires_s=expires_s)
 
     async def withdraw(self, kind: str, arguments: Mapping[str, Any]) -> tuple[Order, ...]:
@@ -283,6 +277,8 @@ class OrdersOfGroup:
         self, kind: str, arguments: Mapping[str, Any], *, why: str = "", expires_s: Optional[float] = None
     ) -> Order:
         """The order that `give` would write. Raises ConfigError."""
+        if kind in KINDS:
+            self._check_kind(kind)
         now_ms = wall_ms()
         return Order.make(
             kind,
@@ -304,8 +300,7 @@ class OrdersOfGroup:
         if members and all(info.pattern != ANY_TOPIC for info in members.values()):  # else resources have any names
             for topic in {topic for topic, _ in order.partitions}:
                 check_topic(topic)
-        with _as_refusal(self._paths):
-            await self._orders.put(order, wall_ms())
+        await self._orders.put(order, wall_ms())
         _, pending = counting([order], members, {})
         if pending:
             return OrderReport(order, *pending[order.id])
@@ -314,33 +309,22 @@ class OrdersOfGroup:
     async def _withdraw(self, chosen: Any, missing: str) -> tuple[Order, ...]:
         found = [order.id for order in (await self._orders.read()).entries if chosen(order)]
         if not found:
-            raise OrderRefused(f"group {self._paths.group!r} has {missing}")
+            raise OrderRefused(f"group {self._group!r} has {missing}")
         return await self._orders.remove(found, wall_ms())
 
     async def _present(self, kind: str) -> Optional[Order]:
         return next(iter((await self._orders.read()).in_force(wall_ms(), (kind,))), None)
 
-    async def _document(self) -> Optional[AssignmentDocument]:
-        try:
-            return (await self._store.document())[0]
-        except InvalidZnode:
-            return None  # the leader writes it anew
+    def _check_kind(self, kind: str) -> None:
+        """Raises OrderRefused for an order that the group cannot honour."""
 
     async def _members(self) -> dict[str, MemberInfo]:
         """Live members in join order. Raises OrderRefused where there is no such group."""
-        with _as_refusal(self._paths):
-            names = in_join_order(await self._store.member_names())
-        infos: dict[str, MemberInfo] = {}
-        for name, info in zip(names, await asyncio.gather(*map(self._member, names))):
-            if info is not None:
-                infos[name] = info
-        return infos
+        raise NotImplementedError
 
-    async def _member(self, name: str) -> Optional[MemberInfo]:
-        try:
-            return await self._store.member(name)
-        except InvalidZnode:
-            return None
+    async def _document(self) -> Optional[AssignmentDocument]:
+        """The leader's assignment, if a leader assigns."""
+        raise NotImplementedError
 
     async def _known(self, text: str, *, must_live: bool = True) -> str:
         """The name under which the order knows a member: it lasts over the sessions of its process, if it can."""
@@ -353,9 +337,7 @@ class OrdersOfGroup:
             if not must_live:
                 return text
             there = ", ".join(member_name(each, info) for each, info in members.items()) or "none"
-            raise OrderRefused(
-                f"group {self._paths.group!r} has no live member {shown(text)}; its members: {plain(there)}"
-            )
+            raise OrderRefused(f"group {self._group!r} has no live member {shown(text)}; its members: {plain(there)}")
         info = members[found[0]]
         if text in (info.name, info.instance_id):
             return text
@@ -387,6 +369,47 @@ class OrdersOfGroup:
                 f"no live member is in rack {shown(place['rack'])}; racks of the members: {plain(there)}"
             )
         return dict(place)
+
+
+class OrdersOfGroup(OrdersFromOutside):
+    """The orders of a group in ZooKeeper, over a session that the caller has opened."""
+
+    def __init__(self, zk: ZooKeeper, paths: Paths, who: Optional[str] = None) -> None:
+        super().__init__(OrderStore(zk, paths), paths.group, who)
+        self._zk = zk
+        self._paths = paths
+        self._store = Store(zk, paths)
+
+    @property
+    def path(self) -> str:
+        """The znode of the orders."""
+        return self._paths.orders
+
+    async def _put(self, order: Order) -> OrderReport:
+        with _as_refusal(self._paths):
+            return await super()._put(order)
+
+    async def _document(self) -> Optional[AssignmentDocument]:
+        try:
+            return (await self._store.document())[0]
+        except InvalidZnode:
+            return None  # the leader writes it anew
+
+    async def _members(self) -> dict[str, MemberInfo]:
+        """Live members in join order. Raises OrderRefused where there is no such group."""
+        with _as_refusal(self._paths):
+            names = in_join_order(await self._store.member_names())
+        infos: dict[str, MemberInfo] = {}
+        for name, info in zip(names, await asyncio.gather(*map(self._member, names))):
+            if info is not None:
+                infos[name] = info
+        return infos
+
+    async def _member(self, name: str) -> Optional[MemberInfo]:
+        try:
+            return await self._store.member(name)
+        except InvalidZnode:
+            return None
 
 
 class GroupOrders(OrdersOfGroup):

@@ -24,6 +24,7 @@ CONSUMERS = [
     "SwitchingConsumer",
     "GroupedConsumer",
     "GroupOrders",
+    "KafkaGroupOrders",
     "Order",
     "OrderReport",
     "OrderResult",

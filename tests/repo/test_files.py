@@ -46,6 +46,7 @@ def test_the_public_names_are_these() -> None:
         "GroupClosed",
         "GroupOrders",
         "GroupedConsumer",
+        "KafkaGroupOrders",
         "OffsetAndMetadata",
         "OffsetAndTimestamp",
         "Order",

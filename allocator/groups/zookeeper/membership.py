@@ -35,7 +35,7 @@ from allocator.groups.view import Load
 from allocator.groups.zookeeper.leader import Leader, LeaderSettings
 from allocator.groups.zookeeper.load_report import REPORT_S, LoadReport
 from allocator.groups.zookeeper.order_store import OrderStore
-from allocator.groups.zookeeper.orders import KINDS, Orders
+from allocator.groups.zookeeper.orders import KINDS, OrderKeeper, Orders
 from allocator.groups.zookeeper.seats import FEATURE, IN_USE
 from allocator.groups.zookeeper.store import Store
 from allocator.groups.zookeeper.znodes import AssignmentDocument, Claim, InvalidZnode, MemberInfo, Paths, in_join_order
@@ -102,7 +102,7 @@ class ZooKeeperMembership(SessionMembership):
         load: Load | None = None,
         measured: Callable[[], LoadReport] | None = None,
         followed: Callable[[AssignmentDocument], None] | None = None,
-        ordered: Callable[[Orders, OrderStore], None] | None = None,
+        ordered: Callable[[Orders, OrderKeeper], None] | None = None,
         measures: Measures | None = None,
         clock: Callable[[], float] = boot_clock,
     ) -> None:
@@ -234,7 +234,7 @@ class ZooKeeperMembership(SessionMembership):
 
     # -- orders --------------------------------------------------------------------------------------------------
 
-    async def _obey(self, ordered: Callable[[Orders, OrderStore], None]) -> None:
+    async def _obey(self, ordered: Callable[[Orders, OrderKeeper], None]) -> None:
         """Passes the orders on, by one watch."""
         store, changed = OrderStore(self._zk, self._paths), asyncio.Event()
         orders = Watched(store.read, changed.set)

@@ -28,7 +28,7 @@ import secrets
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal, Optional
+from typing import Any, Literal, Optional, Protocol
 
 from allocator.errors import ConfigError
 from allocator.foreign import shown
@@ -43,7 +43,17 @@ from allocator.groups.zookeeper.checked import (
 from allocator.groups.zookeeper.znodes import InflateBudget, from_ranges, to_ranges
 from allocator.types import NO_PARTITIONS, Partitions, TopicPartition
 
-__all__ = ["KINDS", "Order", "OrderKind", "OrderResult", "Orders"]
+__all__ = [
+    "KINDS",
+    "OWNERS_KINDS",
+    "Order",
+    "OrderKeeper",
+    "OrderKind",
+    "OrderResult",
+    "Orders",
+    "order_of",
+    "result_of",
+]
 
 ORDERS_BYTES = 500_000  # of the znode; ZooKeeper's own limit is 1 MiB by default
 MAX_ORDERS = 1_000
@@ -223,6 +233,9 @@ _KINDS = (
 
 KINDS: Mapping[str, OrderKind] = {kind.name: kind for kind in _KINDS}
 """Every kind that this version knows, by name."""
+
+OWNERS_KINDS = tuple(kind.name for kind in _KINDS if kind.acts == "owner")
+"""The kinds that the owners of partitions honour by themselves."""
 
 
 @dataclass(frozen=True)
@@ -418,13 +431,29 @@ class Orders:
         if not isinstance(listed, list) or len(listed) > MAX_ORDERS:
             raise InvalidZnode(path, f"orders is no list of at most {MAX_ORDERS}")
         budget = InflateBudget()
-        orders = tuple(_order(path, each, budget) for each in listed)
+        orders = tuple(order_of(path, each, budget) for each in listed)
         if len({order.id for order in orders}) != len(orders):
             raise InvalidZnode(path, "two orders have one id")
         return cls(orders)
 
 
-def _order(path: str, value: object, budget: InflateBudget) -> Order:
+class OrderKeeper(Protocol):
+    """Where the orders of one group are kept: a znode, or a topic."""
+
+    async def read(self) -> Orders: ...
+
+    async def put(self, order: Order, now_ms: int) -> object:
+        """Writes one order; it replaces an earlier one with the same subject."""
+
+    async def remove(self, ids: Collection[str], now_ms: int) -> tuple[Order, ...]:
+        """Removes orders; returns them. Raises NoSuchOrder if one of them is not there, and removes none then."""
+
+    async def add_result(self, order_id: str, result: OrderResult) -> object:
+        """Says what a member did about an order that is carried out once. Nothing happens if the order is gone."""
+
+
+def order_of(path: str, value: object, budget: InflateBudget) -> Order:
+    """An order from its JSON. `budget` is for the partitions of all orders together. Raises InvalidZnode."""
     doc = check_mapping(path, "order", value)
     found, kind = check_text(path, "id", doc.get("id")), check_text(path, "kind", doc.get("kind"))
     if not ORDER_ID.match(found) or not KIND_NAME.match(kind):
@@ -442,14 +471,15 @@ def _order(path: str, value: object, budget: InflateBudget) -> Order:
         when=check_number(path, "when", doc.get("when")),
         why=_bounded(path, "why", doc.get("why", "")),
         expires=None if expires is None else check_number(path, "expires", expires),
-        results=tuple(_result(path, each, budget) for each in results),
+        results=tuple(result_of(path, each, budget) for each in results),
     )
     if order.fault is None and "partitions" in arguments:
         budget.take(path, arguments["partitions"])  # of all orders together
     return order
 
 
-def _result(path: str, value: object, budget: InflateBudget) -> OrderResult:
+def result_of(path: str, value: object, budget: InflateBudget) -> OrderResult:
+    """A result from its JSON. Raises InvalidZnode."""
     doc = check_mapping(path, "result", value)
     ranges = check_mapping(path, "partitions", doc.get("partitions"))
     budget.take(path, ranges)

@@ -1,0 +1,152 @@
+"""Records of a compacted topic become the orders of a group."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Optional
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from allocator import TopicPartition
+from allocator.errors import ConfigError
+from allocator.groups.order_records import MAX_BYTES, OrderRecords, result_record
+from allocator.groups.zookeeper.orders import Order, OrderResult, Orders
+
+NOW = 1_767_225_600_000
+ZERO, ONE = TopicPartition("t", 0), TopicPartition("t", 1)
+Entry = tuple[Optional[bytes], Optional[bytes]]
+
+
+def an_order(number: int, kind: str = "pause", partitions: str = "0", **more: Any) -> Order:
+    arguments = {"partitions": {"t": partitions}, **({"to": "5"} if kind == "seek" else {})}
+    return Order(f"o-{number:08x}", kind, arguments, "alice", NOW, **more)
+
+
+def folded(entries: list[Entry]) -> OrderRecords:
+    records = OrderRecords()
+    for offset, (key, value) in enumerate(entries):
+        records.add(offset, key, value)
+    return records
+
+
+def compacted(entries: list[Entry], dirty: int) -> list[tuple[int, Entry]]:
+    """What Kafka may leave of the log: of those before `dirty`, the last record of each key; tombstones may be gone."""
+    last = {key: offset for offset, (key, _) in enumerate(entries)}
+    return [
+        (offset, entry)
+        for offset, entry in enumerate(entries)
+        if offset >= dirty or (last[entry[0]] == offset and entry[1] is not None)
+    ]
+
+
+orders = st.builds(
+    an_order,
+    st.integers(0, 5),
+    st.sampled_from(["pause", "quarantine", "seek"]),
+    st.sampled_from(["0", "1", "0-1"]),
+)
+results = st.builds(
+    lambda number, partition, what: result_record(
+        f"o-{number:08x}", OrderResult(NOW, "m", frozenset({TopicPartition("t", partition)}), what)
+    ),
+    st.integers(0, 5),
+    st.integers(0, 1),
+    st.sampled_from(["sought", "not kept"]),
+)
+own_keys = st.one_of(
+    st.integers(0, 5).map(lambda number: b"o-%08x" % number),
+    st.integers(0, 5).map(lambda n: b"result/o-%08x/%016x" % (n, n)),
+)
+garbage = st.tuples(
+    st.one_of(st.none(), st.binary(max_size=20), own_keys),
+    st.one_of(
+        st.none(),
+        st.binary(max_size=40),
+        st.sampled_from([b"[]", b'{"format":2}', b'{"format":1}', b'{"format":1,"id":"o-00000001","kind":"pause"}']),
+        st.recursive(
+            st.none() | st.integers() | st.text(max_size=5),
+            lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+            max_leaves=8,
+        ).map(
+            lambda value: json.dumps({"format": 1, "id": "o-00000001", "kind": "pause", "arguments": value}).encode()
+        ),
+    ),
+)
+steps = st.lists(
+    st.one_of(
+        orders.map(lambda order: ("put", order)),
+        st.integers(0, 5).map(lambda number: ("remove", f"o-{number:08x}")),
+        results.map(lambda entry: ("raw", entry)),
+        garbage.map(lambda entry: ("raw", entry)),
+    ),
+    max_size=25,
+)
+
+
+@given(steps, st.data())
+def test_orders_are_what_was_put_and_not_removed_whatever_else_is_there_and_after_every_compaction(
+    steps: list[tuple[str, Any]], data: st.DataObject
+) -> None:
+    log: list[Entry] = []
+    for action, argument in steps:
+        records = folded(log)
+        before = records.orders
+        if action == "raw":
+            log.append(argument)
+            continue
+        after = before.put(argument, NOW) if action == "put" else before.without([argument], NOW)
+        log += records.change(after)
+        now = folded(log).orders
+        # in another order, where one was put as it was
+        assert {each.id: each.arguments for each in now.entries} == {each.id: each.arguments for each in after.entries}
+    dirty = data.draw(st.integers(0, len(log)))
+    small = OrderRecords()
+    for offset, (key, value) in compacted(log, dirty):
+        small.add(offset, key, value)
+    assert small.orders == folded(log).orders
+
+
+def test_two_operators_who_write_at_once_leave_one_order_and_its_withdrawal_leaves_none() -> None:
+    seen = folded([])
+    log: list[Entry] = [
+        *seen.change(seen.orders.put(an_order(1), NOW)),
+        *seen.change(seen.orders.put(an_order(2), NOW)),
+    ]
+    records = folded(log)
+    assert [each.id for each in records.orders.entries] == ["o-00000002"]
+    log += records.change(records.orders.without(["o-00000002"], NOW))
+    assert folded(log).orders == Orders()
+    assert [key for key, value in log[2:] if value is None] == [b"o-00000001", b"o-00000002"], "the older one first"
+
+
+def test_results_of_several_owners_end_an_order_and_go_with_it() -> None:
+    order = an_order(1, "seek", "0-1")
+    records = folded([])
+    log: list[Entry] = [*records.change(records.orders.put(order, NOW))]
+    log.append(result_record(order.id, OrderResult(NOW, "a", frozenset({ZERO}), "sought to 5")))
+    log.append(result_record(order.id, OrderResult(NOW, "b", frozenset({ONE}), "sought to 5 from 9")))
+    records = folded(log)
+    (found,) = records.orders.entries
+    assert found.done
+    assert [each.by for each in found.results] == ["a", "b"]
+    gone = records.change(records.orders.without([order.id], NOW))
+    assert len(gone) == 3
+    assert all(value is None for _, value in gone)
+
+
+def test_an_order_of_a_newer_format_counts_for_nothing_and_stays_in_the_topic() -> None:
+    log: list[Entry] = [(b"o-00000001", b'{"format": 2, "id": "o-00000001"}')]
+    records = folded(log)
+    assert records.orders == Orders()
+    assert [key for key, _ in records.change(records.orders.put(an_order(2), NOW))] == [b"o-00000002"]
+
+
+def test_memory_is_bounded_and_what_is_too_much_is_refused() -> None:
+    records = OrderRecords()
+    for number in range(20):
+        records.add(number, b"o-%08x" % number, b"x" * (MAX_BYTES // 8))
+    assert records._bytes <= MAX_BYTES
+    with pytest.raises(ConfigError, match="remove some first"):
+        records.change(records.orders.put(an_order(99), NOW))

@@ -242,7 +242,8 @@ def _fix(where: _Where, group: str | None, findings: list[Finding], yes: bool, a
         # with a mistyped chroot, members would be a second group that owns all partitions too
         chosen = {each: fix for each, fix in chosen.items() if fix.kind != "chroot"}
     if not chosen:
-        click.echo("there is nothing to fix without risk; run the commands above yourself", err=as_json)
+        by_hand = "; run the commands above yourself" if any(finding.command for finding in findings) else ""
+        click.echo(f"there is nothing to fix without risk{by_hand}", err=as_json)
         return {}
     if not yes:
         for fix in chosen.values():

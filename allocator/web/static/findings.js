@@ -31,7 +31,7 @@ export const findings = (group) => {
     node.className = loud.some((each) => each.severity === "critical") ? "" : loud.length ? "warned" : "none";
     list.replaceChildren(...(loud.length ? loud.map(item) : [element("li", {}, badge("good", "good"), " No warnings.")]));
     more.hidden = !infos.length;
-    more.querySelector("summary").textContent = `${infos.length} ${infos.length === 1 ? "note" : "notes"} that need no action`;
+    more.querySelector("summary").textContent = infos.length === 1 ? "1 note that needs no action" : `${infos.length} notes that need no action`;
     more.querySelector("ul").replaceChildren(...infos.map(item));
     again.hidden = shown.length === found.length;
     again.textContent = `Show ${found.length - shown.length} dismissed`;

@@ -6,6 +6,7 @@ import asyncio
 import json
 import signal
 import socket
+import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -17,11 +18,13 @@ from daemon_processes import Setup, stopped
 
 from allocator.client.client import KafkaClient
 from allocator.errors import BrokerError
+from allocator.groups.describe import describe
 from allocator.offsets.group_offsets import GroupOffsets
 from allocator.processing.dead_letter import DeadLetterTopic
 from allocator.subscription.done import done_of
 from allocator.testing import LocalCluster, wait_until, wait_until_async
 from allocator.types import Record, TopicPartition
+from allocator.zookeeper.client import ZooKeeper
 
 KAFKA_ALONE: dict[str, dict[str, Any]] = {
     "zookeeper": {"hosts": None},
@@ -83,6 +86,61 @@ async def test_partitions_move_between_daemons_and_every_record_is_handled_once(
         offsets = [entry["offset"] for entry in it.done() if entry["partition"] == partition]
         assert offsets == sorted(offsets)
     assert await it.committed() == dict.fromkeys(range(6), it.filled // 6)
+
+
+async def test_a_rolling_restart_of_daemons_moves_no_partition(make: Callable[..., Setup]) -> None:
+    """Records arrive while each of three processes is away; only its next process handles those of its partitions."""
+    it = await asyncio.to_thread(make, 6)
+    config = it.config(group={"restart_grace_s": 600})
+    instance: dict[int, str] = {}
+
+    def run(name: str) -> subprocess.Popen[str]:
+        process = it.run(config, ALLOCATOR_GROUP_INSTANCE_ID=name)
+        instance[process.pid] = name
+        return process
+
+    processes = {name: run(name) for name in ("i-0", "i-1", "i-2")}
+    zk = ZooKeeper(it.zookeeper)
+    await zk.connect(make_chroot=True)
+    try:
+        owners: dict[str, frozenset[int]] = {}
+
+        async def owned() -> dict[str, frozenset[int]]:
+            state = await describe(zk, it.group)
+            if state is None:
+                return {}
+            return {
+                str(state.members[member].instance_id): frozenset(each.partition for each in claim.held)
+                for member, claim in state.claims.items()
+                if member in state.members
+            }
+
+        async def even() -> bool:
+            owners.clear()
+            owners.update(await owned())
+            return sorted(map(len, owners.values())) == [2, 2, 2] and len(frozenset().union(*owners.values())) == 6
+
+        async def as_before() -> bool:
+            return await owned() == owners
+
+        await wait_until_async(even, 60, lambda: f"even shares, not {owners}")
+        for name, process in processes.items():
+            assert await asyncio.to_thread(stopped, process) == 0
+            await asyncio.to_thread(it.fill, 60)
+            # the others handle theirs meanwhile
+            await asyncio.to_thread(it.wait_done, it.filled - 20)
+            processes[name] = run(name)
+            await wait_until_async(as_before, 60, f"{name} to own again what it had")
+            await asyncio.to_thread(it.wait_done)
+    finally:
+        await zk.close()
+    for process in processes.values():
+        assert await asyncio.to_thread(stopped, process) == 0
+    expected = {partition: name for name, parts in owners.items() for partition in parts}
+    assert {(each["partition"], instance[each["pid"]]) for each in it.done()} == set(expected.items())
+    for partition in range(6):
+        assert [each["offset"] for each in it.done() if each["partition"] == partition] == list(range(30))
+    assert await it.committed() == dict.fromkeys(range(6), 30)
 
 
 @through_either

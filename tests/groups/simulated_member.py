@@ -10,6 +10,7 @@ from simulated_zookeeper import SimulatedZooKeeper
 from allocator.assignors import resolve
 from allocator.errors import InstanceIdInUse
 from allocator.groups.zookeeper.leader import LeaderSettings
+from allocator.groups.zookeeper.load_report import LoadReport
 from allocator.groups.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
 from allocator.groups.zookeeper.znodes import Paths
 from allocator.types import Partitions, TopicPartition
@@ -41,13 +42,15 @@ class Worker:
         """When the last commit under way is there; one connection keeps them in order."""
         self.zk = SimulatedZooKeeper(world.ensemble, name, session_timeout_s=TIMEOUT_S)
         instance = f"i{int(name[1:]) % INSTANCES}" if world.grace_s else None
-        function = resolve("sticky" if world.seed % 2 else "naive")
+        functions = [resolve("sticky" if world.seed % 2 else "naive")]
+        if world.follows:
+            functions.insert(0, resolve("load-records"))
         self.membership = ZooKeeperMembership(
             self.zk,  # type: ignore[arg-type]
             Paths("/allocator", "g"),
             self,
             world.topics,
-            {function.name: function},
+            {function.name: function for function in functions},
             ZooKeeperSettings(
                 name=instance or name,
                 topics=frozenset({"t"}),
@@ -55,8 +58,11 @@ class Worker:
                 instance_id=instance,
                 restart_grace_s=world.grace_s,
                 # polls are off, so that they cannot hide a missed change
-                leader=LeaderSettings(topic_poll_s=1e9),
+                leader=LeaderSettings(topic_poll_s=1e9, load_look_s=0.5, load_lasting_s=1.0),
+                load_tolerance=1.1 if world.follows else None,
+                report_s=0.5,
             ),
+            measured=self._measured if world.follows else None,
             clock=world.loop.time,
         )
         # the one thing that the membership leaves to chance, and functions may go by the order of ids
@@ -65,6 +71,9 @@ class Worker:
     @property
     def may_act(self) -> bool:
         return not self.gone and self.name not in self.world.loop.frozen and self.membership.may_act()
+
+    def _measured(self) -> LoadReport:
+        return LoadReport.of("records", {partition: self.world.load(partition) for partition in self.active})
 
     async def main(self) -> None:
         await self.membership.join()

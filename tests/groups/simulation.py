@@ -13,7 +13,8 @@ Promises, checked after every step of every member and every write to ZooKeeper:
 - what is ordered holds in each document of a leader that has noted the order (`simulated_orders`).
 
 From seed `SEATED` on, members have instance ids and a grace: a member that starts may be the next process of one that
-is gone, or a second one of one that lives. Then healing takes as much longer as the grace.
+is gone, or a second one of one that lives. Then healing takes as much longer as the grace. From seed `FOLLOWING` on,
+members follow load, those of odd seeds with a grace too, and another partition is the heaviest every few seconds.
 """
 
 from __future__ import annotations
@@ -32,18 +33,21 @@ from simulated_orders import OrdersOfGroup
 from simulated_zookeeper import Ensemble, Write
 from virtual_time import VirtualLoop, current_member
 
+from allocator.groups.zookeeper import following
 from allocator.groups.zookeeper import leader as leader_module
 from allocator.groups.zookeeper.znodes import AssignmentDocument, Claim, InvalidZnode
 from allocator.types import TopicPartition
 from allocator.zookeeper.client import ConnectionLost
 
-__all__ = ["SEATED", "Broken", "Simulation"]
+__all__ = ["FOLLOWING", "SEATED", "Broken", "Simulation"]
 
 FAULTS_S = 40.0  # how long faults go on
 SEATED = 1_000_000
+FOLLOWING = 2_000_000
 GRACE_S = 3.0
 HEALED_S = 20.0  # within which every partition must have an owner that may act, once they end
 PARTITIONS = 6
+HOT_S = 4.0  # so long a partition is the heaviest
 BASE = "/allocator/g"
 
 
@@ -63,7 +67,8 @@ class Simulation:
     ) -> None:
         self.seed = seed
         self.faults_s = faults_s
-        self.grace_s = GRACE_S if seed >= SEATED else 0.0
+        self.follows = seed >= FOLLOWING
+        self.grace_s = GRACE_S if seed >= SEATED and (seed % 2 or not self.follows) else 0.0
         self.jumpy = bool(self.grace_s) and seed % 4 < 2
         self.healed_s = HEALED_S + self.grace_s
         self.random = random.Random(seed)
@@ -93,7 +98,7 @@ class Simulation:
 
     def run(self) -> None:
         # the wall clock of the leader is virtual too
-        with mock.patch.object(leader_module, "wall_ms", self._wall_ms):
+        with mock.patch.object(leader_module, "wall_ms", self._wall_ms), mock.patch.object(following, "REST_MS", 1000):
             self._run()
 
     def _wall_ms(self) -> int:
@@ -163,6 +168,9 @@ class Simulation:
     def _ended(self, task: asyncio.Task[Any]) -> None:
         if not task.cancelled() and task.exception() is not None:
             self.broken(f"a task ended with {task.exception()!r}")
+
+    def load(self, partition: TopicPartition) -> float:
+        return 50.0 if int(self.loop.time() / HOT_S) % PARTITIONS == partition.partition else 10.0
 
     # -- Kafka ---------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ import pytest
 from simulate import broken_seeds, outcome, shrunk
 from simulated_faults import Event, Faults, parse
 from simulated_member import Worker
-from simulation import Broken, Simulation
+from simulation import FOLLOWING, Broken, Simulation
 
 from allocator.groups.lease import EnsembleLease, LeaseRenewer
 from allocator.groups.zookeeper import decision, leader, plan
@@ -118,6 +118,36 @@ def test_orders_are_kept_though_the_leader_dies_at_any_step(every: int) -> None:
     assert steps > 300
     for step in range(1, steps + 1, every):
         ordered_leader_dies_at(step)
+
+
+# load moves partitions before, between and under these orders
+FOLLOWED = parse(
+    """
+       0.000 start w1
+       0.000 start w2
+       0.000 start w3
+       6.000 order-cordon w2
+       9.000 order-freeze w1 3.000
+      13.000 order-budget w1
+    """.splitlines()
+)
+
+
+@pytest.mark.parametrize("every", [60, pytest.param(1, marks=pytest.mark.long)])
+def test_load_moves_within_the_orders_though_the_leader_dies_at_any_step(every: int) -> None:
+    def dies_at(step: int | None) -> Simulation:
+        run = Simulation(FOLLOWING, faults_s=24.0, schedule=FOLLOWED, dies_at_step=step)
+        run.run()
+        return run
+
+    calm = dies_at(None)
+    assert calm.document.load_history.spent > 1
+    for step in range(1, calm.steps_of_leaders + 1, every):
+        dies_at(step)
+
+
+def test_every_promise_holds_under_faults_while_load_moves_partitions() -> None:
+    assert broken_seeds(FOLLOWING, FOLLOWING + 20) == ""
 
 
 # a server takes the first proof after a silence, and dies with the news; who proved is frozen until the session is over

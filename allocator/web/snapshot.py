@@ -68,7 +68,6 @@ def figures(group: WatchedGroup) -> dict[str, Any]:
     """One line for a group; null is unknown. Times are epoch seconds."""
     report = group.report
     state = report.state
-    last = group.history.last
     point = group.series.points[-1] if group.series.points else None
     severities = Counter(str(finding.severity) for finding in group.problems)
     return {
@@ -86,17 +85,25 @@ def figures(group: WatchedGroup) -> dict[str, Any]:
         "produced": _rounded(None if point is None else point.produced),
         "consumed": _rounded(None if point is None else point.consumed),
         "measured_at": _rounded(group.measured_at),
-        "last_rebalance": None
-        if last is None
-        else {
-            "id": last.id,
-            "began": round(last.began, 3),
-            "ended": _rounded(last.ended),
-            "took_s": _rounded(last.took_s),
-            "moved": len(last.moves),
-        },
+        "last_rebalance": _last_rebalance(group),
         "problems": group.wrong,
         "findings": {severity: severities[severity] for severity in ("critical", "warning", "info")},
+    }
+
+
+def _last_rebalance(group: WatchedGroup) -> dict[str, Any] | None:
+    """The one of before the start of this server, if this server has seen none."""
+    last = group.history.last
+    if last is None:
+        # one without an end was going on when that server stopped
+        found = next((each for each in group.past if each["ended"] is not None), None)
+        return None if found is None else {key: found[key] for key in ("id", "began", "ended", "took_s", "moved")}
+    return {
+        "id": last.id,
+        "began": round(last.began, 3),
+        "ended": _rounded(last.ended),
+        "took_s": _rounded(last.took_s),
+        "moved": len(last.moves),
     }
 
 

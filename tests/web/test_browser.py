@@ -216,6 +216,8 @@ async def test_a_page_keeps_the_focus_and_says_when_what_it_shows_is_old(browser
             page.sees("#wrong", "does not answer since")
             assert "good" not in page.run("return document.querySelector('#phase .badge').className")
             assert page.run("return document.body.classList.contains('old-zookeeper')"), "old data is grey"
+            grey = "return ['#findings', '#grids', '#members'].every((it) => document.querySelector(it).closest({!r}))"
+            assert page.run(grey.format(".old-zookeeper [data-from=zookeeper]"))
             assert "worker-00" in page.focused()
             assert page.violations() == []
             assert page.complaints() == []

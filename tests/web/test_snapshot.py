@@ -116,3 +116,11 @@ def test_a_fence_is_exact_if_the_claim_was_seen_before_the_write_that_added_the_
     assert learn(two, version=5, transaction=50) == [None, (40, False)]
     fences.learn({MEMBER: Claim(1, frozenset(READ))})
     assert fences.of(one) is None, "a group of Kafka's coordinator has no claims in ZooKeeper"
+
+
+def test_the_last_rebalance_may_be_older_than_the_server() -> None:
+    found = group({}, {})
+    assert figures(found)["last_rebalance"] is None
+    one = {"id": 1, "began": 1.0, "ended": 2.0, "took_s": 1.0, "moved": 3}
+    found.past = [{**one, "id": 2, "ended": None, "why": []}, {**one, "why": []}]
+    assert figures(found)["last_rebalance"] == one

@@ -81,6 +81,7 @@ export const summary = (route, query, act) => {
     new Chart("Commits", [{ key: "commits", label: "partitions", kind: "a" }], "/s"),
   ];
   const load = loadOfMembers(route, query);
+  for (const part of [found, ordered, load]) part.node.dataset.from = "zookeeper"; // grey while it does not answer
   const strip = element("div", { id: "timeline" }), none = element("p", { class: "muted" });
   // the last hour is live; longer times come from the file of the history
   let range = RANGES.find(([hours]) => String(hours) === route.query.hours)?.[0] ?? 1, past = null;
@@ -101,7 +102,7 @@ export const summary = (route, query, act) => {
   };
   const body = element("div", { class: "body" },
     element("section", { "data-from": "kafka", "aria-label": "Figures" }, numbers), found.node, ordered.node,
-    element("div", { class: "columns" },
+    element("div", { class: "columns", "data-from": "zookeeper" },
       section("Owners", grids.node),
       section("Members", members.node)),
     load.node,

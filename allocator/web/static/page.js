@@ -73,7 +73,7 @@ const showLink = () => {
   get("link").className = `badge ${!state.connected ? (state.lost ? "bad" : "quiet busy") : problems.length ? "busy" : "good"}`;
   document.body.classList.toggle("old-zookeeper", !!state.overview && !knownNow("zookeeper"));
   document.body.classList.toggle("old-kafka", !!state.overview && !knownNow("kafka") && (!state.connected || state.overview.clusters.some((each) => each.cluster === "kafka")));
-  const lines = problems.map((each) => `${CLUSTERS[each.cluster] ?? each.cluster} does not answer since ${moment(each.away_since)}: ${each.why}. ${MEANS[each.cluster] ?? "What is shown is old"}${each.as_of ? `; the last answer was at ${moment(each.as_of)}` : ""}.`);
+  const lines = problems.map((each) => `${CLUSTERS[each.cluster] ?? each.cluster} does not answer since ${moment(each.away_since)}: ${each.why.replace(/\.+$/, "")}. ${MEANS[each.cluster] ?? "What is shown is old"}${each.as_of ? `; the last answer was at ${moment(each.as_of)}` : ""}.`);
   if (!state.connected && state.lost) lines.unshift(`The server of this page does not answer since ${moment(state.lost)}. Everything below is as of ${moment(state.heard ?? state.lost)}.`);
   const wrong = get("wrong");
   wrong.hidden = !lines.length;

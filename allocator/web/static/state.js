@@ -44,6 +44,8 @@ export const called = (id) => (state.members.has(id) ? `${looks.of(id).tag} ${na
 // Marks for the timeline: what people and clusters did, and members that crashed
 export const marks = (events = state.events, rebalances = state.rebalances) => [
   ...events.map((each) => ({ at: each.at, kind: each.kind, text: `${each.text}${each.who ? ` (${each.who})` : ""}` })),
+  // orders that were given by a command; those of this page are events already
+  ...state.orders.filter((order) => !events.some((each) => each.kind === "order" && Math.abs(each.at - order.at) < 5)).map((order) => ({ at: order.at, kind: "order", text: `${order.kind} (${order.who})` })),
   ...rebalances.filter((each) => each.why.some((why) => why.startsWith("crashed"))).map((each) => ({ at: each.began, kind: "fault", text: each.why.join("; ") })),
 ];
 

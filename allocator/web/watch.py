@@ -18,6 +18,7 @@ from allocator.errors import AllocatorError, ConfigError
 from allocator.foreign import plain
 from allocator.groups.describe import GroupReport, GroupState, Logs, read_logs, subscribed
 from allocator.groups.names import member_name
+from allocator.groups.zookeeper.load_report import LoadReport
 from allocator.groups.zookeeper.order_store import OrderStore
 from allocator.groups.zookeeper.orders import Orders
 from allocator.groups.zookeeper.store import Store
@@ -49,6 +50,7 @@ DOCTOR_S = 30.0  # between two polls of the doctor; more: later findings; less: 
 DOCTOR_PAUSE_S = 2.0
 SHOWN_PROBLEMS = 20
 OUTAGE_S = 2.0  # outages that are shorter are not events
+LOADS_S = 5.0  # reports of load are read together; more: the page shows them later; less: more reads of a large group
 EVENT_S = 2.0  # delay between a response without a znode and the event of its deletion
 # lag that grows and missing progress are judged over this time. More: later findings; less: false alarms
 TREND_S = 90.0
@@ -184,14 +186,32 @@ class GroupWatch:
         self._budget = InflateBudget.of_claims()
         self._watched: dict[str, _WatchedClaim] = {}
         self._crashed: set[str] = set()
+        self._loads: dict[str, Watched[LoadReport | None]] = {}
+        self._loads_due: Optional[asyncio.TimerHandle] = None
 
     def _poke(self) -> None:
         if self._told_at is None:
             self._told_at = time.time()
         self._changed.set()
 
+    def _load_reported(self) -> None:
+        """A report is no change of the group, and a large group writes several in a second."""
+        if self._loads_due is None:
+            self._loads_due = asyncio.get_running_loop().call_later(LOADS_S, self._read_loads_now)
+
+    def _read_loads_now(self) -> None:
+        self._loads_due = None
+        self._changed.set()
+
     async def run(self) -> None:
         """Until cancelled, or until the group is gone."""
+        try:
+            await self._run()
+        finally:
+            if self._loads_due is not None:
+                self._loads_due.cancel()
+
+    async def _run(self) -> None:
         first = True
         while True:
             told_at, self._told_at = self._told_at, None
@@ -239,6 +259,7 @@ class GroupWatch:
             for member, why in document.refused.items():
                 called = member_name(member, self._infos.get(member))
                 problems.append(f"member {plain(called)} gets no partitions: {plain(why)}")
+        loads = await self._read_loads(problems)
         orders = Orders()
         try:
             orders = await self._orders.get()
@@ -253,7 +274,7 @@ class GroupWatch:
         # copies: an earlier GroupState must not change
         infos, claims = dict(self._infos), dict(self._claims)
         shown = tuple(problems[:SHOWN_PROBLEMS])
-        return GroupState(self._group.name, infos, claims, document, shown, orders, wall_ms())
+        return GroupState(self._group.name, infos, claims, document, shown, orders, wall_ms(), loads)
 
     async def _read_info(self, name: str, problems: list[str]) -> None:
         try:
@@ -280,6 +301,27 @@ class GroupWatch:
             return
         if name in self._claims:
             await self._notice_end(name)
+
+    async def _read_loads(self, problems: list[str]) -> dict[str, LoadReport]:
+        """What the members report that follow load."""
+        self._loads = {
+            name: self._loads.get(name) or Watched(partial(self._store.load_report, name), self._load_reported)
+            for name, info in self._infos.items()
+            if info.load_tolerance is not None
+        }
+        found: dict[str, LoadReport] = {}
+
+        async def read(name: str, watched: Watched[LoadReport | None]) -> None:
+            try:
+                report = await watched.get()
+            except InvalidZnode as error:
+                problems.append(str(error))
+                return
+            if report is not None:
+                found[name] = report
+
+        await asyncio.gather(*(read(name, watched) for name, watched in self._loads.items()))
+        return found
 
     async def _notice_end(self, name: str) -> None:
         """Handles a deleted claim."""

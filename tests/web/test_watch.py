@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,10 +13,12 @@ from written_group import WrittenGroup, parts
 
 from allocator.cli.read import Access
 from allocator.doctor.doctor import observe
+from allocator.groups.zookeeper.load_report import LoadReport
 from allocator.groups.zookeeper.store import Store
 from allocator.tasks import BackgroundTasks
 from allocator.testing import FaultProxy
 from allocator.testing.waiting import wait_until_async
+from allocator.web import watch
 from allocator.web.daemon import Demand
 from allocator.web.watch import Watcher
 from allocator.zookeeper.client import ZooKeeper
@@ -52,6 +55,42 @@ async def test_who_leaves_while_the_group_is_read_is_named_as_the_reason(
             assert not armed
             newest = (await it.json("/api/groups/g"))["rebalances"][0]
             assert (newest["why"], newest["moved"]) == (["left: worker-01@node-1#1"], 2)
+    finally:
+        await zk.close()
+
+
+async def test_the_load_that_members_report_is_shown_as_it_changes(
+    zk_chroot: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "LOADS_S", 0.05)
+    zk = ZooKeeper(zk_chroot)
+    await zk.connect(10)
+    try:
+        group = WrittenGroup(zk, "/allocator", "g", ["t"])
+        a, b = await group.join(0, 1)
+        store, held = group.store, {a: frozenset(parts(t=4)[:2]), b: frozenset(parts(t=4)[2:])}
+        for member in held:
+            info = await store.member(member)
+            assert info is not None
+            await zk.set(store.paths.member(member), replace(info, load_tolerance=1.1).encode())
+        await group.assign(held)
+        _, version = await store.document()
+        await store.write_document(group.document.but(revision=2, strategy="load-bytes"), version)
+        await group.claim(held)
+
+        async def report(member: str, load: float) -> None:
+            await store.write_load_report(member, LoadReport.of("bytes", dict.fromkeys(held[member], load)))
+
+        await report(a, 10.0)
+        async with served(zk_chroot) as it:
+            for load, shown in ((10.0, 1.0), (30.0, 1.5)):
+                await report(b, load)
+
+                async def seen(shown: float = shown) -> bool:
+                    metrics = (await it.ask("/metrics")).body.decode()
+                    return f'allocator_group_load_max_over_mean{{group="g"}} {shown}\n' in metrics
+
+                await wait_until_async(seen, PATIENCE_S, f"max/mean of {shown}")
     finally:
         await zk.close()
 

@@ -80,9 +80,7 @@ def grid(label: str, heads: Sequence[str], rows: Iterable[Sequence[object]]) -> 
     """A table of a page, with all rows. Numbers stand on the right; None is an empty cell."""
     rows = [list(row) for row in rows]
     columns = list(zip(*rows)) or [()] * len(heads)
-    numeric = [
-        bool(column) and all(isinstance(cell, (int, float, type(None))) for cell in column) for column in columns
-    ]
+    numeric = [bool(column) and all(isinstance(cell, NUMERIC) for cell in column) for column in columns]
     head = "".join(f'<th scope="col"{_right(right)}>{escape(text)}</th>' for text, right in zip(heads, numeric))
     body = "\n".join(
         "<tr>" + "".join(f"<td{_right(right)}>{_inner(cell)}</td>" for cell, right in zip(row, numeric)) + "</tr>"

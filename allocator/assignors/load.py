@@ -64,15 +64,14 @@ def member_loads(
     """
     weights = weights or {}
     partitions = [partition for parts in owners.values() for partition in parts]
-    known = [_clean(loads[partition]) for partition in sorted(partitions) if partition in loads]
-    mean = fsum(known) / len(known) if known else 0.0
+    mean = _mean(partitions, loads)
     found = {
         member: fsum(_clean(loads.get(partition, mean)) for partition in sorted(parts))
         for member, parts in owners.items()
     }
     share = fsum(found.values()) / fsum(weights.get(member, 1.0) for member in found) if found else 0.0
     most = max((load / weights.get(member, 1.0) for member, load in found.items()), default=0.0)
-    return MemberLoads(found, share, most / share if share else None, len(partitions) - len(known))
+    return MemberLoads(found, share, most / share if share else None, sum(p not in loads for p in partitions))
 
 
 def estimated(partitions: Iterable[TopicPartition], loads: Loads) -> dict[TopicPartition, float]:
@@ -81,11 +80,16 @@ def estimated(partitions: Iterable[TopicPartition], loads: Loads) -> dict[TopicP
     If no load is known, or all are 0, each partition counts 1.
     """
     partitions = sorted(partitions)
-    known = [_clean(loads[partition]) for partition in partitions if partition in loads]
-    mean = fsum(known) / len(known) if known else 0.0
+    mean = _mean(partitions, loads)
     if not mean:
         return dict.fromkeys(partitions, 1.0)
     return {partition: max(_clean(loads.get(partition, mean)), IDLE * mean) for partition in partitions}
+
+
+def _mean(partitions: Iterable[TopicPartition], loads: Loads) -> float:
+    """The mean of the known loads; 0 without any."""
+    known = [_clean(loads[partition]) for partition in partitions if partition in loads]
+    return fsum(known) / len(known) if known else 0.0
 
 
 def _clean(load: float) -> float:
@@ -144,15 +148,11 @@ class LoadAssignor(BuiltIn):
 
 
 def moved(present: Assignment, moves: Iterable[LoadMove]) -> dict[str, Partitions]:
-    """The assignment after these moves."""
+    """The assignment after these moves, of different partitions."""
     gone: dict[str, set[TopicPartition]] = {}
     come: dict[str, set[TopicPartition]] = {}
     for move in moves:
-        # a partition may move on
-        if move.partition in come.get(move.source, ()):
-            come[move.source].discard(move.partition)
-        else:
-            gone.setdefault(move.source, set()).add(move.partition)
+        gone.setdefault(move.source, set()).add(move.partition)
         come.setdefault(move.target, set()).add(move.partition)
     members = present.keys() | come.keys()
     return {

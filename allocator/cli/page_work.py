@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, Optional
 
 from allocator.assignors import known_names
@@ -13,7 +14,6 @@ from allocator.cli.read import (
     delete,
     execute_reset,
     plan_reset,
-    plan_seek,
     read_partitions,
 )
 from allocator.cli.report import parse_target
@@ -41,24 +41,11 @@ def page_work(access: Access) -> ClusterWork:
     async def copy(group: str, other: str, execute: bool) -> dict[str, Any]:
         return (await copy_offsets(access, group, other, execute=execute)).to_json(executed=execute)
 
-    async def preview(group: str, order: GivenOrder) -> dict[str, Any]:
-        return await _preview(access, group, order)
-
-    async def plan(
-        group: str,
-        changes: Mapping[str, Sequence[str]],
-        function: str | None,
-        orders: Sequence[GivenOrder],
-        apply: bool,
-        who: str,
-    ) -> dict[str, Any]:
-        return await _plan(access, group, changes, function, orders, apply, who)
-
     async def delete_(group: str, keep_offsets: bool, execute: bool) -> dict[str, Any]:
         found = await delete(access, group, keep_offsets=keep_offsets, execute=execute)
         return found.to_json(executed=execute)
 
-    return ClusterWork(reset, copy, preview, plan, delete_)
+    return ClusterWork(reset, copy, partial(_preview, access), partial(_plan, access), delete_)
 
 
 def dead_letters(access: Access, viewer: Optional[Viewer] = None) -> LetterDesk | None:
@@ -104,10 +91,8 @@ async def _logs(
     """Offsets are unknown without brokers."""
     if access.brokers is None:
         return Logs(), {}
-    places: Mapping[TopicPartition, int] = {}
-    if order.kind == "seek":
-        places = (await plan_seek(access, group, chosen, parse_target(order.arguments["to"]))).after
-    return await read_partitions(access, group, chosen), places
+    target = parse_target(order.arguments["to"]) if order.kind == "seek" else None
+    return await read_partitions(access, group, chosen, target)
 
 
 def _row(

@@ -32,7 +32,6 @@ __all__ = [
     "delete",
     "execute_reset",
     "plan_reset",
-    "plan_seek",
     "read_all",
     "read_group",
     "read_partitions",
@@ -228,19 +227,19 @@ async def _plan(
     return ResetPlan.make(group, target, logs, await _times(client, access, target, wanted), alive)
 
 
-async def read_partitions(access: Access, group: str, partitions: Collection[TopicPartition]) -> Logs:
-    """What Kafka has of these partitions and of the group's offsets. Raises ConfigError if it does not tell all."""
-    async with access.cluster() as client:
-        committed = await GroupOffsets(client, group, timeout_s=access.timeout_s).fetch(None)
-        return await _all_logs(client, access, partitions, committed)
+async def read_partitions(
+    access: Access, group: str, partitions: Collection[TopicPartition], target: Optional[Target] = None
+) -> tuple[Logs, Mapping[TopicPartition, int]]:
+    """The logs of these partitions with the group's offsets, and the offset that a seek to `target` leads to.
 
-
-async def plan_seek(access: Access, group: str, partitions: Collection[TopicPartition], target: Target) -> ResetPlan:
-    """Where the owners of these partitions would go on. Raises ConfigError for an offset outside a log."""
+    Raises ConfigError if a leader does not respond, and for an offset outside a log.
+    """
     async with access.cluster() as client:
         committed = await GroupOffsets(client, group, timeout_s=access.timeout_s).fetch(None)
         logs = await _all_logs(client, access, partitions, committed)
-        return ResetPlan.make(group, target, logs, await _times(client, access, target, partitions))
+        if target is None:
+            return logs, {}
+        return logs, ResetPlan.make(group, target, logs, await _times(client, access, target, partitions)).after
 
 
 async def _all_logs(

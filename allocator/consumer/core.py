@@ -48,9 +48,7 @@ log = logging.getLogger(__name__)
 Offsets = Mapping[TopicPartition, OffsetAndMetadata]
 
 LOSSES = 100  # kept
-ORDERS_WITHIN_S = (
-    10.0  # of a start. more: it waits longer for a topic that cannot be read; less: the first records may miss it
-)
+ORDERS_WITHIN_S = 10.0  # of a start. more: an unreadable topic delays it longer; less: first records may miss orders
 FRESH_WITHIN_S = 2.0  # of a close. more: it waits longer for a coordinator that is away; less: a slow one is given up
 IDS_CHARACTERS = 120  # of the metadata of a commit, for the ids of topic and cluster
 STAMP_CHARACTERS = 476  # of the same, for these ids and the member

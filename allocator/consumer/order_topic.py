@@ -99,13 +99,9 @@ class OrderTopic:
             records = await self._records() if self._exists(client) else OrderRecords()
             orders = records.orders
             found = [(order_id, orders.find(order_id)) for order_id in ids]
-            missing = sorted(order_id for order_id, order in found if order is None)
+            missing = [order_id for order_id, order in found if order is None]
             if missing:
-                there = ", ".join(order.id for order in orders.entries)
-                raise NoSuchOrder(
-                    f"group {self.group!r} has no order {', '.join(missing)}"
-                    + (f"; there are {there}" if there else "; there is none")
-                )
+                raise NoSuchOrder.of(self.group, missing, orders)
             await self._write(client, records.change(orders.without(ids, now_ms)))
             return tuple(order for _, order in found if order is not None)
 

@@ -106,8 +106,9 @@ class Failures:
         # a record that a sink refused is its new owner's, and no dead letter
         final = action is Action.STOP or isinstance(error, (HandlerMisuse, Fenced))
         retries = self._retry_topics
-        if retries is not None and not final and action is Action.RETRY and retries.plan.after(argument) is not None:
-            log.warning("%s; writing it to the retry topic %s", failed.what, retries.plan.after(argument), extra=where)
+        topic = None if retries is None or final or action is not Action.RETRY else retries.plan.after(argument)
+        if retries is not None and topic is not None:
+            log.warning("%s; writing it to the retry topic %s", failed.what, topic, extra=where)
             sent = await self._until_sent(
                 worker, offset, "the record was not written", lambda: retries.send(argument, error, lane.attempts)
             )

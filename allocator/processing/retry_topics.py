@@ -142,12 +142,12 @@ class RetryTopics:
 
     def restoring(self, handler: Handler) -> Handler:
         """The same, called with records as they were at their first place."""
-        function, topics = handler.function, frozenset(self.plan.topics)
+        function = handler.function
         if not handler.on_loop:
-            return replace(handler, function=_Restoring(function, topics))
+            return replace(handler, function=_Restoring(function, frozenset(self.plan.topics)))
 
         async def call(record: Record) -> Any:
-            return await function(_at_first_place(record) if record.topic in topics else record)
+            return await function(self.at_first_place(record))
 
         return replace(handler, function=call)
 

@@ -457,7 +457,7 @@ class Leader:
     async def _is_uneven(self) -> bool:
         """Whether load would move a partition now."""
         decision, (document, _) = self._decision, self._document or (None, -1)
-        if decision is None or document is None or not isinstance(self._function(decision), LoadAssignor):
+        if decision is None or document is None or not isinstance(self._assignors.get(decision.strategy), LoadAssignor):
             return False
         if document.waiting or document.promised or self._later:
             return False  # what moves now changes the loads
@@ -471,9 +471,6 @@ class Leader:
         except AllocatorError:
             return False  # the next step reports it
         return found.load_history is not None
-
-    def _function(self, decision: GroupDecision) -> Assignor | None:
-        return self._assignors.get(decision.strategy)
 
     async def _group_load(self, members: Mapping[str, MemberInfo], uneven: bool) -> GroupLoad | None:
         function = next((each for each in self._assignors.values() if isinstance(each, LoadAssignor)), None)

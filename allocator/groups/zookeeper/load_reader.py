@@ -11,7 +11,7 @@ from allocator.groups.zookeeper.checked import InvalidZnode
 from allocator.groups.zookeeper.load_report import LoadReport
 from allocator.groups.zookeeper.store import Store
 from allocator.types import TopicPartition
-from allocator.zookeeper.client import Watched
+from allocator.zookeeper.client import Watch, Watched
 
 __all__ = ["LoadReader", "loads_of"]
 
@@ -41,8 +41,7 @@ class LoadReader:
         self._known = {each: load for each, load in known.items() if each.partition < counts.get(each.topic, 0)}
         return self._known
 
-    async def _report(self, member: str, watch: object) -> LoadReport | None:
-        assert callable(watch)
+    async def _report(self, member: str, watch: Watch) -> LoadReport | None:
         try:
             return await self._store.load_report(member, watch)
         except InvalidZnode as error:

@@ -7,7 +7,7 @@ compare-and-set: two operators who write at the same time both succeed, one afte
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Optional
 
 from allocator.errors import AllocatorError
@@ -24,6 +24,15 @@ WRITE_S = 10.0  # more: a write outlasts a longer loss of the connection; less: 
 
 class NoSuchOrder(AllocatorError):
     """The group has no order with that id."""
+
+    @classmethod
+    def of(cls, group: str, missing: Iterable[str], orders: Orders) -> NoSuchOrder:
+        """`missing` are ids that `orders` does not have."""
+        there = ", ".join(order.id for order in orders.entries)
+        return cls(
+            f"group {group!r} has no order {', '.join(sorted(missing))}"
+            + (f"; there are {there}" if there else "; there is none")
+        )
 
 
 class OrderStore:
@@ -52,13 +61,9 @@ class OrderStore:
 
         def change(orders: Orders) -> Orders:
             found = {order_id: orders.find(order_id) for order_id in ids}
-            missing = sorted(order_id for order_id, order in found.items() if order is None)
+            missing = [order_id for order_id, order in found.items() if order is None]
             if missing and not removed:  # else an earlier try succeeded although its response was lost
-                there = ", ".join(order.id for order in orders.entries)
-                raise NoSuchOrder(
-                    f"group {self.paths.group!r} has no order {', '.join(missing)}"
-                    + (f"; there are {there}" if there else "; there is none")
-                )
+                raise NoSuchOrder.of(self.paths.group, missing, orders)
             removed[:] = [order for order in found.values() if order is not None] or removed
             return orders.without(ids, now_ms)
 

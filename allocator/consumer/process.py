@@ -13,10 +13,9 @@ from allocator.fetch.batch import Batch
 from allocator.measures import Measures
 from allocator.processing.dead_letter import DeadLetterTopic
 from allocator.processing.handlers import Handler, is_coroutine, traced
-from allocator.processing.late_producer import LateProducer
 from allocator.processing.policy import ErrorPolicy, Retries
 from allocator.processing.processor import Processor, ProcessSettings
-from allocator.processing.retry_topics import RetryPlan, RetryTopics
+from allocator.processing.retry_topics import RetryTopics
 from allocator.processing.subprocesses import check_picklable
 from allocator.settings import HANDLING, keyword_faults
 from allocator.subscription.done import DoneSet
@@ -90,11 +89,11 @@ def retry_topics(given: Mapping[str, Any], engine: ConsumerCore) -> RetryTopics 
         raise ConfigError(f"retry_topics: {why}")
     if not (joining.topics or joining.pattern):
         raise ConfigError("retry_topics needs a consumer that subscribes to topics")
-    group = engine.group or ""
-    return RetryTopics(
-        RetryPlan.of(group, HANDLING["retry_topics"].kind.read(delays)),
-        group,
-        LateProducer(engine.brokers, f"allocator-retries-{group}", engine.security),
+    return RetryTopics.of(
+        engine.group or "",
+        HANDLING["retry_topics"].kind.read(delays),
+        engine.brokers,
+        security=engine.security,
         topics=joining.topics,
         pattern=joining.pattern,
         create_topics=given["create_retry_topics"],

@@ -27,10 +27,9 @@ from allocator.errors import AllocatorError, AssignorError, ConfigError, Handler
 from allocator.foreign import CONTROL, plain
 from allocator.processing.dead_letter import DeadLetterTopic
 from allocator.processing.handlers import Handler, load_handler, traced
-from allocator.processing.late_producer import LateProducer
 from allocator.processing.policy import ErrorPolicy, Retries, load_errors
 from allocator.processing.processor import ProcessSettings
-from allocator.processing.retry_topics import RetryPlan, RetryTopics
+from allocator.processing.retry_topics import RetryTopics
 from allocator.processing.subprocesses import check_picklable
 from allocator.subscription.listener import RebalanceListener
 from allocator.targets import find
@@ -158,11 +157,11 @@ def _daemon(
         )
     retry_topics = None
     if settings.retry_topics is not None:
-        name = config.group.name
-        retry_topics = RetryTopics(
-            RetryPlan.of(name, settings.retry_topics),
-            name,
-            LateProducer(options["brokers"], f"allocator-retries-{name}", config.kafka.security()),
+        retry_topics = RetryTopics.of(
+            config.group.name,
+            settings.retry_topics,
+            options["brokers"],
+            security=config.kafka.security(),
             topics=config.group.topics or (),
             pattern=config.group.pattern,
             create_topics=settings.create_retry_topics,

@@ -9,6 +9,7 @@ from typing import Any
 
 from allocator.errors import AllocatorError, BrokerError
 from allocator.processing.late_producer import LateProducer, Outgoing
+from allocator.producer.producer import DeliveryFailed
 from allocator.types import Record
 
 __all__ = [
@@ -70,10 +71,12 @@ def outgoing(record: Record, headers: Sequence[tuple[str, bytes]]) -> Outgoing:
 
 
 def not_taken(what: str, record: Record, failure: AllocatorError) -> BrokerError:
-    """The error of a topic that did not take a record."""
+    """The error of a topic that did not take a record, with the code of the broker if there is one."""
+    refusal = failure.error if isinstance(failure, DeliveryFailed) else failure
     return BrokerError(
         f"{what} did not take {record.topic}:{record.partition} offset {record.offset}: "
         f"{failure}; look at the topic's existence, its max.message.bytes and this client's rights",
+        code=getattr(refusal, "code", None),
         retriable=True,
     )
 

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
-from allocator.errors import AllocatorError, Fenced, HandlerFailed
+from allocator.errors import AllocatorError, BrokerError, Fenced, HandlerFailed
 from allocator.foreign import shown
 from allocator.measures import Measures
 from allocator.processing.handlers import Handler, HandlerMisuse
@@ -21,6 +21,8 @@ from allocator.types import Record, TopicPartition
 __all__ = ["DeadLetters", "FailedWorker", "Failures"]
 
 log = logging.getLogger(__name__)
+
+TOO_LARGE = frozenset({10, 18})  # MESSAGE_TOO_LARGE, RECORD_LIST_TOO_LARGE
 
 
 class DeadLetters(Protocol):
@@ -109,12 +111,19 @@ class Failures:
         topic = None if retries is None or final or action is not Action.RETRY else retries.plan.after(argument)
         if retries is not None and topic is not None:
             log.warning("%s; writing it to the retry topic %s", failed.what, topic, extra=where)
-            sent = await self._until_sent(
-                worker, offset, "the record was not written", lambda: retries.send(argument, error, lane.attempts)
-            )
-            # not before it is acknowledged, or the record would be in neither place
-            self._measures.records_delayed += sent
-            return sent
+            try:
+                sent = await self._until_sent(
+                    worker, offset, "the record was not written", lambda: retries.send(argument, error, lane.attempts)
+                )
+            except BrokerError as refused:
+                # the headers made it too large, and stopping would not make it smaller
+                if refused.code not in TOO_LARGE:
+                    raise
+                log.error("%s: %s", worker.name, refused, extra=where)
+            else:
+                # not before it is acknowledged, or the record would be in neither place
+                self._measures.records_delayed += sent
+                return sent
         letters = self._dead_letters
         if letters is None or final:
             raise failed from error

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -24,7 +24,7 @@ from allocator.errors import AllocatorError, BrokerError, ConfigError
 from allocator.names import check_topic, parse_delay
 from allocator.processing.dead_letter import PREFIX, SPRING, headers_of, not_taken, outgoing
 from allocator.processing.handlers import Handler
-from allocator.processing.late_producer import Outgoing
+from allocator.processing.late_producer import LateProducer, Outgoing
 from allocator.producer.producer import Producer
 from allocator.types import Record
 
@@ -36,6 +36,7 @@ RETRIES = PREFIX + "retries"
 DUE = PREFIX + "due"
 REPLICATION = 3
 RETENTION_MS = 7 * 86_400_000  # of topics that are created; longer where the delay is long
+HEADER_BYTES = 16 << 10  # of a created topic, beyond the largest record of the topics of the group
 TIME_TYPES = {b"CreateTime": 0, b"LogAppendTime": 1}
 
 
@@ -109,6 +110,23 @@ class RetryTopics:
         self._topics = topics
         self._pattern = pattern
         self._create_topics = create_topics
+
+    @classmethod
+    def of(
+        cls,
+        group: str,
+        delays: Sequence[str],
+        brokers: str,
+        *,
+        security: Mapping[str, Any] | None = None,
+        topics: Sequence[str] = (),
+        pattern: str | None = None,
+        create_topics: bool = False,
+    ) -> RetryTopics:
+        """On the cluster at `brokers`. Raises ConfigError as `RetryPlan.of` does."""
+        plan = RetryPlan.of(group, delays)
+        sender = LateProducer(brokers, f"allocator-retries-{group}", security)
+        return cls(plan, group, sender, topics=topics, pattern=pattern, create_topics=create_topics)
 
     async def send(self, record: Record, error: BaseException, attempts: int) -> None:
         """To the next retry topic; returns once it is acknowledged. `attempts`: with the latest record.
@@ -186,9 +204,10 @@ class RetryTopics:
                 "the topics of the group do not exist yet, so the number of partitions of its retry topics is not "
                 "known; create the topics first"
             )
+        size = await _room_for_headers(client, sorted(names))
         for topic in missing:
             retention_ms = max(RETENTION_MS, int(4000 * (self.plan.delay_s(topic) or 0)))
-            settings = {"cleanup.policy": "delete", "retention.ms": str(retention_ms)}
+            settings = {"cleanup.policy": "delete", "retention.ms": str(retention_ms), **size}
             await create(client, topic, count, REPLICATION, settings)
             log.info("created the retry topic %s with %d partitions", topic, count)
 
@@ -211,6 +230,19 @@ class RetryTopics:
                 f"retry topic {topic!r} has retention.ms = {retention_ms}, less than twice its delay of {delay_s:g} s, "
                 "so waiting records could be deleted; set it higher"
             )
+
+
+async def _room_for_headers(client: KafkaClient, topics: Iterable[str]) -> dict[str, str]:
+    """The setting with which a topic takes the largest records of `topics` with the headers of a retry."""
+    largest = 0
+    for topic in topics:
+        try:
+            found = await describe_configs(client, TOPIC_RESOURCE, topic, ["max.message.bytes"])
+        except BrokerError as error:
+            log.warning("the retry topics get the max.message.bytes of the brokers: %s", error)
+            return {}
+        largest = max(largest, int(found.get("max.message.bytes", 0)))
+    return {"max.message.bytes": str(largest + HEADER_BYTES)} if largest else {}
 
 
 class _Restoring:

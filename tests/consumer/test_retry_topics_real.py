@@ -12,6 +12,8 @@ from click.testing import CliRunner
 
 from allocator import Consumer, Record
 from allocator.cli.__main__ import main
+from allocator.client.client import KafkaClient
+from allocator.client.configs import TOPIC_RESOURCE, describe_configs
 from allocator.clock import wall_ms
 from allocator.errors import ConfigError
 from allocator.testing import LocalCluster, wait_until_async
@@ -24,7 +26,7 @@ RETRIES: dict[str, Any] = {"retry_topics": ["1s", "1h"], "retries": 0, "commit_i
 async def test_records_wait_beside_the_others_and_come_again_as_they_were(
     kafka_cluster: LocalCluster, topic_factory: Topics, group: str, membership: Any
 ) -> None:
-    topic = topic_factory(2)
+    topic = topic_factory(2, config={"max.message.bytes": "2000000"})
     seen: list[tuple[str, int, int]] = []
     letters = topic_factory(1)
 
@@ -58,6 +60,9 @@ async def test_records_wait_beside_the_others_and_come_again_as_they_were(
         assert bad.topic == f"{group}.retry-1h"
         assert due[bad] > wall_ms() + 3_000_000
         assert measures.dead_letters == 0
+        async with KafkaClient(kafka_cluster.bootstrap) as client:
+            found = await describe_configs(client, TOPIC_RESOURCE, bad.topic, ["max.message.bytes"])
+        assert int(found["max.message.bytes"]) > 2_000_000, "records have more headers there"
 
         waits: dict[str, Any] = {}
         while waits.get(f"{group}.retry-1s", {}).get("records") != 0:  # until what is done there is committed

@@ -307,6 +307,7 @@ async def test_a_dead_letter_that_its_topic_refuses_is_named_and_later_ones_go_o
         with pytest.raises(BrokerError, match=rf"{topic}' did not take orders:3 offset 17: .*TOO_LARGE") as error:
             await letters.send([large], ValueError("bad"), 1)
         assert error.value.retriable
+        assert error.value.code == 10
         await asyncio.gather(*(letters.send([small] * 2, ValueError("bad"), 1) for _ in range(3)))
     finally:
         await letters.close()

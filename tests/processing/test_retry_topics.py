@@ -14,6 +14,7 @@ from fake_source import Batch, Cluster, FakeSource
 from hypothesis import given
 from hypothesis import strategies as st
 
+from allocator.client.errors import for_code
 from allocator.clock import wall_ms
 from allocator.errors import BrokerError, ConfigError
 from allocator.groups.patterns import topic_pattern, with_topics
@@ -26,6 +27,7 @@ from allocator.processing.late_producer import Outgoing
 from allocator.processing.policy import ErrorPolicy, Retries
 from allocator.processing.processor import Processor, ProcessSettings
 from allocator.processing.retry_topics import RetryPlan, RetryTopics
+from allocator.producer.producer import DeliveryFailed
 from allocator.testing import wait_until_async
 from allocator.types import Record, TopicPartition
 
@@ -41,6 +43,7 @@ class Topics:
         self.cluster = cluster
         self.source: FakeSource
         self.refusals = 0
+        self.too_large = False
         self.held: asyncio.Event | None = None
 
     async def send(self, topic: str, records: Sequence[Outgoing]) -> None:
@@ -49,6 +52,8 @@ class Topics:
         if self.refusals:
             self.refusals -= 1
             raise BrokerError("not now", retriable=True)
+        if self.too_large:
+            raise DeliveryFailed(TopicPartition(topic, 0), 1, for_code(10, topic), False)
         log = self.cluster.logs[TopicPartition(topic, 0)]
         for record in records:
             headers = list(record.headers)
@@ -160,6 +165,25 @@ async def test_a_record_is_done_only_when_its_retry_topic_has_it() -> None:
         await until(lambda: cluster.committed[PARTITION] == 6)
         await until(lambda: seen.count(2) == 3)
     assert it.letters.found == []
+
+
+async def test_a_record_that_its_headers_make_too_large_for_a_retry_topic_becomes_a_dead_letter(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    cluster, seen = Cluster(records=6), []
+
+    async def handle(record: Record) -> None:
+        seen.append(record.offset)
+        if record.offset == 2:
+            raise ValueError("bad")
+
+    async with running(cluster, handle) as it:
+        it.topics.too_large = True
+        await until(lambda: cluster.committed.get(PARTITION) == 6)
+    assert it.letters.found == [("t", 0, 2, 2)]
+    assert it.source.measures.records_delayed == 0
+    assert sorted(set(seen)) == list(range(6))
+    assert "retry topic 'g.retry-a' did not take t:0 offset 2: " in caplog.text
 
 
 async def test_a_partition_that_moves_takes_along_what_waits() -> None:

@@ -37,7 +37,7 @@ from allocator.html import SHOWN as SHOWN_ROWS
 from allocator.html import paragraph, table
 from allocator.names import GROUP_NAME
 from allocator.settings import DEFAULT
-from allocator.types import OffsetAndMetadata, Partitions, TopicPartition
+from allocator.types import NO_PARTITIONS, OffsetAndMetadata, Partitions, TopicPartition
 from allocator.zookeeper.client import NoZnode, ZooKeeper
 
 __all__ = [
@@ -122,7 +122,7 @@ class GroupState:
         """The load of each member and how even they are; None if load moves nothing in the group."""
         if self.load_source is None:
             return None
-        owned = {member: claim.held for member, claim in self.claims.items() if member in self.members}
+        owned = {m: self.claims[m].held if m in self.claims else NO_PARTITIONS for m in self.members}
         weights = {member: info.weight for member, info in self.members.items()}
         return member_loads(owned, loads_of(self.loads, self.load_source), weights)
 

@@ -192,6 +192,16 @@ SCHEMAS: dict[str, Schema] = {
         commits=_maybe(REAL),
         lag_s=_maybe(REAL),
     ),
+    "Loads": _object(
+        source={**TEXT, "description": "The setting `follow_load`: records, bytes, handler_s or reported."},
+        mean={**_maybe(REAL), "description": "Over the members, per unit of weight, in the unit of `members`."},
+        max_over_mean={**_maybe(REAL), "description": "The busiest member, in shares; null if no load is known."},
+        unknown={**COUNT, "description": "Partitions of unknown load, which count as the mean of the others."},
+        members={
+            **_map(_maybe(REAL)),
+            "description": "Member -> load a second; null while no load of its partitions is known.",
+        },
+    ),
     "Group": _object(
         **FIGURES,
         members=_list(_ref("Member")),
@@ -203,6 +213,7 @@ SCHEMAS: dict[str, Schema] = {
         rebalances=_list(_ref("Rebalance")),
         series=_list(_ref("Point")),
         orders=_list(_ref("Order")),
+        loads={**_maybe(_ref("Loads")), "description": "null for a group that does not follow load."},
         budget={
             **_maybe(
                 _object(
@@ -595,7 +606,7 @@ def describe_api() -> dict[str, Any]:
             "/api/groups/{group}/orders/remove": _post("Take orders back", "Removed", _ref("RemoveRequest")),
             "/api/groups/{group}/note": _post("Mark a deployment in the history", "Noted", _ref("NoteRequest")),
             "/api/events": _text(
-                "Server-sent events: clock, overview, group, lag, rebalances, findings, orders, events, series",
+                "Server-sent events: clock, overview, group, lag, loads, rebalances, findings, orders, events, series",
                 "text/event-stream",
                 watched,
                 errors=(404, 503),

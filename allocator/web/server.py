@@ -214,6 +214,7 @@ class Detail(PageHandler):
         self.answer(
             {
                 **snapshot.detail(group),
+                "loads": snapshot.loads(group),
                 "findings": snapshot.findings(group),
                 "rebalances": snapshot.rebalances(group),
                 "series": snapshot.series(group),

@@ -11,7 +11,7 @@ from allocator.groups.zookeeper.orders import KINDS
 from allocator.groups.zookeeper.plan import in_flight
 from allocator.groups.zookeeper.steering import Budget, budget_of
 from allocator.groups.zookeeper.znodes import to_ranges
-from allocator.types import TopicPartition
+from allocator.types import NO_PARTITIONS, TopicPartition
 from allocator.web.history import REBALANCES
 from allocator.web.watch import WatchedGroup, Watcher
 
@@ -26,6 +26,7 @@ __all__ = [
     "figures",
     "findings",
     "lags",
+    "loads",
     "offsets",
     "orders",
     "overview",
@@ -212,6 +213,33 @@ def lags(group: WatchedGroup) -> dict[str, Any]:
     }
 
 
+def loads(group: WatchedGroup) -> dict[str, Any] | None:
+    """The load of each member as members report it; null for a group that does not follow load.
+
+    A member is null while the load of none of its partitions is known.
+    """
+    state = group.report.state
+    if state.load is None:
+        return None
+    known = {p for report in state.loads.values() if report.source == state.load_source for p in report.loads}
+    held = {member: state.claims[member].held if member in state.claims else NO_PARTITIONS for member in state.members}
+    return {
+        "source": state.load_source,
+        "mean": _significant(state.load.mean) if known else None,
+        "max_over_mean": _rounded(state.load.max_over_mean),
+        "unknown": state.load.unknown,
+        "members": {
+            member: None if parts and parts.isdisjoint(known) else _significant(state.load.by_member[member])
+            for member, parts in held.items()
+        },
+    }
+
+
+def _significant(value: float) -> float:
+    """As precise as reports are: a load may be a million bytes, or a thousandth of a second."""
+    return float(f"{value:.4g}")
+
+
 def offsets(group: WatchedGroup) -> dict[str, Any]:
     """For each topic columns, parallel to the partitions of `detail`; null where it is not known."""
     report, logs = group.report, group.report.logs
@@ -327,6 +355,7 @@ def encode(value: Any) -> str:
 PARTS: dict[str, tuple[Callable[[WatchedGroup], Any], tuple[str, ...]]] = {
     "group": (detail, ("state", "history")),
     "lag": (lags, ("state", "lag")),
+    "loads": (loads, ("state", "loads")),
     "rebalances": (rebalances, ("history",)),
     "findings": (findings, ("state", "lag", "findings")),
     "orders": (orders, ("state",)),

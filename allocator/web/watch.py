@@ -7,6 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, Optional, Protocol
 
@@ -102,7 +103,9 @@ class WatchedGroup:
         """The latest findings of the doctor."""
         self.noted: list[Finding] = []
         """Findings of the process that shows the group."""
-        self.version = {"state": 0, "lag": 0, "history": 0, "findings": 0}
+        self._besides: Optional[tuple[GroupState, bool, dict[str, float]]] = None
+        """What was known last, besides load."""
+        self.version = {"state": 0, "loads": 0, "lag": 0, "history": 0, "findings": 0}
         self.cache: dict[str, tuple[tuple[int, ...], str]] = {}
         """The latest rendered texts: part -> (versions, text)."""
 
@@ -134,10 +137,12 @@ class WatchedGroup:
 
     def learn(self, state: GroupState, now: float, news: Optional[News] = None) -> None:
         """Caller: the watch on ZooKeeper."""
+        # reports of load alone are no reason to examine the group again, or to send all of it to each page
+        before, self._besides = self._besides, (replace(state, loads={}, read_ms=0), self.paused, self.joined)
         self.seen = True
         self.report = GroupReport(state, self.report.logs, self.report.subscribed)
         self.fences.learn(state.claims)
-        self.version["state"] += 1
+        self.version["loads" if before == self._besides else "state"] += 1
         if self.history.observe(state, now, news):
             self.version["history"] += 1
 

@@ -8,6 +8,7 @@ const { age, ageStep, ago, expand, lagStep, number, ranges, span, whole } = awai
 const { build, parse, sameView } = await from("route");
 const { direction, fit, inSight, matches, ordered } = await from("rows");
 const { layout } = await from("flow");
+const { ratio, reported, unevenness } = await from("load");
 
 const CASES = {
   "unknown is said and never a number": () => {
@@ -16,7 +17,13 @@ const CASES = {
     assert.deepEqual([age(null, 120), age(null, null), ago(null, 5)], ["over 2 min", "unknown", "unknown"]);
     assert.deepEqual([lagStep(null), ageStep(null), lagStep(0), ageStep(3600), lagStep(1e9)], [null, null, 0, 4, 5]);
   },
+  "a load is per unit of weight, and unknown if it is not known": () => {
+    const members = [{ id: "a", weight: 2 }, { id: "b", weight: 1 }, { id: "c", weight: 1 }, { id: "gone", gone: true }];
+    assert.deepEqual(members.map(reported({ members: { a: 30, b: 0, c: null } })), [15, 0, null, null]);
+    assert.deepEqual([unevenness([3, 1]), unevenness([0, 0]), unevenness([3, null]), ratio(null)], [1.5, 1, null, "unknown"]);
+  },
   "numbers and times are short": () => {
+    assert.deepEqual([0.00123, 0.5, -0.04].map(number), ["0.0012", "0.5", "-0.04"]);
     assert.deepEqual([999, 1000, 12_345, 1.25, 5e6, 2e9].map(number), ["999", "1k", "12k", "1.3", "5M", "2G"]);
     assert.deepEqual([0.0004, 0.25, 4.04, 89, 600, 7200, 864000].map(span), ["1 ms", "250 ms", "4 s", "89 s", "10 min", "2 h", "10 days"]);
     assert.equal(whole(10000), "10\u202f000");

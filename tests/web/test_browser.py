@@ -26,6 +26,7 @@ from allocator.clock import wall_ms
 from allocator.deadletters import DeadLetterQueue, Letter, LetterFilter, Outcome
 from allocator.groups.delete_group import GroupRemains
 from allocator.groups.what_if import Scenario, plan_of
+from allocator.groups.zookeeper.load_report import LoadReport
 from allocator.groups.zookeeper.orders import Order, OrderResult, Orders
 from allocator.groups.zookeeper.znodes import OrderState, from_ranges
 from allocator.testing import LocalCluster
@@ -441,7 +442,7 @@ async def _topics() -> set[str]:
 
 
 def _with_orders() -> Watcher:
-    """A small group with orders about its partitions."""
+    """A small group that follows load, with orders about its partitions."""
     made = watcher_of(1, 4, 40)
     group = made.groups["billing"]
     state = group.report.state
@@ -452,8 +453,13 @@ def _with_orders() -> Watcher:
     budget = Order.make("budget", {"at_once": 5, "per_minute": None}, who="alice", now_ms=now_ms)
     orders = Orders((pause, replace(seek, results=(result,)), budget))
     assert state.document is not None
-    document = state.document.but(orders={budget.id: OrderState("kept")})
-    group.learn(replace(state, orders=orders, document=document, read_ms=now_ms), now_ms / 1000)
+    document = state.document.but(strategy="load-records", orders={budget.id: OrderState("kept")})
+    # one member has not measured for long enough
+    loads = {
+        member: LoadReport.of("records", dict.fromkeys(claim.held, 0.07 * number))
+        for number, (member, claim) in enumerate(list(state.claims.items())[1:], 1)
+    }
+    group.learn(replace(state, orders=orders, document=document, loads=loads, read_ms=now_ms), now_ms / 1000)
     group.judge([], group.version["state"])
     return made
 
@@ -485,6 +491,11 @@ async def test_an_operator_orders_about_records_looks_at_plans_and_settles_lette
     def records(url: str, width: int, dark: bool) -> None:
         page.open(f"{url}/#/group/billing", width, dark=dark)
         page.sees("#s-load-by-member", "Load by member")
+        page.sees("#view", "max/mean of reported load")
+        wait_until(lambda: page.run("return document.querySelectorAll('.load svg .unknown').length") == 1, PATIENCE_S)
+        titles = page.run("return [...document.querySelectorAll('.load svg title')].map((each) => each.textContent)")
+        assert [each.rpartition(": ")[2] for each in titles][-1] == "unknown records/s", titles
+        assert not any(": 0 " in each for each in titles)
         page.sees("#view", "0 of 5")
         fits(width)
         page.go("#/group/billing/partitions?q=orders:0")

@@ -9,12 +9,13 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from allocator.clock import wall_ms
 from allocator.groups.describe import GroupState, Logs
+from allocator.groups.zookeeper.load_report import LoadReport
 from allocator.groups.zookeeper.orders import Order, Orders
 from allocator.groups.zookeeper.znodes import AssignmentDocument, Claim, MemberInfo, OrderState, Waiting
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.web.fences import Fence, Fences
 from allocator.web.metrics import GroupCollector
-from allocator.web.snapshot import detail, figures, lags
+from allocator.web.snapshot import PARTS, detail, encoded, figures, lags, loads
 from allocator.web.snapshot import orders as shown_orders
 from allocator.web.watch import WatchedGroup
 
@@ -100,6 +101,54 @@ def test_orders_and_the_use_of_the_budget_are_told() -> None:
         'allocator_group_budget_used{group="billing",limit="per_minute"} 7.0',
     ]
     assert 'allocator_group_orders{group="billing",state="pending"} 1.0' in scraped(known, "orders")
+
+
+def following(weights: tuple[float, ...], reports: dict[int, dict[TopicPartition, float]]) -> WatchedGroup:
+    """Members that follow load, two partitions each."""
+    ids = [f"m-{number:016}-{number:010}" for number in range(len(weights))]
+    held = {each: frozenset(TopicPartition("t", 2 * n + k) for k in (0, 1)) for n, each in enumerate(ids)}
+    infos = {each: MemberInfo("a", "h", frozenset({"t"}), weight=weight) for each, weight in zip(ids, weights)}
+    claims = {each: Claim(1, parts) for each, parts in held.items()}
+    document = AssignmentDocument(generation=1, strategy="load-bytes", owners=held)
+    loads = {ids[number]: LoadReport.of("bytes", known) for number, known in reports.items()}
+    found = WatchedGroup("billing")
+    found.learn(GroupState("billing", infos, claims, document, loads=loads), 1.0)
+    return found
+
+
+def test_the_reported_load_of_each_member_is_told_and_unknown_is_null() -> None:
+    first, second, third, fourth = (TopicPartition("t", number) for number in range(4))
+    assert loads(group({}, {})) is None, "the group does not follow load"
+    known = loads(following((1.0, 1.0, 1.0), {0: {first: 40.0, second: 20.0}, 1: {third: 0.0, fourth: 0.0}}))
+    assert known is not None
+    assert (known["source"], known["unknown"], list(known["members"].values())) == ("bytes", 2, [60.0, 0.0, None])
+    # the two partitions that nobody reported count 15 each
+    assert (known["mean"], known["max_over_mean"]) == (30.0, 2.0)
+    shares = loads(following((3.0, 1.0), {0: {first: 40.0, second: 20.0}, 1: {third: 10.0, fourth: 10.0}}))
+    assert shares is not None
+    assert (shares["mean"], shares["max_over_mean"]) == (20.0, 1.0), "each has its share"
+    none = loads(following((1.0, 1.0), {}))
+    assert none == {
+        "source": "bytes",
+        "mean": None,
+        "max_over_mean": None,
+        "unknown": 4,
+        "members": dict.fromkeys(none["members"] if none else ()),
+    }
+
+
+def test_a_report_of_load_sends_the_loads_again_and_nothing_else() -> None:
+    known = following((1.0, 1.0), {0: {TopicPartition("t", 0): 5.0}})
+    state, texts = known.report.state, {part: encoded(known, part) for part in PARTS}
+    version = known.version["state"]
+    report = {next(iter(state.members)): LoadReport.of("bytes", {TopicPartition("t", 0): 9.0})}
+    known.learn(replace(state, loads=report, read_ms=7), 2.0)
+    assert [part for part in PARTS if encoded(known, part) != texts[part]] == ["loads"]
+    assert known.version["state"] == version, "the doctor would examine the group at each report"
+    known.learn(replace(known.report.state, problems=("a spoilt znode",)), 3.0)
+    known.paused = True
+    known.learn(known.report.state, 4.0)
+    assert known.version["state"] == version + 2
 
 
 def test_a_fence_is_exact_if_the_claim_was_seen_before_the_write_that_added_the_partition() -> None:

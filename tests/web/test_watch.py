@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from members import History, StaticTopics, TestMember, settled
 from served import PATIENCE_S, served
+from test_server import as_described
 from written_group import WrittenGroup, parts
 
 from allocator.cli.read import Access
@@ -86,11 +87,17 @@ async def test_the_load_that_members_report_is_shown_as_it_changes(
             for load, shown in ((10.0, 1.0), (30.0, 1.5)):
                 await report(b, load)
 
-                async def seen(shown: float = shown) -> bool:
-                    metrics = (await it.ask("/metrics")).body.decode()
-                    return f'allocator_group_load_max_over_mean{{group="g"}} {shown}\n' in metrics
+                loads = {"source": "bytes", "mean": 10.0 + load, "max_over_mean": shown, "unknown": 0}
+                loads["members"] = {a: 20.0, b: 2 * load}
+
+                async def seen(loads: Any = loads) -> bool:
+                    found = await it.json("/api/groups/g")
+                    as_described("/api/groups/{group}", found)
+                    return bool(found["loads"] == loads)
 
                 await wait_until_async(seen, PATIENCE_S, f"max/mean of {shown}")
+                metrics = (await it.ask("/metrics")).body.decode()
+                assert f'allocator_group_load_max_over_mean{{group="g"}} {shown}\n' in metrics
     finally:
         await zk.close()
 

@@ -5,6 +5,7 @@ const missing = (value) => value === null || value === undefined;
 
 export const number = (value) => {
   if (missing(value)) return UNKNOWN;
+  if (value !== 0 && Math.abs(value) < 1) return String(Number(value.toPrecision(2)));
   if (Math.abs(value) < 1000) return Number.isInteger(value) ? String(value) : value.toFixed(Math.abs(value) < 10 ? 1 : 0);
   for (const [unit, size] of [["G", 1e9], ["M", 1e6], ["k", 1e3]]) if (Math.abs(value) >= size) return `${(value / size).toFixed(Math.abs(value) < 10 * size ? 1 : 0).replace(/\.0$/, "")}${unit}`;
   return String(value);

@@ -45,6 +45,7 @@ const MEMBERS = [
   { key: "partitions", head: "partitions", width: 90, rank: 3, numeric: true, value: (m) => m.partitions, text: (m) => whole(m.partitions) },
   { key: "lag", head: "lag", width: 75, rank: 2, numeric: true, value: lagOfMember, text: (m) => number(lagOfMember(m)) },
 ];
+const WITH_LOAD = [...MEMBERS, { key: "load", head: "load", width: 75, rank: 2, numeric: true, value: (m) => state.loads?.members[m.id] ?? null, text: (m) => number(state.loads?.members[m.id]) }];
 function lagOfMember(member) { return state.lag ? state.lag.members[member.id] ?? null : null; }
 export const notes = (member) => [
   member.id === state.group.leader && "leads", member.gone && "its znode is deleted, its claim exists",
@@ -119,7 +120,7 @@ export const summary = (route, query, act) => {
   const update = (kind) => {
     if (!state.group) return;
     if (["group", "lag", "overview", "all"].includes(kind)) numbers.replaceChildren(groupFigures(state.group));
-    if (["group", "lag", "all"].includes(kind)) { members.show(state.group.members); grids.update(); load.update(); }
+    if (["group", "lag", "loads", "all"].includes(kind)) { members.use(state.loads ? WITH_LOAD : MEMBERS); members.show(state.group.members); grids.update(); load.update(); }
     if (["findings", "all"].includes(kind)) found.update(state.findings);
     if (["orders", "all"].includes(kind)) ordered.update();
     if (["rebalances", "series", "events", "resize", "all"].includes(kind)) { history(); drawCharts(); }

@@ -48,7 +48,7 @@ export const member = (route, query) => {
     const own = cells().filter((cell) => cell.owner === id);
     about.replaceChildren(figures([
       ["partitions", whole(found.partitions)], ["of all", state.group.partitions ? `${((100 * found.partitions) / state.group.partitions).toFixed(1)} %` : "0 %"],
-      ["lag", number(sum(own.map(lagOf)))], ["behind", span(oldest(own.map(ageOf)))],
+      ["lag", number(sum(own.map(lagOf)))], state.loads && ["reported load", number(state.loads.members[id])], ["behind", span(oldest(own.map(ageOf)))],
       ["committed", rate(state.offsets ? sum(partitionRows(own).map((row) => row.rate)) : null)],
       found.releasing ? ["releases", whole(found.releasing), true] : null,
     ]));

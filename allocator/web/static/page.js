@@ -41,6 +41,7 @@ const connect = () => {
   on("events", (value) => { state.events = value; });
   on("overview", (value) => { state.overview = value; showLink(); });
   on("group", (value) => { learn(value); get("missing").hidden = true; get("view").hidden = false; showTitle(); });
+  on("loads", (value) => { state.loads = value; });
   on("lag", (value) => { state.lag = value; load(); });
   on("rebalances", (value) => { state.rebalances = value; });
   on("findings", (value) => { state.findings = value; });

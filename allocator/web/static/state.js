@@ -8,7 +8,7 @@ export const looks = new Looks();
 export const state = { route: null, overview: null, skew: 0, hello: null, connected: false, lost: null, heard: null };
 
 // Forgets one group before another is shown
-export const clear = () => Object.assign(state, { group: null, topics: [], members: new Map(), lag: null, rebalances: [], events: [], orders: [], findings: null, points: [], offsets: null, only: null, held: null, cursor: null, missing: false });
+export const clear = () => Object.assign(state, { group: null, topics: [], members: new Map(), lag: null, loads: null, rebalances: [], events: [], orders: [], findings: null, points: [], offsets: null, only: null, held: null, cursor: null, missing: false });
 clear();
 
 // The time by the clock of the server

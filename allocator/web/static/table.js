@@ -29,6 +29,7 @@ export class Table {
     this.watcher.observe(this.box);
   }
   close() { this.watcher.disconnect(); cancelAnimationFrame(this.frame); }
+  use(columns) { if (columns !== this.columns) { this.columns = columns; if (this.shown) this.layout(); } }
   sort(by) { this.sorting = by; this.layout(); this.show(this.given); }
   show(rows) {
     this.given = rows;

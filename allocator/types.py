@@ -6,8 +6,8 @@ libraries.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Optional, Protocol, Union
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Optional, Protocol, Union, runtime_checkable
 
 from kafka.structs import OffsetAndMetadata, OffsetAndTimestamp, TopicPartition
 
@@ -26,6 +26,7 @@ __all__ = [
     "IsolationLevel",
     "Listener",
     "LoadSource",
+    "LoadingDeserializer",
     "MembershipName",
     "Offset",
     "OffsetAndMetadata",
@@ -74,6 +75,21 @@ Assignors = Union[str, Callable[..., Any], Sequence[Union[str, Callable[..., Any
 
 Deserializer = Optional[Callable[[bytes], Any]]
 """Converts the bytes of a key or a value; not called for None."""
+
+
+@runtime_checkable
+class LoadingDeserializer(Protocol):
+    """A deserializer that loads something first, such as schemas.
+
+    A consumer awaits `load` of what is `missing` for a batch, and then delivers the batch.
+    """
+
+    def __call__(self, data: bytes, /) -> Any: ...
+
+    def missing(self, data: Iterable[Optional[bytes]], /) -> Collection[Any]: ...
+
+    async def load(self, missing: Collection[Any], /) -> None: ...
+
 
 ColumnDeserializer = Optional[Callable[["pyarrow.Array"], "pyarrow.Array"]]
 """The same for a whole column of keys or values."""

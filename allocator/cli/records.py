@@ -17,11 +17,11 @@ from allocator.cli.output import console, print_json
 from allocator.daemon.config import load
 from allocator.errors import ConfigError
 from allocator.foreign import plain
+from allocator.schemas.registry import Registry
 from allocator.settings import DEFAULT
 from allocator.viewer.decode import Decoded, Formats
 from allocator.viewer.masks import Masks
 from allocator.viewer.read import Bounds, Position, Query, Reader, ReadResult
-from allocator.viewer.registry import Registry
 from allocator.viewer.viewer import SeenRecord, View, Viewer
 
 if TYPE_CHECKING:

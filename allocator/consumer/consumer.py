@@ -76,7 +76,7 @@ class Consumer:
     partitions             chosen by hand, with membership "fixed"
     assignor               a name, "package.module:function", a callable, or several of them in order of preference
     key_deserializer       a function from the bytes of a key to the key; it is not called for None
-    value_deserializer     the same for values
+    value_deserializer     the same for values. `allocator.schemas.RegistryDeserializer` decodes by a schema registry
     listener               hears of partitions that are assigned and revoked: a `RebalanceListener`, or any object with
                            `on_partitions_assigned` and `on_partitions_revoked`, such as those of other clients; with
                            an `on_records_lost` it hears of records that the log no longer has
@@ -175,7 +175,7 @@ class Consumer:
         )
         self._isolation_level = isolation_level
         self._deserializers = key_deserializer, value_deserializer
-        self._reading = Reading(self._engine)
+        self._reading = Reading(self._engine, self._deserializers)
         self._started = False
         self._closed = False
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextvars import ContextVar
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -12,7 +13,7 @@ from weakref import WeakKeyDictionary
 from allocator.consumer.core import ConsumerCore
 from allocator.errors import Closed, ConfigError, CorruptRecordError, DeserializationError
 from allocator.fetch.batch import Batch
-from allocator.types import Record, TopicPartition
+from allocator.types import Deserializer, LoadingDeserializer, Record, TopicPartition
 
 __all__ = ["Reading"]
 
@@ -27,8 +28,17 @@ class Reading:
     A request for more records marks the delivered ones as done.
     """
 
-    def __init__(self, engine: ConsumerCore) -> None:
+    def __init__(self, engine: ConsumerCore, deserializers: tuple[Deserializer, Deserializer] = (None, None)) -> None:
+        """`deserializers`: of keys and of values."""
         self._engine = engine
+        # those that load something before they are called
+        self._loaders = [
+            (part, each) for part, each in zip(("key", "value"), deserializers) if isinstance(each, LoadingDeserializer)
+        ]
+        self._loaded = True
+        """All that the deserializers need for the current batch is loaded."""
+        self._loading = False
+        self._load_error: BaseException | None = None
         # what is left of a batch that `getone` or `getmany` began, and the epoch it was taken under
         self._rest: Batch | None = None
         self._records: Iterator[Record] | None = None
@@ -167,18 +177,56 @@ class Reading:
                 raise Closed(f"the consumer of group {self._engine.group!r} is closed")
             if self._rest is not None and not self._still_wanted(self._rest):
                 self._keep(None)
-            if self._rest is not None and self._engine.may_deliver:
-                return self._rest
             if self._rest is None:
                 batch = self._engine.fetcher.take()
                 if batch is not None:
                     self._keep(batch)
-                    return batch
+                    self._loaded = not self._loaders
+                    if self._loaded or self._load(batch):
+                        return batch
+            elif self._engine.may_deliver and (self._loaded or self._load(self._rest)):
+                return self._rest
             left = None if end is None else end - time.monotonic()
             if left is not None and left <= 0:
                 return None
             # each event that ends this wait wakes the fetcher
             await self._engine.news(left)
+
+    def _load(self, batch: Batch) -> bool:
+        """Whether all that the deserializers need is loaded; starts to load it otherwise.
+
+        A task loads it, so that a reader with a timeout or a cancelled one does not begin again.
+        """
+        if self._load_error is not None:
+            error, self._load_error = self._load_error, None
+            raise error
+        if self._loading:
+            self._engine.may_take()  # raises what the reader has to know
+            return False
+        missing = []
+        with contextlib.suppress(CorruptRecordError):  # the reader comes to it
+            for part, loader in self._loaders:
+                ids = loader.missing(getattr(record, part) for record in batch.raw())
+                if ids:
+                    missing.append((loader, ids))
+        if missing:
+            self._loading = True
+            self._engine.start_task(self._load_all(batch, missing), "loading of deserializers")
+        self._loaded = not missing
+        return self._loaded
+
+    async def _load_all(self, batch: Batch, missing: list[tuple[LoadingDeserializer, Collection[Any]]]) -> None:
+        try:
+            for loader, ids in missing:
+                await loader.load(ids)
+            if self._rest is batch:
+                # not asked again: what was refused first may be due again, and the batch would never be delivered
+                self._loaded = True
+        except Exception as error:  # noqa: BLE001 - the reader raises it
+            self._load_error = error
+        finally:
+            self._loading = False
+            self._engine.fetcher.wake()
 
     def _still_wanted(self, batch: Batch) -> bool:
         """False after a seek or a revocation since the fetcher delivered it."""

@@ -262,7 +262,7 @@ def _check_mask(text: str) -> None:
 
 
 def _check_url(text: str) -> None:
-    from allocator.viewer.registry import check_url
+    from allocator.schemas.registry import check_url
 
     check_url(text)
 

@@ -4,11 +4,11 @@ In: a query, masks, formats and perhaps a schema registry. Out: records as JSON.
 without a group, which commits nothing; and the schema registry, if one is configured. Writes nothing.
 """
 
+from allocator.schemas.registry import Registry
+from allocator.schemas.schema import Schema
 from allocator.viewer.decode import Decoded, Formats
 from allocator.viewer.masks import Masks
 from allocator.viewer.read import Bounds, Position, Query, Reader, ReadResult, ReadWindow
-from allocator.viewer.registry import Registry
-from allocator.viewer.schemas import Schema
 from allocator.viewer.viewer import SeenRecord, View, Viewer
 
 __all__ = [

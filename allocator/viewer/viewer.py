@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any, Optional
 
 from allocator.html import paragraph, table
+from allocator.schemas.registry import Registry
 from allocator.types import Record
 from allocator.viewer.decode import NO_SCHEMAS, Decoded, Decoder, Formats, Schemas
 from allocator.viewer.masks import Masks
 from allocator.viewer.read import Query, Reader, ReadResult
-from allocator.viewer.registry import Registry
 
 __all__ = ["SeenRecord", "View", "Viewer", "seen"]
 

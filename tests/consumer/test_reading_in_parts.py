@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +12,7 @@ from fetch_decoders import make
 from fetch_encode import R, batch
 
 from allocator.consumer.reading import Reading
-from allocator.errors import CorruptRecordError, DeserializationError
+from allocator.errors import CorruptRecordError, DeserializationError, MissingExtra
 from allocator.fetch import Batch
 from allocator.fetch import decode_plain as plain
 
@@ -109,3 +111,75 @@ async def test_records_before_damage_come_first_and_the_damage_as_often_as_it_is
         with pytest.raises(CorruptRecordError):
             await reading.many(0, None)
     assert engine.delivered == 30
+
+
+class Loader:
+    """Needs something for each batch, for ever; `load` waits for `respond`."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.asked: list[list[bytes | None]] = []
+        self.respond = asyncio.Event()
+        self.error = error
+
+    def __call__(self, data: bytes) -> int:
+        return int(data)
+
+    def missing(self, data: Iterable[bytes | None]) -> set[int]:
+        self.asked.append(list(data))
+        return {1}
+
+    async def load(self, missing: Any) -> None:
+        await self.respond.wait()
+        if self.error is not None:
+            raise self.error
+
+
+class LoadingEngine(Engine):
+    """The same, with tasks."""
+
+    def __init__(self, *batches: Batch) -> None:
+        super().__init__(*batches)
+        self.fetcher.wake = lambda: None
+        self.tasks: list[Any] = []
+
+    def start_task(self, work: Any, name: str) -> None:
+        self.tasks.append(asyncio.ensure_future(work))
+
+    def may_take(self) -> bool:
+        return True
+
+    async def news(self, timeout_s: float | None) -> None:
+        await asyncio.sleep(0)
+
+
+def loading(loader: Loader) -> tuple[LoadingEngine, Reading]:
+    made = make(plain, batch([R(n, value) for n, value in enumerate(VALUES)]), value_deserializer=loader)
+    engine = LoadingEngine(made)
+    return engine, Reading(engine, (None, loader))  # type: ignore[arg-type]
+
+
+async def test_a_batch_waits_for_what_its_deserializer_loads_and_is_asked_about_once() -> None:
+    loader = Loader()
+    engine, reading = loading(loader)
+    for _ in range(3):
+        assert await reading.batch(0) is None
+    waiting = asyncio.ensure_future(reading.one(None))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not waiting.done()
+    assert engine.delivered == 0
+    loader.respond.set()
+    record = await asyncio.wait_for(waiting, 30)
+    assert record is not None
+    assert record.value == 0
+    assert len(values(await reading.many(0, None))) == len(VALUES) - 1
+    assert loader.asked == [VALUES], "once, although it needs something still"
+    assert len(engine.tasks) == 1
+
+
+async def test_what_loading_raises_is_for_the_reader() -> None:
+    loader = Loader(MissingExtra("no fastavro"))
+    loader.respond.set()
+    _, reading = loading(loader)
+    with pytest.raises(MissingExtra, match="no fastavro"):
+        await asyncio.wait_for(reading.batch(None), 30)

@@ -18,6 +18,7 @@ MODULES = (
     "allocator.errors",
     "allocator.measures",
     "allocator.resources",
+    "allocator.schemas",
     "allocator.sinks",
     "allocator.spark",
     "allocator.spark.archive",

@@ -13,10 +13,10 @@ import fastavro
 import pytest
 
 from allocator.errors import ConfigError, MissingExtra
+from allocator.schemas.schema import Schema, avro_schema, schema_id
 from allocator.types import Record
 from allocator.viewer.decode import Decoder, Formats
 from allocator.viewer.masks import Masks
-from allocator.viewer.schemas import Schema, avro_schema, schema_id
 
 ORDER = {
     "type": "record",
@@ -141,7 +141,7 @@ def varint(number: int) -> bytes:
 
 def test_protobuf_with_a_descriptor_set_and_from_a_registry(tmp_path: Path) -> None:
     descriptor = pytest.importorskip("google.protobuf.descriptor_pb2", reason="protobuf is not installed")
-    from allocator.viewer.schemas import protobuf_schema
+    from allocator.schemas.schema import protobuf_schema
 
     field = descriptor.FieldDescriptorProto
     money = descriptor.FileDescriptorProto(name="money.proto", package="shop", syntax="proto3")

@@ -22,7 +22,18 @@ from typing import Any, Optional
 from allocator.errors import ConfigError, MissingExtra
 from allocator.fetch.columns import varint
 
-__all__ = ["HEADER", "Schema", "avro_schema", "file_schema", "json_schema", "protobuf_schema", "read_json", "schema_id"]
+__all__ = [
+    "HEADER",
+    "Schema",
+    "as_reader_schema",
+    "avro_schema",
+    "file_schema",
+    "json_schema",
+    "parsed_avro",
+    "protobuf_schema",
+    "read_json",
+    "schema_id",
+]
 
 HEADER = 5  # bytes before the data in Confluent's format
 MAX_INDEXES = 32  # levels of nested message types
@@ -35,6 +46,9 @@ class Schema:
     kind: str
     """"avro", "protobuf" or "json"."""
     read: Callable[[bytes], Any]
+    decoder: Callable[[Any], Callable[[bytes], Any]]
+    """The function that gives Python values for the same bytes, by a reader schema of `as_reader_schema`, or by this
+    schema alone if that is None. The function raises ValueError for bytes of another schema."""
 
 
 def schema_id(data: bytes) -> Optional[int]:
@@ -65,13 +79,23 @@ def file_schema(kind: str, where: str, *, framed: bool) -> Optional[Schema]:
             f"{path} is not a descriptor set of Protobuf ({error}); "
             f"`protoc --include_imports --descriptor_set_out={path}` writes one"
         ) from error
-    read = _message_reader(google, list(files.file), message, path)
-    return Schema("protobuf", (lambda data: read(_indexes(data)[1])) if framed else read)
+    kind_of = _message_class(google, list(files.file), message, path)
+
+    def parse(data: bytes) -> Any:
+        return _message(kind_of, _indexes(data)[1] if framed else data)
+
+    return Schema("protobuf", lambda data: _message_as_json(google, parse(data)), lambda reader: parse)
 
 
 def json_schema() -> Schema:
     """Records of a JSON schema are JSON; the schema only restricts them."""
-    return Schema("json", read_json)
+
+    def decoder(reader: Any) -> Callable[[bytes], Any]:
+        if reader is not None:
+            raise ValueError(f"the record is JSON, and the reader schema is of {_kind_of(reader)}")
+        return read_json
+
+    return Schema("json", read_json, decoder)
 
 
 def read_json(data: bytes) -> Any:
@@ -86,31 +110,75 @@ def _refuse(name: str) -> Any:
 # -- Avro --------------------------------------------------------------------------------------------------------------
 
 
+def _fastavro() -> Any:
+    try:
+        import fastavro
+    except ImportError as error:
+        raise MissingExtra("Avro needs fastavro: pip install 'zk-partition-allocator[avro]'") from error
+    return fastavro
+
+
+def parsed_avro(schema: Any, named: dict[str, Any], name: str) -> Any:
+    """A schema as fastavro wants it. `named` as in `avro_schema`. Raises ConfigError, MissingExtra."""
+    fastavro = _fastavro()
+    try:
+        return fastavro.parse_schema(schema, named_schemas=named)
+    except Exception as error:  # the parser may raise anything for JSON that is no schema
+        raise ConfigError(f"{name} is not an Avro schema: {error}") from error
+
+
 def avro_schema(schema: Any, named: dict[str, Any], name: str) -> Schema:
     """A parsed schema. `named`: types of schemas that it refers to; its own are added.
 
     Raises ConfigError, MissingExtra.
     """
-    try:
-        import fastavro
-    except ImportError as error:
-        raise MissingExtra("Avro needs fastavro: pip install 'zk-partition-allocator[avro]'") from error
-    try:
-        parsed = fastavro.parse_schema(schema, named_schemas=named)
-    except Exception as error:  # the parser may raise anything for JSON that is no schema
-        raise ConfigError(f"{name} is not an Avro schema: {error}") from error
+    parsed = parsed_avro(schema, named, name)
+    fastavro = _fastavro()
 
-    def read(data: bytes) -> Any:
-        stream = io.BytesIO(data)
+    def decoder(reader: Any) -> Callable[[bytes], Any]:
+        if reader is not None and _kind_of(reader) != "avro":
+            raise ValueError(f"the record is Avro, and the reader schema is of {_kind_of(reader)}")
+
+        def decode(data: bytes) -> Any:
+            stream = io.BytesIO(data)
+            try:
+                found = fastavro.schemaless_reader(stream, parsed, reader)
+            except fastavro.read.SchemaResolutionError as error:
+                raise ValueError(f"the reader schema cannot read this schema: {error}") from error
+            except Exception as error:
+                raise ValueError("not of this schema") from error
+            if stream.read(1):
+                raise ValueError("bytes are left")
+            return found
+
+        return decode
+
+    by_writer = decoder(None)
+    return Schema("avro", lambda data: _plain(by_writer(data)), decoder)
+
+
+def as_reader_schema(given: Any) -> Any:
+    """What `Schema.decoder` takes, made of an Avro schema (JSON text, or what it parses to) or of a message class.
+
+    Raises ConfigError and MissingExtra.
+    """
+    if given is None or (hasattr(given, "DESCRIPTOR") and hasattr(given, "FromString")):
+        return given
+    if isinstance(given, str):
         try:
-            found = fastavro.schemaless_reader(stream, parsed, None)
-        except Exception as error:
-            raise ValueError("not of this schema") from error
-        if stream.read(1):
-            raise ValueError("bytes are left")
-        return _plain(found)
+            given = json.loads(given)
+        except ValueError as error:
+            raise ConfigError(f"the reader schema is not an Avro schema in JSON: {error}") from error
+    if not isinstance(given, (dict, list, str)):
+        raise ConfigError(
+            f"reader_schema = {given!r}: must be an Avro schema (JSON text, a dict or a list) "
+            "or a message class of Protobuf"
+        )
+    return parsed_avro(given, {}, "the reader schema")
 
-    return Schema("avro", read)
+
+def _kind_of(reader: Any) -> str:
+    return "protobuf" if hasattr(reader, "DESCRIPTOR") else "avro"
 
 
 def _loaded(path: str) -> Any:
@@ -152,16 +220,31 @@ def protobuf_schema(files: Sequence[tuple[str, bytes]], name: str) -> Schema:
         raise ConfigError(f"{name} is not a compiled schema of Protobuf: {error}") from error
     for proto, (path, _) in zip(protos, files):
         proto.name = path
-    messages: dict[str, Callable[[bytes], Any]] = {}
+    classes: dict[str, Any] = {}
 
-    def read(data: bytes) -> Any:
+    def parse(data: bytes) -> Any:
         indexes, rest = _indexes(data)
         message = _name(protos[-1], indexes)
-        if message not in messages:
-            messages[message] = _message_reader(google, protos, message, name)
-        return messages[message](rest)
+        if message not in classes:
+            classes[message] = _message_class(google, protos, message, name)
+        return _message(classes[message], rest)
 
-    return Schema("protobuf", read)
+    def decoder(reader: Any) -> Callable[[bytes], Any]:
+        if reader is None:
+            return parse
+        if _kind_of(reader) != "protobuf":
+            raise ValueError("the record is Protobuf, and the reader schema is of avro")
+
+        def parse_as(data: bytes) -> Any:
+            indexes, rest = _indexes(data)
+            message, wanted = _name(protos[-1], indexes), reader.DESCRIPTOR.full_name
+            if message != wanted:  # most bytes parse as any message, with wrong fields
+                raise ValueError(f"a message of the type {message}, not {wanted}")
+            return _message(reader, rest)
+
+        return parse_as
+
+    return Schema("protobuf", lambda data: _message_as_json(google, parse(data)), decoder)
 
 
 @dataclass(frozen=True)
@@ -204,24 +287,29 @@ def _protobuf() -> _Protobuf:
     )
 
 
-def _message_reader(google: _Protobuf, files: Sequence[Any], message: str, name: str) -> Callable[[bytes], Any]:
+def _message_class(google: _Protobuf, files: Sequence[Any], message: str, name: str) -> Any:
     pool = google.pool.DescriptorPool()
     by_name = {each.name: each for each in files}
     try:
         for each in files:
             _add(google, pool, by_name, each.name, ())
-        kind = google.factory.GetMessageClass(pool.FindMessageTypeByName(message))
+        return google.factory.GetMessageClass(pool.FindMessageTypeByName(message))
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"{name} has no message {message!r}, or lacks a file that it imports: {error}") from error
 
-    def read(data: bytes) -> Any:
-        try:
-            found = google.json_format.MessageToDict(kind.FromString(data), preserving_proto_field_name=True)
-        except Exception as error:
-            raise ValueError("not of this message type") from error
-        return found
 
-    return read
+def _message(kind: Any, data: bytes) -> Any:
+    try:
+        return kind.FromString(data)
+    except Exception as error:
+        raise ValueError("not of this message type") from error
+
+
+def _message_as_json(google: _Protobuf, message: Any) -> Any:
+    try:
+        return google.json_format.MessageToDict(message, preserving_proto_field_name=True)
+    except Exception as error:
+        raise ValueError("not of this message type") from error
 
 
 def _add(google: _Protobuf, pool: Any, files: Mapping[str, Any], path: str, under: tuple[str, ...]) -> None:

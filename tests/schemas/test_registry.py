@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from tornado import netutil, web
-from tornado.httpserver import HTTPServer
+from schema_registry import registry
+from tornado import netutil
 
 from allocator.errors import ConfigError
-from allocator.viewer.registry import Registry
-from allocator.viewer.schemas import Schema
+from allocator.schemas.registry import Registry
+from allocator.schemas.schema import Schema
 
 ITEM = {"type": "record", "name": "Item", "namespace": "shop", "fields": [{"name": "sku", "type": "string"}]}
 ORDER = {
@@ -23,31 +21,6 @@ ORDER = {
     "fields": [{"name": "items", "type": {"type": "array", "items": "shop.Item"}}],
 }
 REFERENCES = [{"name": "shop.Item", "subject": "items/value", "version": 2}]
-
-
-@contextlib.asynccontextmanager
-async def registry(answers: dict[str, Any], asked: list[str]) -> AsyncIterator[str]:
-    """Serves these responses by path, with the password of the user `reader`; everything else is 404."""
-
-    class Answer(web.RequestHandler):
-        def get(self) -> None:
-            asked.append(self.request.uri or "")
-            user = base64.b64encode(b"reader:p/w").decode()
-            if self.request.headers.get("Authorization") != f"Basic {user}":
-                self.set_status(401)
-            elif self.request.uri in answers:
-                self.finish(answers[self.request.uri])
-            else:
-                self.set_status(404)
-
-    sockets = netutil.bind_sockets(0, "127.0.0.1")
-    server = HTTPServer(web.Application([(".*", Answer)], log_function=lambda _: None))
-    server.add_sockets(sockets)
-    try:
-        yield f"http://reader:p%2Fw@127.0.0.1:{sockets[0].getsockname()[1]}"
-    finally:
-        server.stop()
-        await server.close_all_connections()
 
 
 def read(found: Any, data: bytes) -> Any:

@@ -1,4 +1,4 @@
-"""A schema registry with Confluent's API: schemas by id. It is the only host that the viewer asks, besides the brokers.
+"""A schema registry with Confluent's API: schemas by id. It is the only host that is asked besides the brokers.
 
 API: https://docs.confluent.io/platform/current/schema-registry/develop/api.html. Compiled schemas of Protobuf
 (`format=serialized`) need a registry that has them: Confluent's from 5.5 on.
@@ -18,9 +18,9 @@ from tornado.httpclient import AsyncHTTPClient, HTTPClientError, HTTPRequest
 
 from allocator.errors import AllocatorError, ConfigError
 from allocator.foreign import shown
-from allocator.viewer.schemas import Schema, avro_schema, json_schema, protobuf_schema
+from allocator.schemas.schema import Schema, avro_schema, json_schema, protobuf_schema
 
-__all__ = ["Registry", "check_url"]
+__all__ = ["Registry", "RegistryFailed", "check_url"]
 
 log = logging.getLogger(__name__)
 
@@ -66,21 +66,28 @@ class Registry:
         """Each id's schema, or why there is none. Raises MissingExtra; asks for each unknown id once."""
         found: dict[int, Union[Schema, str]] = {}
         for number in sorted(ids):
-            known = self._schemas.get(number)
-            if known is None:
-                try:
-                    known = await self._fetch(number)
-                except (RegistryFailed, ConfigError) as error:
-                    log.info("schema %d: %s", number, error)
-                    found[number] = f"schema {number} is not known: {error}"
-                    if error.retriable:
-                        break  # a registry that is away costs one timeout, not one for each id
-                    continue
-                if len(self._schemas) >= KEPT:
-                    self._schemas.clear()
-                self._schemas[number] = known
-            found[number] = known
+            try:
+                found[number] = await self.schema(number)
+            except (RegistryFailed, ConfigError) as error:
+                log.info("schema %d: %s", number, error)
+                found[number] = f"schema {number} is not known: {error}"
+                if error.retriable:
+                    break  # a registry that is away costs one timeout, not one for each id
         return found
+
+    async def schema(self, number: int) -> Schema:
+        """The schema of an id.
+
+        Raises RegistryFailed when the registry does not respond as it should, ConfigError when it has no such schema
+        or one that cannot be used, and MissingExtra.
+        """
+        known = self._schemas.get(number)
+        if known is None:
+            known = await self._fetch(number)
+            if len(self._schemas) >= KEPT:
+                self._schemas.clear()
+            self._schemas[number] = known
+        return known
 
     async def _fetch(self, number: int) -> Schema:
         answer = await self._ask(f"/schemas/ids/{number}")

@@ -1,0 +1,11 @@
+"""Schemas of records, by a schema registry or from files: Avro, Protobuf and JSON.
+
+In: bytes of keys and values, a registry's URL, a reader schema. Out: JSON for people, or Python values for a handler.
+May touch: the schema registry, and files that are named. It asks for nothing twice that cannot change.
+"""
+
+from allocator.schemas.deserializer import RegistryDeserializer
+from allocator.schemas.registry import Registry
+from allocator.schemas.schema import Schema
+
+__all__ = ["Registry", "RegistryDeserializer", "Schema"]

@@ -1,0 +1,55 @@
+"""A schema registry with Confluent's API, as a server in the loop of a test, and its wire format."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import io
+import struct
+from collections.abc import AsyncIterator
+from typing import Any
+
+import fastavro
+from tornado import netutil, web
+from tornado.httpserver import HTTPServer
+
+
+def framed(number: int, data: bytes) -> bytes:
+    """The bytes of a record whose schema has this id."""
+    return b"\0" + struct.pack(">I", number) + data
+
+
+def avro(schema: Any, value: Any) -> bytes:
+    out = io.BytesIO()
+    fastavro.schemaless_writer(out, fastavro.parse_schema(schema), value)
+    return out.getvalue()
+
+
+@contextlib.asynccontextmanager
+async def registry(answers: dict[str, Any], asked: list[str], port: int = 0) -> AsyncIterator[str]:
+    """Serves these responses by path, with the password of the user `reader`; everything else is 404.
+
+    A response that is a number is the status of an error.
+    """
+
+    class Answer(web.RequestHandler):
+        def get(self) -> None:
+            asked.append(self.request.uri or "")
+            user = base64.b64encode(b"reader:p/w").decode()
+            if self.request.headers.get("Authorization") != f"Basic {user}":
+                self.set_status(401)
+                return
+            answer = answers.get(self.request.uri or "", 404)
+            if isinstance(answer, int):
+                self.set_status(answer)
+            else:
+                self.finish(answer)
+
+    sockets = netutil.bind_sockets(port, "127.0.0.1")
+    server = HTTPServer(web.Application([(".*", Answer)], log_function=lambda _: None))
+    server.add_sockets(sockets)
+    try:
+        yield f"http://reader:p%2Fw@127.0.0.1:{sockets[0].getsockname()[1]}"
+    finally:
+        server.stop()
+        await server.close_all_connections()

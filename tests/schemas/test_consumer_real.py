@@ -1,0 +1,78 @@
+"""Records by a schema registry through a consumer, and a registry that is away meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from schema_registry import avro, framed, registry
+
+from allocator import Consumer, Record, TopicPartition
+from allocator.errors import DeserializationError
+from allocator.schemas import RegistryDeserializer
+from allocator.testing import LocalCluster, wait_until_async
+
+V1 = {"type": "record", "name": "Order", "fields": [{"name": "id", "type": "int"}]}
+V2 = {"type": "record", "name": "Order", "fields": [*V1["fields"], {"name": "to", "type": "string", "default": ""}]}
+FIRST, SECOND, WRONG = framed(1, avro(V1, {"id": 1})), framed(2, avro(V2, {"id": 2, "to": "b"})), b"text"
+
+
+async def test_a_consumer_waits_for_the_registry_and_passes_what_cannot_be_decoded(
+    kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic, refused = topic_factory(1), topic_factory(1)
+    partition = TopicPartition(topic, 0)
+    values = [(b"k", value, 0) for value in (FIRST, WRONG, SECOND)]
+    await asyncio.get_running_loop().run_in_executor(None, kafka_cluster.produce, topic, values)
+    good = {f"/schemas/ids/{n}": {"schema": json.dumps(each)} for n, each in ((1, V1), (2, V2))}
+    answers: dict[str, Any] = dict.fromkeys(good, 503)
+    asked: list[str] = []
+    kafka = {
+        "brokers": kafka_cluster.bootstrap,
+        "zookeeper": f"{kafka_cluster.zookeeper}/{group}",
+        "session_timeout_s": 15.0,
+    }
+    async with registry(answers, asked) as url:
+        orders = RegistryDeserializer(url, reader_schema=V2, timeout_s=30)
+        async with Consumer(topic, group=group, value_deserializer=orders, **kafka) as consumer:  # type: ignore[arg-type]
+            reader = asyncio.ensure_future(consumer.getone(60))
+            await wait_until_async(lambda: caplog.text.count("trying again") >= 2, 60, "warnings")
+            assert consumer.assignment() == {partition}
+            assert not reader.done()
+            reader.cancel()  # as a timeout does; the batch is kept
+            await asyncio.wait({reader})
+            answers.update(good)
+            record = await consumer.getone(60)
+            assert record is not None
+            assert record.value == {"id": 1, "to": ""}
+            with pytest.raises(DeserializationError, match=f"{topic}:0.*no id of a schema"):
+                await consumer.getone(60)
+            record = await consumer.getone(60)
+            assert record is not None
+            assert record.value == {"id": 2, "to": "b"}
+
+        seen: list[Any] = []
+
+        def handle(record: Record) -> None:
+            seen.append(record.value)
+
+        again = RegistryDeserializer(url, reader_schema=V2, timeout_s=30)
+        async with Consumer(topic, group=f"{group}-2", value_deserializer=again, **kafka) as consumer:  # type: ignore[arg-type]
+            work = asyncio.ensure_future(
+                consumer.process(handle, dead_letter_on=[DeserializationError], dead_letter_topic=refused)
+            )
+            async with Consumer(refused, group=None, membership="fixed", brokers=kafka_cluster.bootstrap) as letters:
+                letters_read = asyncio.ensure_future(letters.getone(60))
+                await asyncio.wait({letters_read, work}, return_when=asyncio.FIRST_COMPLETED)
+                letter = letters_read.result()
+            assert letter is not None
+            assert letter.value == WRONG, "as it came"
+            await wait_until_async(lambda: len(seen) == 2, 60, lambda: f"two records, not {seen}")
+            work.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await work
+        assert seen == [{"id": 1, "to": ""}, {"id": 2, "to": "b"}]

@@ -1,0 +1,225 @@
+"""Values by a schema registry: each schema is asked for once, evolution, and what cannot be decoded."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import datetime
+import decimal
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from schema_registry import avro, framed, registry
+from tornado import netutil
+
+from allocator.errors import ConfigError
+from allocator.schemas import RegistryDeserializer, deserializer
+from allocator.schemas.schema import as_reader_schema, avro_schema
+from allocator.testing import wait_until_async
+from allocator.types import LoadingDeserializer
+
+V1 = {"type": "record", "name": "Order", "fields": [{"name": "id", "type": "int"}, {"name": "text", "type": "string"}]}
+V2 = {
+    "type": "record",
+    "name": "Order",
+    "fields": [
+        {"name": "id", "type": "long"},
+        {"name": "note", "aliases": ["text"], "type": "string"},
+        {"name": "currency", "type": "string", "default": "EUR"},
+    ],
+}
+
+
+def schema(found: Any) -> dict[str, Any]:
+    return {"schema": json.dumps(found)}
+
+
+async def loaded(made: RegistryDeserializer, *data: bytes) -> RegistryDeserializer:
+    await made.load(made.missing(data))
+    return made
+
+
+async def test_records_of_all_schemas_come_out_in_the_shape_of_the_reader_schema() -> None:
+    asked: list[str] = []
+    async with registry({"/schemas/ids/1": schema(V1), "/schemas/ids/2": schema(V2)}, asked) as url:
+        old = framed(1, avro(V1, {"id": 1, "text": "a"}))
+        new = framed(2, avro(V2, {"id": 2, "note": "b", "currency": "CHF"}))
+        made = RegistryDeserializer(url, reader_schema=json.dumps(V2), timeout_s=30)
+        assert isinstance(made, LoadingDeserializer)
+        assert made.missing([old, new, old, None, b"text"]) == {1, 2}
+        await loaded(made, old, new)
+        assert made(old) == {"id": 1, "note": "a", "currency": "EUR"}
+        assert made(new) == {"id": 2, "note": "b", "currency": "CHF"}
+        assert made.missing([old, new]) == set()
+        assert asked == ["/schemas/ids/1", "/schemas/ids/2"], "once each"
+        by_writer = await loaded(RegistryDeserializer(url, timeout_s=30), old)
+        assert by_writer(old) == {"id": 1, "text": "a"}
+
+
+async def test_logical_types_are_values_of_python() -> None:
+    kinds = {
+        "type": "record",
+        "name": "Kinds",
+        "fields": [
+            {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}},
+            {"name": "price", "type": {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}},
+            {"name": "raw", "type": "bytes"},
+        ],
+    }
+    at = datetime.datetime(2024, 5, 1, tzinfo=datetime.timezone.utc)
+    value = {"at": at, "price": decimal.Decimal("1.50"), "raw": b"\xff"}
+    async with registry({"/schemas/ids/1": schema(kinds), "/schemas/ids/2": {"schemaType": "JSON"}}, []) as url:
+        data = framed(1, avro(kinds, value))
+        made = await loaded(RegistryDeserializer(url, timeout_s=30), data, framed(2, b"{}"))
+        assert made(data) == value
+        assert made(framed(2, b'{"a": [1]}')) == {"a": [1]}
+
+
+async def test_what_cannot_be_decoded_is_an_error_of_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: dict[str, Any] = {
+        "/schemas/ids/1": schema(V1),
+        "/schemas/ids/2": {"schemaType": "JSON"},
+        "/schemas/ids/3": schema("string"),
+    }
+    async with registry(answers, asked := []) as url:
+        made = RegistryDeserializer(url, reader_schema=V2, timeout_s=30)
+        with pytest.raises(ValueError, match=r"schema 1 is not loaded; .*load\(\[1\]\)"):
+            made(framed(1, b""))
+        wrong = {
+            b"plain text": "no id of a schema",
+            b"\0\0": "no id of a schema",
+            framed(1, b"\x02"): "schema 1: not of this schema",
+            framed(1, avro(V1, {"id": 1, "text": "a"}) + b"\0"): "schema 1: bytes are left",
+            framed(2, b"{}"): "schema 2: the record is JSON, and the reader schema is of avro",
+            framed(3, avro("string", "a")): "schema 3: the reader schema cannot read this schema",
+            framed(9, b""): "schema 9: .* does not have it",
+        }
+        await loaded(made, *wrong)
+        for data, why in wrong.items():
+            with pytest.raises(ValueError, match=why):
+                made(data)
+        # a schema that came later is found, but not asked for with each record
+        assert made.missing([framed(9, b"")]) == set()
+        answers["/schemas/ids/9"] = schema(V1)
+        monkeypatch.setattr(deserializer.time, "monotonic", lambda: float("inf"))
+        late = framed(9, avro(V1, {"id": 1, "text": "a"}))
+        assert made.missing([late]) == {9}
+        monkeypatch.undo()
+        await made.load({9})
+        assert made(late)["note"] == "a"
+        assert asked.count("/schemas/ids/9") == 2
+
+
+async def test_a_registry_that_is_away_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(deserializer, "BACKOFF_MAX_S", 0.1)
+    sockets = netutil.bind_sockets(0, "127.0.0.1")
+    port = sockets[0].getsockname()[1]
+    for socket in sockets:
+        socket.close()
+    answers: dict[str, Any] = {"/schemas/ids/1": 503}
+    made = RegistryDeserializer(f"http://reader:p%2Fw@127.0.0.1:{port}", timeout_s=30)
+    waiting = asyncio.ensure_future(made.load({1}))
+    await wait_until_async(lambda: "does not respond" in caplog.text, 30, "a warning")
+    async with registry(answers, [], port):
+        await wait_until_async(lambda: "responds 503" in caplog.text, 30, "another warning")
+        answers["/schemas/ids/1"] = schema("string")
+        await asyncio.wait_for(waiting, 30)
+    assert made(framed(1, avro("string", "a"))) == "a"
+    assert "trying again in" in caplog.text
+    assert "p/w" not in caplog.text
+
+
+async def test_a_message_of_protobuf_is_of_the_given_class() -> None:
+    descriptor = pytest.importorskip("google.protobuf.descriptor_pb2", reason="protobuf is not installed")
+    from google.protobuf import descriptor_pool, message_factory
+
+    field = descriptor.FieldDescriptorProto
+
+    def file(*names: str) -> Any:
+        made = descriptor.FileDescriptorProto(name="order.proto", package="shop", syntax="proto3")
+        kind = made.message_type.add(name="Order")
+        for number, name in enumerate(names, 1):
+            kind.field.add(name=name, number=number, type=field.TYPE_INT64, label=1)
+        made.message_type.add(name="Other")
+        return made
+
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file("id", "cents"))
+    order = message_factory.GetMessageClass(pool.FindMessageTypeByName("shop.Order"))
+    text = base64.b64encode(file("id").SerializeToString()).decode()
+    compiled = {"schemaType": "PROTOBUF", "schema": text}
+    answers = {f"/schemas/ids/1{end}": compiled for end in ("", "?format=serialized")}
+    async with registry(answers, []) as url:
+        data = framed(1, b"\x00\x08\x05")
+        plain = await loaded(RegistryDeserializer(url, timeout_s=30), data)
+        assert plain(data).id == 5
+        typed = await loaded(RegistryDeserializer(url, reader_schema=order, timeout_s=30), data)
+        assert typed(data) == order(id=5)
+        assert typed(framed(1, b"\x00\x08\x05\x10\x07")) == order(id=5, cents=7), "fields of newer writers"
+        with pytest.raises(ValueError, match=r"the type shop\.Other, not shop\.Order"):
+            typed(framed(1, b"\x02\x02\x08\x05"))
+        avro_reader = await loaded(RegistryDeserializer(url, reader_schema='"string"', timeout_s=30), data)
+        with pytest.raises(ValueError, match="the reader schema is of avro"):
+            avro_reader(data)
+
+
+@pytest.mark.parametrize(
+    ("given_schema", "says"),
+    [
+        ("{", "not an Avro schema in JSON"),
+        ({"type": "nothing"}, "the reader schema is not an Avro schema"),
+        (5, "reader_schema = 5: must be"),
+    ],
+)
+def test_a_wrong_reader_schema_is_refused_at_once(given_schema: Any, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        RegistryDeserializer("http://registry", reader_schema=given_schema)
+
+
+# what a field may become: type of the writer, type of the reader, values, the value that the reader sees
+CHANGES: list[tuple[Any, Any, st.SearchStrategy[Any], Any]] = [
+    ("int", "int", st.integers(-(2**31), 2**31 - 1), lambda value: value),
+    ("int", "long", st.integers(-(2**31), 2**31 - 1), lambda value: value),
+    ("long", "double", st.integers(-(2**40), 2**40), float),
+    ("string", "bytes", st.text(max_size=8), str.encode),
+    ("string", ["null", "string"], st.text(max_size=8), lambda value: value),
+    (["null", "int"], ["null", "long"], st.none() | st.integers(-9, 9), lambda value: value),
+    ({"type": "array", "items": "int"}, {"type": "array", "items": "long"}, st.lists(st.integers(-9, 9)), list),
+]
+
+
+@st.composite
+def evolutions(draw: st.DrawFn) -> tuple[Any, Any, dict[str, Any], dict[str, Any]]:
+    """(schema of the writer, of the reader, a value, the value that the reader sees)."""
+    writer, reader, value, seen = [], [], {}, {}
+    for number, (kind, later, values, becomes) in enumerate(draw(st.lists(st.sampled_from(CHANGES), max_size=6))):
+        name = f"field{number}"
+        writer.append({"name": name, "type": kind})
+        value[name] = draw(values)
+        what = draw(st.sampled_from(["kept", "renamed", "dropped"]))
+        if what == "dropped":
+            continue
+        field = {"name": name, "type": later}
+        if what == "renamed":
+            field = {"name": f"new_{name}", "aliases": [name], "type": later}
+        reader.append(field)
+        seen[str(field["name"])] = becomes(value[name])
+    for number, default in enumerate(draw(st.lists(st.integers(-9, 9), max_size=3))):
+        reader.append({"name": f"added{number}", "type": "int", "default": default})
+        seen[f"added{number}"] = default
+    reader = draw(st.permutations(reader))
+    made = [{"type": "record", "name": "R", "fields": fields} for fields in (writer, reader)]
+    return made[0], made[1], value, seen
+
+
+@given(evolutions())
+@settings(max_examples=100, deadline=None)
+def test_a_reader_schema_resolves_any_compatible_writer(case: tuple[Any, Any, dict[str, Any], dict[str, Any]]) -> None:
+    writer, reader, value, seen = case
+    decode = avro_schema(writer, {}, "it").decoder(as_reader_schema(reader))
+    assert decode(avro(writer, value)) == seen

@@ -27,35 +27,35 @@ from allocator.zookeeper.client import ConnectionLost, NoZnode, Op, ZooKeeper, Z
 
 __all__ = ["GroupHasMembers", "GroupRemains", "NothingToDelete", "delete_group", "remains"]
 
-TRIES = 3  # more: a group that changes all the time is read more often before the error
-SHOWN = 5  # names in an error
+TRIES = 3  # attempts. more: tolerates more changes of the group during the deletion; less: fails sooner
+SHOWN = 5  # names listed in an error
 GROUP_NOT_FOUND, NON_EMPTY_GROUP = 69, 68
 OLD_BROKERS = "brokers before Kafka 1.1 cannot delete them; they expire after offsets.retention.minutes"
 
 
 class GroupHasMembers(AllocatorError):
-    """A group with members cannot be deleted. Nothing was deleted."""
+    """The group still has members. Nothing was deleted."""
 
     retriable = True
 
 
 class NothingToDelete(AllocatorError):
-    """The servers have neither znodes nor offsets of the group."""
+    """Neither ZooKeeper nor Kafka has data of the group."""
 
 
 @dataclass(frozen=True)
 class GroupRemains:
-    """What is left of a group, and what prevents its deletion."""
+    """The stored data of a group, and what prevents its deletion."""
 
     group: str
     members: tuple[str, ...] = ()
     """Names of the live members, of each protocol. They prevent the deletion."""
     znodes: tuple[str, ...] = ()
-    """Paths, children before their parents."""
+    """Paths of the znodes to delete, children before their parents."""
     committed: Optional[int] = None
-    """Partitions with a committed offset in Kafka; None if no broker was asked."""
+    """Partitions with a committed offset in Kafka; None if no broker was queried."""
     offsets_stay: str = ""
-    """Why the committed offsets stay; "" if they are deleted."""
+    """Why the committed offsets are kept; "" if they are deleted."""
 
     @property
     def some_members(self) -> str:
@@ -63,8 +63,8 @@ class GroupRemains:
         return ", ".join(self.members[:SHOWN]) + more
 
     def to_json(self, *, executed: bool) -> dict[str, Any]:
-        """{"group", "executed", "members_alive", "znodes", "committed", "offsets_stay"}: names of members, numbers of
-        znodes and of partitions with a committed offset."""
+        """A JSON object: "group", "executed", "members_alive" (names), "znodes" (count), "committed" (count of
+        partitions with a committed offset), "offsets_stay"."""
         return {
             "group": self.group,
             "executed": executed,
@@ -78,13 +78,13 @@ class GroupRemains:
 async def remains(
     zk: Optional[ZooKeeper], client: Optional[KafkaClient], group: str, root: str, *, keep_offsets: bool = False
 ) -> GroupRemains:
-    """What `delete_group` would delete. None: that cluster is not asked. Raises NothingToDelete."""
+    """Lists what `delete_group` would delete. If a client is None, it skips that cluster. Raises NothingToDelete."""
     members: list[str] = []
     znodes: list[str] = []
     if zk is not None:
         state = await describe(zk, group, root)
         znodes, live = await _tree(zk, Paths(root, group).base)
-        # a member whose own znode was deleted works on while its claim exists
+        # a member whose member znode was deleted by hand keeps working while its claim exists
         names = dict.fromkeys(path.rpartition("/")[2] for path in live)
         members += [name if state is None else state.name_of(name) for name in names]
         older = await old_layouts(zk, group)
@@ -106,9 +106,11 @@ async def remains(
 async def delete_group(
     zk: Optional[ZooKeeper], client: Optional[KafkaClient], group: str, root: str, *, keep_offsets: bool = False
 ) -> GroupRemains:
-    """Deletes the group; returns what was deleted. Raises GroupHasMembers, and deletes nothing then.
+    """Deletes the group and returns what was deleted. If the group has members, raises GroupHasMembers and deletes
+    nothing.
 
-    The znodes are deleted first. So a member that joins meanwhile reads from its committed offsets, or keeps the group.
+    It deletes the znodes first. A member that joins during the deletion either makes it fail, or starts while its
+    committed offsets still exist.
     """
     for attempt in range(TRIES):
         found = await remains(zk, client, group, root, keep_offsets=keep_offsets)
@@ -119,7 +121,8 @@ async def delete_group(
             break
         except ConnectionLost:
             raise
-        except ZooKeeperError:  # a znode came or went: a member joined, or another client deletes the group too
+        # a znode was created or deleted since the listing: a member joined, or another client deletes the same group
+        except ZooKeeperError:
             if attempt == TRIES - 1:
                 raise
     if client is not None and found.committed and not found.offsets_stay:
@@ -135,9 +138,9 @@ def _refuse(found: GroupRemains) -> None:
 
 
 async def _tree(zk: ZooKeeper, path: str) -> tuple[list[str], list[str]]:
-    """The persistent znodes from here on, children before their parents; and the ephemeral ones, which are a member's.
+    """Returns (persistent paths, ephemeral paths) at and below `path`; in the first, children precede their parents.
 
-    The transaction must not contain these: so it fails if one of them exists.
+    Ephemeral znodes belong to members. The transaction must not delete them: it fails if one exists.
     """
     try:
         children, stat = await asyncio.gather(zk.get_children(path), zk.exists(path))
@@ -169,5 +172,5 @@ async def _delete_offsets(client: KafkaClient, found: GroupRemains) -> None:
         error = for_code(code, f"group {found.group!r}")
         if not error.retriable or time.monotonic() > deadline:
             raise error
-        coordinator.forget(coordinator.node)  # it moved, or is loading
+        coordinator.forget(coordinator.node)  # the coordinator moved, or is loading its offsets
         await asyncio.sleep(client.retry_backoff_s)

@@ -1,4 +1,4 @@
-"""Holds the records of a retry topic until they are due."""
+"""Holds back the records of a retry topic until they are due."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from allocator.types import TopicPartition
 
 __all__ = ["DueGate"]
 
-# the wall clock may be set, so it is read again so often
+# how often the wall clock is read again, because it may be set
 RECHECK_S = 30.0
 
 
 class DueGate:
-    """Lets the records of one partition pass in order, each no earlier than its due time.
+    """Passes the records of one partition on in order, each no earlier than its due time.
 
-    A record waits no longer than the delay of its topic from when this member first saw it, whatever the clock of its
-    sender said. Nothing that waits is in hand: a partition that moves takes it along, and its due time with it.
+    This member holds a record back no longer than the delay of the topic, counted from when it first saw the record,
+    whatever the clock of the sender said. A record that is held back counts as not delivered: if the partition moves,
+    the new owner reads the record again, with its due time.
     """
 
     def __init__(
@@ -32,16 +33,17 @@ class DueGate:
         self._again = again
         self._measures = measures
         self._head: tuple[int, float] = (-1, 0.0)
-        """The first record that is not due, and when it was seen first, by the loop's clock."""
+        """Offset of the first record that is not due, and the time of the event loop at which this member first saw it.
+        """
         self._timer: asyncio.TimerHandle | None = None
 
     @property
     def shut(self) -> bool:
-        """The next record is not due, and `again` is called when it may be."""
+        """Whether the gate holds a record back. It calls `again` when that record may be due."""
         return self._timer is not None
 
     def pass_on(self, batch: Batch) -> tuple[Batch | None, Batch | None]:
-        """The part of `batch` that is due, and the rest."""
+        """Splits `batch` into the part that is due and the rest. Either may be None."""
         now = wall_ms()
         for record in batch:
             left_s = self._left_s(record.offset, due_ms(record) - now)
@@ -53,7 +55,8 @@ class DueGate:
         return batch, None
 
     def open(self) -> None:
-        """The next record is another one now, or there is none. Safe to call at any time."""
+        """Stops holding the present record back, because its partition has another next record or none. May be called
+        at any time."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -1,4 +1,4 @@
-"""What may be done to a group from the page or the API, by an operator or by a caller with the token."""
+"""The actions that an operator on the page, or an API client with the token, can run on a group."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from allocator.zookeeper.client import BadVersion, ConnectionLost, NoZnode, ZooK
 __all__ = ["Action", "ClusterWork", "GivenOrder", "NotNow", "actions", "check_names"]
 
 Action = Callable[[str, Mapping[str, Any], str], Awaitable[dict[str, Any]]]
-"""Given group, what the body says, and the user."""
+"""Arguments: the group, the request body, and the user."""
 Session = Callable[[], Optional[ZooKeeper]]
 
 NOTE = 500  # characters of a note
@@ -30,14 +30,14 @@ MOST = 200  # suppositions and orders of one plan
 
 
 class NotNow(AllocatorError):
-    """The group is not in a state in which that can be done."""
+    """The state of the group does not allow the action."""
 
     retriable = True
 
 
 @dataclass(frozen=True)
 class GivenOrder:
-    """An order as a request gives it. `expires_s`: None for an order without an end."""
+    """An order from a request body. `expires_s` is None for an order that never expires."""
 
     kind: str
     arguments: Mapping[str, Any]
@@ -46,8 +46,8 @@ class GivenOrder:
 
 
 class PlanWork(Protocol):
-    """Given suppositions by the names of `allocator group plan`, an allocator function, orders, whether to give the
-    orders, and the user: the plan."""
+    """Computes a plan. Arguments: the group, suppositions by the option names of `allocator group plan`, an allocator
+    function, orders, whether to give the orders, and the user."""
 
     def __call__(
         self,
@@ -62,22 +62,24 @@ class PlanWork(Protocol):
 
 @dataclass(frozen=True)
 class ClusterWork:
-    """Work with connections of its own, such as that of `allocator.cli.page_work`."""
+    """Actions that open connections of their own. `allocator.cli.page_work` implements them."""
 
     reset: Callable[[str, str, Collection[str], bool], Awaitable[dict[str, Any]]]
-    """Given group, target ("earliest", ...), topics (none: all) and whether to do it: what was or would be committed.
-    """
+    """Resets offsets. Arguments: the group, the target ("earliest", ...), the topics (none: all), and whether to
+    commit. Returns the committed offsets, or those that it would commit."""
     copy: Callable[[str, str, bool], Awaitable[dict[str, Any]]]
-    """Given group, the other group, and whether to do it: what was or would be committed there."""
+    """Copies offsets. Arguments: the group, the other group, and whether to commit. Returns the offsets committed for
+    the other group, or those that it would commit."""
     preview: Callable[[str, GivenOrder], Awaitable[dict[str, Any]]]
-    """Given group and order: what the order would do."""
+    """Returns what an order would do. Arguments: the group and the order."""
     plan: PlanWork
     delete: Callable[[str, bool, bool], Awaitable[dict[str, Any]]]
-    """Given group, whether its offsets stay, and whether to do it: what was or would be deleted."""
+    """Deletes a group. Arguments: the group, whether to keep its offsets, and whether to delete. Returns what it
+    deleted, or what it would delete."""
 
 
 def actions(zookeeper: Session, root: str, work: ClusterWork) -> dict[str, Action]:
-    """The actions by the last part of their path."""
+    """Returns the actions, keyed by the last part of their URL path."""
     return {
         "note": _note,
         "rebalance": partial(_rebalance, zookeeper, root),
@@ -102,9 +104,10 @@ async def _freeze(
     given: Mapping[str, Any],
     user: str,
 ) -> dict[str, Any]:
-    """Has the members that follow the group's setting finish what they have, commit and leave; or join again.
+    """Pauses or resumes the members that follow the group's setting.
 
-    It is the setting of a cutover, whose choice of brokers stays.
+    To pause, members finish the records they have, commit and leave. To resume, they join again. The setting is that of
+    a cutover; it keeps its choice of brokers.
     """
     check_names(given)
     zk = _connected(zookeeper)
@@ -115,10 +118,10 @@ async def _freeze(
 
 
 async def _rebalance(zookeeper: Session, root: str, group: str, given: Mapping[str, Any], user: str) -> dict[str, Any]:
-    """Has the leader compute the assignment anew.
+    """Makes the leader compute the assignment again.
 
-    It does so when the assignment's znode is gone, from what the members claim: nobody stops meanwhile, and what the
-    function answers as before does not move. No member needs to know of us.
+    The leader does this when the znode of the assignment is missing, and starts from the claims of the members. The
+    members keep working. A partition moves only if the allocator function now returns another owner for it.
     """
     check_names(given)
     zk = _connected(zookeeper)
@@ -153,7 +156,7 @@ def _orders_of(zookeeper: Session, root: str, group: str, user: str) -> OrdersOf
 
 
 async def _order(zookeeper: Session, root: str, group: str, given: Mapping[str, Any], user: str) -> dict[str, Any]:
-    """Gives the group an order; it replaces an earlier one with the same subject."""
+    """Adds an order to the group. It replaces an earlier order with the same subject."""
     order = _given_order(given)
     report = await _orders_of(zookeeper, root, group, user).give_by_name(
         order.kind, order.arguments, why=order.why, expires_s=order.expires_s
@@ -162,12 +165,12 @@ async def _order(zookeeper: Session, root: str, group: str, given: Mapping[str, 
 
 
 async def _preview(work: ClusterWork, group: str, given: Mapping[str, Any], user: str) -> dict[str, Any]:
-    """Says what an order would do, and gives none."""
+    """Returns what an order would do. It does not give the order."""
     return {**await work.preview(group, _given_order(given)), "executed": False}
 
 
 async def _withdraw(zookeeper: Session, root: str, group: str, given: Mapping[str, Any], user: str) -> dict[str, Any]:
-    """Takes orders back from some partitions; an order about more partitions stays for the others."""
+    """Withdraws orders from some partitions. An order that also names other partitions stays in force for those."""
     check_names(given, "kind", "arguments")
     order = _given_order(given)
     removed = await _orders_of(zookeeper, root, group, user).withdraw(order.kind, order.arguments)
@@ -175,7 +178,7 @@ async def _withdraw(zookeeper: Session, root: str, group: str, given: Mapping[st
 
 
 async def _plan(work: ClusterWork, group: str, given: Mapping[str, Any], user: str) -> dict[str, Any]:
-    """Says what would move under some suppositions and orders. `apply` gives the orders."""
+    """Returns what would move under the given suppositions and orders. With `apply` it also gives the orders."""
     check_names(given, *SUPPOSITIONS, "function", "orders", "apply", "why")
     changes = {name: _texts(name, given.get(name, [])) for name in SUPPOSITIONS}
     function, apply, why = given.get("function"), given.get("apply", False), given.get("why", "")
@@ -195,7 +198,7 @@ def _texts(name: str, value: Any) -> list[str]:
 
 
 async def _delete(work: ClusterWork, group: str, given: Mapping[str, Any], user: str) -> dict[str, Any]:
-    """Deletes a group without members; only says what it would delete, until `confirm` is the group's name."""
+    """Deletes a group without members. Unless `confirm` is the group's name, it only returns what it would delete."""
     check_names(given, "keep_offsets", "confirm")
     keep, confirm = given.get("keep_offsets", False), given.get("confirm")
     if type(keep) is not bool:
@@ -214,7 +217,7 @@ def _check_confirmed(group: str, confirm: Any) -> None:
 async def _remove_orders(
     zookeeper: Session, root: str, group: str, given: Mapping[str, Any], user: str
 ) -> dict[str, Any]:
-    """Takes orders back, by their ids."""
+    """Removes orders by id."""
     check_names(given, "ids")
     ids = given.get("ids")
     if not isinstance(ids, list) or not ids or not all(isinstance(each, str) for each in ids):
@@ -224,7 +227,7 @@ async def _remove_orders(
 
 
 async def _reset(work: ClusterWork, group: str, given: Mapping[str, Any], user: str) -> dict[str, Any]:
-    """Replaces committed offsets; only says what it would do, until `confirm` is the group's name."""
+    """Resets committed offsets. Unless `confirm` is the group's name, it only returns what it would commit."""
     check_names(given, "to", "topics", "confirm")
     to, topics, confirm = given.get("to"), given.get("topics", []), given.get("confirm")
     if not isinstance(to, (str, int)) or isinstance(to, bool):
@@ -239,7 +242,8 @@ async def _reset(work: ClusterWork, group: str, given: Mapping[str, Any], user: 
 
 
 async def _copy(work: ClusterWork, group: str, given: Mapping[str, Any], user: str) -> dict[str, Any]:
-    """Gives another group the offsets of this one; only says what it would do, until `confirm` is the other's name."""
+    """Copies the offsets of this group to another group. Unless `confirm` is the other group's name, it only returns
+    what it would commit."""
     check_names(given, "to", "confirm")
     to, confirm = given.get("to"), given.get("confirm")
     if not isinstance(to, str) or not GROUP_NAME.match(to) or to == group:
@@ -250,7 +254,7 @@ async def _copy(work: ClusterWork, group: str, given: Mapping[str, Any], user: s
 
 
 async def _note(group: str, given: Mapping[str, Any], user: str) -> dict[str, Any]:
-    """Marks a deployment, or anything else that people want to see beside the rebalances. The server keeps it."""
+    """Stores a note, such as a deployment, which the page shows beside the rebalances."""
     check_names(given, "text")
     text = given.get("text")
     if not isinstance(text, str) or not text.strip() or len(text) > NOTE:
@@ -266,7 +270,7 @@ def _connected(zookeeper: Session) -> ZooKeeper:
 
 
 def check_names(given: Mapping[str, Any], *known: str) -> None:
-    """Raises ConfigError if a request has a name that is not known."""
+    """Raises ConfigError if a request contains an unknown name."""
     unknown = sorted(set(given) - set(known))
     if unknown:
         raise ConfigError(f"{', '.join(map(repr, unknown))} is not known here; {', '.join(known) or 'nothing'} is")

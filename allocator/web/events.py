@@ -1,4 +1,4 @@
-"""Events beside the rebalances: orders of users, deployments, outages of a cluster. No I/O."""
+"""Events that the page shows beside the rebalances: users' orders, deployments, cluster outages. No I/O."""
 
 from __future__ import annotations
 
@@ -14,44 +14,44 @@ KEPT = 1000
 
 @dataclass(frozen=True)
 class Event:
-    """One event. `kind` is "order", "deployment", "outage", or "read" (of records with masked fields)."""
+    """One event. `kind` is "order", "deployment", "outage", or "read" (a user read records with masked fields)."""
 
     at: float
     kind: str
     text: str
     group: Optional[str] = None
-    """None: the event concerns all groups; "": it concerns none."""
+    """None: the event concerns all groups; "": it concerns no group."""
     who: Optional[str] = None
-    """The user, by the proxy's header, or "token"."""
+    """The user that the proxy's header names, or "token"."""
     address: Optional[str] = None
     detail: dict[str, Any] = field(default_factory=dict)
-    """Of an order: the request and its outcome."""
+    """For an order: the request and its outcome."""
 
     def to_json(self) -> dict[str, Any]:
         return {**vars(self), "at": round(self.at, 3)}
 
 
 class EventLog:
-    """The newest events, in the order in which they were added."""
+    """The newest events, oldest first."""
 
     def __init__(self) -> None:
         self.events: deque[Event] = deque(maxlen=KEPT)
         self.count = 0
-        """The number of events ever added. A reader compares it to notice new ones."""
+        """The number of events ever added. A reader compares it with an earlier value to notice new events."""
 
     def add(self, event: Event) -> None:
         self.events.append(event)
         self.count += 1
 
     def recall(self, older: Iterable[Event]) -> None:
-        """Caller: the archive, at the start."""
+        """Adds the events that the history file holds. Called once, at the start."""
         self.events.extendleft(reversed(list(older)))
 
     def since(self, count: int) -> list[Event]:
-        """The events after the first `count` ones."""
+        """Returns the events that were added after the first `count` events."""
         fresh = min(self.count - count, len(self.events))
         return list(self.events)[len(self.events) - fresh :]
 
     def of(self, group: str) -> list[Event]:
-        """The events of a group, and those of all groups."""
+        """Returns the events of one group, and those that concern all groups."""
         return [event for event in self.events if event.group in (None, group)]

@@ -1,7 +1,6 @@
-"""Checks of what stands in the znodes of a group: bounds before anything is parsed, types after it.
+"""Checks the content of a group's znodes: size limits before parsing, types afterwards.
 
-A znode with invalid content raises `InvalidZnode`, which names the znode, and costs no more than a bounded amount of
-memory.
+A znode with invalid content raises `InvalidZnode`, which names the znode. The memory that a check takes is bounded.
 """
 
 from __future__ import annotations
@@ -17,13 +16,14 @@ __all__ = ["FORMAT", "InvalidZnode", "check_mapping", "check_number", "check_tex
 FORMAT = 1
 # A group of 1 000 members, 1 000 topics and 1 000 000 partitions stays below each limit, even while all of them move
 MAX_STRINGS = 4_100_000  # names of topics and ranges
-MAX_NUMBERS = 200_000  # a few for each member are ours
-LONGEST_NUMBER = 40  # digits; millions of them take minutes to read
-MAX_CONTAINERS = 200_000  # a few for each member are ours. Millions take the parser many seconds
+MAX_NUMBERS = 200_000  # this library writes a few for each member
+LONGEST_NUMBER = 40  # digits; parsing millions of digits takes minutes
+MAX_CONTAINERS = 200_000  # this library writes a few for each member. The parser takes many seconds for millions
 
 
 class InvalidZnode(AllocatorError):
-    """A znode holds data that no version of this library writes. `version` is the version of that data, if known."""
+    """The data of a znode is not in any format that this library writes. `version` is the version of that data, if
+    known."""
 
     version = -1
 

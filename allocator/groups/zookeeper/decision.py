@@ -1,7 +1,7 @@
-"""Which member shall have which partition: the decision of the leader, which `allocator group plan` makes too.
+"""Decides which member gets which partitions. The leader and `allocator group plan` call it.
 
-In: the members, the partition counts, the present document, the orders that count, and the allocator functions.
-Out: a `GroupDecision`. Nothing is written.
+In: the members, the partition counts, the present document, the orders in effect, and the allocator functions. Out: a
+`GroupDecision`. Nothing is written.
 """
 
 from __future__ import annotations
@@ -33,57 +33,58 @@ __all__ = ["GroupDecision", "GroupLoad", "ViewBuilder", "counts_of", "decide", "
 ViewBuilder = Callable[
     [Assignor, "tuple[Member, ...]", Mapping[str, int], Mapping[str, Partitions]], Awaitable[GroupView]
 ]
-"""(assignor, members, partition counts, owned) -> the view of the group that the assignor wants."""
+"""Arguments: assignor, members, partition counts, owned partitions. Returns the view of the group that the assignor
+needs."""
 
 
 @dataclass(frozen=True)
 class GroupDecision:
-    """Where the group shall go. It may get there in several steps, if a budget limits its moves."""
+    """The assignment that the group moves to. A budget of moves may make it several steps."""
 
     target: Mapping[str, Partitions]
-    """An entry for each member that takes part."""
+    """The partitions of each member that takes part."""
     strategy: str
     refused: Mapping[str, str]
-    """Members that offer no common function, and why."""
+    """Members without a function in common with the group, each with the reason."""
     left_out: Partitions
-    """Partitions that no member gets."""
+    """Partitions that the assignment gives to no member."""
     excluded: Partitions = NO_PARTITIONS
-    """Those of them that an order gives to nobody."""
+    """Partitions of `left_out` that an order excludes."""
     shadows: Mapping[str, OrderState] = field(default_factory=dict)
-    """What the orders found that compute a second function, by their id."""
+    """For each "shadow" order, by id: how the assignment of its function would differ."""
     load_history: Optional[LoadHistory] = None
-    """With the moves of this decision; None if nothing moves because of a lasting imbalance."""
+    """The history including this decision's moves; None if no partition moves because of a lasting imbalance."""
 
 
 @dataclass(frozen=True)
 class GroupLoad:
-    """What a decision by load goes by."""
+    """The inputs of a decision by load."""
 
     loads: Mapping[TopicPartition, float] = field(default_factory=dict)
-    """As far as members have reported them."""
+    """The loads that members have reported."""
     uneven: bool = False
-    """Whether members that have had too much for a while shall give some of it away."""
+    """Whether an imbalance has lasted long enough that partitions should move."""
     now_ms: int = 0
-    """Since the epoch."""
+    """Milliseconds since the epoch."""
 
 
-SMALL_BY_LOAD = 2_000  # partitions; the leader looks at the load again and again
+SMALL_BY_LOAD = 2_000  # partitions; smaller than SMALL_PARTITIONS because the leader checks the load regularly
 
-# one thread: the decisions of one process, of a group each, follow one another
+# one thread: a process with several groups computes one decision after the other
 _LARGE = ThreadPoolExecutor(1, thread_name_prefix="allocator-decide")
 
 
 async def _computed(
     compute: Callable[[], dict[str, Partitions]], counts: Mapping[str, int], small: int = SMALL_PARTITIONS
 ) -> dict[str, Partitions]:
-    """Computes a large assignment in a thread: the event loop has to renew the lease in the meantime."""
+    """Computes a large assignment in a thread, so that the event loop can renew the lease."""
     if sum(counts.values()) < small:
         return compute()
     return await asyncio.get_running_loop().run_in_executor(_LARGE, compute)
 
 
 def subscription(info: MemberInfo, topics: Collection[str]) -> frozenset[str]:
-    """The topics of a member, with those among `topics` that its pattern matches."""
+    """Returns the topics of a member: those that it names, and those of `topics` that match its pattern."""
     if info.pattern is None:
         return info.topics
     return info.topics | set(filter(topic_pattern(info.pattern).matches, topics))
@@ -98,9 +99,10 @@ async def decide(
     build: ViewBuilder,
     load: GroupLoad | None = None,
 ) -> GroupDecision:
-    """`members` in join order; `assignors` that this process offers, by name; `load` if it is known.
+    """Computes a decision. `members` are in join order, `assignors` are those that this process offers, by name.
 
-    Raises AllocatorError if the function fails, returns no assignment, or is not offered here.
+    `load` is None if no loads are known. Raises AllocatorError if the function fails, returns no valid assignment, or
+    is not among `assignors`.
     """
     waiting = standby(document, members)
     strategy, refused = choose([(member, info.strategies) for member, info in members.items() if member not in waiting])
@@ -108,11 +110,12 @@ async def decide(
     assignor = assignors.get(strategy)
     if assignor is None:
         raise AllocatorError(f"the group agreed on {shown(strategy)}, which this leader does not offer")
-    # functions see members that may come back, so that a restart changes nothing for the others
+    # the functions see absent members that may come back, so that a restart moves no partition of the others
     missing = away(document, members)
     everybody = {**members, **missing}
     ids = view_ids(document, everybody)
-    subscribed: dict[tuple[frozenset[str], Optional[str]], frozenset[str]] = {}  # members usually share one
+    # members usually share one subscription
+    subscribed: dict[tuple[frozenset[str], Optional[str]], frozenset[str]] = {}
     for info in everybody.values():
         if (info.topics, info.pattern) not in subscribed:
             subscribed[info.topics, info.pattern] = subscription(info, counts)
@@ -134,7 +137,7 @@ async def decide(
         if member in ids:
             held[ids[member]] = held.get(ids[member], NO_PARTITIONS) | parts
     constraints = constraints_of(orders, everybody).renamed(ids)
-    # a partition that an absent member gained would wait for it; it keeps what it has
+    # an absent member keeps its partitions but gets no more, since they would wait for its return
     constraints = replace(constraints, cordoned=constraints.cordoned | set(map(ids.__getitem__, missing)))
     history = None
     if isinstance(assignor, LoadAssignor):
@@ -165,7 +168,7 @@ async def decide(
 
 
 class _ByLoad:
-    """A decision of a group that follows load. `history` is set if a lasting imbalance moves something."""
+    """Assigns the partitions of a group that follows load. `history` is set if a lasting imbalance moves partitions."""
 
     def __init__(
         self, assignor: LoadAssignor, tolerance: float | None, load: GroupLoad, document: AssignmentDocument
@@ -195,7 +198,7 @@ class _ByLoad:
 
 
 def difference(present: Mapping[str, Partitions], other: Mapping[str, Partitions]) -> str:
-    """How a second assignment differs from the first, as one line."""
+    """Describes in one line how a second assignment differs from the first."""
     total = sum(map(len, present.values()))
     elsewhere = total - sum(len(parts & other.get(member, NO_PARTITIONS)) for member, parts in present.items())
     now, then = (sorted(map(len, found.values())) or [0] for found in (present, other))
@@ -206,7 +209,7 @@ def difference(present: Mapping[str, Partitions], other: Mapping[str, Partitions
 
 
 def counts_of(document: AssignmentDocument) -> dict[str, int]:
-    """Partition counts of the previous leader, for a new leader that cannot reach Kafka."""
+    """Supplies the partition counts of the previous leader, for a new leader that cannot reach Kafka."""
     counts: dict[str, int] = {}
     everything = [*document.owners.values(), *document.promised.values()]
     everything += [entry.partitions for entry in document.waiting.values()]

@@ -1,4 +1,4 @@
-"""The loads that members have reported, as the leader and observers read them."""
+"""Reads the loads that members report in ZooKeeper. The leader and the observers of a group use it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ log = logging.getLogger(__name__)
 
 
 class LoadReader:
-    """Reads the reports of the members; those only that have changed since the last time.
+    """Reads the members' load reports. A read fetches only the reports that have changed since the last read.
 
-    A partition keeps the load that was reported last until its new owner reports one.
+    A partition keeps its last reported load until its new owner reports one.
     """
 
     def __init__(self, store: Store) -> None:
@@ -32,7 +32,7 @@ class LoadReader:
     async def read(
         self, members: Collection[str], source: str, counts: Mapping[str, int]
     ) -> Mapping[TopicPartition, float]:
-        """The loads of the partitions that exist (`counts`), as far as members have reported them in this unit."""
+        """Returns the reported loads of existing partitions (`counts`). Reports with another `source` are ignored."""
         self._reports = {
             member: self._reports.get(member) or Watched(partial(self._report, member), _nothing) for member in members
         }
@@ -50,7 +50,7 @@ class LoadReader:
 
 
 def loads_of(reports: Mapping[str, LoadReport | None], source: str) -> dict[TopicPartition, float]:
-    """The loads in these reports. Where two members report a partition, one of which had it before, the greater one."""
+    """Merges reports with this `source`. If two members report one partition after a move, the larger load counts."""
     found: dict[TopicPartition, float] = {}
     for report in reports.values():
         if report is not None and report.source == source:
@@ -60,4 +60,4 @@ def loads_of(reports: Mapping[str, LoadReport | None], source: str) -> dict[Topi
 
 
 def _nothing() -> None:
-    """The next look reads what changed."""
+    """Does nothing: the next `read` fetches the changed reports."""

@@ -1,11 +1,12 @@
-"""What a member says about the load of its partitions: how it measures them, and its znode. Pure.
+"""Measures the load of a member's partitions, and encodes its report for a znode. Pure.
 
     <root>/<group>/loads/<id>      ephemeral    zlib(JSON): {"format": 1, "source": "records", "loads": {"orders":
                                                 [[0, 12.5], [3, 0]]}}
 
-A load is so much of something in a second, smoothed. With the source "records" it counts the records that producers
-add, not those that this member gets done: a member that is too slow has the load that it does not keep up with. With
-"bytes" and "handler_s" each of these records counts what the records took that the member got lately.
+A load is a smoothed rate per second. With the source "records" it is the rate at which producers append records, not
+the rate at which this member handles them: the load of a slow member must include the work that it falls behind with.
+With "bytes" or "handler_s" it is that rate times the average bytes, or handler seconds, of the records that the member
+has handled lately.
 """
 
 from __future__ import annotations
@@ -24,14 +25,15 @@ from allocator.types import TopicPartition
 
 __all__ = ["REPORT_S", "LoadMeter", "LoadReport", "Mean"]
 
-REPORT_S = 30.0  # between two reports of a member at least. more: the leader sees a change later; less: more writes
-NOTABLE = 0.05  # of a member's load, by which its partitions have to change. more: fewer writes; less: fresher reports
-AVERAGE_S = 600.0  # more: a shorter peak counts less; less: a lasting change is seen sooner
-KNOWN_S = 50.0  # of measuring, before a mean counts as known. more: a new owner reports later; less: it reports noise
+REPORT_S = 30.0  # least time between two reports of a member. more: the leader sees a change later; less: more writes
+NOTABLE = 0.05  # share of a member's load that must change before it reports. more: fewer writes; less: fresher reports
+AVERAGE_S = 600.0  # time constant of the mean. more: a short peak counts less; less: a lasting change shows sooner
+KNOWN_S = 50.0  # of measuring before a mean is known. more: a new owner reports later; less: it reports noise
 
 
 class Mean:
-    """The exponentially weighted mean of a rate, over AVERAGE_S. It begins with the first value, not with 0."""
+    """The exponentially weighted mean of a rate, with the time constant AVERAGE_S. It starts at the first rate, not at
+    0."""
 
     __slots__ = ("_sum", "_weight", "seconds")
 
@@ -39,10 +41,10 @@ class Mean:
         self._sum = 0.0
         self._weight = 0.0
         self.seconds = 0.0
-        """So long it has been measured."""
+        """How long the rate has been measured."""
 
     def add(self, rate: float, seconds: float) -> None:
-        """It was `rate` for the last `seconds`, which are more than 0."""
+        """Adds a rate that held for the last `seconds` (more than 0)."""
         keep = exp(-seconds / AVERAGE_S)
         self._sum = self._sum * keep + rate * (1 - keep)
         self._weight = self._weight * keep + (1 - keep)
@@ -50,12 +52,12 @@ class Mean:
 
     @property
     def value(self) -> float | None:
-        """None before KNOWN_S."""
+        """The mean; None until the rate has been measured for KNOWN_S."""
         return self._sum / self._weight if self.seconds >= KNOWN_S else None
 
 
 class _Cost:
-    """How much one offset took on average, over about AVERAGE_S."""
+    """The average cost of one offset, over about AVERAGE_S."""
 
     __slots__ = ("_amount", "_offsets")
 
@@ -64,21 +66,21 @@ class _Cost:
         self._amount = 0.0
 
     def add(self, offsets: int, amount: float, seconds: float) -> None:
-        """So many took `amount` in the last `seconds`."""
+        """Adds the cost of some offsets: they took `amount` in the last `seconds`."""
         keep = exp(-seconds / AVERAGE_S)
         self._offsets = self._offsets * keep + offsets
         self._amount = self._amount * keep + amount
 
     @property
     def value(self) -> float | None:
-        """None if no offset is among them."""
+        """The average cost of one offset; None if no offsets were added."""
         return self._amount / self._offsets if self._offsets else None
 
 
 class LoadMeter:
-    """The smoothed loads of the partitions that a member owns. Each call tells of all of them, and forgets the others.
+    """Smooths the loads of the partitions that a member owns.
 
-    `clock` counts seconds and never goes back.
+    Each call passes all owned partitions; the meter forgets the others. `clock` returns monotonic seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -89,15 +91,16 @@ class LoadMeter:
         self._costs: dict[TopicPartition, _Cost] = {}
 
     def of_ends(self, ends: Mapping[TopicPartition, int]) -> dict[TopicPartition, float]:
-        """`ends`: where the log of each partition ends now. Returns records per second, as far as they are known."""
+        """Returns the records per second of each partition once they are known. `ends` are log end offsets."""
         return self._smoothed({partition: float(end) for partition, end in ends.items()}, counts=True)
 
     def of_work(
         self, ends: Mapping[TopicPartition, int], work: Mapping[TopicPartition, tuple[int, float]]
     ) -> dict[TopicPartition, float]:
-        """`ends`: as in `of_ends`; `work`: so many offsets of each partition took so much until now, since some time.
+        """Returns the work that arrives per second for each partition once it is known.
 
-        Returns the work that arrives per second, as far as it is known: that of no record is 0.
+        `ends` is as in `of_ends`. `work` gives (offsets, cost) for each partition: running totals of the offsets that
+        were handled and of what they cost. A partition without new records has the load 0.
         """
         now = self._clock()
         seconds = {partition: now - self._seen[partition][0] for partition in ends if partition in self._seen}
@@ -105,7 +108,8 @@ class LoadMeter:
         for partition in ends:
             offsets, amount = work.get(partition, (0, 0.0))
             before = self._done.get(partition, (0, 0.0))
-            if offsets < before[0] or amount < before[1]:  # counted anew: the partition was elsewhere meanwhile
+            # the totals restart when a partition comes back from another member
+            if offsets < before[0] or amount < before[1]:
                 before = (0, 0.0)
             self._costs[partition].add(offsets - before[0], amount - before[1], seconds.get(partition, 0.0))
         self._done = {partition: work[partition] for partition in ends if partition in work}
@@ -117,7 +121,7 @@ class LoadMeter:
         return found
 
     def of_loads(self, loads: Mapping[TopicPartition, float]) -> dict[TopicPartition, float]:
-        """`loads`: those of now. Returns the means, as far as they are known."""
+        """Returns the means of these present loads once they are known."""
         return self._smoothed(loads, counts=False)
 
     def _smoothed(self, found: Mapping[TopicPartition, float], counts: bool) -> dict[TopicPartition, float]:
@@ -137,16 +141,16 @@ class LoadReport:
     """The loads that one member reports."""
 
     source: str
-    """Of what: the setting `follow_load`."""
+    """The value of the setting `follow_load`: what the loads count."""
     loads: Mapping[TopicPartition, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, source: str, loads: Mapping[TopicPartition, float]) -> LoadReport:
-        """With three significant digits of each load."""
+        """Creates a report. Rounds each load to three significant digits."""
         return cls(source, {partition: float(f"{load:.3g}") for partition, load in loads.items()})
 
     def differs_notably(self, before: LoadReport | None) -> bool:
-        """Whether it is worth a write."""
+        """Whether the loads differ enough from the last report to write a new one."""
         if before is None or before.source != self.source or before.loads.keys() != self.loads.keys():
             return True
         changed = sum(abs(load - before.loads[partition]) for partition, load in self.loads.items())
@@ -161,7 +165,7 @@ class LoadReport:
 
     @classmethod
     def decode(cls, path: str, data: bytes) -> LoadReport:
-        """Raises InvalidZnode."""
+        """Decodes a report. Raises InvalidZnode."""
         if len(data) > SHARD_BYTES:
             raise InvalidZnode(path, f"{len(data)} bytes")
         doc = inflate(path, data)

@@ -3,6 +3,7 @@
 In: a `ZooKeeper` session, partition counts and assignors. Out: calls to an `AssignmentListener`; `may_act`, the lease.
 May touch: the znodes below `<root>/<group>`; no record and no offset.
 
-`membership` is the entrance: what each member does. `leader` is what the oldest member does besides. `plan` decides, as
-a pure function, when a partition changes its owner. `znodes` has the data, `store` reads and writes it.
+Start reading at `membership`, the code that each member runs. `leader` is the code that the oldest member runs in
+addition. `plan` decides, as a pure function, when a partition changes its owner. `znodes` defines the data, `store`
+reads and writes it.
 """

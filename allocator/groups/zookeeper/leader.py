@@ -1,4 +1,4 @@
-"""The leader, which is the oldest member: computes assignments and moves partitions safely from owner to owner."""
+"""The leader (the oldest member) computes assignments and moves partitions safely from owner to owner."""
 
 from __future__ import annotations
 
@@ -56,20 +56,20 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class LeaderSettings:
-    """How long the leader waits. All in seconds."""
+    """The waiting times of the leader, in seconds."""
 
     debounce_s: float = 0.01  # more: fewer rebalances when many members join at once; less: a rebalance starts sooner
-    debounce_max_s: float = 0.5  # a stream of changes cannot delay a rebalance for longer
-    topic_poll_s: float = 10.0  # how soon new partitions and topics are noticed, at one metadata request each
+    debounce_max_s: float = 0.5  # longest delay of a rebalance while changes keep coming
+    topic_poll_s: float = 10.0  # between two metadata requests that look for new partitions and topics
     load_look_s: float = LOOK_S
     load_lasting_s: float = LASTING_S
 
 
 class Leader:
-    """Runs while this member is the oldest.
+    """Leads the group while this member is the oldest.
 
-    Guarantee: it keeps no state that its successor needs. It replaces the document by compare-and-set on the version
-    from which it decided, so a leader that was paused and replaced cannot undo the work of its successor.
+    Guarantee: the leader keeps no state that its successor needs. It replaces the document by compare-and-set on the
+    version from which it decided, so a leader that was paused and replaced cannot undo the work of its successor.
     """
 
     def __init__(
@@ -86,13 +86,13 @@ class Leader:
         self._me = me
         self._topics = topics
         self._certain: bool = getattr(topics, "certain", False)
-        """Whether a topic that the source does not name is gone; Kafka's first response may lack some."""
+        """Whether a topic that the source does not list is deleted. Kafka's first response may omit existing topics."""
         self._assignors = assignors
         self._settings = settings
         self._clock = clock
         self._loads = LoadReader(store)
         self._imbalance = ImbalanceTimer(settings.load_lasting_s)
-        self._turns = 0  # in which an imbalance has lasted
+        self._turns = 0  # the number of times that a lasting imbalance caused a decision
         self._uneven = False
         self._surroundings = GroupViewBuilder(store.paths.group, topics, load)
         self._changed = asyncio.Event()
@@ -123,7 +123,7 @@ class Leader:
         self._patterns: set[str] = set()
 
     async def run(self) -> None:
-        """Leads until cancelled."""
+        """Leads until it is cancelled."""
         log.info("%s: %s leads", self._store.paths.group, self._me)
         remove = self._topics.on_metadata(self._metadata_came)
         try:
@@ -134,11 +134,11 @@ class Leader:
                 self._alarm.cancel()
 
     def start_over(self) -> None:
-        """ZooKeeper does not hold the document that this leader wrote last: read everything, and compute from that."""
+        """Reads everything again, because ZooKeeper does not hold the document that this leader wrote last."""
         self._document = None
-        # kazoo delivers responses and events in two threads, so the document may come before the event about a new
-        # member in it. A member in the document but not among the known names would count as dead. And a claim that
-        # grew before the document was lost would count as it was before
+        # kazoo delivers responses and events in two threads, so the leader may read a document before the event about a
+        # new member that it contains. Without a fresh list of names that member would count as dead, and the leader
+        # would use an old version of a claim
         self._names.forget()
         self._claim_names.forget()
         self._left_names.forget()
@@ -167,7 +167,7 @@ class Leader:
                 await asyncio.sleep(0.05)
                 continue
             except ConnectionLost:
-                # the write may have succeeded: only the znode tells
+                # the write may have succeeded although its response was lost; reading the znode tells
                 self.start_over()
                 await asyncio.sleep(0.05)
                 continue
@@ -191,7 +191,7 @@ class Leader:
         self._changed.set()
 
     def _metadata_came(self) -> None:
-        # a step may read metadata itself, so only a difference may cause the next step
+        # a step may read metadata itself, so only a changed count starts the next step
         if any(map(self._grew_or_ended, self._counts)) or (
             self._patterns and self._matching(self._topics.topics()) - set(self._counts)
         ):
@@ -213,11 +213,12 @@ class Leader:
     # -- one step ------------------------------------------------------------------------------------------------
 
     async def _step(self) -> None:
-        # reset before anything is read: a later change is for the next step
+        # reset before anything is read, so that a later change starts another step
         recompute, self._group_changed = self._group_changed, False
         stored, version = await self._read_document()
         names = in_join_order(await self._names.get())
-        # a member whose znode was deleted by hand works on until it notices. Its claim still stands, so it is alive
+        # a member whose member znode was deleted by hand keeps working until it notices. Its claim exists, so it is
+        # alive
         alive = {*names, *in_join_order(await self._claim_names.get())}
         now_ms = wall_ms()
         members = await self._members(names)
@@ -228,7 +229,8 @@ class Leader:
             fresh, document, version = await self._recompute(members, document, version)
         claims = await self._claims_of([member for member in document.waiting if member in alive])
         gone = absent(document)
-        claims.update({member: Claim(document.revision) for member in gone})  # without a session nothing is held
+        # no member without a session holds anything
+        claims.update({member: Claim(document.revision) for member in gone})
         successor = self._successor(document, alive | gone, claims, fresh, now_ms)
         if successor is None and document is not stored and document.revision == stored.revision:
             successor = document.but(leader=self._me, revision=document.revision + 1)
@@ -237,17 +239,19 @@ class Leader:
             self._log_orders(document, successor)
             await self._write(successor, version)
             if successor.waiting:
-                self._changed.set()  # once more, to watch the claims that the document waits for
+                self._changed.set()  # read again to set the watches on the claims that the document waits for
         if document.seats or stored.seats:
             await self._forget_left(document)
 
     def _successor(
         self, document: AssignmentDocument, alive: set[str], claims: Mapping[str, Claim], fresh: bool, now_ms: int
     ) -> AssignmentDocument | None:
-        """The document to write now, None if the present one stands. `fresh`: the decision is new."""
+        """Returns the document to write now, or None if the present one needs no change. `fresh`: the
+        decision is new."""
         successor = advance(document, self._me, alive, claims)
         decision = self._decision
-        # a member has ended since the decision: the next step decides again, and this one must not give it partitions
+        # a member has left since the decision. The next step decides again; until then the dead member must get no
+        # partitions
         if decision is not None and (fresh or self._later) and decision.target.keys() <= alive:
             settled = successor or document
             allowance = self._allowance(settled, alive, now_ms)
@@ -279,7 +283,7 @@ class Leader:
     async def _seated(
         self, document: AssignmentDocument, members: Mapping[str, MemberInfo], alive: Collection[str], now_ms: int
     ) -> AssignmentDocument:
-        """The document with a seat for each present member, and for each absent member that may come back."""
+        """Returns the document with a seat for each present member, and for each absent member that may come back."""
         if not document.seats and all(info.instance_id is None for info in members.values()):
             return document
         older = unaware(members)
@@ -311,7 +315,7 @@ class Leader:
         return seated
 
     async def _forget_left(self, document: AssignmentDocument) -> None:
-        """Deletes the marks of members that have no seat any more."""
+        """Deletes the `left` marks of members that have no seat any more."""
         for name in await self._left_names.get():
             if name not in document.seats:
                 with contextlib.suppress(NoZnode):
@@ -320,7 +324,7 @@ class Leader:
     # -- orders --------------------------------------------------------------------------------------------------
 
     async def _note_orders(self, members: Mapping[str, MemberInfo], document: AssignmentDocument, now_ms: int) -> None:
-        """Brings `_counting` up to date: the orders that count at this time."""
+        """Updates `_counting`, the orders that are in effect at `now_ms`."""
         try:
             self._known_orders = await self._orders.get()
         except InvalidZnode as error:
@@ -330,7 +334,7 @@ class Leader:
         self._budget_of_moves = budget_of(self._counting)
 
     def _allowance(self, document: AssignmentDocument, alive: set[str], now_ms: int) -> int | None:
-        """How many more partitions may leave their live owners now; None: any number."""
+        """Returns how many more partitions may leave their live owners now; None: any number."""
         budget = self._budget_of_moves
         allowed = []
         if budget.at_once is not None:
@@ -340,7 +344,7 @@ class Leader:
         return max(0, min(allowed)) if allowed else None
 
     def _states(self, document: AssignmentDocument, alive: set[str]) -> dict[str, OrderState] | None:
-        """The state of each order; None before anything was decided."""
+        """Returns the state of each order; None before the first decision."""
         decision = self._decision
         if decision is None:
             return None
@@ -352,20 +356,21 @@ class Leader:
         return {**states_of(self._counting, self._infos, document, decision.target, told), **self._pending}
 
     def _wake_up(self, document: AssignmentDocument, now_ms: int) -> None:
-        """Sets the alarm for the next moment at which time alone changes something."""
+        """Sets a timer for the next time at which an order expires, a budget allows more moves, or a
+        reservation ends."""
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
         moments = [self._known_orders.next_expiry(now_ms)]
         if self._later and self._budget_of_moves.per_minute is not None:
             moments += [when + MINUTE_MS for when, _ in recent_moves(document.moved, now_ms)[:1]]
-        # a clock that was set back does not delay it for ever
+        # limits the delay, so that a clock that is set back does not delay the leader for hours
         delays_s = [min(max(moment - now_ms, 0) / 1000, MINUTE_MS / 1000) for moment in moments if moment is not None]
         grace_s = self._graces.remaining_s()
         if grace_s is not None:
             delays_s.append(grace_s)
         if delays_s:
-            # timers may fire a little early, and would then be set again and again
+            # a timer may fire slightly early, and the leader would then set it again and again
             self._alarm = asyncio.get_running_loop().call_later(min(delays_s) + 0.001, self._poke_group)
 
     def _log_orders(self, before: AssignmentDocument, after: AssignmentDocument) -> None:
@@ -384,7 +389,7 @@ class Leader:
     async def _recompute(
         self, members: Mapping[str, MemberInfo], document: AssignmentDocument, version: int
     ) -> tuple[bool, AssignmentDocument, int]:
-        """Computes a new decision if one of its inputs changed. Returns whether it did."""
+        """Computes a new decision if an input changed. Returns (whether it computed one, the document, its version)."""
         missing = away(document, members)
         await self._count_partitions({**members, **missing}, document)
         orders = [order for order in self._counting if order.kind != "budget"]
@@ -410,11 +415,11 @@ class Leader:
     def _inputs(
         self, members: Mapping[str, MemberInfo], document: AssignmentDocument, orders: list[Order]
     ) -> tuple[object, ...]:
-        """What a decision depends on. The restart of a member with a seat changes nothing of it."""
+        """Returns the inputs of a decision. They stay equal when a member with a seat restarts."""
         missing = away(document, members)
         everybody = {**members, **missing}
         ids = view_ids(document, everybody)
-        # those that were given nothing new, or were promised something
+        # absent members that the decision gave no new partitions, or that the document promises partitions
         short = [member for member in missing if member in self._decided_without or document.promised.get(member)]
         return (
             tuple((seen, lasting(everybody[member])) for member, seen in ids.items()),
@@ -445,7 +450,7 @@ class Leader:
     # -- load ----------------------------------------------------------------------------------------------------
 
     async def _look_at_load(self) -> None:
-        """Has partitions moved when members have had too much to do for a while."""
+        """Triggers a decision by load whenever an imbalance has lasted long enough."""
         while True:
             await asyncio.sleep(self._settings.load_look_s)
             with contextlib.suppress(ConnectionLost):
@@ -455,12 +460,12 @@ class Leader:
                     self._poke_group()
 
     async def _is_uneven(self) -> bool:
-        """Whether load would move a partition now."""
+        """Returns whether a decision by load would move a partition now."""
         decision, (document, _) = self._decision, self._document or (None, -1)
         if decision is None or document is None or not isinstance(self._assignors.get(decision.strategy), LoadAssignor):
             return False
         if document.waiting or document.promised or self._later:
-            return False  # what moves now changes the loads
+            return False  # a moving partition changes the loads; wait for the end of the move
         members = dict(self._infos)
         orders = [order for order in self._counting if order.kind not in ("budget", "shadow")]
         load = await self._group_load(members, True)
@@ -503,7 +508,7 @@ class Leader:
         self._document = None
         restarts = self._restarts
         new_version = await self._store.write_document(document, version)
-        if restarts == self._restarts:  # else another leader replaced it before this response came
+        if restarts == self._restarts:  # otherwise another leader replaced the document before this response came
             self._document = document, new_version
         self._last = document
         log.info(
@@ -532,7 +537,7 @@ class Leader:
         try:
             return await self._store.claim(member, watch, budget=self._budget)
         except InvalidZnode as error:
-            # an unreadable claim releases nothing: its partitions wait until the member writes again or leaves
+            # an unreadable claim releases nothing: its partitions wait until the member writes it again or leaves
             log.error("%s: %s", self._store.paths.group, error)
             return None
 
@@ -552,7 +557,7 @@ class Leader:
             return None
 
     async def _count_partitions(self, members: Mapping[str, MemberInfo], document: AssignmentDocument) -> None:
-        """Brings `_counts` up to date for every topic that a member subscribes to."""
+        """Updates `_counts` with the partition count of every topic that a member subscribes to."""
         if not self._counts:
             self._counts = counts_of(document)
         topics = set().union(*(info.topics for info in members.values()))
@@ -589,7 +594,7 @@ class Leader:
 
 
 def _stands(target: Mapping[str, Partitions], decision: GroupDecision, document: AssignmentDocument) -> bool:
-    """Whether the document leads to that assignment already, because the previous leader decided the same."""
+    """Returns whether the document already leads to that assignment, because the previous leader decided the same."""
     present = dict(document.owners)
     for member, parts in document.promised.items():
         present[member] = present.get(member, frozenset()) | parts
@@ -604,7 +609,7 @@ def _stands(target: Mapping[str, Partitions], decision: GroupDecision, document:
 
 
 def _with_moves(moved: tuple[tuple[int, int], ...], now_ms: int, number: int) -> tuple[tuple[int, int], ...]:
-    """With these moves. Those of one second are one entry, with the time of the last one."""
+    """Adds moves to the recent ones. Moves within one second become one entry, with the time of the last move."""
     recent = recent_moves(moved, now_ms)
     if recent and now_ms - recent[-1][0] < 1000:
         return (*recent[:-1], (now_ms, recent[-1][1] + number))

@@ -58,20 +58,21 @@ __all__ = ["ZooKeeperMembership", "ZooKeeperSettings"]
 
 log = logging.getLogger(__name__)
 
-ORDERS_AGAIN_S = 60.0  # more: unreadable orders are read again later
+ORDERS_AGAIN_S = 60.0  # how long a member waits before it reads unreadable orders again
 
 
 @dataclass(frozen=True)
 class ZooKeeperSettings:
-    """How a member takes part. Times in seconds."""
+    """The settings of one member. Times in seconds."""
 
     name: str = ""
     topics: frozenset[str] = frozenset()
     pattern: str | None = None
     weight: float = DEFAULT["weight"]
     rack: str | None = None
-    connect_timeout_s: float | None = DEFAULT["connect_timeout_s"]  # of `join`; None: waits for ever
-    max_poll_interval_s: float | None = None  # a user silent for longer costs the membership; None: silence is fine
+    connect_timeout_s: float | None = DEFAULT["connect_timeout_s"]  # limit of `join`; None: no limit
+    # a member that does not poll for longer loses its partitions; None: no limit
+    max_poll_interval_s: float | None = None
     instance_id: str | None = DEFAULT["instance_id"]
     restart_grace_s: float = DEFAULT["restart_grace_s"]  # 0: as without an instance id
     load_tolerance: float | None = None  # None: the member does not follow load
@@ -133,7 +134,7 @@ class ZooKeeperMembership(SessionMembership):
             version=__version__,
         )
         self._prefix = f"m-{uuid.uuid4().hex[:16]}-"
-        self._tried = False  # to register
+        self._tried = False  # whether a registration was tried
         self._leader: Leader | None = None
         self._claim = Claim(0)
         self._refused: str | None = None
@@ -166,7 +167,7 @@ class ZooKeeperMembership(SessionMembership):
             self._changed.set()
 
     def leave_for_good(self) -> None:
-        """The next `leave` ends the reservation that `restart_grace_s` asks for: the partitions move at once."""
+        """Makes the next `leave` end the reservation of `restart_grace_s`, so that the partitions move at once."""
         self._for_good = True
 
     # -- sessions ------------------------------------------------------------------------------------------------
@@ -187,7 +188,8 @@ class ZooKeeperMembership(SessionMembership):
             with contextlib.suppress(ZooKeeperError):
                 await self._zk.set(self._paths.claim(self.member_id), empty.encode())
         if self._info.instance_id is not None and ((self._for_good and self._leaving) or self._polls.silent):
-            # a user who asks for nothing shall not keep the partitions from others, so silence counts as well
+            # a user who does not poll must not keep partitions from the other members, so this checks the poll interval
+            # too
             ours = [Op("delete", path) for path in self._znodes()]
             with contextlib.suppress(ZooKeeperError):
                 await self._zk.multi([Op("create", self._paths.left_mark(self.member_id)), *ours])
@@ -235,7 +237,7 @@ class ZooKeeperMembership(SessionMembership):
     # -- orders --------------------------------------------------------------------------------------------------
 
     async def _obey(self, ordered: Callable[[Orders, OrderKeeper], None]) -> None:
-        """Passes the orders on, by one watch."""
+        """Passes the orders to the listener whenever their znode changes. One watch covers all orders."""
         store, changed = OrderStore(self._zk, self._paths), asyncio.Event()
         orders = Watched(store.read, changed.set)
         wait_s: float | None = 0.0
@@ -254,13 +256,13 @@ class ZooKeeperMembership(SessionMembership):
                 ordered(found, store)
                 now_ms = wall_ms()
                 expiry = found.next_expiry(now_ms)
-                # a clock that was set back does not delay it for ever
+                # limits the delay, so that a clock that is set back does not delay the next check for hours
                 wait_s = None if expiry is None else min((expiry - now_ms) / 1000 + 0.001, ORDERS_AGAIN_S)
 
     # -- load ----------------------------------------------------------------------------------------------------
 
     async def _report_load(self, measured: Callable[[], LoadReport]) -> None:
-        """Writes the load of this member's partitions when it has changed notably."""
+        """Writes the load of this member's partitions whenever it has changed notably."""
         last: LoadReport | None = None
         while True:
             await asyncio.sleep(self._settings.report_s)
@@ -276,8 +278,8 @@ class ZooKeeperMembership(SessionMembership):
     # -- leading -------------------------------------------------------------------------------------------------
 
     async def _elect(self) -> None:
-        """Leads while this member is the oldest; else watches only the next older one, so that a change wakes one
-        member and not all."""
+        """Leads while this member is the oldest; otherwise watches only the next older member, so that a change wakes
+        one member and not all."""
         while True:
             gone = asyncio.Event()
             try:
@@ -287,7 +289,7 @@ class ZooKeeperMembership(SessionMembership):
                 place = names.index(self.member_id)
                 if place == 0:
                     await self._lead()
-                # this watch fires when the znode is deleted, but not when the member renews its lease by writing it
+                # this watch fires when the znode is deleted; the writes that renew the lease do not fire it
                 await self._zk.get_children(self._paths.member(names[place - 1]), gone.set)
             except NoZnode:
                 continue
@@ -320,13 +322,13 @@ class ZooKeeperMembership(SessionMembership):
     # -- following -----------------------------------------------------------------------------------------------
 
     async def _follow(self, scope: TaskGroup) -> None:
-        """Takes and releases partitions as the newest assignment says. Returns when the member leaves, with nothing
-        held."""
+        """Takes and releases partitions as the newest assignment says. Returns when the member leaves, and
+        then holds nothing."""
         while True:
             await self._changed.wait()
             self._changed.clear()
             if self._leaving or self._renewing:
-                # without ZooKeeper, which may not respond: the end of the session releases the partitions
+                # ZooKeeper may not respond, so do not wait for it: the end of the session releases the partitions
                 self._release(self._held, scope)
                 if not self._draining:
                     return
@@ -399,7 +401,7 @@ class ZooKeeperMembership(SessionMembership):
         waiting = document.waiting.get(self.member_id)
         if waiting is None or self._claim.revision >= waiting.since:
             return False
-        # while all of it is being drained there is nothing to release yet; the end of the drain writes the claim
+        # while all of it is drained there is nothing to release yet; the end of the drain writes the claim
         return not waiting.partitions <= self._draining
 
     async def _write_claim(self, claim: Claim) -> None:
@@ -420,7 +422,7 @@ class ZooKeeperMembership(SessionMembership):
         if not reason.startswith(IN_USE):
             self._listener.failed(InconsistentAssignor(text))
             return
-        # usually the member is the next process of one that crashed, and the session of that one has not ended yet
+        # usually this member is the next process of a crashed one, whose session has not ended yet
         log.warning("%s; it waits until that one ends", text)
         self._in_use = asyncio.get_running_loop().call_later(
             2 * self._zk.session_timeout_s,

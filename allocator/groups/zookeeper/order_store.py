@@ -19,7 +19,8 @@ __all__ = ["NoSuchOrder", "OrderStore"]
 
 Watch = Callable[[], None]
 
-WRITE_S = 10.0  # more: a write outlasts a longer loss of the connection; less: its caller learns of the loss sooner
+# limit of one write. more: a write survives a longer loss of the connection; less: its caller learns of the loss sooner
+WRITE_S = 10.0
 
 
 class NoSuchOrder(AllocatorError):
@@ -27,7 +28,7 @@ class NoSuchOrder(AllocatorError):
 
     @classmethod
     def of(cls, group: str, missing: Iterable[str], orders: Orders) -> NoSuchOrder:
-        """`missing` are ids that `orders` does not have."""
+        """`missing`: the requested ids that `orders` does not contain."""
         there = ", ".join(order.id for order in orders.entries)
         return cls(
             f"group {group!r} has no order {', '.join(sorted(missing))}"
@@ -36,19 +37,21 @@ class NoSuchOrder(AllocatorError):
 
 
 class OrderStore:
-    """The orders of one group. A `watch` is called once, when they may have changed; `Watched(store.read, changed)`
-    keeps it set."""
+    """Reads and writes the orders of one group.
+
+    A `watch` is called once, when the orders may have changed; `Watched(store.read, changed)` renews it.
+    """
 
     def __init__(self, zk: ZooKeeper, paths: Paths) -> None:
         self._zk = zk
         self.paths = paths
 
     async def read(self, watch: Optional[Watch] = None) -> Orders:
-        """The present orders; none where the znode does not exist. Raises InvalidZnode."""
+        """Returns the present orders; none if the znode does not exist. Raises InvalidZnode."""
         return (await self._read(watch))[0]
 
     async def put(self, order: Order, now_ms: int) -> Orders:
-        """Writes one order; it replaces an earlier one with the same subject. Returns all orders.
+        """Writes one order, which replaces an earlier one with the same subject. Returns all orders.
 
         Raises ConfigError for too many orders, InvalidZnode if the znode is not readable, and NoZnode if the group does
         not exist.
@@ -56,13 +59,14 @@ class OrderStore:
         return await self._change(lambda orders: orders.put(order, now_ms))
 
     async def remove(self, ids: Collection[str], now_ms: int) -> tuple[Order, ...]:
-        """Removes orders; returns them. Raises NoSuchOrder if one of them is not there, and removes none then."""
+        """Removes orders and returns the removed ones. If one id does not exist, raises NoSuchOrder and
+        removes none."""
         removed: list[Order] = []
 
         def change(orders: Orders) -> Orders:
             found = {order_id: orders.find(order_id) for order_id in ids}
             missing = [order_id for order_id, order in found.items() if order is None]
-            if missing and not removed:  # else an earlier try succeeded although its response was lost
+            if missing and not removed:  # otherwise an earlier try removed them, although its response was lost
                 raise NoSuchOrder.of(self.paths.group, missing, orders)
             removed[:] = [order for order in found.values() if order is not None] or removed
             return orders.without(ids, now_ms)
@@ -71,7 +75,7 @@ class OrderStore:
         return tuple(removed)
 
     async def add_result(self, order_id: str, result: OrderResult) -> Orders:
-        """Says what a member did about an order that is carried out once. Nothing happens if the order is gone."""
+        """Adds a member's result to an order that is carried out once. Does nothing if the order was removed."""
 
         def change(orders: Orders) -> Orders:
             order = orders.find(order_id)
@@ -89,7 +93,7 @@ class OrderStore:
         return Orders.decode(self.paths.orders, data), stat.version
 
     async def _change(self, change: Callable[[Orders], Orders]) -> Orders:
-        """`change` may be called again, with what another process wrote in the meantime."""
+        """Applies `change` by compare-and-set. `change` is called again if another process wrote in the meantime."""
 
         async def write() -> Orders:
             while True:

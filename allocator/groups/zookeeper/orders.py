@@ -1,4 +1,4 @@
-"""The orders of an operator: what may stand in the znode `<root>/<group>/orders`, and how it changes. Pure.
+"""The orders of an operator: the content of the znode `<root>/<group>/orders`, and its changes. Pure.
 
 The znode is persistent, plain JSON, and replaced by compare-and-set (`order_store`):
 
@@ -11,12 +11,12 @@ null. `arguments` depend on the kind (`KINDS`). A partition argument is written 
 `results` is for kinds that are carried out once for each partition: {"when": ms, "by": "<member id>",
 "partitions": {"orders": "0"}, "what": "sought to 42"}. Such an order is done when its results name all its partitions.
 
-An order that this version does not know, or whose arguments are wrong, stays in the znode and stops nothing: `fault`
-says what is wrong with it. Expired and done orders are dropped a day later, by the next write.
+An order of an unknown kind, or with wrong arguments, stays in the znode and has no effect; `Order.fault` names the
+fault. The first write after a day removes expired and done orders.
 
 To add a kind, add an `OrderKind` to `_KINDS`. Its checks refuse wrong arguments before they are written. Its name goes
-into the znode of each member (`MemberInfo.orders`), so that members of older versions can be named. Then honour it: a
-kind of the leader's in the leader, a kind of the owners' where members work (read the orders with one watch,
+into the znode of each member (`MemberInfo.orders`), so that members of older versions can be named. Then carry it out:
+in the leader if the leader honours the kind, or in the members if the owners honour it (read the orders with one watch,
 `OrderStore.read`, and call `OrderStore.add_result` if the kind is carried out once).
 """
 
@@ -55,24 +55,25 @@ __all__ = [
     "result_of",
 ]
 
-ORDERS_BYTES = 500_000  # of the znode; ZooKeeper's own limit is 1 MiB by default
+ORDERS_BYTES = 500_000  # bytes of the znode; ZooKeeper's own limit is 1 MiB by default
 MAX_ORDERS = 1_000
-MAX_RESULTS = 1_000  # of one order
+MAX_RESULTS = 1_000  # results of one order
 LONGEST_TEXT = 1_000  # characters of a reason or a name
-MAX_NAMES = 2_000  # in one list of members
+MAX_NAMES = 2_000  # members in one list
 MAX_COUNT = 1_000_000
-KEPT_MS = 86_400_000  # a day: so long an order that expired or is done can still be looked at
+KEPT_MS = 86_400_000  # a day: how long an expired or done order stays visible
 
 ORDER_ID = re.compile(r"o-[0-9a-f]{8,32}\Z")
 POSITION = re.compile(r"(earliest|latest|(timestamp:)?[0-9]{1,18})\Z")
 KIND_NAME = re.compile(r"[a-z][a-z-]{0,39}\Z")
 
 Check = Callable[[Any], None]
-"""Raises ValueError with the reason why a value, as JSON gives it, is no such argument."""
+"""Checks an argument. Raises ValueError with the reason if the JSON value is not a valid argument."""
 
 
 def partitions_argument(value: Any) -> None:
-    """{"orders": "0-3,7"}; at least one partition. Resources of an `Allocation` have other names than topics."""
+    """Checks {"orders": "0-3,7"}: at least one partition. Names of resources of an `Allocation` are allowed
+    as topics."""
     if not isinstance(value, dict) or not value:
         raise ValueError(f"{shown(value)} names no partitions")
     try:
@@ -98,7 +99,7 @@ def place_argument(value: Any) -> None:
 
 
 def places_argument(value: Any) -> None:
-    """A list of places. An empty one stands for every place."""
+    """Checks a list of places. An empty list stands for every place."""
     if not isinstance(value, list) or len(value) > MAX_NAMES:
         raise ValueError(f"{shown(value)} is no list of places")
     for place in value:
@@ -106,7 +107,7 @@ def places_argument(value: Any) -> None:
 
 
 def names_argument(value: Any) -> None:
-    """A list of names of members or processes."""
+    """Checks a list of names of members or processes."""
     if not isinstance(value, list) or len(value) > MAX_NAMES:
         raise ValueError(f"{shown(value)} is no list of names")
     for name in value:
@@ -150,15 +151,15 @@ class OrderKind:
 
     name: str
     summary: str
-    """What it makes the group do; it follows the words "the order"."""
+    """The effect of the order on the group, as the predicate of a sentence that starts with "the order"."""
     arguments: Mapping[str, Check] = field(default_factory=dict)
     subject: Optional[tuple[str, ...]] = None
-    """A new order replaces an earlier one of its kind with the same values of these arguments. (): there is one order
-    of the kind at most. None: all arguments."""
+    """A new order replaces an earlier order of this kind with equal values of these arguments. (): a group has at most
+    one order of this kind. None: all arguments count."""
     acts: Literal["leader", "owner"] = "leader"
-    """Which member honours it: the one that assigns the partitions, or the one that owns them."""
+    """The actor that carries it out: the leader, or each member that owns some of its partitions."""
     once: bool = False
-    """Whether it is carried out once for each of its partitions, and is done then."""
+    """Whether it is carried out once for each of its partitions, and is then done."""
 
 
 _KINDS = (
@@ -235,12 +236,12 @@ KINDS: Mapping[str, OrderKind] = {kind.name: kind for kind in _KINDS}
 """Every kind that this version knows, by name."""
 
 OWNERS_KINDS = tuple(kind.name for kind in _KINDS if kind.acts == "owner")
-"""The kinds that the owners of partitions honour by themselves."""
+"""The kinds that the owners of partitions carry out themselves."""
 
 
 @dataclass(frozen=True)
 class OrderResult:
-    """What one member did about partitions of an order that is carried out once."""
+    """The result of an order that is carried out once, for some of its partitions, by one member."""
 
     when: int
     """Milliseconds since the epoch."""
@@ -255,7 +256,7 @@ class OrderResult:
 
 @dataclass(frozen=True)
 class Order:
-    """One order. `arguments` are as in JSON; see the module's docstring."""
+    """One order. The module's docstring describes `arguments`."""
 
     id: str
     kind: str
@@ -279,7 +280,7 @@ class Order:
         why: str = "",
         expires: Optional[int] = None,
     ) -> Order:
-        """A new order with an id of its own. Raises ConfigError for what no member would accept."""
+        """Creates an order with a new id. Raises ConfigError for arguments that every member would refuse."""
         if kind not in KINDS:
             raise ConfigError(f"there is no order {shown(kind)}; known: {', '.join(sorted(KINDS))}")
         if expires is not None and expires <= now_ms:
@@ -294,7 +295,7 @@ class Order:
 
     @cached_property
     def fault(self) -> Optional[str]:
-        """Why no member of this version can honour it; None for most orders."""
+        """Why members of this version cannot carry it out; None for a valid order."""
         kind = KINDS.get(self.kind)
         if kind is None:
             return f"this version knows no order {shown(self.kind)}"
@@ -310,13 +311,13 @@ class Order:
 
     @cached_property
     def partitions(self) -> Partitions:
-        """The partitions that it is about; none for a kind that is about members, and for an order with a fault."""
+        """The partitions that the order names; none for a kind about members, or for an order with a fault."""
         ranges = self.arguments.get("partitions")
         return NO_PARTITIONS if ranges is None or self.fault is not None else from_ranges("orders", ranges)
 
     @property
     def subject(self) -> str:
-        """Orders with equal subjects replace each other."""
+        """The kind and the identifying arguments. A new order replaces an earlier one with an equal subject."""
         kind = KINDS.get(self.kind)
         names = self.arguments if kind is None or kind.subject is None else kind.subject
         return json.dumps([self.kind, {name: self.arguments.get(name) for name in names}], sort_keys=True)
@@ -328,16 +329,16 @@ class Order:
 
     @cached_property
     def left(self) -> Partitions:
-        """Of an order that is carried out once: the partitions that have no result yet."""
+        """For an order that is carried out once: the partitions that have no result yet."""
         return self.partitions.difference(*(result.partitions for result in self.results))
 
     @property
     def done(self) -> bool:
-        """Whether it is carried out once, and was."""
+        """Whether it is an order that is carried out once, and all its partitions have a result."""
         return self.once and self.fault is None and not self.left
 
     def expired(self, now_ms: int) -> bool:
-        """Whether it has ceased to count at this time."""
+        """Whether it has expired or is done at `now_ms`."""
         return self.expires is not None and self.expires <= now_ms
 
     def to_json(self) -> dict[str, Any]:
@@ -353,7 +354,7 @@ class Order:
         }
 
     def _over(self, now_ms: int) -> bool:
-        """Whether it counted for the last time more than a day ago."""
+        """Whether it expired or was done more than a day ago."""
         ended = self.expires if self.expired(now_ms) else None
         if self.done:
             ended = max((result.when for result in self.results), default=self.when)
@@ -362,12 +363,12 @@ class Order:
 
 @dataclass(frozen=True)
 class Orders:
-    """All orders of a group, the oldest first. A method that changes them returns others."""
+    """All orders of a group, oldest first. Immutable: a method that changes them returns new ones."""
 
     entries: tuple[Order, ...] = ()
 
     def in_force(self, now_ms: int, kinds: Collection[str] = ()) -> tuple[Order, ...]:
-        """The orders that count at this time, without those that have a fault; `kinds` empty: of every kind."""
+        """Returns the orders in effect at `now_ms`, without those that have a fault; `kinds` empty: of every kind."""
         return tuple(
             order
             for order in self.entries
@@ -378,14 +379,15 @@ class Orders:
         )
 
     def next_expiry(self, now_ms: int) -> Optional[int]:
-        """When the next order ceases to count, in milliseconds since the epoch."""
+        """Returns when the next order expires, in milliseconds since the epoch; None if none expires."""
         return min((o.expires for o in self.entries if o.expires is not None and o.expires > now_ms), default=None)
 
     def find(self, order_id: str) -> Optional[Order]:
         return next((order for order in self.entries if order.id == order_id), None)
 
     def put(self, order: Order, now_ms: int) -> Orders:
-        """With this order, which replaces those with its subject. Raises ConfigError when there are too many."""
+        """Returns the orders with this one added; it replaces those with its subject. Raises ConfigError for
+        too many orders."""
         kept = tuple(
             each
             for each in self.entries
@@ -399,7 +401,7 @@ class Orders:
         return Orders(tuple(order for order in self.entries if order.id not in ids and not order._over(now_ms)))
 
     def with_result(self, order_id: str, result: OrderResult) -> Orders:
-        """With one more result of that order; the same orders if it is gone."""
+        """Returns the orders with one more result for that order; unchanged if the order does not exist."""
         return Orders(
             tuple(
                 replace(order, results=(*order.results, result))
@@ -410,7 +412,7 @@ class Orders:
         )
 
     def encode(self) -> bytes:
-        """Raises ConfigError when they take more room than a znode has."""
+        """Raises ConfigError if the orders do not fit into a znode."""
         document = {"format": FORMAT, "orders": [order.to_json() for order in self.entries]}
         data = json.dumps(document, separators=(",", ":")).encode()
         if len(data) > ORDERS_BYTES:
@@ -422,9 +424,9 @@ class Orders:
 
     @classmethod
     def decode(cls, path: str, data: bytes) -> Orders:
-        """Raises InvalidZnode. An order with wrong arguments is none the less one of them (`Order.fault`)."""
+        """Decodes orders. An order with wrong arguments is kept (`Order.fault`). Raises InvalidZnode."""
         if not data:
-            return cls()  # created and not yet written
+            return cls()  # the znode was created and not written yet
         if len(data) > ORDERS_BYTES:
             raise InvalidZnode(path, f"{len(data)} bytes")
         listed = parse_object(path, data).get("orders")
@@ -438,7 +440,7 @@ class Orders:
 
 
 class OrderKeeper(Protocol):
-    """Where the orders of one group are kept: a znode, or a topic."""
+    """Stores the orders of one group, in a znode or in a topic."""
 
     async def read(self) -> Orders: ...
 
@@ -446,14 +448,15 @@ class OrderKeeper(Protocol):
         """Writes one order; it replaces an earlier one with the same subject."""
 
     async def remove(self, ids: Collection[str], now_ms: int) -> tuple[Order, ...]:
-        """Removes orders; returns them. Raises NoSuchOrder if one of them is not there, and removes none then."""
+        """Removes orders and returns the removed ones. If one id does not exist, raises NoSuchOrder and
+        removes none."""
 
     async def add_result(self, order_id: str, result: OrderResult) -> object:
-        """Says what a member did about an order that is carried out once. Nothing happens if the order is gone."""
+        """Adds a member's result to an order that is carried out once. Does nothing if the order was removed."""
 
 
 def order_of(path: str, value: object, budget: InflateBudget) -> Order:
-    """An order from its JSON. `budget` is for the partitions of all orders together. Raises InvalidZnode."""
+    """Decodes one order. `budget` bounds the partitions of all orders together. Raises InvalidZnode."""
     doc = check_mapping(path, "order", value)
     found, kind = check_text(path, "id", doc.get("id")), check_text(path, "kind", doc.get("kind"))
     if not ORDER_ID.match(found) or not KIND_NAME.match(kind):
@@ -474,12 +477,12 @@ def order_of(path: str, value: object, budget: InflateBudget) -> Order:
         results=tuple(result_of(path, each, budget) for each in results),
     )
     if order.fault is None and "partitions" in arguments:
-        budget.take(path, arguments["partitions"])  # of all orders together
+        budget.take(path, arguments["partitions"])  # counts the partitions of all orders together
     return order
 
 
 def result_of(path: str, value: object, budget: InflateBudget) -> OrderResult:
-    """A result from its JSON. Raises InvalidZnode."""
+    """Decodes one result. Raises InvalidZnode."""
     doc = check_mapping(path, "result", value)
     ranges = check_mapping(path, "partitions", doc.get("partitions"))
     budget.take(path, ranges)

@@ -31,10 +31,11 @@ def advance(
     refused: Mapping[str, str] | None = None,
     left_out: Partitions = NO_PARTITIONS,
 ) -> AssignmentDocument | None:
-    """The next document, or None when nothing changes.
+    """Computes the next document, or returns None if nothing changes.
 
-    `alive`: the members that still have a znode, a claim included. `claims`: the claims of at least the members in
-    `document.waiting`. `target`: a new assignment, which begins a new generation; None continues the present one.
+    `alive`: the members that still have a member znode or a claim. `claims`: the claims of at least the members in
+    `document.waiting`. `target`: a new assignment, which begins a new generation; None continues the present
+    generation.
     """
     # a member without znodes owns nothing: its session ended, and its lease had run out before that
     owners = {member: parts for member, parts in document.owners.items() if member in alive}
@@ -90,22 +91,23 @@ def advance(
 
 
 def in_flight(document: AssignmentDocument, alive: Collection[str]) -> int:
-    """How many partitions live members still have to release."""
+    """Returns how many partitions live members still have to release."""
     return sum(len(entry.partitions) for member, entry in document.waiting.items() if member in alive)
 
 
 def recent_moves(moved: tuple[tuple[int, int], ...], now_ms: int) -> tuple[tuple[int, int], ...]:
-    """Those of the last minute. A time in the future, by the clock of another leader, counts as now."""
+    """Returns the moves of the last minute. A time in the future, which a leader with another clock wrote,
+    counts as now."""
     return tuple((min(when, now_ms), number) for when, number in moved if when + MINUTE_MS > now_ms)
 
 
 def portion(
     document: AssignmentDocument, goal: Mapping[str, Partitions], alive: Collection[str], most: int | None
 ) -> tuple[Mapping[str, Partitions], int, int]:
-    """As much of the assignment `goal` as may be aimed at now: (that part, moves in it, moves left for later).
+    """Returns (the part of the assignment `goal` to aim at now, the moves in it, the moves left for later).
 
-    At most `most` partitions leave a live owner for it (None: any number), those first that make the members more even.
-    What has no live owner, and what is on the move already, is not counted.
+    At most `most` partitions leave a live owner (None: any number). The moves that make the members more even come
+    first. Partitions without a live owner, or already on the move, are not counted.
     """
     present: dict[TopicPartition, str] = {}
     for parts in (document.owners, document.promised):
@@ -132,7 +134,7 @@ def portion(
     left = most
     while left > 0:
         need, old, new = heappop(heap)
-        if need < surplus[new] - surplus[old]:  # other moves have made this pair more even
+        if need < surplus[new] - surplus[old]:  # earlier moves have already made these two members more even
             heappush(heap, (surplus[new] - surplus[old], old, new))
             continue
         pairs[old, new].pop()

@@ -1,11 +1,11 @@
 """Places of members with an instance id: a seat outlives the member, so that its next process finds its partitions.
 
 Guarantee: a seat gives no right to act. It only keeps the leader from assigning partitions that no member holds; the
-next process claims them as any other partition. So one owner stays one owner, whatever becomes of a seat.
+next process claims them as any other partition. A seat therefore never leads to two owners.
 
 All state is in the document: which member has which seat, and until when the seats of absent members are reserved. A
-leader counts the time by its monotonic clock. It reads its wall clock twice: to write the end of a reservation, and to
-learn from its predecessor's document how much of one is left, which is never more than the whole grace.
+leader measures the time by its monotonic clock. It reads its wall clock in two cases: to write the end of a
+reservation, and to compute from its predecessor's document how much of a reservation is left (at most the whole grace).
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ __all__ = [
 ]
 
 FEATURE = "seats"
-"""Members of versions that know reservations say so in their znode."""
+"""The feature that a member's znode lists if its version knows reservations."""
 IN_USE = "another process runs with the same instance_id"
-"""How the reason begins that a second member of an instance id is refused for."""
+"""How the reason for refusing a second member of an instance id begins."""
 
 
 def unaware(members: Mapping[str, MemberInfo]) -> list[str]:
-    """Members of older versions, by their names: if one of them led, it would give reserved partitions away."""
+    """Returns the names of members of older versions. As leader, one of them would give reserved partitions away."""
     return [member_name(member, info) for member, info in members.items() if FEATURE not in info.features]
 
 
 def lasting(info: MemberInfo) -> MemberInfo:
-    """Without what differs between two processes of one instance."""
+    """The member's info without the fields that differ between two processes of one instance."""
     return (
         replace(info, pid=None, session_timeout_s=None, orders=(), features=(), version=None)
         if info.instance_id is not None
@@ -59,11 +59,11 @@ def take_seats(
     over: Collection[str],
     now_ms: int,
 ) -> AssignmentDocument:
-    """The document with the seats of the present members; itself if nothing changes.
+    """Returns the document with the seats of the present members; the same document if nothing changes.
 
     `members`: those with a member znode, in join order. `alive`: those with any znode. `over`: the members whose
-    reservation has ended, or that left for good. `now_ms`: since the epoch. With a member that does not know
-    seats in the group, nobody has one.
+    reservation has ended, or that left for good. `now_ms`: since the epoch. If the group has a member whose version
+    does not know seats, no member gets one.
     """
     if unaware(members):
         return document.but(seats={}) if document.seats else document
@@ -93,23 +93,23 @@ def take_seats(
 
 
 def absent(document: AssignmentDocument) -> frozenset[str]:
-    """The members whose partitions are reserved. Their sessions have ended."""
+    """Returns the members whose partitions are reserved. Their sessions have ended."""
     return frozenset(member for member, seat in document.seats.items() if seat.reserved_until_ms is not None)
 
 
 def away(document: AssignmentDocument, members: Collection[str]) -> dict[str, MemberInfo]:
-    """The members with a seat and without a member znode: the absent ones, and those whose claim still stands.
+    """Returns the members that have a seat but no member znode: the absent ones, and those whose claim still exists.
 
-    Functions see them beside `members`, so that a restart changes nothing for the others.
+    Allocator functions get them in addition to `members`, so that a restart moves no partition of the others.
     """
     return {member: seat.info for member, seat in document.seats.items() if member not in members}
 
 
 def standby(document: AssignmentDocument, members: Mapping[str, MemberInfo]) -> dict[str, str]:
-    """Members without a seat because an older one of the same instance id lives, and why they get no partitions.
+    """Returns the members that get no seat because an older one of the same instance id lives, each with the reason.
 
-    The newer one waits, since only the end of the older session shows that the older process is dead. Were the newer
-    one preferred, two processes with one id by mistake would take the partitions from each other for ever.
+    The newer member waits: only the end of the older session proves that the older process is dead. If the newer one
+    had priority, two processes that share an id by mistake would take the partitions from each other forever.
     """
     if unaware(members):
         return {}
@@ -126,10 +126,10 @@ def _named(member: str, members: Mapping[str, MemberInfo]) -> str:
 
 
 def view_ids(document: AssignmentDocument, members: Iterable[str]) -> dict[str, str]:
-    """Member -> the id under which allocator functions see it, in the order in which they see them.
+    """Maps each member to the id that allocator functions see, in the order in which they see the members.
 
-    Both are the same for the next process of a seat, because many functions go by them. Members with a seat come
-    first, by instance id; the others follow in join order.
+    Id and order stay the same for the next process of a seat, because many functions depend on them. Members with a
+    seat come first, by instance id; the others follow in join order.
     """
     seated = {member: f"i-{document.seats[member].info.instance_id}" for member in members if member in document.seats}
     return {
@@ -139,7 +139,7 @@ def view_ids(document: AssignmentDocument, members: Iterable[str]) -> dict[str, 
 
 
 def successors(before: AssignmentDocument, after: AssignmentDocument) -> dict[str, str]:
-    """Former member -> the member that has taken over its seat."""
+    """Maps each former member to the member that has taken over its seat."""
     holders = {seat.info.instance_id: member for member, seat in after.seats.items()}
     return {
         former: holders[seat.info.instance_id]
@@ -149,9 +149,9 @@ def successors(before: AssignmentDocument, after: AssignmentDocument) -> dict[st
 
 
 class GraceTimer:
-    """How long each reservation still lasts, by the clock of this leader.
+    """Measures how long each reservation still lasts, by the clock of this leader.
 
-    `clock` is monotonic and counts. The wall clock is asked once for each reservation, when this leader first sees it.
+    `clock` is monotonic. The leader reads the wall clock once for each reservation, when it first sees it.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -159,9 +159,9 @@ class GraceTimer:
         self._ends: dict[str, float] = {}
 
     def see(self, seats: Mapping[str, Seat], now_ms: int, begun: Collection[str] = ()) -> None:
-        """Starts to count for reservations that are new, and forgets those that are not there any more.
+        """Starts a timer for each new reservation, and drops the timers of those that have ended.
 
-        `begun`: those that this leader begins now; the others were begun by a leader before it.
+        `begun`: the reservations that this leader begins now; an earlier leader began the others.
         """
         ends = {}
         for member, seat in seats.items():
@@ -173,7 +173,7 @@ class GraceTimer:
         self._ends = ends
 
     def over(self) -> frozenset[str]:
-        """The members whose reservation has ended."""
+        """Returns the members whose reservation has ended."""
         now = self._clock()
         return frozenset(member for member, end in self._ends.items() if end <= now)
 

@@ -1,12 +1,12 @@
-"""The orders of the leader, as pure functions: which of them count, what they demand, and what became of them.
+"""The leader's orders as pure functions: which orders are in effect, their constraints, and their states.
 
-An order counts once every live member knows its kind; until then it is `pending`, and its state names the members of
-older versions. An order that counts goes on counting when such a member joins later.
+An order takes effect once every live member knows its kind. Until then it is `pending`, and its state names the members
+of older versions. An order that is in effect stays so when such a member joins later.
 
-Members are named in orders by text. These texts name a member: its id, its client id, its instance id, the name that
-tables show (billing@web1:4242#12), that name without the session number (billing@web1:4242), and #12. An order by
-client id, or by the name without #12, therefore holds for the same process in its next session. An order by instance
-id also holds for the next process.
+Orders name members by text. The text is one of: the member's id, its client id, its instance id, the name that tables
+show (billing@web1:4242#12), that name without the session number (billing@web1:4242), or #12. An order by client id, or
+by the name without #12, also applies to the next session of the same process. An order by instance id also applies to
+the next process.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ __all__ = [
 ]
 
 LEADERS_KINDS = frozenset(kind.name for kind in KINDS.values() if kind.acts == "leader")
-SHOWN = 5  # names and partitions in one state
+SHOWN = 5  # names and partitions listed in one state
 
 Infos = Mapping[str, MemberInfo]
 
 
 @dataclass(frozen=True)
 class Budget:
-    """How many partitions may leave a live owner. None: any number."""
+    """Limits on how many partitions may leave a live owner. None: any number."""
 
     at_once: int | None = None
     per_minute: int | None = None
 
 
 def process_name(member: str, info: MemberInfo) -> str:
-    """The name of a member without the number of its session: "billing@web1:4242"."""
+    """Returns a member's name without the number of its session: "billing@web1:4242"."""
     return member_name(member, info).rpartition("#")[0]
 
 
 def members_named(text: str, members: Infos) -> list[str]:
-    """The ids of the live members that `text` names, in join order."""
+    """Returns the ids of the live members that `text` names, in join order."""
     found = []
     for member, info in members.items():
         shown = member_name(member, info)
@@ -63,9 +63,9 @@ def members_named(text: str, members: Infos) -> list[str]:
 def counting(
     orders: Iterable[Order], members: Infos, before: Mapping[str, OrderState]
 ) -> tuple[list[Order], dict[str, OrderState]]:
-    """The orders that are in effect, and the states of the others.
+    """Returns (the orders in effect, the states of the others).
 
-    `orders`: those in force that the leader honours. `before`: the states in the present document.
+    `orders`: the unexpired orders of the kinds that the leader honours. `before`: the states in the present document.
     """
     count, pending = [], {}
     for order in orders:
@@ -80,7 +80,7 @@ def counting(
 
 
 def budget_of(orders: Iterable[Order]) -> Budget:
-    """The budget that these orders set."""
+    """Returns the limits of the order `budget`; no limits if there is none."""
     for order in orders:
         if order.kind == "budget":
             return Budget(order.arguments["at_once"], order.arguments["per_minute"])
@@ -88,7 +88,7 @@ def budget_of(orders: Iterable[Order]) -> Budget:
 
 
 def canaries_of(order: Order, members: Infos) -> list[str]:
-    """The live members that a canary order holds back."""
+    """Returns the live members that a canary order excludes."""
     promoted = {member for text in order.arguments["promoted"] for member in members_named(text, members)}
     known = set(order.arguments["known"])
     return [
@@ -97,7 +97,7 @@ def canaries_of(order: Order, members: Infos) -> list[str]:
 
 
 def places_named(places: Iterable[Mapping[str, str]], members: Infos) -> frozenset[str]:
-    """The live members at places such as {"member": "web1"} or {"rack": "a"}."""
+    """Returns the live members at places such as {"member": "web1"} or {"rack": "a"}."""
     found: set[str] = set()
     for place in places:
         if "rack" in place:
@@ -108,7 +108,7 @@ def places_named(places: Iterable[Mapping[str, str]], members: Infos) -> frozens
 
 
 def constraints_of(orders: Iterable[Order], members: Infos) -> Constraints:
-    """What these orders demand of an assignment to these members."""
+    """Returns the constraints that these orders put on an assignment to these members."""
     cordoned: set[str] = set()
     evacuated: set[str] = set()
     swapped: dict[str, str] = {}
@@ -125,7 +125,7 @@ def constraints_of(orders: Iterable[Order], members: Infos) -> Constraints:
             evacuated.update(members_named(given["member"], members))
         elif order.kind == "swap":
             old, new = (members_named(given[name], members) for name in ("old", "new"))
-            # a member cannot take the place of two, nor stand in for one that takes its own
+            # one member cannot replace two others, nor replace another while a third replaces it
             if len(old) == len(new) == 1 and old != new and not {*old, *new} & {*swapped, *swapped.values()}:
                 swapped[old[0]] = new[0]
         elif order.kind == "pin":
@@ -145,7 +145,7 @@ def constraints_of(orders: Iterable[Order], members: Infos) -> Constraints:
     allowed = {}
     for partition in pinned.keys() | barred.keys():
         open_to = everyone - barred.get(partition, frozenset())
-        # an exclusion comes before a pin: it is there because something goes wrong at that place
+        # an exclusion has priority over a pin: it exists because partitions fail at that place
         allowed[partition] = pinned.get(partition, everyone) & open_to or open_to
     return Constraints(
         cordoned=frozenset(cordoned),
@@ -168,9 +168,10 @@ def states_of(
     goal: Mapping[str, Partitions],
     told: Mapping[str, OrderState],
 ) -> dict[str, OrderState]:
-    """The state of each order that counts, by id.
+    """Returns the state of each order in effect, by id.
 
-    `document`: the assignment as it stands. `goal`: where it leads. `told`: the states that the caller knows.
+    `document`: the present assignment. `goal`: the assignment that the leader aims at. `told`: states that the caller
+    has already computed.
     """
     orders = tuple(orders)
     if not orders:

@@ -1,4 +1,4 @@
-"""Reading and writing the znodes of a group, for members, the leader and observers."""
+"""Reads and writes the znodes of a group. Members, the leader and observers use it."""
 
 from __future__ import annotations
 
@@ -36,19 +36,22 @@ Watch = Callable[[], None]
 T = TypeVar("T")
 
 
-# one thread, so that only one znode at a time takes the memory that decoding needs
+# one thread, so that only one znode at a time uses the memory for decoding
 _LARGE = ThreadPoolExecutor(1, thread_name_prefix="allocator-decode")
 
 
 class Store:
-    """The znodes of one group as values. A `watch` is called once, when the znode may have changed."""
+    """Reads and writes the znodes of one group as values.
+
+    A `watch` is called once, when the znode may have changed.
+    """
 
     def __init__(self, zk: ZooKeeper, paths: Paths) -> None:
         self.zk = zk
         self.paths = paths
 
     async def prepare(self) -> None:
-        """Creates the persistent znodes: in one transaction, as a rule, because each write waits for the disks."""
+        """Creates the persistent znodes, usually in one transaction, because each write waits for the disks."""
         paths = (self.paths.base, self.paths.members, self.paths.claims, self.paths.shards)
         found = await asyncio.gather(*map(self.zk.exists, paths))
         missing = [path for path, stat in zip(paths, found) if stat is None]
@@ -59,15 +62,15 @@ class Store:
                 await asyncio.gather(*map(self.zk.ensure_path, missing))
 
     async def member_names(self, watch: Watch | None = None) -> list[str]:
-        """Names of the znodes under members/, in no order, whatever they are."""
+        """Returns the names of all znodes under members/, unsorted and unchecked."""
         return await self.zk.get_children(self.paths.members, watch)
 
     async def claim_names(self, watch: Watch | None = None) -> list[str]:
-        """Names of the znodes under claims/, in no order, whatever they are."""
+        """Returns the names of all znodes under claims/, unsorted and unchecked."""
         return await self.zk.get_children(self.paths.claims, watch)
 
     async def left_names(self, watch: Watch | None = None) -> list[str]:
-        """Names of the members that left for good and that the leader has not forgotten yet."""
+        """Returns the names of the members that left for good and whose mark the leader has not deleted yet."""
         while True:
             try:
                 return await self.zk.get_children(self.paths.left, watch)
@@ -76,9 +79,10 @@ class Store:
                     return []
 
     async def end_reservation(self, instance_id: str) -> Partitions:
-        """Has the leader give the partitions of an absent member to the others; returns these partitions.
+        """Ends the reservation of an absent member; returns its partitions.
 
-        Empty if nothing is reserved for the instance. Raises InvalidZnode.
+        The leader then assigns them to other members. Returns nothing if no partitions are reserved for the instance.
+        Raises InvalidZnode.
         """
         document, _ = await self.document()
         for member, seat in ({} if document is None else document.seats).items():
@@ -91,7 +95,7 @@ class Store:
         return NO_PARTITIONS
 
     async def member(self, member: str) -> MemberInfo | None:
-        """What a member wrote about itself; None when it has left. Raises InvalidZnode."""
+        """Returns a member's info; None when it has left. Raises InvalidZnode."""
         path = self.paths.member(member)
         try:
             data, _ = await self.zk.get(path)
@@ -107,10 +111,10 @@ class Store:
         budget: InflateBudget | None = None,
         deleted: Watch | None = None,
     ) -> Claim | None:
-        """A member's claim; None when there is none. Raises InvalidZnode.
+        """Returns a member's claim; None when there is none. Raises InvalidZnode.
 
-        `budget` is for all claims that are kept together. `deleted` is called before `watch` if the claim, as it was
-        read, was deleted without another change.
+        `budget` covers all claims that the caller keeps. `deleted` is called before `watch` if the claim was deleted
+        without a change since this read.
         """
         path = self.paths.claim(member)
         found = await get_if_exists(self.zk, path, watch, deleted=deleted)
@@ -121,7 +125,7 @@ class Store:
         return replace(claim, version=stat.version, transaction=stat.zxid)
 
     async def load_report(self, member: str, watch: Watch | None = None) -> LoadReport | None:
-        """What a member says about the load of its partitions; None if it says nothing. Raises InvalidZnode."""
+        """Returns the load report of a member; None if it reports nothing. Raises InvalidZnode."""
         path = self.paths.load(member)
         found = await get_if_exists(self.zk, path, watch)
         if found is None:
@@ -130,7 +134,7 @@ class Store:
         return LoadReport.decode(path, data)
 
     async def write_load_report(self, member: str, report: LoadReport) -> None:
-        """Creates or replaces the report of a member."""
+        """Creates or replaces the load report of a member."""
         path, data = self.paths.load(member), report.encode()
         try:
             await self.zk.set(path, data)
@@ -142,9 +146,9 @@ class Store:
     async def document(
         self, watch: Watch | None = None, *, only: str | None = None, counts: Counts | None = None
     ) -> tuple[AssignmentDocument | None, int]:
-        """The assignment and the version of its znode; (None, -1) when there is none. Raises InvalidZnode.
+        """Returns (the assignment, the version of its znode); (None, -1) when there is none. Raises InvalidZnode.
 
-        `only`: as far as it is about that member. `counts`: how many partitions topics have, as far as it is known.
+        `only`: reads only the entries of that member. `counts`: returns the partition count of a topic if it is known.
         """
         path = self.paths.assignment
         while True:
@@ -159,13 +163,14 @@ class Store:
                     data = b"".join(piece for piece, _ in pieces)
                 return await _decoded(data, partial(AssignmentDocument.decode, path, data, only, counts)), stat.version
             except NoZnode:
-                # the next document was written in the meantime, and the shards of this one were deleted
+                # the next document was written after this read began, and its leader deleted the shards of this
+                # document
                 if (await self.zk.get(path))[1].version == stat.version:
                     missing = InvalidZnode(path, "shards that it names are missing")
                     missing.version = stat.version
                     raise missing from None
             except InvalidZnode as error:
-                # the leader must replace this one, and not a valid one that was written since
+                # with the version the leader replaces this document, and not a valid one that was written since
                 error.version = stat.version
                 raise
 
@@ -195,14 +200,14 @@ class Store:
 
 
 async def _encoded(document: AssignmentDocument) -> bytes:
-    """As `_decoded`, the other way."""
+    """Encodes large data in a thread, as `_decoded` decodes it."""
     if sum(map(len, document.owners.values())) < SMALL_PARTITIONS:
         return document.encode()
     return await asyncio.get_running_loop().run_in_executor(_LARGE, document.encode)
 
 
 async def _decoded(data: bytes, decode: Callable[[], T]) -> T:
-    """Decodes large data in a thread: the event loop has to renew the lease in the meantime."""
+    """Decodes large data in a thread, so that the event loop can renew the lease."""
     if quick(data):
         return decode()
     return await asyncio.get_running_loop().run_in_executor(_LARGE, decode)

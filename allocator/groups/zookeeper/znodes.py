@@ -54,23 +54,24 @@ __all__ = [
 ]
 
 Counts = Callable[[str], "int | None"]
-"""How many partitions a topic has, None where that is not known."""
+"""Returns the partition count of a topic, or None if it is not known."""
 
 SHARD_BYTES = 900_000  # a znode may hold 1 MiB by default (jute.maxbuffer); the rest is for path and headers
-MEMBER_BYTES = 64_000  # larger: refused when written, ignored when read
-# The following limits, and those of `checked`, bound the memory that a hostile znode can cost. A group of 1 000
-# members, 1 000 topics and 1 000 000 partitions stays below each, even while all of them move
+MEMBER_BYTES = 64_000  # a larger znode is refused when written and ignored when read
+# These limits, and those of `checked`, bound the memory that a hostile znode can take. A group of 1 000 members, 1 000
+# topics and 1 000 000 partitions stays below each of them, even while all partitions move
 INFLATED_BYTES = 64_000_000
 MAX_GRACE_S = 86_400
-MAX_SEATS = 10_000  # of members with an instance id, of absent ones too
-MAX_PARTITIONS = 1_000_000  # that members hold in one group; as many again may be promised
-SMALL_BYTES = 100_000  # inflated; what is larger, or has more partitions than SMALL_PARTITIONS, takes long to decode
+MAX_SEATS = 10_000  # seats: members with an instance id, absent ones included
+MAX_PARTITIONS = 1_000_000  # partitions that members hold in one group; as many more may be promised
+# bytes after inflation. A larger document, or one with more than SMALL_PARTITIONS partitions, takes long to decode
+SMALL_BYTES = 100_000
 SMALL_PARTITIONS = 20_000
 
 
 @dataclass(frozen=True)
 class Paths:
-    """The znodes of one group."""
+    """The paths of the znodes of one group."""
 
     root: str
     group: str
@@ -128,20 +129,20 @@ MEMBER_ID = re.compile(r"m-[0-9a-f]{16}-([0-9]{10})\Z")
 
 
 def sequence(member: str) -> int | None:
-    """The sequence number that ZooKeeper gave to a member, None if the name is not one of ours."""
+    """Returns the sequence number that ZooKeeper gave a member; None if the name is not a member's."""
     match = MEMBER_ID.match(member)
     return None if match is None else int(match.group(1))
 
 
 def in_join_order(names: Iterable[str]) -> list[str]:
-    """The members among `names`, oldest first; the first one leads."""
+    """Returns the members among `names`, oldest first. The first one leads."""
     numbered = ((sequence(name), name) for name in names)
     return [name for _, name in sorted((number, name) for number, name in numbered if number is not None)]
 
 
 @dataclass(frozen=True)
 class MemberInfo:
-    """What a member writes about itself when it joins; it does not change while its znode exists."""
+    """The info that a member writes when it joins. It does not change while its znode exists."""
 
     name: str
     host: str
@@ -151,24 +152,25 @@ class MemberInfo:
     rack: str | None = None
     strategies: tuple[str, ...] = ("naive",)
     pid: int | None = None
-    """None of members of versions that did not say it, as is `session_timeout_s`."""
+    """None if the member's version does not write it. The same holds for `session_timeout_s`."""
     session_timeout_s: float | None = None
-    """After so long without a word from the member, ZooKeeper takes it for dead."""
+    """ZooKeeper declares the member dead after so many seconds of silence."""
     orders: tuple[str, ...] = ()
-    """The kinds of orders that the member knows; none of members of versions that had no orders."""
+    """The kinds of orders that the member knows; none if its version has no orders."""
     instance_id: str | None = None
-    """The member's name over restarts; None if its partitions are not reserved."""
+    """The name of the member that stays the same over restarts; None if its partitions are not reserved."""
     restart_grace_s: float = 0.0
-    """How long its partitions are reserved for the next process of that name."""
+    """How long its partitions are reserved for the next process with that name, in seconds."""
     features: tuple[str, ...] = ()
-    """Parts of the protocol that came later and that the member knows."""
+    """Later parts of the protocol that the member knows."""
     load_tolerance: float | None = None
-    """The setting of a member that follows load; None of others."""
+    """The load tolerance of a member that follows load; None for others."""
     version: str | None = None
-    """Of this package in the member's process; None of members of versions that did not say it."""
+    """The version of this package in the member's process; None if that version does not write it."""
 
     def encode(self) -> bytes:
-        """Raises ConfigError for what no leader would take, MissingExtra where that cannot be told."""
+        """Raises ConfigError for info that every leader refuses, and MissingExtra if a package to check it is
+        missing."""
         if self.pattern is not None:
             topic_pattern(self.pattern)
         data = json.dumps({"format": FORMAT, **self.to_json()}, separators=(",", ":")).encode()
@@ -252,20 +254,22 @@ def _instance(path: str, found: object) -> tuple[str | None, float]:
 
 @dataclass(frozen=True)
 class Seat:
-    """The place of a member with an instance id, which the next member of that id takes over.
+    """The place of a member with an instance id. The next member with that id takes it over.
 
-    The document names it, so that a leader can reserve the partitions of a member that it has never read.
+    The document stores it, so that a leader can reserve the partitions of a member that it has never read.
     """
 
     info: MemberInfo
-    """The member's subscription and instance id; without what differs between two processes."""
+    """The member's info without the fields that differ between two processes of one instance."""
     reserved_until_ms: int | None = None
-    """Milliseconds since the epoch, by the leader's wall clock; None while the member lives."""
+    """When the reservation ends, in milliseconds since the epoch by the leader's wall clock; None while the
+    member lives."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """The partitions that a member holds. It adds a partition before it starts it, and removes it after its release."""
+    """The partitions that a member holds. The member adds a partition before it starts to read it, and removes it after
+    the release."""
 
     revision: int
     """Revision of the newest document that the member has acted on."""
@@ -273,9 +277,9 @@ class Claim:
     generation: int = 0
     """Generation of that document."""
     version: int = field(default=0, compare=False)
-    """Of its znode, when it was read."""
+    """Version of the claim's znode when it was read."""
     transaction: int = field(default=0, compare=False)
-    """The one that wrote it; 0 if it was not read from ZooKeeper."""
+    """Transaction id of the last write of the znode; 0 if the claim was not read from ZooKeeper."""
 
     def encode(self) -> bytes:
         return _deflate(
@@ -289,7 +293,7 @@ class Claim:
 
     @classmethod
     def decode(cls, path: str, data: bytes, budget: InflateBudget | None = None) -> Claim:
-        """`budget`: shared with the other claims that are kept with this one."""
+        """Decodes a claim. `budget` is shared with the other claims that the caller keeps."""
         budget = budget or InflateBudget()
         budget.give_back(path)
         doc = inflate(path, data)
@@ -307,16 +311,17 @@ class Waiting:
     """Partitions that were revoked from a member and that its claim may still hold."""
 
     since: int
-    """Only a claim of this revision or a later one can prove the release."""
+    """Only a claim that has seen this revision or a later one can prove the release."""
     partitions: Partitions
 
 
 class OrderState(NamedTuple):
-    """What became of an order, as the leader says it."""
+    """The state of an order, written by the leader."""
 
     state: str
-    """"pending": members of older versions do not know it; "waiting": not yet as ordered; "kept"; "done": nothing is
-    left to do, and it may be removed; "not kept": it cannot be kept, and the group does without."""
+    """"pending": members of older versions do not know its kind. "waiting": the group does not comply yet. "kept": the
+    group complies. "done": nothing is left to do, and it may be removed. "not kept": the group cannot comply, and goes
+    on without it."""
     why: str = ""
 
 
@@ -337,18 +342,18 @@ class AssignmentDocument:
     waiting: Mapping[str, Waiting] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
     left_out: Partitions = NO_PARTITIONS
-    """Partitions that the allocator function, or an order, assigns to no member. Only the leader and observers read
-    it, as they do the next two."""
+    """Partitions that the allocator function, or an order, assigns to no member. Members do not read this field and the
+    next two; the leader and observers do."""
     orders: Mapping[str, OrderState] = field(default_factory=dict)
-    """By id, the orders that the leader has taken note of."""
+    """The states of the orders that the leader knows, by id."""
     moved: tuple[tuple[int, int], ...] = ()
-    """When (milliseconds since the epoch) how many partitions were taken from live owners; of the last minute, and
-    only while a budget counts them."""
+    """(milliseconds since the epoch, partitions taken from live owners), for the last minute. Kept only while an order
+    sets a budget."""
     load_history: LoadHistory = field(default_factory=LoadHistory)
-    """What moved for load lately; only the leader and observers read it."""
+    """The moves for load. Only the leader and observers read it."""
     seats: Mapping[str, Seat] = field(default_factory=dict)
-    """By member: the seat of each live member with an instance id, and of each one that may come back. Like `left_out`,
-    only the leader and observers read it."""
+    """The seat of each live member with an instance id, and of each absent one that may come back, by member id. As for
+    `left_out`, only the leader and observers read it."""
     problem: str | None = None
 
     def encode(self) -> bytes:
@@ -380,8 +385,8 @@ class AssignmentDocument:
     def decode(
         cls, path: str, data: bytes, only: str | None = None, counts: Counts | None = None
     ) -> AssignmentDocument:
-        """`only`: what it says of that member and no other, which is all that the member needs: with 100 members and
-        10 000 partitions it is read forty times faster so, and each member reads each document. `counts`: as in
+        """`only`: decodes only the entries of that member, which is all that a member needs. With 100 members and 10
+        000 partitions this is forty times faster, and every member reads every document. `counts`: as in
         `InflateBudget`."""
         doc = inflate(path, data)
 
@@ -423,7 +428,7 @@ class AssignmentDocument:
         )
 
     def but(self, **changes: Any) -> AssignmentDocument:
-        """A copy with those fields replaced."""
+        """Returns a copy with these fields replaced."""
         return replace(self, **changes)
 
 
@@ -465,7 +470,7 @@ def _history_from_json(path: str, value: object, counts: Counts | None) -> LoadH
 
 
 def _seats_to_json(seats: Mapping[str, Seat]) -> dict[str, Any]:
-    """The topics of each subscription once: members usually share one."""
+    """Stores the topics of each subscription once, because members usually share one."""
     subscriptions = sorted({tuple(sorted(seat.info.topics)) for seat in seats.values()})
     place = {topics: index for index, topics in enumerate(subscriptions)}
     found = {}
@@ -480,7 +485,7 @@ def _seats_from_json(path: str, doc: Mapping[str, Any]) -> dict[str, Seat]:
     lists = doc.get("subscriptions", [])
     if not isinstance(lists, list):
         raise InvalidZnode(path, f"subscriptions is {type(lists).__name__}, not a list")
-    # one set for all seats of a subscription: many seats may name a long one
+    # all seats with one subscription share one set, since a subscription may be long
     subscriptions = [frozenset(check_texts(path, "subscriptions", topics)) for topics in lists]
     found = check_mapping(path, "seats", doc.get("seats", {}))
     if len(found) > MAX_SEATS:
@@ -501,18 +506,18 @@ def _seats_from_json(path: str, doc: Mapping[str, Any]) -> dict[str, Seat]:
 
 
 def split(data: bytes, leader: str, revision: int) -> tuple[bytes, dict[str, bytes]]:
-    """The head and the shards (name -> bytes) that hold an encoded document; a small one is its own head."""
+    """Encodes the document as a head and shards (name -> bytes). A small document has no shards."""
     if len(data) <= SHARD_BYTES:
         return data, {}
     pieces = [data[start : start + SHARD_BYTES] for start in range(0, len(data), SHARD_BYTES)]
-    # the leader's name keeps a deposed leader from overwriting the shards of its successor
+    # with the leader's name, a deposed leader cannot overwrite the shards of its successor
     names = [f"{revision}-{leader}-{number}" for number in range(len(pieces))]
     head = json.dumps({"format": FORMAT, "shards": names}).encode()
     return head, dict(zip(names, pieces))
 
 
 def shard_names(path: str, head: bytes) -> list[str] | None:
-    """The shards that a head names, None when the head is the whole document."""
+    """Returns the shards that a head names; None when the head is the whole document."""
     if not head.startswith(b"{"):
         return None
     names = check_texts(path, "shards", parse_object(path, head).get("shards"))
@@ -525,7 +530,7 @@ def shard_names(path: str, head: bytes) -> list[str] | None:
 
 
 def to_ranges(partitions: Iterable[TopicPartition]) -> dict[str, str]:
-    """{"orders": "0-3,7"}: short in JSON, and shorter still once deflated."""
+    """Encodes partitions as {"orders": "0-3,7"}, which is short in JSON and deflates well."""
     by_topic: dict[str, list[int]] = {}
     for topic, partition in partitions:
         by_topic.setdefault(topic, []).append(partition)
@@ -543,11 +548,11 @@ def _ranges(ids: list[int]) -> str:
 
 
 class InflateBudget:
-    """How many partitions may still be read from znodes of one group that are kept together.
+    """Limits how many partitions may be decoded from those znodes of a group that are in memory together.
 
-    A few bytes stand for a million partitions, and each may be held by one member only: what names more than `most` in
-    all, or several times what a topic has, is no state of a group. `counts` may be older than the znode, so it bounds
-    a topic only loosely. May be used by several threads.
+    A few bytes can stand for a million partitions, but only one member may hold each. So znodes that name more than
+    `most` partitions in all, or several times the partition count of a topic, cannot be valid. `counts` may be older
+    than the znode, so its limit for a topic is loose. Thread-safe.
     """
 
     def __init__(self, counts: Counts | None = None, most: int = MAX_PARTITIONS) -> None:
@@ -560,11 +565,11 @@ class InflateBudget:
 
     @classmethod
     def of_claims(cls) -> InflateBudget:
-        """Claims are read at different moments: a partition that moves may be in two of them."""
+        """Allows for claims that are read at different times: a moving partition may be in two of them."""
         return cls(most=2 * MAX_PARTITIONS)
 
     def take(self, path: str, ranges: object) -> None:
-        """Counts the partitions of `ranges` ({topic: "0-3,7"}) without making them. Raises InvalidZnode."""
+        """Counts the partitions of `ranges` ({topic: "0-3,7"}) without creating them. Raises InvalidZnode."""
         for topic, text in check_mapping(path, "partitions", ranges).items():
             number = check_text(path, "partitions", text).count(",") + 1
             if number <= self._most:
@@ -586,12 +591,12 @@ class InflateBudget:
                 raise InvalidZnode(path, f"{of_topic} partitions of topic {shown(topic)}, which has {known}")
 
     def give_back(self, path: str) -> None:
-        """The znode at `path` is read again, or gone."""
+        """Returns the partitions of the znode at `path` to the budget, because it was deleted or is read again."""
         with self._lock:
             self._total -= self._paths.pop(path, 0)
 
     def keep(self, paths: Iterable[str]) -> None:
-        """The other znodes are gone."""
+        """Returns the partitions of all other znodes to the budget, because they were deleted."""
         for path in set(self._paths) - set(paths):
             self.give_back(path)
 
@@ -600,7 +605,7 @@ RUN = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6}))?\Z")  # of partitions, numbers 
 
 
 def from_ranges(path: str, ranges: Mapping[str, str]) -> Partitions:
-    """The inverse of `to_ranges`, for what a `InflateBudget` has let pass."""
+    """The inverse of `to_ranges`, for ranges that an `InflateBudget` has allowed."""
     found: list[TopicPartition] = []
     for topic, text in ranges.items():
         numbers: list[int] = []
@@ -608,7 +613,7 @@ def from_ranges(path: str, ranges: Mapping[str, str]) -> Partitions:
             first, dash, last = run.partition("-")
             if dash:
                 numbers.extend(range(int(first), int(last) + 1))
-            else:  # most runs, when partitions are dealt in turn
+            else:  # the common case of many ranges, when partitions are assigned round-robin
                 numbers.append(int(first))
         found.extend(map(TopicPartition, repeat(topic), numbers))
     return frozenset(found)
@@ -619,7 +624,7 @@ def _deflate(doc: Mapping[str, Any]) -> bytes:
 
 
 def quick(data: bytes) -> bool:
-    """Whether a claim or a document is decoded in a few milliseconds; an event loop should not wait for more."""
+    """Returns whether a claim or document decodes in a few milliseconds. A larger one would block the event loop."""
     try:
         raw = data if data.startswith(b"{") else zlib.decompressobj().decompress(data, SMALL_BYTES)
     except zlib.error:

@@ -22,8 +22,8 @@ log = logging.getLogger(__name__)
 BUSY = (
     b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 5\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 )  # fmt: skip
-AT_ONCE = 32  # accepted before others of the loop have their turn
-# no descriptor or no memory is left; every other error is that of one connection
+AT_ONCE = 32  # connections accepted at once, before other tasks of the loop run
+# no descriptor or memory is left. Every other error concerns one connection
 EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
@@ -31,11 +31,12 @@ EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 class Limits:
     """Limits of one server. Times in seconds."""
 
-    connections: int = 100  # more: more descriptors that Kafka and ZooKeeper may need; less: fewer pages at once
-    idle_s: float = 30.0  # until the header of the (next) request is there. More: idle clients stay longer
-    body_s: float = 10.0  # until the body is there
-    stalled_s: float = 60.0  # until an answer, or a push to a stream, is taken. Less: slow links are cut off
-    pause_s: float = 1.0  # without accepting, when the process has no descriptor left
+    # open connections. more: takes descriptors that Kafka and ZooKeeper may need; less: fewer pages at once
+    connections: int = 100
+    idle_s: float = 30.0  # until the header of the next request has arrived. more: idle clients stay longer
+    body_s: float = 10.0  # until the body has arrived
+    stalled_s: float = 60.0  # until the client has read a response, or a push to a stream. less: cuts off slow links
+    pause_s: float = 1.0  # pause of accepting when the process has no descriptor left
     header_bytes: int = 65_536
     body_bytes: int = 65_536
     viewers: int = 64  # event streams at once; each costs memory and a connection
@@ -63,7 +64,7 @@ class Server(httpserver.HTTPServer):
         self._tls = tls
         self._listening: list[socket.socket] = []
         self._open = 0
-        self._waiting: dict[Any, None] = {}  # connections whose next request is not there yet, the longest first
+        self._waiting: dict[Any, None] = {}  # connections that wait for their next request, the longest-waiting first
         self._resume: asyncio.TimerHandle | None = None
         self._exhausted = False
 
@@ -102,7 +103,7 @@ class Server(httpserver.HTTPServer):
                 return
             except OSError as error:
                 if error.errno not in EXHAUSTED:
-                    continue  # whoever called hung up meanwhile
+                    continue  # the client closed the connection before it was accepted
                 if not self._exhausted:
                     log.warning("the web server accepts nobody for %g s: %s", self._limits.pause_s, error)
                 self._exhausted = True

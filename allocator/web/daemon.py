@@ -27,19 +27,20 @@ __all__ = ["DaemonHealth", "Demand", "beside_daemon"]
 
 log = logging.getLogger(__name__)
 
-LINGER_S = 60.0  # how long the group is watched after the last look; more: its history stays; less: fewer reads
-AGAIN_S = 5.0  # after a failure that the watcher cannot survive. More: a stale page; less: more lines in the log
-LOSSES_S = 1.0  # how soon the page shows lost records; more: later; less: more looks for nothing
-READ_WITHIN_S = 30.0  # how long an owned partition may be without an answer to a fetch; more: told later
+# how long the group stays watched after the last page was closed. more: keeps its history longer; less: fewer reads
+LINGER_S = 60.0
+AGAIN_S = 5.0  # before a watcher that failed starts again. more: a stale page; less: more log lines
+LOSSES_S = 1.0  # between two reads of the lost records. more: the page shows them later; less: more work
+READ_WITHIN_S = 30.0  # how long an owned partition may have no fetch response. more: a later report
 
 
 class DaemonHealth:
-    """Whether one daemon lives and does its work.
+    """The health of one daemon.
 
-    live: it answers, which shows that its loop runs, and no handler hangs that was given up. A lost session or a
-    silent ZooKeeper is nothing that a restart would mend: the membership is rejoining.
-    ready: it is a member whose lease is valid, and what it owns is being read, or it owns nothing because the
-    assignment gives it nothing. Partitions that come or go in a rebalance do not change that, all of them included.
+    live: the health endpoint responds, so the loop runs, and no handler hangs that the daemon has given up waiting for.
+    A lost session or a silent ZooKeeper does not count, because a restart would not help: the member is already
+    rejoining. ready: the member has a valid lease, and it reads the partitions that it owns, or the assignment gives it
+    none. A rebalance does not change this, even if it moves all partitions.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class DaemonHealth:
         self._clock = clock
         self._unread: dict[TopicPartition, float] = {}
         self._begun = False
-        """Whether the member has read something since it last joined."""
+        """Whether the member has read a partition since it last joined."""
 
     def live(self) -> list[str]:
         return [f"{topic}:{number}: its handler was given up and still runs" for topic, number in sorted(self._stuck())]
@@ -72,7 +73,7 @@ class DaemonHealth:
         if consumer.generation == 0 and not owned:
             return ["it has joined, and no assignment has come yet"]
         now = self._clock()
-        # what was paused waits for its handler, and was read
+        # a paused partition was read, and waits for its handler
         unread = owned - set(consumer.lag()) - consumer.paused()
         self._unread = {partition: self._unread.get(partition, now) for partition in unread}
         late = sorted(p for p, since in self._unread.items() if now - since > READ_WITHIN_S)
@@ -88,7 +89,7 @@ class DaemonHealth:
 class Demand:
     """Runs a watcher while a page is open, and a minute longer.
 
-    Without this, a hundred daemons that nobody looks at would read as much in a rebalance as a hundred pages.
+    Otherwise a hundred daemons whose page nobody opens would read as much in a rebalance as a hundred pages.
     """
 
     def __init__(self, watcher: Watcher) -> None:
@@ -99,7 +100,7 @@ class Demand:
 
     @contextlib.asynccontextmanager
     async def viewing(self) -> AsyncIterator[None]:
-        """Enter it with each open page."""
+        """Enter this context for each open page."""
         self._viewers += 1
         self._nobody.clear()
         self._asked.set()
@@ -117,7 +118,7 @@ class Demand:
             try:
                 await TaskGroup().run(self._until_nobody_looks(), watcher=self._watcher.run())
             except Exception as error:
-                # the page says so; the daemon goes on with its records
+                # the page reports the failure; the daemon keeps handling records
                 log.exception("the page shows no groups; watching begins again in %g s", AGAIN_S)
                 self._watcher.fail(error)
                 await asyncio.sleep(AGAIN_S)
@@ -133,7 +134,7 @@ class Demand:
 
 
 def losses(consumer: Consumer) -> list[Finding]:
-    """The records of this process's losses, newest first."""
+    """The losses of this process, newest first."""
     return [
         Finding(
             "records-lost",

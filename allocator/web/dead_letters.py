@@ -1,4 +1,5 @@
-"""What operators may see of dead letters, and do with them: `allocator deadletters` for the page and the API."""
+"""Dead letters for the page and the API: operators list them, write them back and discard them, as with `allocator
+deadletters`."""
 
 from __future__ import annotations
 
@@ -21,19 +22,20 @@ from allocator.web.records import TEXT
 
 __all__ = ["LetterDesk", "TookTooLong", "candidates"]
 
-LISTED = 500  # letters in one answer; more: a slower page
-AT_ONCE = 1000  # letters that one request may settle; their names have to fit into its body
-PATIENCE_S = 60.0  # more: larger topics can be listed; less: a browser waits less for nothing
+LISTED = 500  # letters in one response. more: a slower page
+AT_ONCE = 1000  # letters that one request may settle; their names must fit into the body
+# limit of reading a topic. more: larger topics can be listed; less: a browser waits less for an error
+PATIENCE_S = 60.0
 NAMED_SO = re.compile(r"dead|dlq|dlt", re.IGNORECASE)
 LETTER = re.compile(r"[0-9]{1,9}:[0-9]{1,18}\Z")
 
 
 class TookTooLong(AllocatorError):
-    """The topic has too many letters to read them for one request."""
+    """The topic has too many letters for one request."""
 
 
 def candidates(topics: set[str]) -> list[str]:
-    """The topics that look like topics of dead letters: by their names, or because letters of them were settled."""
+    """The topics that may contain dead letters, judged by their names or by settled letters."""
     named = {topic for topic in topics if NAMED_SO.search(topic) or f"{topic}.settled" in topics}
     return sorted(
         topic for topic in named if topic.rpartition(".settled")[0] not in topics or not topic.endswith(".settled")
@@ -52,11 +54,11 @@ class LetterDesk:
     viewer: Optional[Viewer] = None
 
     async def candidates(self) -> list[str]:
-        """Topics that may have dead letters."""
+        """The topics that may contain dead letters."""
         return candidates(await self.topics())
 
     async def act(self, what: str, topic: str, given: Mapping[str, Any], user: str) -> dict[str, Any]:
-        """One of `WORK`. Raises ConfigError for a wrong body, TookTooLong, and what the queue raises."""
+        """Runs one of `WORK`. Raises ConfigError for a wrong body, TookTooLong, and errors of the queue."""
         check_topic(topic)
         try:
             return await within(WORK[what](self, topic, given, user or "page"), PATIENCE_S)
@@ -67,7 +69,7 @@ class LetterDesk:
             ) from None
 
     async def list(self, topic: str, given: Mapping[str, Any], user: str) -> dict[str, Any]:
-        """The letters that match, the newest last."""
+        """The letters that match, newest last."""
         check_names(given, *FILTER, "settled")
         chosen, settled = _filter(given), given.get("settled", False)
         if type(settled) is not bool:
@@ -94,14 +96,14 @@ class LetterDesk:
         return {**letter.to_json(), "stack": letter.stack, "record": None if seen is None else seen.shown(TEXT)}
 
     async def redrive(self, topic: str, given: Mapping[str, Any], user: str) -> dict[str, Any]:
-        """Writes letters back to their topics, each once; only says which, until `confirm` is the topic."""
+        """Writes letters back to their topics, each once. Unless `confirm` is the topic, it only returns which."""
         check_names(given, *FILTER, "letters", "confirm")
         chosen, execute = _filter(given), _confirmed(topic, given)
         async with self.open(topic, user) as queue:
             return _settled(topic, await queue.redrive(chosen, execute=execute), execute)
 
     async def discard(self, topic: str, given: Mapping[str, Any], user: str) -> dict[str, Any]:
-        """Notes that letters need nothing more; only says which, until `confirm` is the topic."""
+        """Marks letters as settled. Unless `confirm` is the topic, it only returns which."""
         check_names(given, *FILTER, "letters", "reason", "confirm")
         chosen, execute, reason = _filter(given), _confirmed(topic, given), given.get("reason", "")
         if not isinstance(reason, str):
@@ -136,7 +138,8 @@ def _filter(given: Mapping[str, Any]) -> LetterFilter:
 
 
 def _confirmed(topic: str, given: Mapping[str, Any]) -> bool:
-    """Whether to do it. Only letters that were named are settled: others may have come since they were listed."""
+    """Returns whether to execute the request. Only named letters are settled: others may have come since they
+    were listed."""
     confirm = given.get("confirm")
     if confirm is None:
         return False

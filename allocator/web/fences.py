@@ -12,22 +12,28 @@ __all__ = ["Fence", "Fences"]
 
 
 class Fence(NamedTuple):
-    """What `Consumer.fence` says to the owner: the transaction that put the partition into its claim."""
+    """The value that `Consumer.fence` returns to the owner: the id of the transaction that put the partition
+    into its claim."""
 
     transaction: int
     exact: bool
-    """False: the token is at most `transaction`, because this process did not see the claim just before that write."""
+    """False: the token may be lower than `transaction`, because this process did not see the claim just
+    before that write."""
 
 
 class Fences:
-    """ZooKeeper knows only the last write of a claim. So a token is exact if the claim was seen before that write."""
+    """Computes the fencing tokens from claims.
+
+    ZooKeeper stores only the last write of a claim. So a token is exact only if this process saw the claim before that
+    write.
+    """
 
     def __init__(self) -> None:
         self._claims: Mapping[str, Claim] = {}
         self._of: dict[TopicPartition, Fence] = {}
 
     def learn(self, claims: Mapping[str, Claim]) -> None:
-        """`claims` as they were read now: of all members."""
+        """Adds the present claims of all members."""
         found: dict[TopicPartition, Fence] = {}
         for member, claim in claims.items():
             if not claim.transaction:
@@ -43,5 +49,5 @@ class Fences:
         self._claims, self._of = dict(claims), found
 
     def of(self, partition: TopicPartition) -> Optional[Fence]:
-        """None without an owner, and for a group that ZooKeeper does not coordinate."""
+        """The token; None without an owner, and for a group that ZooKeeper does not coordinate."""
         return self._of.get(partition)

@@ -15,7 +15,7 @@ from allocator.errors import ConfigError
 __all__ = ["HEADERS", "Guard", "Login", "User"]
 
 HEADERS = {
-    # everything is in files of ours: nothing inline, nothing from elsewhere, and nobody may frame it
+    # everything comes from this server's files: no inline code, nothing from other origins, and no embedding in a frame
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -27,7 +27,7 @@ HEADERS = {
 }
 
 LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
-TOKEN_CHARACTERS = 16  # fewer can be guessed
+TOKEN_CHARACTERS = 16  # a shorter token can be guessed
 
 
 @dataclass(frozen=True)
@@ -68,13 +68,13 @@ class Login:
                 raise ConfigError(f"the proxy {address!r} is not an IP address")
 
     def user(self, headers: Mapping[str, str], address: str) -> Optional[User]:
-        """The sender, or None if the request does not come from the proxy, or names no user."""
+        """Returns the sender; None if the request does not come from the proxy, or names no user."""
         name = headers.get(self.user_header, "").strip()
         if address not in self.proxies or not name:
             return None
         groups = headers.get(self.groups_header, "") if self.groups_header is not None else ""
         known = {f"@{group.strip()}" for group in groups.split(",") if group.strip()}
-        if not name.startswith("@"):  # which names a group
+        if not name.startswith("@"):  # entries with "@" name a group
             known.add(name)
         if known & self.operators:
             return User(name, "operator")
@@ -86,25 +86,25 @@ class Guard:
     """Decides whether to answer a request.
 
     A page of another site, open in a browser that can reach this server, must neither read nor change anything. Such a
-    page can let its own name point to our address, so the Host header has to be one of our names. It can also post
-    forms, so a change needs a token in a header, which a form cannot send, and an Origin of ours if there is one. There
-    are no cookies.
+    page can make its own host name resolve to this server, so the Host header must be one of this server's names. It
+    can also post forms, so a change needs a token in a header, which a form cannot send, and an Origin header, if
+    present, must be this server's. There are no cookies.
     """
 
     hosts: frozenset[str] = LOCAL
-    """The names of this server, without port. IP addresses in the Host header always count."""
+    """The names of this server, without port. IP addresses in the Host header are always accepted."""
     token: str | None = field(default=None, repr=False)
-    """The token that allows changes; None: there is none."""
+    """The token that allows changes; None: there is no token."""
     login: Optional[Login] = None
     """The proxy; None: every sender may read."""
 
     @property
     def read_only(self) -> bool:
-        """Whether nobody may change anything."""
+        """Whether all changes are refused."""
         return self.token is None and (self.login is None or not self.login.operators)
 
     def user(self, headers: Mapping[str, str], address: str) -> Optional[User]:
-        """The sender of a request; None: the sender has to log in first."""
+        """Returns the sender of a request; None: the sender must log in first."""
         if self.allows(headers.get("Authorization")):
             return User("token", "operator")
         return User("", "viewer") if self.login is None else self.login.user(headers, address)
@@ -123,12 +123,13 @@ class Guard:
         return cls(LOCAL | {host.lower() for host in hosts}, token, login)
 
     def knows_host(self, header: str | None) -> bool:
-        """Whether a Host header has one of our names."""
+        """Whether the Host header is one of this server's names."""
         name = _name(header)
         return name is not None and (name in self.hosts or _is_address(name))
 
     def same_origin(self, origin: str | None, host: str | None, scheme: str = "http") -> bool:
-        """Whether a request comes from our own page, or from no page. `scheme`: "https" behind a proxy with TLS."""
+        """Whether a request comes from this server's page, or from no page. `scheme`: "https" behind a proxy
+        with TLS."""
         if origin is None:
             return True
         try:

@@ -12,16 +12,16 @@ from allocator.types import TopicPartition
 
 __all__ = ["History", "News", "Past", "Point", "Rebalance", "Remembered", "Series", "targets"]
 
-REBALANCES = 100  # kept; more: memory, a few kB each
-POINTS = 720  # kept: an hour, of one every 5 s
-NAMED = 5  # members or topics named in a reason
+REBALANCES = 100  # rebalances kept. more: memory, a few kB each
+POINTS = 720  # points kept: an hour at one every 5 s
+NAMED = 5  # members or topics that a reason names
 
 Owners = Mapping[TopicPartition, str]
 
 
 @dataclass(frozen=True)
 class News:
-    """How the watcher learned of a change."""
+    """The changes that the watcher noticed since the last observation."""
 
     at: Optional[float]
     """When ZooKeeper reported the first change since the last observation; None if the watcher missed earlier changes.
@@ -143,12 +143,12 @@ class Remembered:
 
 
 class History:
-    """The rebalances of one group, as `observe` was shown them.
+    """The rebalances of one group, computed from the states that `observe` gets.
 
-    A rebalance begins when a member comes or goes, or when a new generation is seen, and ends when what the members
-    claim is what the assignment gives. So its length is what a partition that moved may have waited, and no more
-    precise than what ZooKeeper's watches tell. ZooKeeper takes a member that crashes for dead after its session
-    timeout; that time comes before the beginning, and is in `Rebalance.unnoticed_s`.
+    A rebalance begins when a member joins or leaves, or when a new generation appears. It ends when the claims of the
+    members equal the assignment. Its length is therefore how long a moved partition may have waited, as precisely as
+    ZooKeeper's watches report changes. ZooKeeper declares a crashed member dead after its session timeout. That time
+    lies before the beginning, and is in `Rebalance.unnoticed_s`.
     """
 
     def __init__(self) -> None:
@@ -173,7 +173,7 @@ class History:
         self._remembered: Optional[Remembered] = None
 
     def recall(self, remembered: Optional[Remembered]) -> None:
-        """Continue from stored history. Caller: the watcher, before the first observation."""
+        """Continues from stored history. Called by the watcher before the first observation."""
         self._remembered = remembered
 
     def to_remember(self) -> Optional[Remembered]:
@@ -198,8 +198,8 @@ class History:
         return state.name_of(member) if member in state.members else self._names.get(member, state.name_of(member))
 
     def observe(self, state: GroupState, now: float, news: Optional[News] = None) -> bool:
-        """Compare with the last observation. Returns whether something changed. Without `news`, the change happened
-        now."""
+        """Compares a state with the last observation. Returns whether something changed. Without `news`, the change
+        happened now."""
         news = news or News(now)
         self._crashed |= news.crashed
         self._names.update((member, state.name_of(member)) for member in state.members)
@@ -235,7 +235,7 @@ class History:
         return happened
 
     def _compare(self, then: Remembered, state: GroupState, now: float) -> None:
-        """Add one rebalance for all changes between two servers."""
+        """Adds one rebalance for all changes between the end of the previous server and the start of this one."""
         new = targets(state) if state.members else {}
         moves = {p: (then.owners.get(p), new.get(p)) for p in {*then.owners, *new} if then.owners.get(p) != new.get(p)}
         if moves:
@@ -255,7 +255,7 @@ class History:
             )
 
     def _time_claims(self, current: Rebalance, last: GroupState, state: GroupState, at: float) -> None:
-        """Note which partitions lost or got an owner between two observations."""
+        """Records which partitions lost or got an owner between two observations."""
         was, now = last.owners, state.owners
         if was == now:
             return
@@ -296,7 +296,7 @@ class History:
         }
         current.names = dict(self._names)
         current.total = len(new)
-        # a member that came or went and is not dealt with yet: the generation of it is still to come
+        # a member joined or left, and the assignment does not reflect it yet: its generation follows
         dealt_with = state.generation > before.generation or not state.members
         back = set(state.members) == set(before.members) and state.generation == before.generation
         if settled(state) and (dealt_with or back):
@@ -357,12 +357,12 @@ def _unnoticed(before: GroupState, after: GroupState, crashed: Collection[str]) 
     """`Rebalance.unnoticed_s` of a change from `before` to `after`."""
     timeouts = {m: info.session_timeout_s for m, info in before.members.items() if m not in after.members}
     if None in timeouts.values():
-        return None  # of a version that leaves without a sign, so that it may have crashed
+        return None  # its version leaves without a mark, so it may have crashed
     return max((s for member, s in timeouts.items() if s is not None and member in crashed), default=0.0)
 
 
 def reasons(before: GroupState, after: GroupState, crashed: Collection[str] = ()) -> list[str]:
-    """The differences in what an assignment depends on, in words."""
+    """Describes which inputs of the assignment changed."""
     found = []
     joined = [member for member in after.members if member not in before.members]
     left = [member for member in before.members if member not in after.members]
@@ -420,13 +420,13 @@ def _say(what: str, names: Iterable[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Point:
-    """Figures of one moment. Rates are per second since the previous point. None: unknown."""
+    """The figures at one moment. Rates are per second since the previous point. None: unknown."""
 
     at: float
     lag: Optional[int]
     produced: Optional[float] = None
     consumed: Optional[float] = None
-    """The growth of committed offsets: the consumption that is visible from outside."""
+    """The growth of committed offsets per second: the consumption that others can observe."""
     commits: Optional[float] = None
     """Partitions with a changed committed offset, per second: a lower bound of the commits."""
     lag_s: Optional[float] = None
@@ -441,7 +441,7 @@ class Series:
         self._logs: Optional[Logs] = None
 
     def unknown(self, now: float) -> None:
-        """Note that Kafka does not answer: the last figures are out of date."""
+        """Records that Kafka does not respond: the last figures are out of date."""
         self._logs = None
         if self.points and self.points[-1] != Point(self.points[-1].at, None):
             self.points.append(Point(now, None))
@@ -454,7 +454,7 @@ class Series:
         read: Collection[TopicPartition] = (),
         lag_s: Optional[float] = None,
     ) -> None:
-        """Add Kafka's answer of a time. `lag`: of the group, None if unknown. `read`: the offsets of the group."""
+        """Adds figures from Kafka. `lag`: of the group, None if unknown. `read`: the offsets of the group."""
         if not logs.end and not logs.committed:
             self.unknown(now)
             return
@@ -462,7 +462,7 @@ class Series:
         before = self._logs
         if before is not None and self.points and now > self.points[-1].at:
             s = now - self.points[-1].at
-            # a topic made anew, or offsets set back, are no negative throughput
+            # a topic that was created again, or an offset reset, is no negative throughput
             produced = sum(max(0, end - before.end[p]) for p, end in logs.end.items() if p in before.end)
             whole = all(p in logs.end and p in before.end for p in read)
             both = [(o.offset, before.committed[p].offset) for p, o in logs.committed.items() if p in before.committed]
@@ -484,5 +484,5 @@ class Past:
 
     points: list[Point] = field(default_factory=list)
     rebalances: list[dict[str, Any]] = field(default_factory=list)
-    """The rebalances, newest first, as made by `Rebalance.to_json`."""
+    """The rebalances, newest first, as `Rebalance.to_json` returns them."""
     remembered: Optional[Remembered] = None

@@ -1,6 +1,6 @@
-"""The past of the groups in an SQLite file, so that a restart of the page loses nothing.
+"""Stores the history of the groups in an SQLite file, so that a restart of the page loses nothing.
 
-One thread works on the file. It is bounded in size: the oldest entries make room.
+One thread works on the file. Its size is limited: the oldest entries are deleted.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 FORMAT = 1
-WRITE_S = 2.0  # between two writes. More: more is lost with a crash; less: more writes
+WRITE_S = 2.0  # between two writes. more: a crash loses more; less: more writes
 TIDY_S = 600.0
 FINE_S = 2 * 3600.0  # points older than this are thinned to one in COARSE_S
 COARSE_S = 60.0
 ROOM = 0.9  # the size after tidying, as a share of the limit
-SHOWN = 100  # rebalances that the page gets of the past
-POINTS = 1000  # points of one answer
+SHOWN = 100  # earlier rebalances that the page gets
+POINTS = 1000  # points in one response
 SCHEMA = """
 CREATE TABLE points (grp TEXT, at REAL, lag INTEGER, lag_s REAL, produced REAL, consumed REAL, commits REAL,
     PRIMARY KEY (grp, at)) WITHOUT ROWID;
@@ -62,7 +62,7 @@ class HistoryFile:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._db = sqlite3.connect(path, timeout=10.0, check_same_thread=False)
-            path.chmod(0o600)  # names of users are in it
+            path.chmod(0o600)  # it contains names of users
             (version,) = self._db.execute("PRAGMA user_version").fetchone()
             if version == 0:
                 self._db.executescript(
@@ -83,7 +83,7 @@ class HistoryFile:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
 
     def finish(self, work: Callable[[], None]) -> None:
-        """Does the last work at the end of the process, after what is under way. Blocks the loop until then."""
+        """Runs the last work at the end of the process, after the work in progress. Blocks the loop until then."""
         try:
             self._thread.submit(work).result(10)
         except (sqlite3.Error, TimeoutError) as error:
@@ -110,7 +110,7 @@ class HistoryFile:
         events: Iterable[Event] = (),
         assignments: Iterable[tuple[str, float, Remembered]] = (),
     ) -> None:
-        """Add all entries or none. A rebalance in progress is written again when it ends."""
+        """Adds all entries or none. A rebalance in progress is written again when it ends."""
         with self._db:
             self._db.executemany(
                 "INSERT OR REPLACE INTO points VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -175,7 +175,7 @@ class HistoryFile:
         )
 
     def points(self, group: str, since: float, until: float, most: int = POINTS) -> list[dict[str, Any]]:
-        """About `most` points at most, spread over the time: the one with the largest lag in each interval."""
+        """Returns about `most` points, spread over the time: from each interval the one with the largest lag."""
         step = max(1.0, (until - since) / most)
         rows = self._db.execute(
             f"SELECT {', '.join(POINT)}, max(coalesce(lag, -1)) FROM points WHERE grp = ? AND at BETWEEN ? AND ? "
@@ -192,7 +192,7 @@ class HistoryFile:
         return None if row is None else dict(zip(POINT, row))
 
     def rebalances(self, group: str, since: float, until: float) -> list[dict[str, Any]]:
-        """The rebalances of a time, newest first."""
+        """Returns the rebalances within a time, newest first."""
         rows = self._db.execute(
             "SELECT summary FROM rebalances WHERE grp = ? AND id BETWEEN ? AND ? ORDER BY id DESC LIMIT 10000",
             (group, 1000 * since, 1000 * until),
@@ -207,7 +207,7 @@ class HistoryFile:
         return None if row is None else {**json.loads(row[0]), **_unpacked(row[1])}
 
     def events(self, since: float = 0.0, most: int = 1000, kind: Optional[str] = None) -> list[Event]:
-        """The newest events, in the order of time."""
+        """Returns the newest events, oldest first."""
         rows = self._db.execute(
             "SELECT at, kind, text, grp, who, address, detail FROM events WHERE at >= ? AND (? IS NULL OR kind = ?) "
             "ORDER BY number DESC LIMIT ?",
@@ -219,7 +219,7 @@ class HistoryFile:
         ]
 
     def export(self, group: str, since: float, until: float) -> Iterator[str]:
-        """All entries of a group in a time, as lines of JSON."""
+        """Returns all entries of a group within a time, as lines of JSON."""
         for point in self._db.execute(
             f"SELECT {', '.join(POINT)} FROM points WHERE grp = ? AND at BETWEEN ? AND ? ORDER BY at",
             (group, since, until),
@@ -273,7 +273,7 @@ class _Written(NamedTuple):
 
 
 def _fresh(name: str, group: WatchedGroup, before: _Written, entries: _Entries) -> _Written:
-    """Add to `entries` what the file does not have yet. Returns what it has then."""
+    """Adds the entries that the file does not have yet to `entries`. Returns the entries that it has then."""
     entries.points += [(name, point) for point in group.series.points if point.at > before.point]
     versions = {}
     for rebalance in group.history.rebalances:
@@ -297,7 +297,7 @@ class _Entries:
 
 
 async def keep(watcher: Watcher, archive: HistoryFile) -> None:
-    """Writes what the watcher learns, until cancelled. If the file cannot be written, the watcher has a problem."""
+    """Writes the watcher's history until cancelled. Reports a problem to the watcher if the file cannot be written."""
     began = time.time()
     written: dict[str, _Written] = {}
     events, tidied = 0, 0.0

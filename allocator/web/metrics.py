@@ -133,7 +133,7 @@ def _ages(measured: Iterable[tuple[list[str], Measures]]) -> Metric:
 
 
 def moving(group: WatchedGroup) -> int:
-    """How many partitions live members still have to release."""
+    """The number of partitions that live members still have to release."""
     state = group.report.state
     return 0 if state.document is None else in_flight(state.document, state.members.keys())
 

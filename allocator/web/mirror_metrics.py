@@ -90,7 +90,7 @@ def _gauge(what: str, text: str, group: str, value: float) -> Metric:
 
 @contextlib.asynccontextmanager
 async def serve_mirror(mirror: Mirror, host: str, port: int, hosts: Collection[str]) -> AsyncIterator[int]:
-    """Serves /metrics and /health while the block lasts; gives the port. Raises PortTaken."""
+    """Serves /metrics and /health during the block, and yields the port. Raises PortTaken."""
     registry = CollectorRegistry()
     registry.register(MirrorCollector(mirror))
     for collector in (ProcessCollector, PlatformCollector):

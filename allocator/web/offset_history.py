@@ -12,18 +12,18 @@ from allocator.types import TopicPartition
 
 __all__ = ["Age", "OffsetHistory", "oldest"]
 
-SPACING = 12  # a sample of age A stays if its neighbour is A / SPACING away. More: finer ages; less: less memory
+SPACING = 12  # a sample of age A is kept if its neighbour is A / SPACING away. more: finer ages; less: less memory
 RATE_S = 60.0  # a rate is the average over about this time. More: steadier; less: newer
 UNKNOWN = -1
 
 
 class Age(NamedTuple):
-    """The age of a lag: how long the next record to read has waited, in seconds."""
+    """The age of a lag: how long the first unread record has waited, in seconds."""
 
     s: Optional[float]
     """Seconds; None if unknown."""
     least_s: Optional[float] = None
-    """A lower bound, if `s` is unknown; None without one."""
+    """A lower bound if `s` is unknown; None if there is none."""
 
 
 class Sample(NamedTuple):
@@ -49,7 +49,7 @@ class OffsetHistory:
         """The last observed change of the committed offset; 0 without one."""
 
     def add(self, logs: Logs, now: float) -> None:
-        """Caller: the poll of Kafka. Times must grow."""
+        """Adds a sample. Called after each poll of Kafka. Times must grow."""
         if self._times and now <= self._times[-1]:
             return
         for partition in logs.end.keys() | logs.committed.keys():
@@ -60,13 +60,13 @@ class OffsetHistory:
         before = self._samples[-1] if self._samples else None
         ends, committed = (array("q", [UNKNOWN]) * len(self._index) for _ in range(2))
         if before is not None:
-            # an offset that is unknown now was at least what it was before
+            # an unknown offset is at least the last known one
             ends[: len(before.ends)] = before.ends
             committed[: len(before.committed)] = before.committed
         for partition, end in logs.end.items():
             at = self._index[partition]
             if end < ends[at] or ends[at] == UNKNOWN:
-                self._since[at] = now  # a new log: offsets of the former one say nothing
+                self._since[at] = now  # the log is new: offsets of the old one do not apply
             ends[at] = end
         for partition, offset in logs.committed.items():
             at = self._index[partition]
@@ -81,7 +81,7 @@ class OffsetHistory:
         kept = [self._samples[-1]]
         for number in range(len(self._samples) - 2, -1, -1):
             sample = self._samples[number]
-            # a sample also stays if the gap around it would become too wide without it
+            # keep a sample if the gap around it would become too wide without it
             older = self._samples[number - 1] if number else None
             wide = older is None or kept[-1].at - older.at > (now - older.at) / SPACING
             if wide or kept[-1].at - sample.at >= (now - sample.at) / SPACING:
@@ -136,7 +136,7 @@ class OffsetHistory:
 
 
 def oldest(ages: Iterable[Age]) -> Age:
-    """The age of the lag of several partitions: the oldest one. Unknown if one of them is unknown."""
+    """Returns the largest age of the lags of these partitions; unknown if one of them is unknown."""
     longest, least, known = 0.0, 0.0, True
     for age in ages:
         known = known and age.s is not None

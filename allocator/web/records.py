@@ -1,4 +1,4 @@
-"""Records on the page: who may see them, and what a request asks for. The viewer does the work."""
+"""Records on the page: access rules, and the arguments of requests. The viewer reads and decodes the records."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from allocator.web.guard import Guard, User
 
 __all__ = ["AT_ONCE", "TEXT", "RecordsPage", "RecordsRequest"]
 
-AT_ONCE = 4  # reads at the same time; more: more memory and connections to the brokers, less: users wait
-MOST = 1000  # records of one response
-TEXT = 20_000  # characters of a key or a value on the page; a download has all
+AT_ONCE = 4  # reads at the same time. more: more memory and connections to the brokers; less: users wait
+MOST = 1000  # records in one response
+TEXT = 20_000  # characters of a key or value on the page; a download has all of them
 ARGUMENTS = (
     *("partition", "from", "before", "limit", "key", "key_hex", "every_partition", "isolation_level"),
     *("key_format", "value_format"),
@@ -34,7 +34,7 @@ class RecordsPage:
         return user.operates or (self.access == "viewers" and user.role != "")
 
     def offer(self, user: User, guard: Guard) -> str:
-        """What the page tells a user: "yes", "token" (it is asked for) or "no"."""
+        """What the page shows a user: "yes", "token" (the user must enter it) or "no"."""
         if self.allows(user):
             return "yes"
         return "token" if guard.token is not None and guard.login is None else "no"

@@ -40,18 +40,18 @@ log = logging.getLogger(__name__)
 
 STATIC = Path(__file__).parent / "static"
 TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
-PUSH_S = 0.2  # at most one push to a browser in so many seconds; more: later news; less: more work in a rebalance
-ALIVE_S = 15.0  # a line on a silent stream, by which proxies and browsers know that it stands
-AUDITED = ("order", "read")  # kinds of events
-READ_S = 5.0  # how long a request waits for the first look at the groups
+PUSH_S = 0.2  # least time between two pushes to a browser. more: the page lags more; less: more work in a rebalance
+ALIVE_S = 15.0  # an idle stream sends a line this often, so that proxies and browsers keep it open
+AUDITED = ("order", "read")  # kinds of events that only operators may read
+READ_S = 5.0  # limit of waiting for the first read of the groups
 
 
 class PortTaken(AllocatorError):
-    """The address that the server is to listen on cannot be had; another one, or whoever has it has to go."""
+    """The server cannot listen on its address. Choose another port, or stop the process that uses it."""
 
 
 class Refused(web.HTTPError):
-    """An answer that is an error, with a text for people."""
+    """An error response with a message for people."""
 
     def __init__(self, status: int, message: str, retriable: bool = False) -> None:
         super().__init__(status)
@@ -65,17 +65,17 @@ def _nothing() -> list[str]:
 
 @dataclass(frozen=True)
 class Health:
-    """Answers of the health endpoints: each returns what is wrong, nothing if all is well."""
+    """The checks of the health endpoints. Each returns its problems, or an empty list."""
 
     live: Callable[[], list[str]] = _nothing
-    """Wrong here: restarting the process helps."""
+    """Problems that a restart of the process solves."""
     ready: Callable[[], list[str]] = _nothing
-    """Wrong here: it does not do its work yet, or not at present."""
+    """Problems because of which the process does not do its work at present."""
 
 
 @dataclass(frozen=True)
 class Site:
-    """All that is served."""
+    """Everything that the server offers."""
 
     guard: Guard
     registry: CollectorRegistry
@@ -83,25 +83,25 @@ class Site:
     watcher: Optional[Watcher] = None
     """None: no page, only metrics and health."""
     viewing: Callable[[], contextlib.AbstractAsyncContextManager[Any]] = contextlib.AsyncExitStack
-    """Entered by whoever looks, for as long as he does."""
+    """The server enters this context for each open page, and leaves it when the page is closed."""
     actions: Mapping[str, Action] = field(default_factory=dict)
-    """"rebalance", "pause" and so on -> what does it, given the group and what the body says."""
+    """Name ("rebalance", "pause", ...) -> action."""
     limits: Limits = field(default_factory=Limits)
     letters: Optional[LetterDesk] = None
-    """None: no dead letters."""
+    """None: the page shows no dead letters."""
     archive: Optional[HistoryFile] = None
-    """None: the past is what the watcher has in memory."""
+    """None: the page shows only the history that the watcher has in memory."""
     tls: Optional[ssl.SSLContext] = None
     records: Optional[RecordsPage] = None
     """None: the page shows no records."""
 
     def read_only(self, user: User) -> bool:
-        """Whether a user is offered no changes. Without a login, the token comes with the change itself."""
+        """Whether the page offers this user no changes. Without a login, each change carries the token."""
         return self.guard.read_only or not self.actions or (self.guard.login is not None and not user.operates)
 
 
 class PageHandler(web.RequestHandler):
-    """Checks who asks before anything else, and answers errors as JSON."""
+    """Checks the sender before it handles a request, and answers errors as JSON."""
 
     site: Site
     user = User("", "viewer")
@@ -123,7 +123,7 @@ class PageHandler(web.RequestHandler):
         self.check_user()
 
     def check_user(self) -> None:
-        """Refuses a sender that may not read."""
+        """Raises Refused for a sender that may not read."""
         user = self.site.guard.user(self.request.headers, self.request.remote_ip or "")
         if user is None:
             raise Refused(401, "log in at the proxy in front of this server; it passes no user on, or is not the proxy")
@@ -135,13 +135,14 @@ class PageHandler(web.RequestHandler):
         return self.site.guard.knows_host(self.request.headers.get("Host"))
 
     def same_origin(self) -> bool:
-        # no page of another origin can set this header: the browser would ask us first, and we do not answer that
+        # no page of another origin can set this header: its browser would send a preflight request, which this server
+        # rejects
         scheme = self.request.headers.get("X-Forwarded-Proto", "https" if self.site.tls else "http").lower()
         headers = self.request.headers
         return self.site.guard.same_origin(headers.get("Origin"), headers.get("Host"), scheme)
 
     def finish(self, chunk: Any = None) -> Any:
-        """As tornado's. A client that does not take the answer in time is hung up on."""
+        """Like tornado's `flush`. Closes the connection of a client that does not read the response in time."""
         sent = super().finish(chunk)
         timer = asyncio.get_running_loop().call_later(self.site.limits.stalled_s, self.hang_up)
         sent.add_done_callback(lambda _: timer.cancel())
@@ -160,7 +161,7 @@ class PageHandler(web.RequestHandler):
         self.answer({"error": {"message": message, "retriable": retriable}})
 
     def log_exception(self, kind: Any, value: Any, trace: Any) -> None:
-        if not isinstance(value, web.HTTPError):  # those are the asker's
+        if not isinstance(value, web.HTTPError):  # these errors are the client's
             super().log_exception(kind, value, trace)
 
     def answer(self, value: Any) -> None:
@@ -168,7 +169,7 @@ class PageHandler(web.RequestHandler):
         self.finish(snapshot.encode(value))
 
     def note_read(self, what: str, request: Mapping[str, str], outcome: str) -> None:
-        """A line of the audit log about contents of records."""
+        """Adds a line to the audit log: a user read contents of records."""
         detail = {"request": request, "outcome": outcome}
         self.watcher().log.add(Event(time.time(), "read", what, None, self.user.name, self.request.remote_ip, detail))
 
@@ -179,7 +180,7 @@ class PageHandler(web.RequestHandler):
 
     @contextlib.asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
-        """The groups are watched while the block lasts, and have been read when it begins, if they can be."""
+        """Keeps the groups watched during the block. Waits at first until they have been read, up to READ_S."""
         watcher = self.watcher()
         async with self.site.viewing():
             await watcher.until_ready(READ_S)
@@ -193,7 +194,7 @@ class PageHandler(web.RequestHandler):
 
 
 class Page(PageHandler):
-    """The files of the page, from the package: no other file can be named."""
+    """Serves the page's files from the package. No other path is reachable."""
 
     def get(self) -> None:
         self.watcher()
@@ -252,7 +253,7 @@ class OneRebalance(PageHandler):
 
 
 class Between(PageHandler):
-    """What is known of a group between two times, `from` and `to` in epoch seconds."""
+    """The history of a group between `from` and `to`, in epoch seconds."""
 
     def times(self) -> tuple[float, float]:
         now = time.time()
@@ -273,7 +274,7 @@ class Between(PageHandler):
         return value
 
     async def rebalances(self, group: WatchedGroup, since: float, until: float) -> list[dict[str, Any]]:
-        """The newest first."""
+        """Rebalances, newest first."""
         archive = self.site.archive
         found = (
             {}
@@ -315,7 +316,7 @@ class Compared(Between):
         self.answer({"from": points[0], "to": points[1], "rebalances": between, **compare(moves)})
 
     async def point(self, group: WatchedGroup, at: float) -> dict[str, Any] | None:
-        """The last figures at or before a time; null if none are known."""
+        """The last figures at or before a time; null if there are none."""
         live = [each for each in snapshot.series(group) if each["at"] <= at]
         if live or self.site.archive is None:
             return live[-1] if live else None
@@ -337,7 +338,7 @@ class Export(Between):
 
 
 class Audit(PageHandler):
-    """The changes and the reads of masked records, the newest first. For operators: it has the names of users."""
+    """Changes, and reads of masked records, newest first. Only for operators, because it shows names of users."""
 
     async def get(self) -> None:
         if not self.user.operates:
@@ -353,7 +354,7 @@ class Audit(PageHandler):
 
 
 class Records(PageHandler):
-    """Records of a topic, decoded and masked: for the page, or `what` "lines", as JSON lines."""
+    """Records of a topic, decoded and masked: JSON for the page, or JSON lines with `what` "lines"."""
 
     reading = 0
 
@@ -396,7 +397,7 @@ class Records(PageHandler):
         raise Refused(401, "the token is missing or wrong; records are for operators")
 
     def _note(self, topic: str, outcome: str) -> None:
-        """A line of the audit log. Masks tell that the data is sensitive; without them a read leaves no line."""
+        """Adds a line to the audit log if fields are masked, because masks mark sensitive data."""
         request = {name: self.get_query_argument(name) for name in self.request.query_arguments}
         self.note_read("records", {"topic": topic, **request}, outcome)
 
@@ -408,7 +409,7 @@ class Description(PageHandler):
 
 class Metrics(PageHandler):
     def check_user(self) -> None:
-        """Prometheus does not log in."""
+        """Requires no login, because Prometheus cannot log in."""
 
     def get(self) -> None:
         self.set_header("Content-Type", CONTENT_TYPE_LATEST)
@@ -417,7 +418,8 @@ class Metrics(PageHandler):
 
 class HealthOf(PageHandler):
     def prepare(self) -> None:
-        """Answers whoever asks: a load balancer calls us by any name. What is wrong is told as all else is."""
+        """Requires no login and no known host name, because load balancers use any name. The problems are sent only to
+        a sender that could read the page."""
 
     def get(self) -> None:
         problems = getattr(self.site.health, self.what)()
@@ -426,11 +428,11 @@ class HealthOf(PageHandler):
         self.answer({"ok": not problems, "problems": told})
 
     head = get
-    """What some balancers and monitors ask instead; the status says it all."""
+    """Some balancers and monitors send HEAD. The status code is enough for them."""
 
 
 class Change(PageHandler):
-    """Requests that only an operator, or the holder of the token, may make."""
+    """Requests that only an operator, or a sender with the token, may make."""
 
     def check_operator(self) -> None:
         guard = self.site.guard
@@ -442,10 +444,12 @@ class Change(PageHandler):
             self.set_header("WWW-Authenticate", "Bearer")
             raise Refused(401, "the token is missing or wrong")
         if self.request.method == "POST" and guard.login is not None and self._kind() != "application/json":
-            raise Refused(415, "the body has to be application/json")  # no form of another page can send this
+            # a form of another page cannot send this content type
+            raise Refused(415, "the body has to be application/json")
 
     async def do(self, what: str, about: str, group: str, act: Callable[[dict[str, Any]], Awaitable[Any]]) -> None:
-        """Answers what `act` makes of the body, and notes a change in the audit log. `about` is for the log."""
+        """Runs `act` on the request body, sends its result, and adds a change to the audit log. `about` is for the
+        process log."""
         given = self._body()
         address = self.request.remote_ip
         log.warning("%s of %s is asked for by %s at %s: %s", what, shown(about), self.user.name, address, shown(given))
@@ -461,7 +465,7 @@ class Change(PageHandler):
         self.answer(done)
 
     def _note(self, group: str, what: str, given: dict[str, Any], outcome: str) -> None:
-        """A line of the audit log. A plan that is only shown changes nothing, and gets none."""
+        """Adds a line to the audit log. A plan that was only computed changes nothing and gets no line."""
         kind = "deployment" if what == "note" and outcome == "done" else "order"
         text = str(given.get("text", "")) if kind == "deployment" else what
         detail = {"request": given, "outcome": outcome}
@@ -497,7 +501,7 @@ class Act(Change):
 
 
 class LetterRequest(Change):
-    """For operators alone, because letters have the contents of records."""
+    """Only for operators, because letters contain records."""
 
     def letters(self) -> LetterDesk:
         self.check_operator()
@@ -507,7 +511,7 @@ class LetterRequest(Change):
 
 
 class LetterTopics(LetterRequest):
-    """The topics that may have dead letters."""
+    """The topics that may contain dead letters."""
 
     async def get(self) -> None:
         letters = self.letters()
@@ -518,7 +522,7 @@ class LetterTopics(LetterRequest):
 
 
 class LettersOfTopic(LetterRequest):
-    """Letters of one topic."""
+    """The dead letters of one topic."""
 
     async def post(self, topic: str, what: str) -> None:
         letters = self.letters()
@@ -534,7 +538,7 @@ class LettersOfTopic(LetterRequest):
 
 
 class Events(PageHandler):
-    """Server-sent events: what there is, and then what changes."""
+    """Server-sent events: first the whole state, then its changes."""
 
     viewers = 0
 
@@ -553,9 +557,9 @@ class Events(PageHandler):
             async with self.site.viewing():
                 await self._push(watcher, name)
         except iostream.StreamClosedError:
-            pass  # whoever looked has gone
+            pass  # the browser closed the stream
         except asyncio.TimeoutError:
-            self.hang_up()  # whoever looked takes nothing any more
+            self.hang_up()  # the browser does not read the stream
         finally:
             Events.viewers -= 1
             watcher.unsubscribe(self._news)
@@ -614,7 +618,7 @@ class Events(PageHandler):
 
 
 def application(site: Site) -> web.Application:
-    """The routes; each group's name is one segment of the path."""
+    """Returns the routes. The name of a group is one segment of the path."""
     group = r"/api/groups/([^/]+)"
     routes: list[Any] = [
         ("/api/groups", Overview, {"site": site}),
@@ -656,7 +660,7 @@ class Nowhere(PageHandler):
 
 @contextlib.asynccontextmanager
 async def serve(site: Site, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[int]:
-    """Serves while the block lasts; gives the port, which the system chooses when it is 0. Raises PortTaken."""
+    """Serves during the block, and yields the port (0: the system chooses it). Raises PortTaken."""
     try:
         sockets = netutil.bind_sockets(port, host)
     except (OSError, socket.gaierror) as error:
@@ -670,4 +674,4 @@ async def serve(site: Site, host: str = "127.0.0.1", port: int = 0) -> AsyncIter
 
 
 def _quiet(handler: web.RequestHandler) -> None:
-    """No line for each request: an access log belongs to a proxy, and what changes something is logged by itself."""
+    """Logs no requests: a proxy writes the access log, and the server logs changes itself."""

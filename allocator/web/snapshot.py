@@ -1,4 +1,5 @@
-"""What the page and the JSON API are given of a group: compact, since 10 000 partitions are no exception. No I/O."""
+"""The JSON that the page and the API get for a group. It is compact, since a group may have 10 000
+partitions. No I/O."""
 
 from __future__ import annotations
 
@@ -35,13 +36,13 @@ __all__ = [
     "series",
 ]
 
-FINDINGS = 100  # shown
+FINDINGS = 100  # events sent
 EVENTS = 200  # shown
-SUBSCRIBED = 20  # topics named of a member
+SUBSCRIBED = 20  # topics sent for each member
 
 
 def overview(watcher: Watcher, read_only: bool) -> dict[str, Any]:
-    """All groups, in a line each. `read_only`: whether this server changes nothing."""
+    """A list of all groups, with a short object for each. `read_only`: whether this server refuses changes."""
     return {
         "ready": watcher.ready,
         "read_only": read_only,
@@ -52,7 +53,7 @@ def overview(watcher: Watcher, read_only: bool) -> dict[str, Any]:
 
 
 def clusters(watcher: Watcher) -> list[dict[str, Any]]:
-    """What the page shows comes from these: whether each answers, and of when its newest data is."""
+    """For each cluster that supplies data: whether it responds, and the time of its newest data."""
     return [
         {
             "cluster": name,
@@ -66,7 +67,7 @@ def clusters(watcher: Watcher) -> list[dict[str, Any]]:
 
 
 def figures(group: WatchedGroup) -> dict[str, Any]:
-    """One line for a group; null is unknown. Times are epoch seconds."""
+    """The short object of a group; null is unknown. Times are epoch seconds."""
     report = group.report
     state = report.state
     point = group.series.points[-1] if group.series.points else None
@@ -93,10 +94,10 @@ def figures(group: WatchedGroup) -> dict[str, Any]:
 
 
 def _last_rebalance(group: WatchedGroup) -> dict[str, Any] | None:
-    """The one of before the start of this server, if this server has seen none."""
+    """The last rebalance before the start of this server, if the server has seen none."""
     last = group.history.last
     if last is None:
-        # one without an end was going on when that server stopped
+        # a stored rebalance without an end was in progress when the previous server stopped
         found = next((each for each in group.past if each["ended"] is not None), None)
         return None if found is None else {key: found[key] for key in ("id", "began", "ended", "took_s", "moved")}
     return {
@@ -117,17 +118,17 @@ def lag_of(group: WatchedGroup) -> int | None:
 
 
 def detail(group: WatchedGroup) -> dict[str, Any]:
-    """Members in join order, and for each topic parallel lists: which partitions, and the index of their owner."""
+    """The members in join order, and for each topic parallel lists: its partitions, and the index of each owner."""
     report = group.report
     state, document = report.state, report.state.document
-    # a member whose own znode is gone may still hold something
+    # a member whose own znode was deleted may still hold partitions
     members = [*state.members, *(name for name in state.claims if name not in state.members)]
     index = {member: number for number, member in enumerate(members)}
     owners = {p: index[member] for p, member in state.owners.items()}
     promised = {}
     if document is not None:
         promised = {p: index[m] for m, parts in document.promised.items() if m in index for p in parts}
-        # given already, and not begun yet
+        # assigned, but not started by their new owner
         promised.update(
             (p, index[m]) for m, parts in document.owners.items() if m in index for p in parts if owners.get(p) is None
         )
@@ -196,7 +197,7 @@ def _member(group: WatchedGroup, member: str) -> dict[str, Any]:
 
 
 def lags(group: WatchedGroup) -> dict[str, Any]:
-    """Parallel to the partitions of `detail`; null where it is not known."""
+    """Parallel to the partitions of `detail`; null if unknown."""
     report = group.report
     by_topic: dict[str, list[int | None]] = {}
     ages: dict[str, list[float | None]] = {}
@@ -241,7 +242,7 @@ def _significant(value: float) -> float:
 
 
 def offsets(group: WatchedGroup) -> dict[str, Any]:
-    """For each topic columns, parallel to the partitions of `detail`; null where it is not known."""
+    """Columns for each topic, parallel to the partitions of `detail`; null if unknown."""
     report, logs = group.report, group.report.logs
     by_topic: dict[str, list[TopicPartition]] = {}
     for partition in report.partitions:
@@ -270,7 +271,7 @@ def offsets(group: WatchedGroup) -> dict[str, Any]:
 
 
 def series(group: WatchedGroup, after: float = 0.0) -> list[dict[str, Any]]:
-    """The points later than that."""
+    """The points after that time."""
     return [
         {key: round(value, 3) if isinstance(value, float) else value for key, value in vars(point).items()}
         for point in group.series.points
@@ -279,14 +280,14 @@ def series(group: WatchedGroup, after: float = 0.0) -> list[dict[str, Any]]:
 
 
 def rebalances(group: WatchedGroup) -> list[dict[str, Any]]:
-    """The newest first, those from before the start of this server included."""
+    """The rebalances, newest first, including those before the start of this server."""
     live = [rebalance.to_json() for rebalance in reversed(group.history.rebalances)]
     known = {each["id"] for each in live}
     return [*live, *(each for each in group.past if each["id"] not in known)][:REBALANCES]
 
 
 def events(watcher: Watcher, group: str) -> list[dict[str, Any]]:
-    """Orders, deployments and outages, the newest first; without addresses and requests."""
+    """Orders, deployments and outages, newest first. Addresses and request bodies are left out."""
     return [
         {"at": round(event.at, 3), "kind": event.kind, "text": event.text, "who": event.who}
         for event in reversed([each for each in watcher.log.of(group) if each.kind != "read"][-EVENTS:])
@@ -294,13 +295,13 @@ def events(watcher: Watcher, group: str) -> list[dict[str, Any]]:
 
 
 def rebalance(group: WatchedGroup, number: int) -> dict[str, Any] | None:
-    """One rebalance with all its moves, None if it is not known."""
+    """One rebalance with all its moves; None if it is unknown."""
     found = next((each for each in group.history.rebalances if each.id == number), None)
     return None if found is None else {**found.to_json(), **found.moves_to_json()}
 
 
 def findings(group: WatchedGroup) -> list[dict[str, Any]]:
-    """What is wrong, the worst first."""
+    """The findings, worst first."""
     return [
         {
             "id": finding.id,
@@ -316,7 +317,7 @@ def findings(group: WatchedGroup) -> list[dict[str, Any]]:
 
 
 def orders(group: WatchedGroup) -> list[dict[str, Any]]:
-    """What operators ordered, the newest first, with what became of it. Times are epoch seconds."""
+    """The orders of operators with their states, newest first. Times are epoch seconds."""
     found = []
     for report in reversed(group.report.orders):
         told = report.to_json()
@@ -334,7 +335,7 @@ def orders(group: WatchedGroup) -> list[dict[str, Any]]:
 
 
 def budget(group: WatchedGroup) -> dict[str, Any] | None:
-    """The limits of the order `budget`, and what counts against them; null without such an order."""
+    """The limits of the order `budget`, and the moves that count against them; null without such an order."""
     state = group.report.state
     limits = budget_of(each.order for each in group.report.orders if each.state == "kept")
     if state.document is None or limits == Budget():
@@ -351,7 +352,7 @@ def encode(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 
-# what is sent of a group -> how it is made, and the parts of the group that it depends on
+# part of the JSON of a group -> its function, and the parts of the state that it depends on
 PARTS: dict[str, tuple[Callable[[WatchedGroup], Any], tuple[str, ...]]] = {
     "group": (detail, ("state", "history")),
     "lag": (lags, ("state", "lag")),
@@ -360,12 +361,12 @@ PARTS: dict[str, tuple[Callable[[WatchedGroup], Any], tuple[str, ...]]] = {
     "findings": (findings, ("state", "lag", "findings")),
     "orders": (orders, ("state",)),
 }
-# what is sent on request alone, with the parts that it depends on
+# parts that are sent only on request, with the parts of the state that they depend on
 ON_REQUEST: dict[str, tuple[Callable[[WatchedGroup], Any], tuple[str, ...]]] = {"offsets": (offsets, ("state", "lag"))}
 
 
 def encoded(group: WatchedGroup, part: str) -> str:
-    """One of PARTS or ON_REQUEST as JSON, made once for all viewers."""
+    """Renders one of PARTS or ON_REQUEST as JSON. All viewers share the rendered text."""
     make, depends = PARTS[part] if part in PARTS else ON_REQUEST[part]
     version = tuple(group.version[what] for what in depends)
     if part not in group.cache or group.cache[part][0] != version:

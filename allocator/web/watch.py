@@ -47,13 +47,13 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 1.0  # after an error of ZooKeeper or Kafka
 PAUSE_FACTOR = 4  # the pause after a poll, as a multiple of its duration: bounds the load on Kafka
-DOCTOR_S = 30.0  # between two polls of the doctor; more: later findings; less: more requests, O(members) for a poll
+DOCTOR_S = 30.0  # between two polls of the doctor. more: later findings; less: more requests, O(members) for each poll
 DOCTOR_PAUSE_S = 2.0
 SHOWN_PROBLEMS = 20
-OUTAGE_S = 2.0  # outages that are shorter are not events
-LOADS_S = 5.0  # reports of load are read together; more: the page shows them later; less: more reads of a large group
+OUTAGE_S = 2.0  # a shorter outage is no event
+LOADS_S = 5.0  # between two reads of load reports. more: the page shows them later; less: more reads of a large group
 EVENT_S = 2.0  # delay between a response without a znode and the event of its deletion
-# lag that grows and missing progress are judged over this time. More: later findings; less: false alarms
+# period over which a growing lag or missing progress becomes a finding. more: later findings; less: false alarms
 TREND_S = 90.0
 TRENDS = frozenset({"no-progress", "lag-grows"})
 
@@ -83,7 +83,7 @@ class WatchedGroup:
         self.report = GroupReport(GroupState(name, {}, {}, None))
         self.history = History()
         self.past: list[dict[str, Any]] = []
-        """Rebalances before the start of this server, the newest first."""
+        """Rebalances before the start of this server, newest first."""
         self.series = Series()
         self.offsets = OffsetHistory()
         self.age = Age(None)
@@ -94,11 +94,11 @@ class WatchedGroup:
         self.joined: dict[str, float] = {}
         """When each member joined, by the clock of ZooKeeper."""
         self.paused = False
-        """Whether its members are told to leave (`ClusterChoice.frozen`)."""
+        """Whether its members are paused (`ClusterChoice.frozen`)."""
         self.seen = False
-        """Whether it was read at all."""
+        """Whether the group has been read."""
         self.examined = -1
-        """Version of the state that the doctor saw last."""
+        """Version of the state that the doctor last examined."""
         self.findings: list[Finding] = []
         """The latest findings of the doctor."""
         self.noted: list[Finding] = []
@@ -111,7 +111,7 @@ class WatchedGroup:
 
     @property
     def problems(self) -> list[Finding]:
-        """The doctor's findings, the worst first, and problems that appeared since."""
+        """The doctor's findings, worst first, and the problems that have appeared since."""
         if self.examined == self.version["state"]:
             return [*self.noted, *self.findings]
         since = [Finding("seen", Severity.WARNING, what, (), "", "") for what in self.report.problems]
@@ -123,20 +123,20 @@ class WatchedGroup:
         return sum(finding.severity > Severity.INFO for finding in self.problems)
 
     def recall(self, past: Past, now: float) -> None:
-        """Caller: the watcher, before the first observation."""
+        """Adds the stored history. Called by the watcher before the first observation."""
         self.past = past.rebalances
         self.history.recall(past.remembered)
         if past.points:
-            # nothing is known of the time between
+            # the time between the two servers is unknown
             self.series.points.extend([*past.points, Point(now, None)])
 
     def judge(self, findings: list[Finding], of_state: int) -> None:
-        """Caller: the doctor, with the version of the state that it examined."""
+        """Sets the findings. `version` is the version of the state that the doctor examined."""
         self.findings, self.examined = findings, of_state
         self.version["findings"] += 1
 
     def learn(self, state: GroupState, now: float, news: Optional[News] = None) -> None:
-        """Caller: the watch on ZooKeeper."""
+        """Sets the state. Called when a watch on ZooKeeper fires."""
         # reports of load alone are no reason to examine the group again, or to send all of it to each page
         before, self._besides = self._besides, (replace(state, loads={}, read_ms=0), self.paused, self.joined)
         self.seen = True
@@ -147,7 +147,7 @@ class WatchedGroup:
             self.version["history"] += 1
 
     def measure(self, logs: Logs, existing: Any, now: float) -> None:
-        """Caller: the poll of Kafka."""
+        """Sets the offsets. Called after each poll of Kafka."""
         if existing != self.report.subscribed:
             self.version["state"] += 1
         self.report = GroupReport(self.report.state, logs, existing)
@@ -158,7 +158,7 @@ class WatchedGroup:
         self.version["lag"] += 1
 
     def unmeasured(self, now: float) -> None:
-        """Caller: the poll of Kafka, if it fails: old offsets must not look current."""
+        """Forgets the offsets. Called after a failed poll of Kafka, because old offsets must not look current."""
         self.report = GroupReport(self.report.state, Logs(), self.report.subscribed)
         self.age = Age(None)
         self.series.unknown(now)
@@ -200,7 +200,8 @@ class GroupWatch:
         self._changed.set()
 
     def _load_reported(self) -> None:
-        """A report is no change of the group, and a large group writes several in a second."""
+        """Reads load reports again, after a pause: a report does not change the group, and a large group writes several
+        in a second."""
         if self._loads_due is None:
             self._loads_due = asyncio.get_running_loop().call_later(LOADS_S, self._read_loads_now)
 
@@ -209,7 +210,7 @@ class GroupWatch:
         self._changed.set()
 
     async def run(self) -> None:
-        """Until cancelled, or until the group is gone."""
+        """Runs until cancelled, or until the group is deleted."""
         try:
             await self._run()
         finally:
@@ -308,7 +309,7 @@ class GroupWatch:
             await self._notice_end(name)
 
     async def _read_loads(self, problems: list[str]) -> dict[str, LoadReport]:
-        """What the members report that follow load."""
+        """Returns the load reports of the members."""
         self._loads = {
             name: self._loads.get(name) or Watched(partial(self._store.load_report, name), self._load_reported)
             for name, info in self._infos.items()
@@ -372,13 +373,13 @@ class Watcher:
     ) -> None:
         self.groups: dict[str, WatchedGroup] = {}
         self.problems: dict[str, str] = {}
-        """What fails now: "zookeeper", "kafka", "doctor" or "watcher" -> the reason."""
+        """The present failures: "zookeeper", "kafka", "doctor" or "watcher" -> the reason."""
         self.away_since: dict[str, float] = {}
-        """When each of `problems` began."""
+        """The time since when each of `problems` exists."""
         self.answered_at: dict[str, float] = {}
-        """When each cluster was last known to answer."""
+        """The time of the last known response of each cluster."""
         self.ready = False
-        """Whether the groups have been read, and ZooKeeper answers."""
+        """Whether the groups have been read and ZooKeeper responds."""
         self._access = access
         self._only = only
         self._interval_s = interval_s
@@ -386,10 +387,10 @@ class Watcher:
         self._waiters: set[asyncio.Event] = set()
         self._past = past
         self.log = EventLog()
-        """Outages, and what else the server adds."""
+        """Outages, and events that the server adds."""
         self.zk: Optional[ZooKeeper] = None
         self.clusters = ("zookeeper",) if access.brokers is None else ("kafka", "zookeeper")
-        """The clusters that it polls."""
+        """The clusters that the watcher polls."""
         self._client: Optional[KafkaClient] = None
         self._trends: dict[str, DoctorTrends] = {}
 
@@ -409,14 +410,14 @@ class Watcher:
             event.set()
 
     def complain(self, what: str, why: str) -> None:
-        """Notes that a part does not answer."""
+        """Records that a part does not respond."""
         if self.problems.get(what) != why:
             self.problems[what] = why
             self.changed()
         self.away_since.setdefault(what, time.time())
 
     def mend(self, what: str) -> None:
-        """Notes that a part answers."""
+        """Records that a part responds."""
         since = self.away_since.pop(what, None)
         if self.problems.pop(what, None) is None or since is None:
             return
@@ -449,7 +450,7 @@ class Watcher:
             self.changed()
 
     def forget(self) -> None:
-        """Drops a state that is so old that later rebalances would get wrong times."""
+        """Drops a state that is so old that it would give later rebalances wrong times."""
         self.groups.clear()
         self.problems.clear()
         self.away_since.clear()
@@ -473,14 +474,14 @@ class Watcher:
             self.unsubscribe(news)
 
     def fail(self, error: BaseException) -> None:
-        """Records why the watcher ended. Caller: the owner of `run`."""
+        """Records why the watcher ended. Called by the task that ran `run`."""
         self.problems = {"watcher": f"{error}" if isinstance(error, AllocatorError) else repr(error)}
         self.away_since = {"watcher": time.time()}
         self._outdated()
         self.changed()
 
     async def run(self) -> None:
-        """Until cancelled. Raises ConfigError for settings with which nothing can be read."""
+        """Runs until cancelled. Raises ConfigError for settings with which no group can be read."""
         beside = {}
         if self._access.brokers is not None:
             beside["kafka"] = self._keep("kafka", self._ask_kafka)
@@ -616,7 +617,7 @@ async def _children(zk: ZooKeeper, root: str, watch: Callable[[], None]) -> list
 
 
 class DoctorTrends:
-    """Findings from repeated polls of one group. Keeps three polls. No I/O."""
+    """Computes findings from repeated polls of one group. Keeps three polls. No I/O."""
 
     def __init__(self, root: str) -> None:
         self.last: Optional[Observation] = None
@@ -625,7 +626,7 @@ class DoctorTrends:
         self._next: Optional[Observation] = None
 
     def judge(self, now: Observation) -> list[Finding]:
-        """All findings, the worst first."""
+        """All findings, worst first."""
         before, self.last = self.last or now, now
         if self._old is None or self._next is None:
             self._old = self._next = now

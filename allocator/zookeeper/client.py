@@ -61,7 +61,7 @@ class _Attempts(logging.Filter):
         return not str(record.msg).startswith(self.NOISE)
 
 
-# only for clients of this library; a child of kazoo's logger, so that its settings apply
+# a child of kazoo's logger, so that its settings apply; only clients of this library log to it
 _KAZOO_LOG = logging.getLogger("kazoo.client.allocator")
 
 
@@ -128,7 +128,7 @@ STATES = {
 
 class Stat(NamedTuple):
     """A part of a znode's stat: version of the data, id of the owning session (0: persistent), times, and the ids of
-    the transactions that created the znode and that wrote it last."""
+    the transactions that created the znode and last wrote it."""
 
     version: int
     owner: int
@@ -350,18 +350,18 @@ class ZooKeeper:
     # -- requests ------------------------------------------------------------------------------------------------
 
     async def get(self, path: str, watch: Watch | None = None, *, deleted: Watch | None = None) -> tuple[bytes, Stat]:
-        """Data and stat. Calls `watch` once, at the next change or when the connection is lost. If the change is a
-        deletion, it calls `deleted` first."""
+        """Returns data and stat. Calls `watch` once, at the next change or when the connection is lost. If the change
+        is a deletion, it calls `deleted` first."""
         data, stat = await self._call("get", path, lambda c, p: c.get_async(p, self._watch(watch, deleted)))
         return data, _stat(stat)
 
     async def exists(self, path: str, watch: Watch | None = None) -> Stat | None:
-        """Stat, or None. `watch` also fires when the znode is created."""
+        """Returns the stat, or None. `watch` also fires when the znode is created."""
         stat = await self._call("exists", path, lambda c, p: c.exists_async(p, self._watch(watch)))
         return None if stat is None else _stat(stat)
 
     async def get_children(self, path: str, watch: Watch | None = None) -> list[str]:
-        """The names of the children, unsorted."""
+        """Returns the names of the children, unsorted."""
         names = await self._call("get_children", path, lambda c, p: c.get_children_async(p, self._watch(watch)))
         return list(names)
 
@@ -477,7 +477,7 @@ class ZooKeeper:
 async def get_if_exists(
     zk: ZooKeeper, path: str, watch: Watch | None = None, *, deleted: Watch | None = None
 ) -> tuple[bytes, Stat] | None:
-    """As `ZooKeeper.get`. Without the znode None, and `watch` is called when it is created."""
+    """Like `ZooKeeper.get`, but returns None for a missing znode, and calls `watch` when it is created."""
     while True:
         try:
             return await zk.get(path, watch, deleted=deleted)
@@ -541,7 +541,7 @@ def _translate(hosts: str, what: str, path: str, error: BaseException) -> ZooKee
 
 
 class Watched(Generic[T]):
-    """Has at most one watch. Calls `changed` when it fires.
+    """Keeps at most one watch. Calls `changed` when it fires.
 
     A lost connection fires every watch, so no change is missed.
     """
@@ -553,7 +553,7 @@ class Watched(Generic[T]):
         self._value: T | None = None
 
     async def get(self) -> T:
-        """The value. Reads ZooKeeper only if it may have changed."""
+        """Returns the value. Reads ZooKeeper only if the value may have changed."""
         if not self._fresh:
             # set before the read: the watch may fire before this coroutine continues
             self._fresh = True

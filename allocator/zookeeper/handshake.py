@@ -26,17 +26,17 @@ log = logging.getLogger(__name__)
 class Handshake:
     """Opens connections for one kazoo client, in kazoo's thread.
 
-    A server refuses a client that has seen newer data than it has: it closes the connection without a response, as a
-    server without a quorum does. If the ensemble lost its data, or got an old copy back, that never ends. So this gives
-    up a session that had no connection for its whole timeout, if a server refuses it, serves a new client, and refuses
-    it again. A server without a quorum serves no client, so the session waits for it without limit. A server that is
-    behind its ensemble cannot end a session that may still be alive.
+    A server closes the connection of a client that has seen newer data than the server has, without a response. A
+    server without a quorum does the same. If the ensemble lost its data, or got an old copy back, this never ends. So
+    `Handshake` gives up a session that had no connection for its whole timeout if a server refuses it, then serves a
+    new client, then refuses it again. A server without a quorum serves no client, so the session waits for it without
+    limit. A server that is behind its ensemble cannot end a session that may still be alive.
 
-    attempt_s: the limit of one attempt at one server. session_is_over: whether a session that asks at this time of
-    `boot_clock` had no connection for its whole timeout. granted: called with the timeout in seconds that the server
-    granted and the time of the request, before kazoo tells anyone that it is connected: a lease that counted with the
-    longer requested timeout could outlive the session. tried: called with "begun" at each attempt to connect, then
-    with "accepted" or with the error.
+    attempt_s: the limit of one attempt at one server. session_is_over: returns whether the session has had no
+    connection for its whole timeout at this time of `boot_clock`. granted: called with the timeout in seconds that the
+    server granted and the time of the request, before kazoo reports the connection: a lease that counted with the
+    longer requested timeout could outlive the session. tried: called with "begun" at each attempt to connect, then with
+    "accepted" or with the error.
     """
 
     def __init__(

@@ -72,7 +72,7 @@ class GroupState:
 
     group: str
     members: Mapping[str, MemberInfo]
-    """In join order; the first one leads."""
+    """The members in join order; the first one leads."""
     claims: Mapping[str, Claim]
     document: AssignmentDocument | None
     problems: tuple[str, ...] = field(default=())
@@ -81,7 +81,7 @@ class GroupState:
     read_ms: int = 0
     """When this was read, in milliseconds since the epoch."""
     loads: Mapping[str, LoadReport] = field(default_factory=dict)
-    """What members report about the load of their partitions (`follow_load`)."""
+    """The load reports of the members (`follow_load`)."""
     coordinated: Coordinated | None = None
     """None for a group in ZooKeeper. A group in Kafka has no document, and its coordinator does not name the leader."""
 
@@ -101,17 +101,17 @@ class GroupState:
         return 0 if self.document is None else self.document.generation
 
     def name_of(self, member: str) -> str:
-        """The name of a member for people."""
+        """Returns the display name of a member."""
         return member_name(member, self.members.get(member))
 
     @cached_property
     def owners(self) -> dict[TopicPartition, str]:
-        """Partition -> the member that claims and processes it. A moving partition may have no owner."""
+        """Partition -> the member that claims it and reads it. A moving partition may have no owner."""
         return {p: member for member, claim in self.claims.items() for p in claim.held}
 
     @cached_property
     def load_source(self) -> str | None:
-        """What the group's load is counted in (`follow_load`); None if load moves nothing in it."""
+        """The unit of the loads (`follow_load`); None if load moves nothing in this group."""
         if self.strategy is None:
             return None
         function = built_in(self.strategy)
@@ -119,7 +119,7 @@ class GroupState:
 
     @cached_property
     def load(self) -> MemberLoads | None:
-        """The load of each member and how even they are; None if load moves nothing in the group."""
+        """The load of each member, and how even the loads are; None if load moves nothing in this group."""
         if self.load_source is None:
             return None
         owned = {m: self.claims[m].held if m in self.claims else NO_PARTITIONS for m in self.members}
@@ -133,14 +133,14 @@ class GroupState:
 
     @cached_property
     def assigned(self) -> Partitions:
-        """Partitions that a member owns, or gets when another member releases them."""
+        """Partitions that a member owns, or that it gets when another member releases them."""
         if self.document is None:
             return frozenset()
         return frozenset().union(*self.document.owners.values(), *self.document.promised.values())
 
 
 async def list_groups(zk: ZooKeeper, root: str = DEFAULT["root"]) -> list[str]:
-    """The sorted groups under a root. Ignores znodes that are not group names."""
+    """Returns the groups under a root, sorted. Ignores znodes whose names are not valid group names."""
     try:
         return sorted(filter(GROUP_NAME.match, await zk.get_children(root)))
     except NoZnode:
@@ -202,7 +202,7 @@ async def describe(zk: ZooKeeper, group: str, root: str = DEFAULT["root"]) -> Gr
     return GroupState(group, ordered, claims, document, tuple(problems), orders, wall_ms(), loads)
 
 
-SHOWN = 10  # unowned partitions named in text; JSON has all
+SHOWN = 10  # unowned partitions listed in text; JSON lists all
 
 
 class Lag(NamedTuple):
@@ -215,7 +215,7 @@ class Lag(NamedTuple):
 
     @property
     def total(self) -> Optional[int]:
-        """None if the lag of any partition is unknown: readers would take a partial sum for the total."""
+        """None if the lag of any partition is unknown, because a partial sum would look like the total."""
         return None if self.unknown else self.known
 
     def __str__(self) -> str:
@@ -228,7 +228,7 @@ class Lag(NamedTuple):
 
 @dataclass(frozen=True)
 class Logs:
-    """Offsets of partitions in Kafka. A partition whose leader did not answer is absent."""
+    """Offsets of partitions in Kafka. A partition whose leader did not respond is missing."""
 
     committed: Mapping[TopicPartition, OffsetAndMetadata] = field(default_factory=dict)
     start: Mapping[TopicPartition, int] = field(default_factory=dict)
@@ -255,13 +255,13 @@ class Logs:
 
 
 class Reservation(NamedTuple):
-    """Partitions that are kept for the next process of an instance id (`restart_grace_s`)."""
+    """Partitions that are reserved for the next process of an instance id (`restart_grace_s`)."""
 
     instance_id: str
     host: str
-    """Where its last process ran."""
+    """The host of its last process."""
     until: float
-    """Seconds since the epoch, by the clock of the leader that began it."""
+    """Seconds since the epoch, by the clock of the leader that began the reservation."""
     partitions: Partitions
 
 
@@ -280,10 +280,10 @@ class GroupReport:
 
     @cached_property
     def current(self) -> list[TopicPartition]:
-        """Partitions that the group reads.
+        """The partitions that the group reads.
 
-        The group may have committed offsets of more: of topics that no member subscribes to any more. Without
-        members, all partitions with committed offsets count.
+        The group may have committed offsets of more partitions, because members have dropped a topic from their
+        subscriptions. Without members, all partitions with committed offsets count.
         """
         if not self.state.members:
             return self.partitions
@@ -300,7 +300,7 @@ class GroupReport:
 
     @cached_property
     def unowned(self) -> list[TopicPartition]:
-        """Partitions that the group should read, without an owner."""
+        """Partitions that the group should read, but that have no owner."""
         if not self.state.members:
             return []
         return sorted(self._to_read - set(self.state.owners))
@@ -312,12 +312,12 @@ class GroupReport:
 
     @cached_property
     def orders(self) -> list[OrderReport]:
-        """The orders of operators, the oldest first."""
+        """The orders of operators, oldest first."""
         return order_reports(self.state.orders, self.state.document, self.state.members, self.state.read_ms)
 
     @cached_property
     def reserved(self) -> list[Reservation]:
-        """What waits for the next process of an instance id, in the order of these ids."""
+        """The reserved partitions, in the order of the instance ids."""
         document = self.state.document
         if document is None:
             return []
@@ -335,7 +335,7 @@ class GroupReport:
 
     @cached_property
     def excluded(self) -> Partitions:
-        """The partitions that an order gives to no member."""
+        """The partitions that an order excludes from every member."""
         return frozenset().union(*(each.order.partitions for each in self.orders if _gives_to_nobody(each)))
 
     @cached_property
@@ -469,7 +469,7 @@ class GroupReport:
         }
 
     def _repr_html_(self) -> str:
-        """For notebooks: the members, the partitions with the largest lag, and the problems."""
+        """HTML for notebooks: the members, the partitions with the largest lag, and the problems."""
         found = self.to_json()
         members = [[m["name"], m["host"], m["partitions"], m["rack"] or ""] for m in found["members"]]
         behind = sorted(found["partitions"], key=lambda p: (-(p["lag"] or 0), p["topic"], p["partition"]))
@@ -504,7 +504,7 @@ async def read_logs(
     committed: Mapping[TopicPartition, OffsetAndMetadata],
     timeout_s: float,
 ) -> Logs:
-    """Both ends of the log of each partition with a leader. Other partitions are listed in `problems`."""
+    """Returns both ends of the log of each partition with a leader, and adds other partitions to `problems`."""
     readable: list[TopicPartition] = []
     missing: list[TopicPartition] = []
     leaderless: list[TopicPartition] = []
@@ -540,7 +540,7 @@ def _gives_to_nobody(report: OrderReport) -> bool:
 
 
 def _each(partitions: Iterable[TopicPartition], what: str) -> Iterator[str]:
-    """One line for each topic: it may have thousands of partitions."""
+    """Formats partitions as one line for each topic, since a topic may have thousands."""
     for topic, ranges in to_ranges(partitions).items():
         yield f"{topic}:{ranges} {what}"
 
@@ -550,7 +550,7 @@ def _some(partitions: Sequence[TopicPartition]) -> str:
 
 
 def clock_time(seconds: float) -> str:
-    """Seconds since the epoch as "14:05:31 UTC"."""
+    """Formats seconds since the epoch as "14:05:31 UTC"."""
     try:
         return datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc).strftime("%H:%M:%S UTC")
     except (ValueError, OverflowError, OSError):

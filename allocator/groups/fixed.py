@@ -24,11 +24,11 @@ log = logging.getLogger(__name__)
 
 
 class FixedMembership(GroupMembership):
-    """A member of no group, which owns the partitions that the user chose.
+    """A member without a group. It owns the partitions that the user chose.
 
     These are `partitions`, or else every partition of `topics`, or of the topics whose name begins with a match of
-    `pattern`; new partitions at most `topic_poll_s` seconds after they appear. If a topic is unknown for the moment,
-    the member keeps its partitions: a starting broker may report existing topics as missing.
+    `pattern`. New partitions follow within `topic_poll_s` seconds. If the metadata does not list a topic, the member
+    keeps its partitions: a starting broker may report existing topics as missing.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class FixedMembership(GroupMembership):
         self._topic_poll_s = topic_poll_s
         self._held: Partitions = NO_PARTITIONS
         self._leaving: Partitions = NO_PARTITIONS
-        """Not owned any more, but still being drained."""
+        """Revoked partitions that are still being drained."""
         self._active = False
         self._task: asyncio.Task[None] | None = None
 
@@ -62,7 +62,7 @@ class FixedMembership(GroupMembership):
         return self._held
 
     def fence(self, partition: TopicPartition) -> int:
-        return 0  # no group orders the owners
+        return 0  # without a group, no order of owners exists
 
     async def confirm(self) -> bool:
         return self.may_act()
@@ -71,10 +71,10 @@ class FixedMembership(GroupMembership):
         return self._active and self.ended is None
 
     def polled(self) -> None:
-        """There is no group that a silent user could hold up."""
+        """Does nothing: without a group, a user who does not poll delays no other member."""
 
     def subscribe(self, topics: Iterable[str], pattern: str | None = None) -> None:
-        """Replaces the earlier choice, partitions by hand included."""
+        """Replaces the earlier choice, including partitions that the user named."""
         self._choose(TopicSelection(topics, pattern), NO_PARTITIONS)
 
     def assign(self, partitions: Iterable[TopicPartition]) -> Partitions:
@@ -117,7 +117,7 @@ class FixedMembership(GroupMembership):
         self._follow()
         self._active = True
         await self._take()
-        self._changed.set()  # metadata may have changed before `_run` listens
+        self._changed.set()  # notices metadata that changed before `_run` listens
         self._task = asyncio.get_running_loop().create_task(self._run(), name="membership")
 
     async def leave(self) -> None:

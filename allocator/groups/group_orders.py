@@ -1,4 +1,4 @@
-"""Orders to a group from outside: give, list and withdraw them. Joins nothing."""
+"""Gives, lists and withdraws the orders of a group, without joining the group."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ WITHDRAWN_BY_PARTITION = ("pause", "quarantine", "pin", "skip")
 
 
 class OrdersFromOutside:
-    """The orders of one group; see `GroupOrders`. A subclass knows the members of the group."""
+    """The orders of one group; see `GroupOrders`. Subclasses look up the members of the group."""
 
     def __init__(self, orders: OrderKeeper, group: str, who: Optional[str] = None) -> None:
         self._orders = orders
@@ -64,18 +64,18 @@ class OrdersFromOutside:
     # -- reading -------------------------------------------------------------------------------------------------
 
     async def list(self) -> list[OrderReport]:
-        """Every order with its state, the oldest first."""
+        """Returns every order with its state, oldest first."""
         orders, members, document = await asyncio.gather(self._orders.read(), self._members(), self._document())
         return order_reports(orders, document, members, wall_ms())
 
     # -- about members -------------------------------------------------------------------------------------------
 
     async def cordon(self, member: str, *, why: str = "", expires_s: Optional[float] = None) -> OrderReport:
-        """The member gets no further partitions, and keeps what it has."""
+        """The member gets no more partitions, and keeps those that it has."""
         return await self.give_by_name("cordon", {"member": member}, why=why, expires_s=expires_s)
 
     async def evacuate(self, member: str, *, why: str = "", expires_s: Optional[float] = None) -> OrderReport:
-        """The member gives all its partitions away, within the budget; the order is done when it has none."""
+        """The member gives up all its partitions, within the budget. The order is done when it has none."""
         return await self.give_by_name("evacuate", {"member": member}, why=why, expires_s=expires_s)
 
     async def uncordon(self, member: str) -> tuple[Order, ...]:
@@ -89,11 +89,11 @@ class OrdersFromOutside:
         )
 
     async def swap(self, old: str, new: str, *, why: str = "", expires_s: Optional[float] = None) -> OrderReport:
-        """`new` takes all partitions of `old`, and nothing moves between others. `new` may join later."""
+        """`new` takes over all partitions of `old`; no others move. `new` may join later."""
         return await self.give_by_name("swap", {"old": old, "new": new}, why=why, expires_s=expires_s)
 
     async def canary(self, count: int, *, why: str = "", expires_s: Optional[float] = None) -> OrderReport:
-        """Each process that joins from now on gets exactly `count` partitions, until it is promoted."""
+        """Each process that joins from now on gets exactly `count` partitions, until `promote` names it."""
         members = await self._members()
         present = await self._present("canary")
         known = sorted({process_name(member, info) for member, info in members.items()})
@@ -121,12 +121,12 @@ class OrdersFromOutside:
         why: str = "",
         expires_s: Optional[float] = None,
     ) -> OrderReport:
-        """The partitions stay at this member, or within "rack:NAME"."""
+        """The partitions go to this member and stay there, or with "rack:NAME" to the members of this rack."""
         arguments = {"partitions": to_ranges(partitions), "place": parse_place(place)}
         return await self.give_by_name("pin", arguments, why=why, expires_s=expires_s)
 
     async def unpin(self, partitions: Collection[TopicPartition]) -> tuple[Order, ...]:
-        """Withdraws pins of these partitions; pins of several partitions stay for the others."""
+        """Withdraws the pins of these partitions. A pin that also names other partitions stays for those."""
         return await self._withdraw_partitions("pin", partitions)
 
     async def _withdraw_partitions(self, kind: str, partitions: Collection[TopicPartition]) -> tuple[Order, ...]:
@@ -155,7 +155,8 @@ class OrdersFromOutside:
         why: str = "",
         expires_s: Optional[float] = None,
     ) -> OrderReport:
-        """None of these places gets the partitions. Without a place no member gets them, and no records are read."""
+        """The members at these places do not get the partitions. Without a place no member gets them, and
+        nobody reads them."""
         arguments = {"partitions": to_ranges(partitions), "places": [parse_place(place) for place in places]}
         return await self.give_by_name("exclude", arguments, why=why, expires_s=expires_s)
 
@@ -164,7 +165,7 @@ class OrdersFromOutside:
     async def pause(
         self, partitions: Collection[TopicPartition], *, why: str = "", expires_s: Optional[float] = None
     ) -> OrderReport:
-        """The owners of the partitions keep them, and their code gets no records of them."""
+        """The owners of the partitions keep them, but deliver none of their records to the handler."""
         return await self.give("pause", {"partitions": to_ranges(partitions)}, why=why, expires_s=expires_s)
 
     async def resume(self, partitions: Collection[TopicPartition]) -> tuple[Order, ...]:
@@ -184,12 +185,12 @@ class OrdersFromOutside:
     async def skip(
         self, partition: TopicPartition, offset: int, *, why: str = "", expires_s: Optional[float] = None
     ) -> OrderReport:
-        """The handler is not called with the record at this offset; it counts as done."""
+        """The handler does not get the record at this offset; the record counts as done."""
         arguments = {"partitions": to_ranges([partition]), "offset": offset}
         return await self.give("skip", arguments, why=why, expires_s=expires_s)
 
     async def unskip(self, partition: TopicPartition, offset: int) -> tuple[Order, ...]:
-        """Withdraws a skip. A record that was left out already stays left out."""
+        """Withdraws a skip. A record that was already skipped stays skipped."""
         return await self._withdraw(
             lambda order: (
                 order.kind == "skip"
@@ -207,9 +208,9 @@ class OrdersFromOutside:
         why: str = "",
         expires_s: Optional[float] = None,
     ) -> OrderReport:
-        """The owners go on at `to`: "earliest", "latest", an offset, or "timestamp:MILLISECONDS".
+        """The owners seek to `to`: "earliest", "latest", an offset, or "timestamp:MILLISECONDS".
 
-        The result says where each partition was before.
+        The result names the former position of each partition.
         """
         return await self.give("seek", {"partitions": to_ranges(partitions), "to": to}, why=why, expires_s=expires_s)
 
@@ -231,14 +232,14 @@ class OrdersFromOutside:
         why: str = "",
         expires_s: Optional[float] = None,
     ) -> OrderReport:
-        """At most so many partitions are taken from live owners at once, and in a minute. None: any number."""
+        """Limits the partitions that leave live owners: at once, and in a minute. None: any number."""
         if at_once is None and per_minute is None:
             raise ConfigError("a budget needs at_once or per_minute")
         arguments = {"at_once": at_once, "per_minute": per_minute}
         return await self.give("budget", arguments, why=why, expires_s=expires_s)
 
     async def shadow(self, function: str, *, why: str = "", expires_s: Optional[float] = None) -> OrderReport:
-        """The leader computes this function too, at each decision, and its state says how the result differs.
+        """The leader also computes this function at each decision. The order's state says how its result differs.
 
         `function`: a built-in name, or a function that the members offer.
         """
@@ -255,15 +256,14 @@ class OrdersFromOutside:
     async def give_by_name(
         self, kind: str, arguments: Mapping[str, Any], *, why: str = "", expires_s: Optional[float] = None
     ) -> OrderReport:
-        """Like `give`, with members as an operator names them. Raises OrderRefused for a member or rack that is not
-        there."""
+        """Like `give`, but takes members as operators name them. Raises OrderRefused for an unknown member or rack."""
         self.make(kind, arguments)  # refuses wrong arguments before it asks for the members
         return await self.give(kind, await self._named(arguments), why=why, expires_s=expires_s)
 
     async def withdraw(self, kind: str, arguments: Mapping[str, Any]) -> tuple[Order, ...]:
-        """Withdraws orders about partitions, from these partitions alone: of "pause", "quarantine", "pin" or "skip".
+        """Withdraws orders of one kind from these partitions: "pause", "quarantine", "pin" or "skip".
 
-        Raises OrderRefused if there is no such order.
+        Other partitions of the same orders keep them. Raises OrderRefused if there is no such order.
         """
         if kind not in WITHDRAWN_BY_PARTITION:
             raise ConfigError(f"an order {kind!r} is withdrawn by its id")
@@ -276,7 +276,7 @@ class OrdersFromOutside:
     def make(
         self, kind: str, arguments: Mapping[str, Any], *, why: str = "", expires_s: Optional[float] = None
     ) -> Order:
-        """The order that `give` would write. Raises ConfigError."""
+        """Returns the order that `give` would write. Raises ConfigError."""
         if kind in KINDS:
             self._check_kind(kind)
         now_ms = wall_ms()
@@ -290,14 +290,15 @@ class OrdersFromOutside:
         )
 
     async def remove(self, *ids: str) -> tuple[Order, ...]:
-        """Withdraws orders by id. Raises NoSuchOrder, an AllocatorError, if one of them is not there."""
+        """Withdraws orders by id. If one id does not exist, raises NoSuchOrder and withdraws none."""
         return await self._orders.remove(ids, wall_ms())
 
     # -- inside --------------------------------------------------------------------------------------------------
 
     async def _put(self, order: Order) -> OrderReport:
         members = await self._members()
-        if members and all(info.pattern != ANY_TOPIC for info in members.values()):  # else resources have any names
+        # resources may have names that are no valid topic
+        if members and all(info.pattern != ANY_TOPIC for info in members.values()):
             for topic in {topic for topic, _ in order.partitions}:
                 check_topic(topic)
         await self._orders.put(order, wall_ms())
@@ -319,7 +320,7 @@ class OrdersFromOutside:
         """Raises OrderRefused for an order that the group cannot honour."""
 
     async def _members(self) -> dict[str, MemberInfo]:
-        """Live members in join order. Raises OrderRefused where there is no such group."""
+        """Returns the live members in join order. Raises OrderRefused if the group does not exist."""
         raise NotImplementedError
 
     async def _document(self) -> Optional[AssignmentDocument]:
@@ -327,7 +328,8 @@ class OrdersFromOutside:
         raise NotImplementedError
 
     async def _known(self, text: str, *, must_live: bool = True) -> str:
-        """The name under which the order knows a member: it lasts over the sessions of its process, if it can."""
+        """Returns the name by which an order refers to a member. If possible, it stays the same over sessions
+        of its process."""
         members = await self._members()
         found = members_named(text, members)
         if len(found) > 1:
@@ -345,7 +347,7 @@ class OrdersFromOutside:
         return process if members_named(process, members) == found else found[0]
 
     async def _named(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments with the lasting name of each member."""
+        """Replaces each member in the arguments by the name that stays the same over sessions."""
         named = dict(arguments)
         for name in ("member", "old", "new"):
             if name in named:
@@ -393,10 +395,10 @@ class OrdersOfGroup(OrdersFromOutside):
         try:
             return (await self._store.document())[0]
         except InvalidZnode:
-            return None  # the leader writes it anew
+            return None  # the leader writes a new document
 
     async def _members(self) -> dict[str, MemberInfo]:
-        """Live members in join order. Raises OrderRefused where there is no such group."""
+        """Returns the live members in join order. Raises OrderRefused if the group does not exist."""
         with _as_refusal(self._paths):
             names = in_join_order(await self._store.member_names())
         infos: dict[str, MemberInfo] = {}
@@ -422,11 +424,11 @@ class GroupOrders(OrdersOfGroup):
 
     A member is named by its client id, by the name that `allocator group describe` shows, or by its number, "#12". A
     place is a member, or "rack:NAME". Each order is written with `who` (default user@host), the time, and `why`; it
-    ceases to count after `expires_s` seconds. A later order replaces an earlier one of its kind about the same thing.
+    expires after `expires_s` seconds. A new order replaces an earlier one of its kind with the same subject.
 
     The leader honours an order once every live member knows its kind: the report names the members of older versions.
-    Every method raises OrderRefused where the group cannot honour the order, and ConfigError for wrong arguments; then
-    nothing was written. `timeout_s`: seconds to connect to ZooKeeper.
+    Every method raises OrderRefused if the group cannot honour the order, and ConfigError for wrong arguments; in both
+    cases it writes nothing. `timeout_s`: seconds to connect to ZooKeeper.
     """
 
     def __init__(
@@ -453,7 +455,7 @@ class GroupOrders(OrdersOfGroup):
 
 
 def parse_place(text: str) -> dict[str, str]:
-    """A place in an order, from "rack:NAME" or the name of a member."""
+    """Converts "rack:NAME", or the name of a member, to a place in an order."""
     kind, colon, name = text.partition(":")
     if kind == "rack" and colon and name:
         return {"rack": name}

@@ -1,4 +1,4 @@
-"""When a member of a Kafka group sends a heartbeat, and when its user has been silent for too long."""
+"""Decides when a member of a Kafka group sends a heartbeat, and when its user has not polled for too long."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ SOON_S = 0.05
 
 
 class HeartbeatTimer:
-    """The times of heartbeats, and of the user's calls. Does no I/O.
+    """The times of heartbeats and of the user's polls. Does no I/O.
 
     `session_timeout_s`: how long the coordinator keeps a silent member. `interval_s`: between two heartbeats.
-    `max_poll_interval_s`: how long the user may be silent; None for any time.
+    `max_poll_interval_s`: longest time between two polls of the user; None: no limit.
     """
 
     def __init__(
@@ -42,26 +42,30 @@ class HeartbeatTimer:
         self._soon_s = float("inf")
 
     def reset_session_timeout(self) -> None:
-        """Restart the session timeout and the interval. Caller: a join, or a new coordinator."""
+        """Starts the session timeout and the interval again. Called after a join, or with a new coordinator."""
         self.last_received = self.clock()
         self._due = self.last_received + self.interval_s
 
     def expect_rebalance(self) -> None:
-        """Another rebalance may follow soon, so the next heartbeats are closer together. Caller: a finished rebalance.
+        """Shortens the interval of the next heartbeats, because another rebalance may follow soon. Called after a
+        rebalance.
 
         Rebalances come in series: members start and stop one after the other, and a cooperative member joins again when
-        it has released what moves. The member notices the next one in about the time since this one.
+        it has released the moving partitions. The member notices the next rebalance in about the time that has passed
+        since the last one.
         """
         self._soon_s = min(SOON_S, self.interval_s)
         self._due = self.clock() + self._soon_s
 
     def sent_heartbeat(self) -> float:
-        """Returns the time of sending: a response proves that the session lived then, not when it arrived."""
+        """Returns the time of sending. A response proves that the session was alive at that time, not at the time of
+        the response."""
         self.last_sent = self.clock()
         return self.last_sent
 
     def received_heartbeat(self) -> None:
-        """The last heartbeat was acknowledged; the next one is due an interval after that one was sent."""
+        """Records that the coordinator acknowledged the last heartbeat. The next one is due an interval after that one
+        was sent."""
         self.last_received = self.clock()
         self._soon_s = min(2 * self._soon_s, self.interval_s)
         self._due = max(self.last_received, self.last_sent + self._soon_s)
@@ -70,7 +74,7 @@ class HeartbeatTimer:
         self._due = self.clock() + pause_s
 
     def polled(self) -> None:
-        """The user asked for records."""
+        """Records a poll of the user."""
         self._last_polled = self.clock()
 
     @property
@@ -84,12 +88,12 @@ class HeartbeatTimer:
 
     @property
     def session_expired(self) -> bool:
-        """The coordinator acknowledged nothing for a whole session timeout."""
+        """Whether the coordinator has acknowledged nothing for a whole session timeout."""
         return self.clock() - self.last_received > self.session_timeout_s
 
     @property
     def idle_ttl(self) -> float | None:
-        """Seconds until the user has been silent for too long; None without such a limit."""
+        """Returns the seconds until the user's poll is too late; None without such a limit."""
         if self.max_poll_interval_s is None:
             return None
         return max(0.0, self._last_polled + self.max_poll_interval_s - self.clock())
@@ -104,7 +108,7 @@ class HeartbeatLoop:
 
     `wanted` returns whether there is one. `send` sends a heartbeat and handles the response; it raises `BrokerError`
     when the coordinator did not acknowledge the member. `failed` handles that error and returns the seconds to pause.
-    `idle` is called when the user has been silent for too long. Call `poke` when `wanted` or the times change.
+    `idle` is called when the user has not polled for too long. Call `poke` when `wanted` or the times change.
     """
 
     def __init__(
@@ -125,12 +129,12 @@ class HeartbeatLoop:
         self._changed: asyncio.Event | None = None
 
     def poke(self) -> None:
-        """Check again whether a heartbeat is wanted and due."""
+        """Checks again whether a heartbeat is wanted and due."""
         if self._changed is not None:
             self._changed.set()
 
     def send_now(self) -> None:
-        """Send the next heartbeat before it is due; another one if one is under way."""
+        """Sends the next heartbeat before it is due. If one is under way, sends another."""
         self._urgent = True
         self.poke()
 

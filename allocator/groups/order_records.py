@@ -1,4 +1,4 @@
-"""The orders of a group in a compacted topic: how its records become orders, and the records of a change. Pure.
+"""Stores the orders of a group in a compacted topic: decodes its records, and encodes changes. Pure.
 
 A group of Kafka's own protocols has no znode. Its orders are in the topic `<group>.orders`, with one partition and
 `cleanup.policy=compact`:
@@ -10,7 +10,7 @@ A group of Kafka's own protocols has no znode. Its orders are in the topic `<gro
 A record without a value withdraws the order, or the result, of its key. The orders follow from the last record of each
 key and the order of these records alone, so compaction changes nothing.
 
-A record with another key counts for nothing, and a value that this version cannot read counts as if it were not there.
+Records with other keys, and values that this version cannot read, are ignored.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ __all__ = ["OrderRecords", "result_record"]
 
 ORDER_KEY = re.compile(rb"o-[0-9a-f]{8,32}\Z")
 RESULT_KEY = re.compile(rb"result/(o-[0-9a-f]{8,32})/[0-9a-f]{16}\Z")
-MAX_BYTES = 4 * ORDERS_BYTES  # of all values; more: more memory; less: fewer orders and results
+MAX_BYTES = 4 * ORDERS_BYTES  # bytes of all values. more: more memory; less: fewer orders and results
 
 Entry = tuple[bytes, Optional[bytes]]
 """Key and value of a record to write."""
 
 
 class OrderRecords:
-    """The last record of each key, as far as they were read."""
+    """The last record of each key that has been read."""
 
     def __init__(self) -> None:
         self._last: dict[bytes, tuple[int, bytes]] = {}
@@ -57,7 +57,8 @@ class OrderRecords:
         self._read: Optional[tuple[Orders, frozenset[bytes]]] = None
 
     def add(self, offset: int, key: Optional[bytes], value: Optional[bytes]) -> bool:
-        """Takes the next record. Returns whether it can change the orders. Raises nothing, whatever it holds."""
+        """Adds the next record. Returns whether it can change the orders. Never raises, whatever the record
+        contains."""
         if key is None or not (ORDER_KEY.match(key) or RESULT_KEY.match(key)):
             return False
         before = self._last.pop(key, None)
@@ -73,10 +74,10 @@ class OrderRecords:
         return self._decoded()[0]
 
     def change(self, after: Orders) -> list[Entry]:
-        """The records to write so that these are the orders; `after` comes from `orders`, with no new results.
+        """Returns the records that change the stored orders to `after`, which comes from `orders` without new results.
 
-        Records that count no more are withdrawn too, the oldest first: an order that another one had replaced must not
-        count again when that one is withdrawn.
+        It also withdraws records without effect, oldest first: otherwise a replaced order would take effect again when
+        its replacement is withdrawn.
         """
         before, readable = self._decoded()
         kept = {order.id.encode() for order in after.entries}
@@ -91,7 +92,7 @@ class OrderRecords:
         return [*new, *((key, None) for key in self._last if key in readable and _order_id(key) not in kept)]
 
     def _decoded(self) -> tuple[Orders, frozenset[bytes]]:
-        """The orders, and the keys of all records that this version can read."""
+        """Returns the orders, and the keys of all records that this version can read."""
         if self._read is None:
             readable, budget = set[bytes](), InflateBudget()
             by_subject: dict[str, Order] = {}
@@ -131,7 +132,7 @@ class OrderRecords:
 
 
 def result_record(order_id: str, result: OrderResult) -> Entry:
-    """The record of what a member did about these partitions."""
+    """Returns the record of a member's result for these partitions."""
     ranges = json.dumps(to_ranges(result.partitions), sort_keys=True).encode()
     digest = hashlib.sha256(ranges).hexdigest()[:16]
     return f"result/{order_id}/{digest}".encode(), _json(result.to_json())

@@ -1,4 +1,4 @@
-"""The orders of a group as people and programs are shown them. Pure."""
+"""Reports the orders of a group, as text and as JSON. Pure."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ ORDER_STATES = ("pending", "given", "waiting", "kept", "done", "not kept", "expi
 
 
 class OrderReport(NamedTuple):
-    """One order and what became of it."""
+    """One order with its state."""
 
     order: Order
     state: str
-    """"pending": members of older versions do not know it; "given": the leader has not noted it yet, or members honour
-    it by themselves; "waiting": not yet as ordered; "kept"; "done": nothing is left to do; "not kept": it cannot be
-    kept, and the group does without; "expired"."""
+    """"pending": members of older versions do not know its kind. "given": the leader has not read it yet, or members
+    carry it out without the leader. "waiting": the group does not comply yet. "kept": the group complies. "done":
+    nothing is left to do. "not kept": the group cannot comply, and goes on without it. "expired"."""
     why: str = ""
 
     def to_json(self) -> dict[str, Any]:
@@ -38,7 +38,7 @@ class OrderReport(NamedTuple):
 def order_reports(
     orders: Orders, document: Optional[AssignmentDocument], members: Mapping[str, MemberInfo], now_ms: int
 ) -> list[OrderReport]:
-    """Every order, the oldest first. `members` in join order."""
+    """Returns every order, oldest first. `members` in join order."""
     noted = {} if document is None else document.orders
     leader = next(iter(members.values()), None)
     return [OrderReport(order, *_state(order, noted, leader, now_ms)) for order in orders.entries]
@@ -57,13 +57,13 @@ def _state(order: Order, noted: Mapping[str, Any], leader: Optional[MemberInfo],
         return "waiting", "the group has no member"
     if KINDS[order.kind].acts == "leader" and order.kind not in leader.orders:
         return "pending", "the leader is of a version that does not know this order"
-    if order.results:  # of an order that an owner cannot honour
+    if order.results:  # the result of an order that an owner cannot carry out
         return "not kept", "; ".join(sorted({result.what for result in order.results}))
     return "given", ""
 
 
 def order_text(order: Order) -> str:
-    """The order in a few words: "pin orders:0-3 to rack a"."""
+    """Returns the order in a few words: "pin orders:0-3 to rack a"."""
     given = order.arguments
     if order.fault is not None:
         return plain(order.kind)

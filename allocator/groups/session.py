@@ -1,8 +1,8 @@
-"""The life of a member in ZooKeeper sessions: joining, losing a session, joining again, leaving.
+"""The life of a member in ZooKeeper sessions: it joins, may lose its session and join again, and leaves.
 
 Guarantee, for every layout of znodes: the member acts only while its lease is valid (`LeaseRenewer`). When a session
-ends, the member loses all its partitions (`AssignmentListener.lost`) before it joins again. `leave` returns when
-everything was drained, committed and released, or when the end of the session has released it.
+ends, the member loses all its partitions (`AssignmentListener.lost`) before it joins again. `leave` returns when the
+member has drained, committed and released all partitions, or when the end of the session has released them.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ ADMISSION_S = 0.5  # more: a member that may join again does so later; less: mor
 
 
 class _Silence(Exception):
-    """The user has asked for nothing for too long. Caught in this module."""
+    """The user has not polled for too long. Caught in this module."""
 
 
 class SessionMembership(GroupMembership):
-    """The part that is the same for every layout of znodes. A layout registers the member, follows the assignment, and
-    names the znodes to delete.
+    """The behaviour that all layouts of znodes share. A layout registers the member, follows the assignment, and names
+    the znodes to delete.
 
     `settings` has `connect_timeout_s` and `max_poll_interval_s`, in seconds or None; `group` and `base` name the group
     and its znode in messages. The constructor does no I/O.
@@ -60,7 +60,8 @@ class SessionMembership(GroupMembership):
         self.generation = 0
         self.ended: BaseException | None = None
         self.admitted: Callable[[ZooKeeper], Awaitable[bool]] | None = None
-        """Asked in each session but the first, before the member registers; it waits while this returns False."""
+        """Called in each session but the first, before the member registers. The member waits while this
+        returns False."""
         self._zk = zk
         self._group = group
         self._base = base
@@ -101,7 +102,7 @@ class SessionMembership(GroupMembership):
 
     @property
     def shown(self) -> str:
-        """The member's name for people; empty before it joined."""
+        """The display name of the member; empty before it joined."""
         return self.member_id
 
     @property
@@ -167,7 +168,7 @@ class SessionMembership(GroupMembership):
         try:
             await asyncio.shield(self._task)
         except asyncio.CancelledError:
-            # the caller gave up: stop at once, the end of the session frees the partitions
+            # the caller gave up: stop at once, since the end of the session releases the partitions
             await self._abandon()
             raise
         self._task = None
@@ -267,7 +268,7 @@ class SessionMembership(GroupMembership):
                 await within(self._delete_ours(released=not lost), 2.0)
 
     async def _delete_ours(self, released: bool) -> None:
-        """`released`: whether the member released all partitions by itself."""
+        """`released`: whether the member itself released all partitions."""
         await asyncio.gather(*map(self._zk.delete, self._znodes()), return_exceptions=True)
 
     def _state_changed(self, state: SessionState) -> None:
@@ -310,7 +311,7 @@ class SessionMembership(GroupMembership):
         try:
             await self._listener.revoked(partitions)
         except Exception:
-            # the next owner processes uncommitted records again; holding on to the partitions would stop the group
+            # the next owner reads uncommitted records again; keeping the partitions would stop the whole group
             log.exception("%s: releasing partitions of %s failed", self._group, self.shown)
         await self._drained(partitions)
         self._draining -= partitions
@@ -321,9 +322,9 @@ class SessionMembership(GroupMembership):
 
 
 class PollTimer:
-    """Whether the user still asks for records: `max_poll_interval_s`.
+    """Measures whether the user polls often enough (`max_poll_interval_s`).
 
-    `limit_s` None: the user may be silent for any time.
+    `limit_s` None: no limit.
     """
 
     def __init__(self, limit_s: float | None, clock: Callable[[], float]) -> None:
@@ -333,7 +334,7 @@ class PollTimer:
         self._heard: asyncio.Event | None = None
 
     def polled(self) -> None:
-        """The user asked for records."""
+        """Records a poll of the user."""
         self._last = self._clock()
         if self._heard is not None:
             self._heard.set()
@@ -343,7 +344,7 @@ class PollTimer:
         return self.limit_s is not None and self._clock() - self._last >= self.limit_s
 
     async def silence(self) -> None:
-        """Returns once the user has been silent for too long."""
+        """Returns once the user has not polled for too long."""
         while not self.silent:
             if self.limit_s is None:
                 await asyncio.get_running_loop().create_future()
@@ -351,20 +352,20 @@ class PollTimer:
                 await asyncio.sleep(self._last + self.limit_s - self._clock())
 
     async def heard(self) -> None:
-        """Returns when the user asks for records again; at once if the user is not silent."""
+        """Returns when the user polls again; at once if the last poll is recent enough."""
         self._heard = asyncio.Event()
         while self.silent:
             self._heard.clear()
             await self._heard.wait()
 
 
-GRACE_S = 0.5  # after a freeze of the whole process, the loop gets the chance to feed the watchdog first
+GRACE_S = 0.5  # after a pause of the whole process, lets the loop feed the watchdog first
 
 
 class Watchdog:
-    """Calls `bite` once, in a thread of its own, after the event loop was blocked for `limit_s` seconds.
+    """Calls `bite` once, in a separate thread, after the event loop was blocked for `limit_s` seconds.
 
-    `watch` feeds it and ends it. The call comes at most a quarter of `limit_s` plus half a second too late.
+    `watch` feeds the watchdog and ends it. The call is late by at most a quarter of `limit_s` plus half a second.
     """
 
     def __init__(self, limit_s: float, bite: Callable[[], None]) -> None:

@@ -17,19 +17,19 @@ __all__ = ["GroupViewBuilder", "Load", "log_left_out"]
 
 log = logging.getLogger(__name__)
 
-LOAD_TIMEOUT_S = 3.0  # longest delay of a rebalance by the requests for the load
+LOAD_TIMEOUT_S = 3.0  # longest delay of a rebalance by the requests for loads
 SHOWN = 10  # partitions named in one log line
-LOAD_AT_ONCE = 1000  # partitions; more would keep the loop from renewing the lease while requests are encoded
+LOAD_AT_ONCE = 1000  # partitions in one call; encoding more requests would keep the loop from renewing the lease
 
 Load = Callable[[Collection[TopicPartition]], Awaitable[Mapping[TopicPartition, float]]]
-"""The load of each partition, in any unit. It may omit partitions, and raise AllocatorError."""
+"""Returns the load of each partition, in any unit. It may omit partitions, and raise AllocatorError."""
 
 
 class GroupViewBuilder:
-    """Adds racks and load to the view, if the function uses them.
+    """Adds racks and loads to the view, if the function uses them.
 
     They are requested when the leader computes an assignment, and never cause a rebalance. They are not written to
-    ZooKeeper. Load that is younger than `fresh_s` seconds is not requested again.
+    ZooKeeper. A load that is younger than `fresh_s` seconds is not requested again.
     """
 
     def __init__(self, group: str, topics: PartitionCountSource, load: Load | None, *, fresh_s: float = 0.0) -> None:
@@ -47,7 +47,7 @@ class GroupViewBuilder:
         counts: Mapping[str, int],
         owned: Mapping[str, frozenset[TopicPartition]],
     ) -> GroupView:
-        """The view for `assignor`; takes at most LOAD_TIMEOUT_S."""
+        """Returns the view for `assignor`, within LOAD_TIMEOUT_S."""
         wanted = wants(assignor)
         if not wanted:
             return GroupView(members, dict(counts), owned)
@@ -66,7 +66,7 @@ class GroupViewBuilder:
         return GroupView(members, dict(counts), owned, racks, dict(self._load))
 
     async def _refresh(self, partitions: Collection[TopicPartition]) -> None:
-        """Refreshes `_load`. After the timeout, the remaining partitions keep their former load."""
+        """Refreshes `_load`. After the timeout, the remaining partitions keep their former loads."""
         if self._read_load is None:
             return
         known = set(partitions)
@@ -89,7 +89,7 @@ class GroupViewBuilder:
 
 
 def log_left_out(group: str, strategy: str, partitions: Collection[TopicPartition]) -> None:
-    """Logs the partitions that an allocator function omits. Caller: the leader, when they change."""
+    """Logs the partitions that an allocator function omits. The leader calls it when they change."""
     if not partitions:
         log.info("%s: allocator function %r omits no partition any more", group, strategy)
         return

@@ -1,8 +1,8 @@
-"""What a group would do if something changed: members, weights, racks, the function, partition counts, or orders.
+"""Plans what a group would do after a change of members, weights, racks, the function, partition counts, or orders.
 
-The plan comes from `decide`, which the leader calls too, on the group's present document. So the group does what was
-planned, if nothing else changes first. One thing cannot be known before: the id of a member that is to join. Where a
-function breaks a tie by ids, another partition of the same number may move to it.
+The plan comes from `decide`, which the leader calls too, applied to the group's present document. So the group does
+what the plan says, unless something else changes first. There is one exception: the id of a member that will join is
+not known. If a function breaks a tie by ids, another partition may move to that member; their number is the same.
 """
 
 from __future__ import annotations
@@ -30,28 +30,29 @@ from allocator.types import Partitions, TopicPartition
 
 __all__ = ["GroupPlan", "PlannedMember", "PlannedMove", "Scenario", "plan_of"]
 
-ROUND_TRIPS = 5  # of a move: the document, its reading, the smaller claim, the next document, the larger claim
+ROUND_TRIPS = 5  # for one move: the document, its reading, the smaller claim, the next document, the larger claim
 MINUTE_S = 60.0
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """A group as it would be. Each method returns another scenario, and raises ConfigError for an unknown name."""
+    """A hypothetical state of a group. Each method returns a new scenario, and raises ConfigError for an
+    unknown name."""
 
     state: GroupState
     members: Mapping[str, MemberInfo]
-    """In join order."""
+    """The members in join order."""
     counts: Mapping[str, int]
     """Topic -> partitions."""
     orders: Orders
     failed: Mapping[str, MemberInfo] = field(default_factory=dict)
     """Members that ended without leaving."""
     function: Optional[str] = None
-    """Used instead of the one that members agree on."""
+    """The allocator function to use instead of the one that the members agree on."""
 
     @classmethod
     def of(cls, state: GroupState, counts: Mapping[str, int]) -> Scenario:
-        """The group as it is."""
+        """Returns the present state of the group."""
         if state.coordinated is not None:
             raise ConfigError(
                 f"Kafka's coordinator assigns the partitions of group {state.group!r}; only groups with membership "
@@ -60,7 +61,7 @@ class Scenario:
         return cls(state, dict(state.members), dict(counts), state.orders)
 
     def adding(self, name: str, *, weight: float = DEFAULT["weight"], rack: Optional[str] = None) -> Scenario:
-        """With one more member, which subscribes to what the youngest one subscribes to."""
+        """Adds a member with the subscription of the youngest member."""
         if not self.members:
             raise ConfigError("the group has no member whose subscription a new one could share")
         youngest = list(self.members)[-1]
@@ -80,12 +81,12 @@ class Scenario:
         return replace(self, members={**self.members, f"m-{'f' * 16}-{number:010}": info})
 
     def removing(self, text: str, *, failed: bool = False) -> Scenario:
-        """Without this member: it left for good, or it `failed` and does not come back within its grace."""
+        """Removes a member: it leaves for good, or it `failed` and does not come back within its grace."""
         gone = {self._member(text)}
         return self._without(gone, failed)
 
     def failing_rack(self, rack: str) -> Scenario:
-        """Without the members in this rack, which all failed."""
+        """Removes the members in this rack. All of them fail."""
         gone = {member for member, info in self.members.items() if info.rack == rack}
         if not gone:
             racks = sorted({info.rack for info in self.members.values() if info.rack is not None})
@@ -95,19 +96,19 @@ class Scenario:
         return self._without(gone, True)
 
     def weighing(self, text: str, weight: float) -> Scenario:
-        """With another weight of this member."""
+        """Changes the weight of a member."""
         return self._changing(text, weight=weight)
 
     def moving_rack(self, text: str, rack: str) -> Scenario:
-        """With this member in another rack."""
+        """Changes the rack of a member."""
         return self._changing(text, rack=rack)
 
     def using(self, function: str) -> Scenario:
-        """With this allocator function."""
+        """Changes the allocator function."""
         return replace(self, function=function)
 
     def growing(self, topic: str, count: int) -> Scenario:
-        """With so many partitions of a topic."""
+        """Changes the number of partitions of a topic."""
         before = self.counts.get(topic)
         if before is None:
             raise ConfigError(
@@ -118,7 +119,7 @@ class Scenario:
         return replace(self, counts={**self.counts, topic: count})
 
     def ordering(self, order: Order) -> Scenario:
-        """With one more order."""
+        """Adds an order."""
         return replace(self, orders=self.orders.put(order, self.state.read_ms))
 
     def _without(self, gone: set[str], failed: bool) -> Scenario:
@@ -140,7 +141,7 @@ class Scenario:
 
 
 class PlannedMove(NamedTuple):
-    """One partition that changes its owner. None: it had, or gets, no owner."""
+    """One partition that changes its owner. None: no owner before, or none after."""
 
     partition: TopicPartition
     source: Optional[str]
@@ -148,7 +149,7 @@ class PlannedMove(NamedTuple):
 
 
 class PlannedMember(NamedTuple):
-    """The load of one member before and after. Lag is in records, None where it is not known."""
+    """The load of one member before and after. Lag is in records; None if it is unknown."""
 
     member: str
     name: str
@@ -160,36 +161,37 @@ class PlannedMember(NamedTuple):
 
 @dataclass(frozen=True)
 class GroupPlan:
-    """What would move, and what it would cost."""
+    """The moves of a plan, and their cost."""
 
     group: str
     function: str
     moves: tuple[PlannedMove, ...]
     members: tuple[PlannedMember, ...]
     orders: tuple[OrderReport, ...]
-    """Those in force, as they would stand after the last move."""
+    """The orders in effect, with their states after the last move."""
     budget: Budget
     target: Mapping[str, Partitions] = field(repr=False)
     names: Mapping[str, str] = field(repr=False)
     round_trip_s: float = 0.0
-    """To ZooKeeper, as measured."""
+    """The measured round trip to ZooKeeper, in seconds."""
     failed_s: Optional[float] = None
-    """The longest session timeout of a member that fails, with its `restart_grace_s`."""
+    """The longest session timeout of a failing member, plus its `restart_grace_s`."""
 
     @property
     def voluntary(self) -> int:
-        """Moves away from a member that lives on."""
+        """Moves away from a member that stays alive."""
         gone = {each.member for each in self.members if each.change in ("leaves", "fails")}
         return sum(move.source is not None and move.source not in gone for move in self.moves)
 
     @property
     def move_s(self) -> float:
-        """Expected standstill of a moving partition, besides the time that its handler needs to finish."""
+        """Expected time without an owner for each moving partition, without the time that its handler needs
+        to finish."""
         return ROUND_TRIPS * self.round_trip_s
 
     @property
     def duration_s(self) -> float:
-        """Expected time from the first move to the last, besides that of the handlers."""
+        """Expected time from the first move to the last, without the time of the handlers."""
         portions = 1 if self.moves else 0
         least_s = 0.0
         if self.budget.at_once is not None:
@@ -199,7 +201,7 @@ class GroupPlan:
         return max(portions * self.move_s, least_s) + (self.failed_s or 0.0)
 
     def _repr_html_(self) -> str:
-        """For notebooks: what it would cost, the members before and after, and the first moves."""
+        """HTML for notebooks: the cost, the members before and after, and the first moves."""
         members = [[each.name, each.change or "stays", *each.partitions, *each.lag] for each in self.members]
         moves = [
             [f"{move.partition.topic}:{move.partition.partition}", self.name_of(move.source), self.name_of(move.target)]
@@ -266,9 +268,9 @@ async def plan_of(
     lag: Optional[Mapping[TopicPartition, int]] = None,
     round_trip_s: float = 0.0,
 ) -> GroupPlan:
-    """The plan for a scenario. `build` makes the view of the group, as for the leader.
+    """Returns the plan for a scenario. `build` creates the view of the group, as for the leader.
 
-    Raises AssignorError for an allocator function that cannot be loaded here, and what the function raises.
+    Raises AssignorError for an allocator function that cannot be loaded here, and the errors of the function.
     """
     state, members = scenario.state, dict(scenario.members)
     if not members:
@@ -277,7 +279,7 @@ async def plan_of(
         members = {member: replace(info, strategies=(scenario.function,)) for member, info in members.items()}
     strategy, _ = choose([(member, info.strategies) for member, info in members.items()])
     document = state.document or AssignmentDocument()
-    # a member that is gone in the scenario does not come back to its seat; those that restart now may
+    # a member removed by the scenario does not come back to its seat; restarting members may
     gone = state.members.keys() - members.keys()
     document = document.but(seats={member: seat for member, seat in document.seats.items() if member not in gone})
     counted, pending = counting(scenario.orders.in_force(state.read_ms, LEADERS_KINDS), members, document.orders)
@@ -285,7 +287,7 @@ async def plan_of(
     functions = {strategy: function}
     load = None
     if isinstance(function, LoadAssignor):
-        # an imbalance alone has to last; any other change is decided without it
+        # the leader waits until an imbalance has lasted; every other change is decided without load moves
         unchanged = scenario.members == state.members and scenario.orders == state.orders and scenario.function is None
         load = GroupLoad(loads_of(state.loads, function.source), unchanged, state.read_ms)
     decision = await decide(members, scenario.counts, document, counted, functions, build, load)
@@ -324,7 +326,7 @@ async def plan_of(
 
 
 def _present(document: AssignmentDocument) -> dict[str, frozenset[TopicPartition]]:
-    """What each member has, or gets as soon as it is free."""
+    """Returns the partitions that each member owns, or gets as soon as they are free."""
     found = dict(document.owners)
     for member, parts in document.promised.items():
         found[member] = found.get(member, frozenset()) | parts

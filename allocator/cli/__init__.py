@@ -1,7 +1,7 @@
 """The command `allocator`. All commands are in this room.
 
 In: arguments, settings files, the environment. Out: text or JSON, and exit codes. May touch: every room through its
-public surface; `testing` only in `cluster`. Commands raise; this module tells their errors in one way.
+public surface; `testing` only in `cluster`. Commands raise errors; this module prints them in one form.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-# name -> where it is, and the one line of help; imported when used, so that `allocator run` loads no test servers
+# name -> module and the one line of help. A command is imported when it is used, so `allocator run` does not import the
+# test servers.
 LAZY = {
     "archive": ("allocator.cli.pipelines:archive", "Topics to Parquet, each record exactly once."),
     "audit": ("allocator.cli.pipelines:audit", "Whether two topics, or a topic and an archive, hold the same."),
@@ -44,7 +45,7 @@ LAZY = {
     "top": ("allocator.cli.top:top", "Groups, members, lag and rates, live in this terminal."),
     "web": ("allocator.cli.web:web", "A status page of the groups, with metrics for Prometheus."),
 }
-# what one wants to do -> the commands for it, as `--help` shows them; the others stand at its end
+# task -> commands for it, in the order of `--help`; commands without a task stand at its end
 TASKS = {
     "Consume": ("run", "deadletters"),
     "Look at groups": ("group", "top", "web", "doctor", "skew", "records"),
@@ -97,13 +98,13 @@ class _LazyGroup(click.Group):
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         if args and self.get_command(ctx, args[0]) is None:
-            # click's own looks for similar names among the commands that are loaded
+            # click's own suggestions only know commands that are already loaded
             near = difflib.get_close_matches(args[0], self.list_commands(ctx), 1)
             ctx.fail(f"No such command {args[0]!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Every error that a command raises, in one form; wrong usage is the caller's mistake and has its own code."""
+        """Prints every error of a command in one form. Wrong usage has its own exit code."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
@@ -116,7 +117,7 @@ class _LazyGroup(click.Group):
             _fail(ctx, error.__cause__ or error, error.exit_code, error.format_message())
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        # click's own asks each command for its help, and so would import them all at each Tab
+        # click's own completion asks each command for its help, which would import all of them at each Tab
         names = dict(pair for _, pairs in self._by_task() for pair in pairs)
         found = [CompletionItem(name, help=names[name]) for name in sorted(names) if name.startswith(incomplete)]
         return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
@@ -162,7 +163,8 @@ def main(ctx: click.Context) -> None:
     Shares the partitions of topics among the members of a group and consumes them, on Kafka 0.8 to 4.x. `--help` after
     any command says more; `--json` has what it finds, and its errors, as JSON.
     """
-    if ctx.invoked_subcommand != "run":  # which has logs; the others say by themselves what does not answer, once
+    # only `run` shows logs; the other commands report unreachable servers once, in their own errors
+    if ctx.invoked_subcommand != "run":
         logging.getLogger("kazoo").setLevel(logging.CRITICAL)
 
 
@@ -199,7 +201,7 @@ def run(ctx: click.Context, config: str, check: bool, connect: bool, create: boo
     try:
         settings = load(config)
         beside = None
-        if settings.web.port is not None:  # only who wants it needs what it needs
+        if settings.web.port is not None:  # import here: only this option needs the package
             from allocator.cli.web import beside as serving
 
             beside = serving(settings)
@@ -224,7 +226,8 @@ async def _tried(settings: Config, show: bool) -> list[Check]:
     from allocator.daemon.preflight import preflight
     from allocator.foreign import plain
 
-    logging.getLogger("kafka").setLevel(logging.CRITICAL)  # the checks say in one line what does not answer
+    # the checks already report in one line which server does not answer
+    logging.getLogger("kafka").setLevel(logging.CRITICAL)
     logging.getLogger("kazoo").setLevel(logging.CRITICAL)
     found = []
     async for each in preflight(settings):

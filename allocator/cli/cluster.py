@@ -1,4 +1,4 @@
-"""`allocator cluster`: starts real servers from a shell, as the fixtures do."""
+"""`allocator cluster`: starts real servers from a shell, as the test fixtures do."""
 
 from __future__ import annotations
 
@@ -126,14 +126,15 @@ def _text(running: Cluster) -> str:
 
 @contextmanager
 def _told_to_stop() -> Iterator[None]:
-    """Raises `_Asked` once for SIGINT or SIGTERM: a second Ctrl-C must not interrupt the shutdown."""
+    """Raises `_Asked` once for SIGINT or SIGTERM. A second Ctrl-C must not interrupt the shutdown."""
 
     def deaf(number: int, frame: FrameType | None) -> None:
         pass
 
     def asked(number: int, frame: FrameType | None) -> None:
         for each in before:
-            signal.signal(each, deaf)  # not SIG_IGN: Python complains of one that came in the same moment
+            # not SIG_IGN: Python prints an error for a signal that arrives at the same moment
+            signal.signal(each, deaf)
         raise _Asked
 
     before = {number: signal.signal(number, asked) for number in (signal.SIGINT, signal.SIGTERM)}

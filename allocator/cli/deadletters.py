@@ -35,7 +35,7 @@ def deadletters() -> None:
 
 
 def on_topic(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds TOPIC and the connection options. The command gets `letters`, not entered yet, and `as_json`."""
+    """Adds TOPIC and the connection options. The command gets `letters` (not entered yet) and `as_json`."""
 
     @click.argument("topic", metavar="[TOPIC]", required=False)
     @click.option(
@@ -76,7 +76,7 @@ def on_topic(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def with_filter(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the options that choose letters. The command gets `chosen`."""
+    """Adds the options that choose letters. The command gets them as `chosen`."""
 
     @click.option("--error", default="", help="Letters whose error has this text, in any case.")
     @click.option("--from-topic", default="", help="Letters of records of this topic.")
@@ -257,7 +257,7 @@ def _time(option: str, text: Optional[str]) -> int | None:
 
 
 def _bytes(data: bytes | None) -> str | None:
-    """Text as it is, and other bytes escaped; a long value is cut."""
+    """Text unchanged, other bytes escaped. A long value is cut."""
     if data is None:
         return None
     text = plain(data[:SHOWN_BYTES].decode("utf-8", "backslashreplace"))

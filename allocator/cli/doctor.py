@@ -29,13 +29,13 @@ __all__ = ["doctor"]
 
 T = TypeVar("T")
 
-HEALTHY, NOT_SEEN, ILL = 0, 1, 3  # 2 is wrong usage, as everywhere
+HEALTHY, NOT_SEEN, ILL = 0, 1, 3  # 2 is wrong usage, in all commands
 COLOURS = {Severity.CRITICAL: "bold red", Severity.WARNING: "yellow", Severity.INFO: "cyan"}
 
 
 @dataclass(frozen=True)
 class _Where:
-    """The clusters from the options or the settings file."""
+    """The clusters, from the options or the settings file."""
 
     zookeeper: Optional[str]
     zookeeper_options: Any
@@ -109,7 +109,7 @@ def doctor(
     where, default_group = _find(config, zookeeper, root, brokers, kafka_zookeeper, session_timeout, timeout)
     group = group or default_group
     if where.zookeeper is not None and group is not None:
-        Paths(where.root, group)  # raises for a name that is no znode's; Kafka alone knows of others
+        Paths(where.root, group)  # raises if the name cannot be a znode: such a group can only be in Kafka
     if yes and not fix:
         raise ConfigError("--yes needs --fix")
     if fix and as_json and not yes:
@@ -236,10 +236,10 @@ def _not_reached(where: _Where, failed: list[tuple[str, AllocatorError]]) -> lis
 
 
 def _fix(where: _Where, group: str | None, findings: list[Finding], yes: bool, as_json: bool) -> dict[str, str]:
-    """Asks, executes the fixes of `findings`, and returns what was done by the finding's id."""
+    """Asks, applies the fixes of `findings`, and returns the outcome by finding id."""
     chosen = {finding.id: finding.fix for finding in findings if finding.fix is not None}
     if yes:
-        # with a mistyped chroot, members would be a second group that owns all partitions too
+        # With a mistyped chroot, the members would form a second group that also owns all partitions.
         chosen = {each: fix for each, fix in chosen.items() if fix.kind != "chroot"}
     if not chosen:
         by_hand = "; run the commands above yourself" if any(finding.command for finding in findings) else ""
@@ -279,7 +279,7 @@ async def _apply(where: _Where, group: str | None, chosen: dict[str, Fix]) -> di
 
 
 def _exact(command: str | None, where: _Where, config: str | None) -> str | None:
-    """`command` with the addresses of this call."""
+    """`command` with the addresses that this call used."""
     if command is None:
         return None
     words = command.split()
@@ -314,7 +314,7 @@ def _print(findings: list[Finding], group: str | None, exact: Callable[[str | No
             texts["fix"] = f"--fix would {finding.fix.text}"
         for label, text in texts.items():
             if text:
-                # a command is copied, so the terminal alone breaks its line
+                # users copy commands, so only the terminal may wrap the line
                 out.print(Text(f"  {label + ':':6} {plain(text)}"), soft_wrap=label == "run")
         out.print()
     counts = [f"{sum(f.severity is level for f in findings)} {level!s}" for level in reversed(Severity)]

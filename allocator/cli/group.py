@@ -37,11 +37,11 @@ Command = Callable[..., Any]
 
 ERROR = 1
 DAY_S = 86_400.0
-COMPLETE_S = 1.0  # more: names from a slow ensemble; less: a shell that answers sooner
+COMPLETE_S = 1.0  # seconds; more: names from a slow ensemble; less: the shell answers sooner
 
 
 class Seconds(click.FloatRange):
-    """Seconds, by default at most a day. Refuses nan and inf, which pass a comparison."""
+    """Seconds, by default at most a day. Rejects nan and inf, which range checks let pass."""
 
     name = "seconds"
 
@@ -56,16 +56,16 @@ class Seconds(click.FloatRange):
 
 
 class GroupType(click.types.StringParamType):
-    """The name of a group. A shell completes it with the groups that ZooKeeper has, if it answers within a second."""
+    """The name of a group. The shell completes it from ZooKeeper, if that answers within a second."""
 
     name = "group"
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         given = ctx.params
-        several = given.get("zookeepers") or (None,)  # of commands that take more than one
+        several = given.get("zookeepers") or (None,)  # for commands that take several groups
         zookeeper = given.get("zookeeper") or several[0] or os.environ.get("ALLOCATOR_ZOOKEEPER_HOSTS")
         root = given.get("root") or os.environ.get("ALLOCATOR_ZOOKEEPER_ROOT")
-        logging.disable()  # a shell shows what is printed in the middle of the line
+        logging.disable()  # a shell would show printed text in the middle of the command line
         try:
             access, _ = _find(given.get("config"), zookeeper, root, None, COMPLETE_S)
             names = asyncio.run(_names(access))
@@ -298,7 +298,7 @@ def delete_command(
 
 
 class _ShowByDefault(click.Group):
-    """Runs `offsets GROUP` as `offsets show GROUP`."""
+    """Makes `offsets GROUP` run `offsets show GROUP`."""
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         if args and args[0] not in self.commands:

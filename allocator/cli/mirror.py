@@ -25,8 +25,8 @@ from allocator.tasks import TaskGroup
 __all__ = ["mirror"]
 
 
-METER_S = 0.25  # between updates of the bar
-RATE_S = 10.0  # the bar's rate is that of so long
+METER_S = 0.25  # seconds between updates of the bar
+RATE_S = 10.0  # seconds over which the bar measures its rate
 
 
 class NotCaughtUp(AllocatorError):
@@ -146,7 +146,7 @@ def mirror(
     serving = _serving(mirroring, metrics_host, metrics_port, hosts)
     with progress(mirroring.settings.group, quiet or (as_json and sys.stdout.isatty())) as meter:
         told: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {"meter": partial(_measure, mirroring, meter)}
-        if as_json or not (is_shown(quiet) and sys.stdout.isatty()):  # else the bar says the same
+        if as_json or not (is_shown(quiet) and sys.stdout.isatty()):  # the progress bar already shows the same numbers
             told["status"] = partial(_tell, mirroring, status_s, as_json)
         try:
             asyncio.run(_run(mirroring, once, serving, told))
@@ -158,7 +158,7 @@ def mirror(
 
 @contextlib.asynccontextmanager
 async def _serving(mirroring: Mirror, host: str, port: Optional[int], hosts: Collection[str]) -> AsyncIterator[None]:
-    """Serves the metrics inside the block, if a port is given."""
+    """Serves the metrics while the block runs, if a port is given."""
     if port is None:
         yield
         return
@@ -187,7 +187,7 @@ async def _run(
 
 
 async def _measure(mirroring: Mirror, meter: Meter) -> None:
-    """Keeps the bar: it shows the lag, from the largest on."""
+    """Updates the bar: it starts at the largest lag seen and shows the rest."""
     before: deque[tuple[float, int]] = deque(maxlen=int(RATE_S / METER_S))
     while True:
         await asyncio.sleep(METER_S)

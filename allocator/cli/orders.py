@@ -1,4 +1,4 @@
-"""The commands of `allocator group` that steer a group: orders, and plans of what they would do."""
+"""The commands of `allocator group` that steer a group: orders, and plans that show their effect."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def parse_expiry(text: str, now_ms: int) -> float:
 
 
 def _with_told_options(command: Command, *more: Command) -> Command:
-    """Adds --why and --expires, `more` options, and the connection options."""
+    """Adds --why and --expires, the options in `more`, and the connection options."""
 
     @functools.wraps(command)
     def with_options(why: str, expires: Optional[str], default_group: Any, **arguments: Any) -> None:
@@ -84,14 +84,14 @@ def _with_told_options(command: Command, *more: Command) -> Command:
 
 
 def _with_order_options(command: Command) -> Command:
-    """Adds --dry-run too."""
+    """Adds --dry-run to the options of an order."""
     return _with_told_options(
         command, click.option("--dry-run", is_flag=True, help="Show what would move, and give no order.")
     )
 
 
 def _with_record_options(command: Command) -> Command:
-    """Adds --create too."""
+    """Adds --create to the options of an order about records."""
     return _with_told_options(
         command,
         click.option(
@@ -101,7 +101,7 @@ def _with_record_options(command: Command) -> Command:
 
 
 def _give(access: Any, name: str, as_json: bool, dry_run: bool, act: Callable[[Any], Awaitable[Any]]) -> None:
-    """Gives the order of `act`, or shows what it would do."""
+    """Gives the order of `act`; with --dry-run shows its effect."""
     from allocator.cli.planning import given, planned, show_plan
 
     if dry_run:
@@ -133,7 +133,7 @@ def _withdraw(access: Any, name: str, as_json: bool, act: Callable[[Any], Awaita
     from allocator.groups.order_report import OrderReport, order_text
 
     orders = asyncio.run(withdrawn(access, name, act))
-    if isinstance(orders, OrderReport):  # an order was changed
+    if isinstance(orders, OrderReport):  # the command changed an order
         orders = (orders.order,)
     if as_json:
         print_json({"group": name, "withdrawn": [{**order.to_json(), "text": order_text(order)} for order in orders]})

@@ -1,4 +1,4 @@
-"""Output of commands on a terminal and in a pipe."""
+"""Formats the output of commands, for a terminal and for a pipe."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from allocator.foreign import plain
 
 __all__ = ["Listing", "console", "print_json"]
 
-GAP = 2  # between columns
-FOLDED = 12  # least columns of a cell that folds; less: names are torn into shreds
-UNBOUNDED = 1 << 20  # longer than a row of what ZooKeeper and Kafka keep
+GAP = 2  # spaces between columns
+FOLDED = 12  # minimum width of a cell that folds; less: names break into very short pieces
+UNBOUNDED = 1 << 20  # longer than any row of data in ZooKeeper and Kafka
 
 
 def console() -> Console:
     found = Console(highlight=False)
-    # a pipe has no width: programs that read it take a row from a line
+    # a pipe has no width: programs that read it expect one row per line
     return found if found.is_terminal else Console(highlight=False, width=UNBOUNDED)
 
 
 class Listing:
-    """Rows under heads. rich's own table takes seconds for ten thousand.
+    """A table with a header. rich's own table takes seconds for ten thousand rows.
 
     A row is one line if all rows fit into the width. Else long text folds within its column, and numbers stay whole; if
-    that is too wide still, each cell gets a line of its own, behind its head. Nothing is cut.
+    that is still too wide, each cell gets its own line, after the name of its column. Nothing is cut.
     """
 
     def __init__(self, *heads: str, right: Collection[int] = ()) -> None:
         self.heads = heads
         self.right = right
-        """Columns of numbers."""
+        """Indexes of the columns with numbers. They are aligned to the right and never fold."""
         self.rows: list[tuple[str, ...]] = []
 
     def add(self, *cells: object) -> None:
@@ -55,14 +55,14 @@ class Listing:
             yield from _segments(self._folded(row, widths))
 
     def _widths(self, limit: int) -> list[int] | None:
-        """The widths of the columns; None if they cannot be narrow enough."""
+        """The widths of the columns; None if the table cannot fit."""
         cells = [max(map(_cells, column), default=0) for column in zip(*self.rows)] or [0] * len(self.heads)
         room = limit - GAP * (len(cells) - 1)
         widths = [max(cell, _cells(head)) for cell, head in zip(cells, self.heads)]
         if sum(widths) <= room:
             return widths
         words = [max(map(_cells, head.split())) for head in self.heads]
-        widths = list(map(max, cells, words))  # heads fold first: they take a line or two, once
+        widths = list(map(max, cells, words))  # fold headers first: they take a second line only once
         least = [
             width if at in self.right else max(word, FOLDED) for at, (width, word) in enumerate(zip(widths, words))
         ]
@@ -83,7 +83,7 @@ class Listing:
             yield (" " * GAP).join(line).rstrip()
 
     def _blocks(self, limit: int) -> Iterator[str]:
-        """Each row as lines of a head and a cell; an empty line between rows."""
+        """Each row as lines of column name and cell, with an empty line between rows."""
         names = max(map(_cells, self.heads))
         for number, row in enumerate(self.rows):
             if number:
@@ -94,18 +94,18 @@ class Listing:
 
 
 def _cells(text: str) -> int:
-    """The columns that `text` takes."""
+    """The width of `text` on a terminal, in columns."""
     return len(text) if text.isascii() else cell_len(text)
 
 
-@lru_cache(4096)  # names of topics and members stand in many rows
+@lru_cache(4096)  # many rows repeat the names of topics and members
 def _fold(text: str, width: int) -> tuple[str, ...]:
-    """`text` in lines of at most `width` columns, which end at spaces if there are some."""
+    """Folds `text` into lines of at most `width` columns, at spaces where possible."""
     if _cells(text) <= width:
         return (text,)
     lines = []
     while text:
-        line = chop_cells(text[: width + 1], width)[0]  # a character takes a column or two, or none
+        line = chop_cells(text[: width + 1], width)[0]  # a character is zero, one or two columns wide
         if len(line) < len(text) and text[len(line)] != " " and " " in line.strip():
             line = line[: line.rindex(" ") + 1]
         lines.append(line.rstrip())
@@ -114,7 +114,7 @@ def _fold(text: str, width: int) -> tuple[str, ...]:
 
 
 def _segments(lines: Iterable[str], style: Style | None = None) -> Iterator[Segment]:
-    # not one `Text` of all lines, which rich takes apart in quadratic time
+    # not one `Text` with all lines: rich splits it in quadratic time
     for line in lines:
         yield Segment(line, style)
         yield Segment.line()

@@ -1,4 +1,4 @@
-"""What the status page has the clusters do, with the code of the commands and with connections of its own."""
+"""Actions of the status page on the clusters. They use the code of the commands, with their own connections."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = ["dead_letters", "page_work"]
 
 
 def page_work(access: Access) -> ClusterWork:
-    """The work for the groups of these clusters."""
+    """The actions of the page for the groups of these clusters."""
 
     async def reset(group: str, to: str, topics: Collection[str], execute: bool) -> dict[str, Any]:
         work = execute_reset if execute else plan_reset
@@ -49,7 +49,7 @@ def page_work(access: Access) -> ClusterWork:
 
 
 def dead_letters(access: Access, viewer: Optional[Viewer] = None) -> LetterDesk | None:
-    """The dead letters of the cluster, with their contents if there is a viewer; None if the brokers are not known."""
+    """The dead letters of the cluster, with contents if there is a viewer; None if no brokers are given."""
     brokers = access.brokers
     if brokers is None:
         return None
@@ -70,8 +70,8 @@ def _act(order: GivenOrder) -> Act:
 
 
 async def _preview(access: Access, group: str, order: GivenOrder) -> dict[str, Any]:
-    """{"group", "order", "partitions", "plan"}: for an order about records its partitions as they are, with the place
-    where a seek leads to; for another order, the plan of the moves."""
+    """{"group", "order", "partitions", "plan"}. An order about records has its partitions with their present offsets,
+    and the target of a seek. Any other order has the plan of its moves."""
     async with ours(access, group) as zk:
         rehearsal = Rehearsal(zk, group, access.root)
         report: OrderReport = await _act(order)(rehearsal)
@@ -88,7 +88,7 @@ async def _preview(access: Access, group: str, order: GivenOrder) -> dict[str, A
 async def _logs(
     access: Access, group: str, order: GivenOrder, chosen: Sequence[TopicPartition]
 ) -> tuple[Logs, Mapping[TopicPartition, int]]:
-    """Offsets are unknown without brokers."""
+    """The logs of the partitions. Offsets stay unknown without brokers."""
     if access.brokers is None:
         return Logs(), {}
     target = parse_target(order.arguments["to"]) if order.kind == "seek" else None
@@ -133,7 +133,7 @@ async def _plan(
 
 
 async def _check_function(access: Access, group: str, function: str) -> None:
-    """Raises ConfigError for a function that would be imported only because a request names it."""
+    """Raises ConfigError for a function name that would make a request import a module."""
     async with ours(access, group) as zk:
         state = await describe(zk, group, access.root)
     offered = set() if state is None else {name for info in state.members.values() for name in info.strategies}

@@ -48,7 +48,7 @@ def _run_options(command: Command) -> Command:
 
 
 def _plainly(command: Command) -> Command:
-    """Raises a failure within Spark as an AllocatorError, without its stack."""
+    """Raises an error of Spark as an AllocatorError, without its stack."""
 
     @functools.wraps(command)
     def run(**given: Any) -> None:
@@ -346,7 +346,7 @@ def _tell_extents(sides: list[Any], as_json: bool) -> None:
 
 
 def _check_writable(path: str | None) -> None:
-    """Fails before an hour of work, not after it."""
+    """Fails at the start if the directory is not writable, instead of after an hour of work."""
     if path is None:
         return
     place = Path(path).absolute()
@@ -362,14 +362,14 @@ def _session(name: str, master: str | None) -> SparkSession:
     spark = session(name, master, {"spark.ui.showConsoleProgress": "false", "spark.log.level": "OFF"})
     from pyspark.logger import PySparkLogger
 
-    # what fails in Spark is raised here, and told in one way; pyspark logs some of it with Java's stack before
+    # Spark's errors are raised here and printed in one form. pyspark may log some of them with Java's stack before.
     PySparkLogger.getLogger("DataFrameQueryContextLogger").disabled = True
     return spark
 
 
 @contextlib.contextmanager
 def _bar(spark: Optional[SparkSession], what: str, unit: str, quiet: bool) -> Iterator[Callable[[int, int], None]]:
-    """Shows reported progress, and the tasks of Spark beside it."""
+    """Shows the reported progress and the tasks of Spark."""
     done, total = 0, 0
 
     def report(now: int, of: int) -> None:
@@ -398,7 +398,7 @@ def _stages(spark: SparkSession, what: str, quiet: bool) -> Iterator[None]:
 
 
 def _tasks(spark: SparkSession) -> tuple[int, int]:
-    """The numbers of completed and of all tasks in the running stages."""
+    """(completed tasks, all tasks) of the running stages."""
     tracker = spark.sparkContext.statusTracker()
     known = [info for stage in tracker.getActiveStageIds() if (info := tracker.getStageInfo(stage)) is not None]
     return sum(info.numCompletedTasks for info in known), sum(info.numTasks for info in known)

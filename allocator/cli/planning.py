@@ -1,4 +1,4 @@
-"""What the commands that steer a group do with its servers, and how a plan is printed."""
+"""Server access of the commands that steer a group, and the output of a plan."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ __all__ = [
 Act = Callable[[OrdersFromOutside], Awaitable[Any]]
 Change = Callable[[Scenario], Scenario]
 
-MEASURED = 5  # round trips to ZooKeeper, of which the middle one counts
+MEASURED = 5  # round trips to ZooKeeper: the median counts
 
 
 class Rehearsal(OrdersOfGroup):
-    """Notes the orders that would be written, and writes none."""
+    """Collects the orders that would be written, and writes none."""
 
     def __init__(self, zk: ZooKeeper, group: str, root: str) -> None:
         super().__init__(zk, Paths(root, group))
@@ -73,7 +73,7 @@ class Rehearsal(OrdersOfGroup):
 
 @asynccontextmanager
 async def ours(access: Access, name: str) -> AsyncIterator[ZooKeeper]:
-    """The ensemble of a group that honours every order. Raises OrderRefused for another one."""
+    """The ensemble of a group whose members follow all orders. Raises OrderRefused for any other group."""
     if access.zookeeper is None:
         raise OrderRefused(f"{NOT_OURS}. Give --zookeeper or --config for a group in ZooKeeper")
     async with access.ensemble() as zk:
@@ -94,7 +94,7 @@ async def ours(access: Access, name: str) -> AsyncIterator[ZooKeeper]:
 async def _record_orders(
     access: Access, name: str, who: Optional[str] = None, create: bool = False
 ) -> AsyncIterator[OrdersFromOutside]:
-    """The orders of a group, in ZooKeeper or in its topic. Raises OrderRefused for a group that honours none."""
+    """The store of a group's orders: ZooKeeper or its topic. Raises OrderRefused if its members follow no orders."""
     if await _in_kafka(access, name):
         assert access.brokers is not None
         async with KafkaGroupOrders(
@@ -130,7 +130,7 @@ async def given(access: Access, name: str, act: Act, who: Optional[str] = None) 
 
 
 async def given_about_records(access: Access, name: str, act: Act, create: bool) -> OrderReport:
-    """Like `given`, also in a group of Kafka's own protocols."""
+    """Like `given`, but also for groups of Kafka's own protocols."""
     async with _record_orders(access, name, create=create) as orders:
         report: OrderReport = await act(orders)
         return report
@@ -150,7 +150,7 @@ async def listed(access: Access, name: str) -> list[OrderReport]:
 
 
 def changes_of(options: Mapping[str, Sequence[str]], function: Optional[str]) -> list[Change]:
-    """What the options of `allocator group plan` suppose, besides orders. Raises ConfigError."""
+    """The assumed changes from the options of `allocator group plan`, without orders. Raises ConfigError."""
     changes: list[Change] = []
     for text in options["add"]:
         name, weight = pair(text, "--add") if "=" in text else (text, "1")
@@ -192,7 +192,7 @@ def _number(text: str, option: str) -> float:
 
 
 async def planned(access: Access, name: str, changes: Iterable[Change], acts: Iterable[Act]) -> GroupPlan:
-    """The plan of a group after these changes and orders. Writes nothing."""
+    """The plan of a group with these changes and orders. Writes nothing."""
     async with ours(access, name) as zk:
         state = await describe(zk, name, access.root)
         if state is None:

@@ -1,4 +1,4 @@
-"""Progress of long commands: a line with a bar, the rate and the time that is left.
+"""Progress of long commands: a line with a bar, the rate and the remaining time.
 
 It is on a terminal only, on stderr: pipes, logs and files get nothing. It goes away when the work ends or is
 interrupted.
@@ -22,41 +22,41 @@ from rich.text import Text
 
 __all__ = ["Meter", "Step", "is_shown", "progress", "quiet_option", "say"]
 
-REFRESHES = 4  # a second
-BAR = 24  # columns, at most
-LEAST_BAR = 8  # less than this shows nothing
-GAP = 1  # between cells
+REFRESHES = 4  # updates per second
+BAR = 24  # maximum width in columns
+LEAST_BAR = 8  # seconds; shorter work shows no bar
+GAP = 1  # spaces between cells
 
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="Show no progress bar.")
 
 
 @dataclass(frozen=True)
 class Step:
-    """The work under way."""
+    """The work in progress."""
 
     what: str
     done: float = 0
     total: Optional[float] = None
-    """None: nobody knows."""
+    """None: the total is unknown."""
     unit: str = ""
     rate: Optional[float] = None
-    """Units a second, if it is not that of `done`."""
+    """Units per second, if the rate is not that of `done`."""
 
     @property
     def name(self) -> str:
-        """`what` without the details in brackets, which change while the work goes on."""
+        """`what` without the details in brackets, which change during the work."""
         return self.what.partition(" (")[0]
 
 
 class Meter:
-    """What `progress` shows. Any thread may set `step`."""
+    """The source of the displayed progress. Any thread may set `step`."""
 
     def __init__(self, step: Step) -> None:
         self.step = step
         self._most = 0.0
 
     def left(self, left: float, what: str, unit: str, rate: Optional[float] = None) -> None:
-        """Shows work whose rest is known: the bar begins at the largest rest since `what` began."""
+        """Shows work with a known remainder: the bar starts at the largest remainder since `what` began."""
         step = Step(what, unit=unit, rate=rate)
         self._most = max(left, self._most if step.name == self.step.name else 0.0)
         self.step = replace(step, done=self._most - left, total=self._most)
@@ -68,23 +68,23 @@ def is_shown(quiet: bool) -> bool:
 
 @contextlib.contextmanager
 def progress(what: str, quiet: bool, look: Optional[Callable[[], Step]] = None) -> Iterator[Meter]:
-    """Shows a meter inside the block, or `look()`, which another thread calls."""
+    """Shows a meter while the block runs; with `look`, its result, computed in another thread."""
     meter = Meter(Step(what))
     if not is_shown(quiet):
         yield meter
         return
-    # what is printed meanwhile goes above the line; but not from stdout to stderr, if stdout is a file
+    # rich prints other output above the progress line. If stdout is a file, its output must not go to stderr.
     with _Line(look or (lambda: meter.step), Console(stderr=True), redirect_stdout=sys.stdout.isatty()):
         yield meter
 
 
 def say(text: str, err: bool = False) -> None:
-    """Prints a line above the progress. `click.echo` would write into it, as it goes around rich's streams."""
+    """Prints a line above the progress. `click.echo` bypasses rich, so its output would break the progress line."""
     print(text, file=sys.stderr if err else sys.stdout, flush=True)
 
 
 class _Line(Progress):
-    """One step; rich estimates its rate and the time that is left."""
+    """The displayed step. rich estimates its rate and the remaining time."""
 
     def __init__(self, look: Callable[[], Step], console: Console, **options: Any) -> None:
         self._look = look
@@ -93,18 +93,18 @@ class _Line(Progress):
         self.add_task("")
 
     def get_renderables(self) -> Iterable[RenderableType]:
-        for task in self.tasks:  # none before __init__ is over
+        for task in self.tasks:  # None until __init__ has ended
             step = self._look()
             if step.name != self._what:
                 self._what = step.name
                 self.reset(task.id)
-            task.total = step.total  # by `update`, the estimate would begin anew with each new total
+            task.total = step.total  # a new task: with `update`, the estimate would restart at each new total
             self.update(task.id, completed=step.done)
             yield line(step, task, self.console.width)
 
 
 def line(step: Step, task: Task, width: int) -> Table:
-    """`step` within `width` columns. Without room, first the bar goes, then what stands at the end."""
+    """`step` in `width` columns. If space is short, the bar goes first, then the cells at the end."""
     total = "" if not step.total else f" of {step.total:,.0f}"
     rate = task.speed if step.rate is None else step.rate
     words = [step.what, *([f"{step.done:,.0f}{total} {step.unit}".rstrip()] if step.done or step.total else [])]
@@ -123,7 +123,7 @@ def line(step: Step, task: Task, width: int) -> Table:
 
 
 def _span(seconds: float) -> str:
-    """12 s, 5 min, 3.2 h."""
+    """Formats seconds as "12 s", "5 min" or "3.2 h"."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,4 +1,4 @@
-"""Reads a group from outside: its owners from ZooKeeper, its offsets from Kafka."""
+"""Reads a group without joining it: owners from ZooKeeper, offsets from Kafka."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ log = logging.getLogger(__name__)
 
 
 class MembersAlive(AllocatorError):
-    """Offsets of a group cannot be replaced while its members commit their own."""
+    """Offsets of a group cannot be replaced while it has members, which commit their own offsets."""
 
 
 class NoSuchGroup(AllocatorError):
-    """The group exists neither in ZooKeeper nor in Kafka, as far as they were asked."""
+    """The group exists neither in ZooKeeper nor in Kafka, as far as their addresses were given."""
 
 
 @dataclass(frozen=True)
@@ -97,11 +97,10 @@ async def read_all(access: Access) -> list[GroupReport]:
 
 
 async def read_group(access: Access, group: str) -> GroupReport:
-    """One group, with offsets if the brokers are given; when these do not answer, that is one of its problems.
+    """One group, with offsets if brokers are given. Unreachable brokers appear as a problem of the group.
 
-    Members are those in ZooKeeper, or if there are none, those that Kafka's coordinator has. Members that stand where
-    kiel's or Kafka 0.8's consumers do are one of its problems.
-    Raises NoSuchGroup when nothing else is known of it.
+    Members are those in ZooKeeper, or if there are none, those that Kafka's coordinator has. Members in the znodes of
+    kiel or of Kafka 0.8's consumer appear as a problem. Raises NoSuchGroup if nothing else of the group exists.
     """
     state, other, older, known = None, None, None, list[str]()
     if access.zookeeper is not None or access.brokers is None:
@@ -145,7 +144,7 @@ async def read_group(access: Access, group: str) -> GroupReport:
 
 
 async def read_retries(access: Access, report: GroupReport) -> list[WaitingRecords]:
-    """The retry topics of the group and what waits in them, if the brokers are given and answer."""
+    """The retry topics of the group and their waiting records, if brokers are given and answer."""
     if access.brokers is None:
         return []
     try:
@@ -156,7 +155,7 @@ async def read_retries(access: Access, report: GroupReport) -> list[WaitingRecor
 
 
 def _older(found: OldLayouts, group: str) -> str | None:
-    """A message about members in older layouts, which `group describe` does not read."""
+    """A message about members in layouts of older clients, which `group describe` does not read."""
     kinds = {KIEL: found.kiel, OLD_CONSUMERS: found.consumers}
     counts = [f"{len(members)} members under {path.format(group)}" for path, members in kinds.items() if members]
     if not counts:
@@ -165,7 +164,7 @@ def _older(found: OldLayouts, group: str) -> str | None:
 
 
 async def _with_kafkas(state: GroupState | None, client: KafkaClient, group: str) -> GroupState | None:
-    """`state`, or the state from Kafka's coordinator if ZooKeeper has no members."""
+    """`state`, or the state from Kafka's coordinator if the group has no members in ZooKeeper."""
     if state is None or not state.members:
         found = await requests.group(client, group)
         if found is not None and (found.alive or state is None):
@@ -181,7 +180,7 @@ async def _members_of(access: Access, client: KafkaClient, group: str) -> GroupS
 
 
 async def plan_reset(access: Access, group: str, target: Target, topics: Collection[str] = ()) -> ResetPlan:
-    """The planned offsets. `topics` empty: all topics that the group has committed or was assigned."""
+    """The planned offsets. Empty `topics`: all topics that the group has committed or owns."""
     async with access.cluster() as client:
         state = await _members_of(access, client, group)
         return await _plan(client, access, group, state, target, topics)
@@ -230,7 +229,7 @@ async def _plan(
 async def read_partitions(
     access: Access, group: str, partitions: Collection[TopicPartition], target: Optional[Target] = None
 ) -> tuple[Logs, Mapping[TopicPartition, int]]:
-    """The logs of these partitions with the group's offsets, and the offset that a seek to `target` leads to.
+    """The logs of these partitions with the group's offsets, and the target offset of a seek to `target`.
 
     Raises ConfigError if a leader does not respond, and for an offset outside a log.
     """
@@ -263,9 +262,10 @@ async def _times(
 
 
 async def copy_offsets(access: Access, group: str, other: str, *, execute: bool) -> ResetPlan:
-    """Commits the offsets of a group for another one on the same brokers, or only plans it.
+    """Commits the offsets of a group for another group on the same brokers, or only plans it.
 
-    Raises MembersAlive and changes nothing while the other group has members, NoSuchGroup if there is nothing to copy.
+    Raises MembersAlive and changes nothing while the other group has members; NoSuchGroup if there are no offsets to
+    copy.
     """
     async with access.cluster() as client:
         offsets = await GroupOffsets(client, group, timeout_s=access.timeout_s).fetch(None)
@@ -283,7 +283,7 @@ async def copy_offsets(access: Access, group: str, other: str, *, execute: bool)
 
 
 async def delete(access: Access, group: str, *, keep_offsets: bool = False, execute: bool = False) -> GroupRemains:
-    """Deletes a group, or only says what would be deleted. Raises GroupHasMembers, NothingToDelete."""
+    """Deletes a group, or only reports what a delete removes. Raises GroupHasMembers, NothingToDelete."""
     async with contextlib.AsyncExitStack() as stack:
         asked = access.zookeeper is not None or access.brokers is None
         zk = await stack.enter_async_context(access.ensemble()) if asked else None

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["make_viewer", "records"]
 
-SHOWN = 4096  # characters of a key or a value on the terminal
-WINDOWS = 12  # partitions of which the terminal says what was looked at
+SHOWN = 4096  # maximum characters of a key or a value on the terminal
+WINDOWS = 12  # maximum partitions whose read ranges the terminal shows
 
 
 @click.command()
@@ -148,7 +148,7 @@ def make_viewer(
     registry: Optional[str] = None,
     formats: Collection[str] = (),
 ) -> Viewer:
-    """A viewer by [records], which options of a command add to. Raises ConfigError, MissingExtra."""
+    """A viewer from the [records] settings and the options of a command. Raises ConfigError, MissingExtra."""
     known = section.masks or () if section else ()
     url = registry or (section.registry if section else None)
     return Viewer(
@@ -209,7 +209,7 @@ def _text(decoded: Decoded) -> str:
 
 
 def summary(found: ReadResult, shown: int) -> str:
-    """What was looked at, for people."""
+    """Lines about the read: how many records, its limit, and the offsets that were read in each partition."""
     lines = [f"{shown} {'record' if shown == 1 else 'records'} shown, {found.scanned} looked at"]
     if found.stopped:
         lines[0] += f"; the read ended at its limit of {found.stopped}"

@@ -85,7 +85,7 @@ def orders_table(report: GroupReport) -> Listing:
 
 
 def listing_of_orders(orders: Sequence[Mapping[str, Any]]) -> Listing:
-    """`orders` as `OrderReport.to_json` gives them."""
+    """A table of orders from the JSON of `OrderReport.to_json`."""
     table = Listing("id", "order", "state", "who", "when", "expires", "why")
     for each in orders:
         state = each["state"] + (f": {each['state_why']}" if each["state_why"] else "")
@@ -115,7 +115,7 @@ def _time(ms: Optional[int]) -> Optional[str]:
 # -- resetting ---------------------------------------------------------------------------------------------------
 
 Target = Union[str, int]
-"""What `--to` says: "earliest", "latest", "timestamp:MS", "shift:N", or an offset."""
+"""The value of `--to`: "earliest", "latest", "timestamp:MS", "shift:N", or an offset."""
 
 
 TARGETS = "earliest, latest, an offset, shift:-100, timestamp:MILLISECONDS, or a time such as 2026-01-31T12:00:00Z"
@@ -154,7 +154,8 @@ class ResetPlan:
         times: Mapping[TopicPartition, Optional[int]],
         alive: Collection[str] = (),
     ) -> ResetPlan:
-        """For all partitions of `logs.end`; `times` has the offsets found for a timestamp (None: no record so late).
+        """Plans all partitions of `logs.end`. `times` has the offsets found for a timestamp (None: no record at or
+        after it).
 
         A shift stays within the log, and leaves out partitions without a committed offset. Raises ConfigError when an
         offset lies outside the log of a partition.

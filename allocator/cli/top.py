@@ -33,16 +33,16 @@ if TYPE_CHECKING:
 __all__ = ["frame", "moves_of", "top"]
 
 WORST = 10  # partitions shown, those with the most lag
-LINES = 3  # of findings, of orders and of a plan, at most
-NAME = 24  # columns for a name, for which others go
-GAP = 2  # between columns
+LINES = 3  # maximum lines of findings, of orders and of a plan
+NAME = 24  # minimum width of a name, before other columns go
+GAP = 2  # spaces between columns
 FRAME_S = 0.5
-SHIFT_TAB, BACK = "\x1b[Z", "\x0b"  # what a terminal sends, and one character for it
+SHIFT_TAB, BACK = "\x1b[Z", "\x0b"  # escape sequence of a key -> one character
 STYLES = {"stable": "green", "rebalancing": "yellow", "empty": "dim"}
 
 
 class NothingKnown(AllocatorError):
-    """ZooKeeper, or Kafka, did not answer in time."""
+    """ZooKeeper or Kafka did not answer in time."""
 
     retriable = True
 
@@ -69,7 +69,7 @@ def top(
 
     Exit codes: 0 quit, or with --once all was read; 1 a cluster could not be read; 2 wrong usage or settings.
     """
-    logging.getLogger("allocator.web.watch").setLevel(logging.ERROR)  # what it warns of is shown
+    logging.getLogger("allocator.web.watch").setLevel(logging.ERROR)  # the display already shows the same warnings
     chosen = name or default_group
     if once or as_json or not sys.stdout.isatty() or os.environ.get("TERM") in (None, "", "dumb"):
         asyncio.run(_once(access, chosen, interval, as_json))
@@ -90,7 +90,7 @@ async def _once(access: Any, chosen: Optional[str], interval_s: float, as_json: 
 async def _print_frame(watcher: Watcher, access: Any, chosen: Optional[str], interval_s: float, as_json: bool) -> None:
     from allocator.web import snapshot
 
-    # ZooKeeper has that many seconds to answer; then the command reports what is missing
+    # seconds for ZooKeeper to answer; afterwards the command reports what is missing
     await watcher.until(lambda: watcher.ready or "zookeeper" in watcher.problems, access.timeout_s + 5)
     await watcher.until_ready(access.timeout_s if watcher.ready else 0)
     if not watcher.ready:
@@ -98,7 +98,7 @@ async def _print_frame(watcher: Watcher, access: Any, chosen: Optional[str], int
     if chosen is not None and chosen not in watcher.groups:
         raise NothingKnown(f"there is no group {chosen!r}; there are {', '.join(watcher.groups) or 'none'}")
     if access.brokers is not None:
-        # a rate takes two looks
+        # a rate needs two measurements
         await watcher.until(
             lambda: "kafka" in watcher.problems or all(g.version["lag"] > 1 for g in watcher.groups.values()),
             access.timeout_s + interval_s,
@@ -148,7 +148,7 @@ async def _live(access: Any, chosen: Optional[str], interval_s: float) -> None:
 
 @contextlib.contextmanager
 def _keys(pressed: Callable[[str], None]) -> Iterator[None]:
-    """Calls `pressed` with each key inside the block, and restores the terminal at its end."""
+    """Calls `pressed` for each key while the block runs, and restores the terminal at its end."""
     if not sys.stdin.isatty():
         yield
         return
@@ -226,7 +226,7 @@ def _groups(watcher: Watcher, names: list[str], shown: Optional[str], width: int
         now = figures(group)
         point = group.series.points[-1] if group.series.points else None
         row = (
-            # the mark is there without colours, too
+            # the mark works without colours, too
             Text(f"{'>' if name == shown else ' '} {plain(name)}", style="bold reverse" if name == shown else ""),
             # without ZooKeeper the present state of the group is unknown
             Text(now["phase"], style=STYLES[now["phase"]]) if watcher.ready else Text(f"{now['phase']}?", style="dim"),
@@ -295,7 +295,7 @@ def _load(group: Seen) -> list[Text]:
 
 
 def _orders(group: Seen, room: int) -> list[Text]:
-    """The orders in force, the newest first, and how many are over."""
+    """The orders in force, newest first, and the number of completed orders."""
     state = group.report.state
     every = list(reversed(order_reports(state.orders, state.document, state.members, wall_ms())))
     kept = [each for each in every if each.state not in ("done", "expired")]
@@ -309,7 +309,7 @@ def _orders(group: Seen, room: int) -> list[Text]:
 
 
 def _plan(group: Seen, room: int) -> list[Text]:
-    """The moves of the present plan: how many, and from which member to which."""
+    """The moves of the present plan: their number, and how many from which member to which."""
     state = group.report.state
     moves = moves_of(state)
     if not moves:
@@ -324,7 +324,7 @@ def _plan(group: Seen, room: int) -> list[Text]:
 
 
 def moves_of(state: GroupState) -> Counter[tuple[Optional[str], Optional[str]]]:
-    """How many partitions go from which member to which; None: no member. Empty while nothing moves."""
+    """Number of partitions per (old owner, new owner); None: no member. Empty if nothing moves."""
     document = state.document
     if document is None:
         return Counter()
@@ -342,7 +342,7 @@ def _figure(value: Optional[float]) -> Text:
 
 
 def _table(heads: tuple[str, ...], rows: Sequence[tuple[Text, ...]], width: int, lesser: tuple[str, ...]) -> Table:
-    """Fits a row into the width: drops `lesser` columns from the first on, then cuts names."""
+    """Fits a row into the width: first drops the `lesser` columns in order, then cuts names."""
     widths = [max([len(head), *(row[at].cell_len for row in rows)]) for at, head in enumerate(heads)]
     kept = list(range(len(heads)))
     for head in lesser:

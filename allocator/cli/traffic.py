@@ -1,4 +1,4 @@
-"""`allocator traffic`: recording what topics hold, for tests that produce it again."""
+"""`allocator traffic`: records the contents of topics, for tests that replay them."""
 
 from __future__ import annotations
 

@@ -140,8 +140,8 @@ def web(
     guard = Guard.make(hosts, _token(token_file), _login(user_header, groups_header, proxies, operators, viewers))
     tls = _tls(tls_cert, tls_key)
     records = _records(access, records_access, masks, registry, formats)
-    logs.configure("warning", "text")  # who changed something is of use with the time alone
-    logging.getLogger("kazoo").setLevel(logging.CRITICAL)  # what does not answer is said once
+    logs.configure("warning", "text")  # the log needs times, to show when a user changed something
+    logging.getLogger("kazoo").setLevel(logging.CRITICAL)  # unreachable servers are reported once
     archive = _archive(history, history_mb * 1_000_000, access)
     try:
         asyncio.run(_serve(access, guard, host, port, interval, as_json, archive, tls, records))
@@ -214,7 +214,7 @@ def _records(
     registry: Optional[str],
     formats: Collection[str],
 ) -> Optional[RecordsPage]:
-    """What the page shows of records, by [records] of the settings file and the options; None: nothing."""
+    """How the page shows records, from [records] of the settings file and the options; None: it shows none."""
     from allocator.cli.records import make_viewer
     from allocator.daemon.config import load
     from allocator.viewer import Reader
@@ -285,7 +285,7 @@ def _tls(cert: Optional[str], key: Optional[str]) -> Optional[ssl.SSLContext]:
 def beside(settings: Config) -> Beside:
     """The server of `[web]`, to run beside a daemon.
 
-    Raises ConfigError for settings that it cannot have, MissingExtra without `zk-partition-allocator[web]`.
+    Raises ConfigError for invalid settings, MissingExtra without `zk-partition-allocator[web]`.
     """
     need_the_extra()
     from allocator.cli.page_work import dead_letters, page_work

@@ -1,4 +1,4 @@
-"""Requests to Kafka brokers and what is known about the cluster, for asyncio."""
+"""Sends requests to Kafka brokers and keeps the metadata of the cluster, for asyncio."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["Broker", "KafkaClient"]
 
 log = logging.getLogger(__name__)
 
-NEVER_CREATES_TOPICS = 4  # the Metadata version from which a request can say "do not create what I ask about"
+NEVER_CREATES_TOPICS = 4  # from this Metadata version on, a request can forbid automatic topic creation
 
 # less: a slow broker makes the client pass on to the next; more: a dead one holds up connecting
 CONNECT_TIMEOUT_S = 10.0
@@ -45,14 +45,14 @@ REFUSALS: Final[Mapping[type[Exception], str]] = {
 class KafkaClient:
     """One cluster: its brokers, topics and leaders, and a way to send a request to any of them.
 
-    Guarantees: the version of each broker is found by itself, 0.8 and 0.9 included; nothing blocks the loop and no
-    thread is started (names are resolved by the loop's executor); a request is sent at most once, so whether to
-    repeat it is the caller's decision; a topic is never created by asking about it.
+    Guarantees: the client detects the version of each broker, including 0.8 and 0.9. Nothing blocks the loop, and no
+    thread is started (the loop's executor resolves names). A request is sent at most once; the caller decides whether
+    to repeat it. A metadata request never creates a topic.
 
-    Constructing touches nothing. Use it from the loop that ran `connect`, and `close` it there, or use
+    The constructor does no I/O. Use it from the loop that ran `connect`, and `close` it there, or use
     `async with KafkaClient(...)`.
 
-    `brokers` are addresses to begin with ("a:9092,b:9092" or a list). `security` takes kafka-python's TLS, SASL and
+    `brokers` are bootstrap addresses ("a:9092,b:9092" or a list). `security` takes kafka-python's TLS, SASL and
     proxy settings by their names (`kafka_security.KEYS`). Units are seconds and bytes.
     """
 
@@ -65,7 +65,7 @@ class KafkaClient:
         request_timeout_s: float = 30.0,  # more: a hung broker is noticed later; less: slow answers count as lost
         metadata_max_age_s: float = 300.0,  # more: new partitions are seen later; less: more requests
         retry_backoff_s: float = 0.1,
-        receive_max_bytes: int = 1 << 28,  # an answer larger than this ends its connection
+        receive_max_bytes: int = 1 << 28,  # a larger response ends its connection
     ) -> None:
         times = {"request_timeout_s": request_timeout_s, "metadata_max_age_s": metadata_max_age_s}
         sizes = {"retry_backoff_s": retry_backoff_s, "receive_max_bytes": receive_max_bytes}
@@ -77,7 +77,7 @@ class KafkaClient:
         self._client_id = client_id
         self._receive_max_bytes = int(receive_max_bytes)
         self.measures = Measures()
-        """Of the consumer whose connections these are; whoever asks, or does, what is measured adds to it."""
+        """The measures of the consumer that uses these connections. The client and its callers add to them."""
         self.request_timeout_s = request_timeout_s
         self.retry_backoff_s = retry_backoff_s
         self._metadata = Metadata()
@@ -99,9 +99,9 @@ class KafkaClient:
     async def connect(self, timeout_s: float | None = 30.0) -> None:
         """Reach any broker, find its version and read the metadata of the followed topics.
 
-        Succeeds on a 0.8 or 0.9 cluster without topics too, though its brokers announce themselves only with the
-        first one. Raises `BrokersUnavailable` naming each address and its last cause after `timeout_s` (None: tries
-        for ever), or at once when a broker refuses the credentials.
+        Also succeeds on a 0.8 or 0.9 cluster without topics, although such brokers appear in metadata only after the
+        first topic exists. Raises `BrokersUnavailable` naming each address and its last cause after `timeout_s` (None:
+        tries for ever), or at once when a broker refuses the credentials.
         """
         if self._closed:
             raise Closed("this Kafka client is closed; make a new one")
@@ -131,20 +131,20 @@ class KafkaClient:
         while True:
             for n, broker in enumerate(self._addresses):
                 where, patience = f"{broker.host}:{broker.port}", CONNECT_TIMEOUT_S
-                if deadline is not None:  # an address that swallows packets must leave time for the others
+                if deadline is not None:  # an address that drops packets must leave time for the other addresses
                     patience = min(patience, max(0.1, deadline - time.monotonic()) / (len(self._addresses) - n))
                 try:
                     await within(self._ask_metadata(broker.node_id, None, patience), patience)
                     self._live().adopt(broker.node_id)
                     return
                 except kafka_errors.NodeNotReadyError:
-                    continue  # in back-off; its cause is noted already
+                    continue  # in back-off: its cause is already recorded
                 except tuple(REFUSALS) as exc:
                     refused = BrokersUnavailable(f"{where}: {describe(exc)}; {REFUSALS[type(exc)]}")
                     refused.retriable = False
                     raise refused from exc
                 except (asyncio.TimeoutError, kafka_errors.KafkaTimeoutError):
-                    # the last try may be short; what an earlier one met says more
+                    # The last attempt may be short. The error of an earlier attempt is more useful.
                     causes.setdefault(where, f"no answer within {patience:.1f} s")
                 except kafka_errors.KafkaError as exc:
                     causes[where] = describe(exc)
@@ -155,7 +155,7 @@ class KafkaClient:
             await asyncio.sleep(min(self.retry_backoff_s, remaining or self.retry_backoff_s))
 
     async def close(self) -> None:
-        """Close every connection; what is being awaited fails with `Closed`. Idempotent."""
+        """Close every connection. Pending requests fail with `Closed`. Idempotent."""
         self._closed = True
         await self._refresher.close()
         pool, self._pool = self._pool, None
@@ -173,11 +173,12 @@ class KafkaClient:
 
     @property
     def broker_version(self) -> tuple[int, ...]:
-        """Of the broker first reached, as far as its protocol tells: (0, 8, 2), (0, 9), (3, 9), ...; () before."""
+        """The version of the first broker reached, as precisely as its protocol shows: (0, 8, 2), (0, 9), (3, 9), ...;
+        () before."""
         return self._pool.broker_version if self._pool is not None else ()
 
     def api_version(self, request_class: Any) -> int | None:
-        """The newest version of this request that both sides know; None if the broker lacks it."""
+        """The newest version of this request that client and broker both support; None if the broker lacks it."""
         return self._live().api_version(request_class)
 
     @property
@@ -186,11 +187,12 @@ class KafkaClient:
 
     @property
     def metadata(self) -> Metadata:
-        """The current snapshot; replaced, never changed."""
+        """The current snapshot. New metadata replaces it; it never changes in place."""
         return self._metadata
 
     def topics(self, internal: bool = False) -> frozenset[str]:
-        """Known topics; all of them only after `follow_all`. Kafka's own only with `internal`."""
+        """Known topics; all topics of the cluster only after `follow_all`. Kafka's internal topics only with
+        `internal`."""
         return frozenset(t for t, topic in self._metadata.topics.items() if internal or not topic.internal)
 
     def partitions(self, topic: str) -> tuple[int, ...] | None:
@@ -204,7 +206,7 @@ class KafkaClient:
         return None if known is None else known.leader
 
     def leader_epoch(self, tp: TopicPartition) -> int | None:
-        """None if unknown, or if the broker is older than 2.4 and announces stale ones (KAFKA-9212)."""
+        """None if unknown, or if the broker is older than 2.4: such brokers announce stale epochs (KAFKA-9212)."""
         known = self._partition(tp)
         return None if known is None else known.leader_epoch
 
@@ -219,9 +221,10 @@ class KafkaClient:
         return () if known is None else known.replicas
 
     def racks(self, tp: TopicPartition) -> tuple[str | None, ...]:
-        """The racks in which `tp` can be read, its leader's first; () if unknown.
+        """The racks in which a consumer can read `tp`, the leader's rack first; () if unknown.
 
-        From 2.4 on those of the other replicas as well (KIP-392). The replica preferred as the next leader counts.
+        From 2.4 on this includes the racks of the followers (KIP-392). Without a leader, the preferred replica comes
+        first.
         """
         known = self._partition(tp)
         if known is None:
@@ -237,7 +240,8 @@ class KafkaClient:
     # -- metadata -------------------------------------------------------------------------------------------------
 
     def follow(self, topics: Iterable[str]) -> None:
-        """Keep these topics up to date, and no others. Unknown ones are looked for at once and until they exist."""
+        """Keep the metadata of these topics up to date, and of no others. An unknown topic is looked up at once, and
+        again until it exists."""
         self._followed = frozenset(topics)
         if not self._settled():
             self._refresher.poke()
@@ -248,16 +252,16 @@ class KafkaClient:
         self._refresher.poke()
 
     def follow_beside(self, topics: Iterable[str]) -> None:
-        """Ask for these too in each request for metadata. No request is made for one that does not exist."""
+        """Add these topics to each metadata request. A topic that does not exist causes no request of its own."""
         self._beside = frozenset(topics)
 
     async def refresh(self, topics: Iterable[str] | None = None, *, max_age_s: float = 0.0) -> None:
         """Read the metadata of the followed topics, and of `topics`, from a broker that answers.
 
-        The answer is to a request sent after this call began; callers that wait at the same time share one. Topics
+        The client sends the request after this call began. Concurrent callers share one request. Topics
         that do not exist are not created and stay unknown. Raises `BrokersUnavailable` when no broker answers.
 
-        With `max_age_s`, an answer of so many seconds ago will do, if it knew all these topics.
+        With `max_age_s`, a response that is at most so many seconds old is enough, if it has all these topics.
         """
         self._live()
         wanted = None if self._followed is None else self._followed.union(topics or ())
@@ -266,23 +270,24 @@ class KafkaClient:
         await self._refresher.refresh(topics)
 
     async def list_topics(self) -> frozenset[str]:
-        """Every topic that this user may see, without Kafka's own; what is followed stays the same.
+        """Every topic that this user may see, except Kafka's internal ones. Does not change the followed topics.
 
         Raises `BrokerError`.
         """
         response = await self.send_any(_metadata_request(MetadataRequest.ALL_TOPICS))
         found = self._metadata.updated(response, complete=True)
-        # a topic whose leaders are being elected exists; a broker before 0.10 says so of its own as well
+        # LEADER_NOT_AVAILABLE: the topic exists and elects its leaders. Brokers before 0.10 return it for their own
+        # topics as well.
         new = {topic for topic, code in found.errors.items() if code == LEADER_NOT_AVAILABLE} - INTERNAL_TOPICS
         return frozenset(new | {name for name, topic in found.topics.items() if not topic.internal})
 
     def on_metadata(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call `callback` after each answer that changed something. Returns a function that ends this."""
+        """Call `callback` after each response that changed something. Returns a function that removes the callback."""
         self._listeners.append(callback)
         return lambda: self._listeners.remove(callback) if callback in self._listeners else None
 
     def note_broker(self, node_id: int, host: str, port: int) -> None:
-        """Make a broker reachable that an answer named (a coordinator) before metadata lists it."""
+        """Make a broker (a coordinator) that a response named reachable before metadata lists it."""
         self._directory.note(Broker(node_id, host, port, None))
 
     def _settled(self) -> bool:
@@ -303,7 +308,7 @@ class KafkaClient:
                 causes[f"{broker.host}:{broker.port}"] = describe(exc)
             finally:
                 if self._directory.is_bootstrap(key) and self._metadata.brokers:
-                    pool.drop(key)  # only a way in; the brokers are reached under their own ids
+                    pool.drop(key)  # not a node id: requests go to brokers by the ids in metadata
         raise BrokersUnavailable(f"no Kafka broker answers: {self._tried(causes)}")
 
     def _tried(self, causes: Mapping[str, str]) -> str:
@@ -313,7 +318,7 @@ class KafkaClient:
     def _candidates(self) -> list[Any]:
         best = self._live().least_busy()
         known = [b.node_id for b in self._directory.brokers()]
-        # bootstrap addresses last: they are how to find brokers that have all moved
+        # Bootstrap addresses come last: they find the cluster again after all brokers have moved.
         keys = ([best] if best is not None else []) + known + [b.node_id for b in self._addresses]
         return list(dict.fromkeys(keys))
 
@@ -323,8 +328,8 @@ class KafkaClient:
         await self._live().connected(key, deadline)
         version = self.api_version(MetadataRequest)
         wanted = None if self._followed is None else self._followed.union(topics or (), self._beside)
-        # Asking an older broker by name creates a topic that does not exist, if it is so configured; asking for all
-        # topics does not.
+        # By name, an older broker creates a missing topic, if auto.create.topics.enable is set. A request for all
+        # topics creates none.
         if wanted is None or version is None or version < NEVER_CREATES_TOPICS:
             names = MetadataRequest.ALL_TOPICS
         else:
@@ -345,17 +350,17 @@ class KafkaClient:
             try:
                 callback()
             except Exception:
-                log.exception("a metadata listener failed")  # it must not cost the others their news
+                log.exception("a metadata listener failed")  # a failing callback must not keep the others from running
 
     # -- requests -------------------------------------------------------------------------------------------------
 
     async def send(self, node_id: int, request: Any, timeout_s: float | None = None) -> Any:
-        """The broker's answer to `request`; its error codes are the caller's to read.
+        """The broker's response to `request`; the caller reads its error codes.
 
-        Connects first if need be. The version is negotiated unless the request has one. Raises `BrokerError`,
-        retriable if the connection failed or ended or no answer came within `timeout_s` (default
-        `request_timeout_s`), which also ends the connection; not retriable if the broker lacks the request.
-        Cancelling the caller leaves the connection usable.
+        Connects first if necessary. Negotiates the version unless the request has one. Raises `BrokerError`. The error
+        is retriable if the connection failed or ended, or if no response came within `timeout_s` (default
+        `request_timeout_s`); a timeout also ends the connection. It is not retriable if the broker lacks the request.
+        If the caller is cancelled, the connection remains usable.
         """
         deadline = time.monotonic() + (self.request_timeout_s if timeout_s is None else timeout_s)
         self._live()
@@ -367,10 +372,10 @@ class KafkaClient:
     def send_now(
         self, node_id: Any, request: Any, timeout_s: float, done: Callable[[Any, AllocatorError | None], None]
     ) -> bool:
-        """As `send`, if the request can go out at once: else returns False, and the caller awaits `send`.
+        """Like `send`, if the request can go out at once. Otherwise returns False, and the caller awaits `send`.
 
-        `done` gets the response, or the error that `send` would raise, the moment it comes: without a task and without
-        a turn of the loop between. It must not raise.
+        `done` gets the response, or the error that `send` would raise, as soon as it arrives: without a task and
+        without another loop iteration. It must not raise.
         """
         pool = self._live()
         connection = pool.ready(pool.key(node_id, request.API_KEY))
@@ -379,7 +384,7 @@ class KafkaClient:
         try:
             connection.send_request(request, time.monotonic() + timeout_s, partial(self._pass_on, node_id, done))
         except (kafka_errors.KafkaError, OSError):
-            return False  # `send` raises it
+            return False  # `send` raises the error
         return True
 
     def _pass_on(
@@ -396,7 +401,7 @@ class KafkaClient:
         return Closed("this Kafka client was closed") if self._closed else broker_error(error, self._where(node_id))
 
     async def _exchange(self, key: Any, request: Any, deadline: float) -> Any:
-        """As `send`, with kafka-python's errors. Without a response by `deadline` the connection ends."""
+        """Like `send`, but raises kafka-python's errors. Without a response by `deadline` the connection ends."""
         pool = self._live()
         key = pool.key(key, request.API_KEY)
         connection = pool.ready(key)
@@ -410,7 +415,7 @@ class KafkaClient:
         return await connection.ask(request, deadline)
 
     async def send_any(self, request: Any, timeout_s: float | None = None) -> Any:
-        """As `send`, to the least busy broker; to the next one when it cannot be reached."""
+        """Send to the least busy broker. If that broker is unreachable, send to the next one."""
         deadline = time.monotonic() + (self.request_timeout_s if timeout_s is None else timeout_s)
         last: AllocatorError | None = None
         candidates = self._candidates()
@@ -418,7 +423,7 @@ class KafkaClient:
             remaining = deadline - time.monotonic()
             if last is not None and remaining <= 0:
                 break
-            # one that hangs must leave time for the others
+            # an address that does not respond must leave time for the others
             patience = min(remaining, max(CONNECT_TIMEOUT_S, remaining / (len(candidates) - n)))
             try:
                 return await self.send(key, request, patience)
@@ -426,26 +431,27 @@ class KafkaClient:
                 if not exc.retriable:
                     raise
                 last = exc
-        assert last is not None  # bootstrap addresses are candidates always
+        assert last is not None  # bootstrap addresses are always candidates
         raise last
 
     async def prepare(self, node_id: int, request_class: Any) -> None:
-        """Open the connection on which such requests go to this broker; if that fails, the first of them tells why."""
+        """Open the connection for such requests to this broker. If that fails, the first request raises the error."""
         if self._pool is not None:
             deadline = time.monotonic() + self.request_timeout_s
             with contextlib.suppress(kafka_errors.KafkaError, OSError):
                 await self._pool.connected(self._pool.key(node_id, request_class.API_KEY), deadline)
 
     async def settled(self, request_class: Any) -> None:
-        """Returns once no such request is under way, also where its caller was cancelled."""
+        """Returns when no such request is under way, including requests of cancelled callers."""
         responses = [] if self._pool is None else self._pool.under_way(request_class.API_KEY)
         if responses:
             await asyncio.wait(responses)
 
     def hang_up(self, node_id: int, request_class: Any) -> None:
-        """End the connection on which such requests go to this broker, and what is under way there.
+        """End the connection for such requests to this broker, with all requests under way on it.
 
-        For a request that the broker holds back and nobody wants any more: the next of its kind would wait for it.
+        Use it for a request that the broker holds back and that no caller needs any more: otherwise the next request
+        would wait behind it.
         """
         if self._pool is not None:
             self._pool.close(self._pool.key(node_id, request_class.API_KEY))
@@ -466,7 +472,7 @@ class KafkaClient:
 
 
 def _without(where: str, cause: str) -> str:
-    """A cause without the address that it begins with."""
+    """The cause without the address at its beginning."""
     host = where.rpartition(":")[0]
     return re.sub(rf"^{re.escape(host)}(:\d+)?: ", "", cause)
 

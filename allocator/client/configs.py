@@ -1,4 +1,4 @@
-"""Reading the configuration of a topic, a broker or a group: DescribeConfigs, from Kafka 0.11 on."""
+"""Reads the configuration of a topic, a broker or a group: DescribeConfigs, from Kafka 0.11 on."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ async def describe_configs(
     node: int | None = None,
     timeout_s: float | None = None,
 ) -> dict[str, str]:
-    """The values of those of `keys` that are set, asked of broker `node`, else of any broker.
+    """The set values of `keys`, from broker `node`, or from any broker without a node.
 
-    Raises BrokerError, also without the right to DESCRIBE_CONFIGS of the cluster, the topic or the group.
+    Raises BrokerError, also if the user lacks the right DESCRIBE_CONFIGS on the cluster, the topic or the group.
     """
     resource = DescribeConfigsRequest.DescribeConfigsResource(
         resource_type=kind, resource_name=name, configuration_keys=list(keys)

@@ -1,7 +1,7 @@
 """One connection to a broker: asyncio's socket and TLS; kafka-python's schemas and SASL mechanisms.
 
-asyncio resolves the name off the loop. It reads once a wake-up into the memory of `FrameProtocol`, so that one busy
-broker cannot keep the loop from the others and a large response is not joined from pieces.
+asyncio resolves the name off the loop. Each wake-up reads once, into the buffer of `FrameProtocol`. So a busy broker
+cannot block the others, and a large response needs no joining of pieces.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 SOCKET_OPTIONS: Final = ((socket.IPPROTO_TCP, socket.TCP_NODELAY, 1), (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1))
 UNSUPPORTED_VERSION: Final = 35
 CLIENT_THROTTLES: Final = (2, 0)  # older brokers delay the response instead (KIP-219)
-SHORTEST_LIFETIME_S: Final = 1.0  # of an authentication
+SHORTEST_LIFETIME_S: Final = 1.0  # timeout of an authentication
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class ConnectionSettings:
 
 
 Done = Callable[[Any, Optional[Exception]], None]
-"""Gets the response to a request, or the error instead; called once. It must not raise."""
+"""Called once, with the response to a request or with the error. It must not raise."""
 
 
 class _Pending:
@@ -74,7 +74,7 @@ class _Pending:
         self.ended: asyncio.Future[None] | None = None
 
     def until_end(self) -> asyncio.Future[None]:
-        """Ends with the request, for others than its sender; do not cancel it."""
+        """Ends with the request. For waiters other than the sender; do not cancel it."""
         if self.ended is None:
             self.ended = asyncio.get_running_loop().create_future()
         return self.ended
@@ -83,9 +83,9 @@ class _Pending:
 class BrokerConnection(FrameProtocol):
     """Requests to one broker, whose responses come in the order of the requests.
 
-    `versions` are those of the broker if they are known; the connection asks for them otherwise. `ready` ends when the
-    connection takes requests, or with the error that prevented it. `on_end` is called once: with the error that ended
-    the connection, or None after `close`.
+    `versions` are the API versions of the broker, if known; otherwise the connection asks for them. `ready` completes
+    when the connection takes requests, or with the error that prevented it. `on_end` is called once: with the error
+    that ended the connection, or None after `close`.
     """
 
     def __init__(
@@ -103,10 +103,11 @@ class BrokerConnection(FrameProtocol):
         self.connected = False
         self.closed = False
         self.hung_up = False
-        """The broker ended the connection after the first bytes and before it sent one: 0.8, or a dying broker."""
+        """The broker ended the connection after it received the first bytes and before it sent any: version 0.8, or a
+        broker that is stopping."""
         self.last_activity = time.monotonic()
         self.throttled_until = 0.0
-        """The broker reads nothing from this client before (KIP-219), on `time.monotonic()`'s clock."""
+        """The broker reads nothing from this client before this time (KIP-219), on the clock of `time.monotonic()`."""
         self._loop = loop
         self._broker = broker
         self._settings = settings
@@ -118,9 +119,9 @@ class BrokerConnection(FrameProtocol):
         self._api_versions: dict[tuple[int, Any, Any], int] = {}
         self._in_flight: deque[_Pending] = deque()
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = 0.0  # not after the earliest deadline in flight
+        self._timer_at = 0.0  # at most the earliest deadline in flight
         self._authenticating_again = False
-        self._held: list[_Pending] = []  # until it is authenticated again
+        self._held: list[_Pending] = []  # the authentication is valid until then
         self._renewal: asyncio.TimerHandle | None = None
         self._drained: asyncio.Future[None] | None = None
         self._waiting_to_write = 0
@@ -135,7 +136,7 @@ class BrokerConnection(FrameProtocol):
 
     @property
     def unanswered(self) -> bool:
-        """Something was sent, and nothing has come back so far."""
+        """The client sent a request, and no response has arrived so far."""
         return self._sent_bytes > 0 and self.received_bytes == 0
 
     @property
@@ -144,14 +145,14 @@ class BrokerConnection(FrameProtocol):
 
     @property
     def takes_requests(self) -> bool:
-        """Whether a request goes out at once: neither throttled nor behind others that wait for a full socket."""
+        """Whether a request can go out at once: the broker does not throttle, and the socket is not full."""
         idle = self._drained is None and not self._waiting_to_write
         return self.connected and idle and self.throttled_until <= time.monotonic()
 
     def under_way(self, api_key: int) -> list[asyncio.Future[None]]:
-        """Futures that end with the requests of this kind whose responses have not come."""
+        """Futures of the requests of this kind without a response."""
         requests = (*self._in_flight, *self._held)
-        # the tokens of SASL v0 have no key
+        # a response of SASL v0 has no API key
         return [each.until_end() for each in requests if getattr(each.request, "API_KEY", None) == api_key]
 
     # -- begin and end --------------------------------------------------------------------------------------------
@@ -181,7 +182,7 @@ class BrokerConnection(FrameProtocol):
             message = f"{self.address}: no connection within {timeout_s:.1f} s"
             raise kafka_errors.KafkaConnectionError(message) from None
         except OSError as exc:
-            # asyncio's error has no text where the peer closes the connection in the middle of the TLS handshake
+            # asyncio's error has no text if the peer closes the connection during the TLS handshake
             ended = "the server ended the TLS handshake" if self._settings.tls else type(exc).__name__
             raise kafka_errors.KafkaConnectionError(f"{self.address}: {os_cause(exc) or ended}") from exc
 
@@ -198,11 +199,11 @@ class BrokerConnection(FrameProtocol):
             await self._loop.create_connection(lambda: self, sock=sock, ssl=tls, server_hostname=server_hostname)
         if self._transport is not None:
             for option in SOCKET_OPTIONS:
-                with contextlib.suppress(OSError, AttributeError):  # the connection works without them
+                with contextlib.suppress(OSError, AttributeError):  # socket options: the connection works without them
                     self._transport.get_extra_info("socket").setsockopt(*option)
 
     def close(self) -> None:
-        """Send the buffered bytes, then close."""
+        """Send the buffered bytes, then close the connection."""
         if not self.ready.done():
             self.abort(None)
             return
@@ -246,18 +247,19 @@ class BrokerConnection(FrameProtocol):
     # -- requests -------------------------------------------------------------------------------------------------
 
     async def ask(self, request: Any, deadline: float) -> Any:
-        """The response to `request`. Cancelling the caller leaves the request under way.
+        """The response to `request`. If the caller is cancelled, the request stays under way.
 
-        Raises kafka-python's errors. No response by `deadline` ends the connection, as the others come after it.
+        Raises kafka-python's errors. Without a response by `deadline` the connection ends, since later responses come
+        after this one.
         """
         response: asyncio.Future[Any] = self._loop.create_future()
         self.send_request(request, deadline, partial(_settle, response))
         return await response
 
     def send_request(self, request: Any, deadline: float, done: Done) -> None:
-        """As `ask`, for a caller that goes on the moment the response comes, without a turn of the loop between.
+        """Like `ask`, but calls `done` as soon as the response arrives, without another loop iteration.
 
-        Raises kafka-python's errors for a request that cannot be sent; `done` is not called then.
+        Raises kafka-python's errors if the request cannot be sent; then it does not call `done`.
         """
         if self.closed:
             raise kafka_errors.KafkaConnectionError(f"{self.address}: connection closed")
@@ -284,7 +286,7 @@ class BrokerConnection(FrameProtocol):
             self._in_flight.append(pending)
             if self._timer is None or pending.deadline < self._timer_at:
                 self._set_timer(pending.deadline)
-        if log.isEnabledFor(logging.DEBUG):  # never the content: with SASL it is the password
+        if log.isEnabledFor(logging.DEBUG):  # never log the content: with SASL it is the password
             what = f"{type(request).__name__} v{request.API_VERSION}"
             log.debug("%s: request %d: %s", self.address, self._correlation_id, what)
         self._sent_bytes += len(data)
@@ -298,8 +300,8 @@ class BrokerConnection(FrameProtocol):
             pending.ended.set_result(None)
 
     def _negotiated(self, request: Any) -> int:
-        """The version in which to send `request`. Raises kafka-python's `IncompatibleBrokerVersion`."""
-        assert self.versions is not None  # found before the first request without a version
+        """The version to use for `request`. Raises kafka-python's `IncompatibleBrokerVersion`."""
+        assert self.versions is not None  # known before the first request without a version goes out
         kind = (request.API_KEY, request._min_version, request._max_version)
         version = self._api_versions.get(kind)
         if version is None:
@@ -307,7 +309,7 @@ class BrokerConnection(FrameProtocol):
         return version
 
     def _set_timer(self, deadline: float) -> None:
-        """One timer for all requests: most responses come long before their deadline, and leave it alone."""
+        """One timer serves all requests. Most responses arrive long before their deadline and do not touch it."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer_at = deadline
@@ -322,13 +324,13 @@ class BrokerConnection(FrameProtocol):
         late_s, waited_s = now - self._timer_at, first.deadline - first.sent_at
         if first.deadline > now:
             self._set_timer(first.deadline)
-        elif late_s > LATE_S:  # the process stood still: the response may have arrived meanwhile, and is not read yet
+        elif late_s > LATE_S:  # the process was paused: the response may have arrived but is not read yet
             self._set_timer(now + min(late_s, waited_s))
         else:
             self.abort(kafka_errors.RequestTimedOutError(f"Request timed out after {waited_s * 1000:.0f} ms"))
 
     async def _ask(self, request: Any, deadline: float) -> Any:
-        """For the requests of the connection itself."""
+        """Sends the connection's own requests (versions, authentication)."""
         response: asyncio.Future[Any] = self._loop.create_future()
         self._send(_Pending(request, deadline, partial(_settle, response)))
         return await response
@@ -360,10 +362,10 @@ class BrokerConnection(FrameProtocol):
         log.warning("broker %s at %s throttles this client for %d ms", self._broker.node_id, self.address, milliseconds)
 
     async def drained(self) -> None:
-        """Wait while asyncio holds more unsent bytes than its high-water mark, and for earlier callers.
+        """Wait while asyncio buffers more unsent bytes than its high-water mark, and while earlier callers wait.
 
-        A caller that comes just after the buffer drained would overtake those that wait; brokers refuse the batches
-        of a producer that come out of order.
+        Without the queue, a caller that comes just after the buffer drained would overtake the waiting ones. Brokers
+        refuse out-of-order batches of a producer.
         """
         if self._drained is None and not self._waiting_to_write:
             return
@@ -378,7 +380,7 @@ class BrokerConnection(FrameProtocol):
     # -- versions and SASL ----------------------------------------------------------------------------------------
 
     async def _find_versions(self, deadline: float) -> None:
-        """Ask for the broker's versions. A version that is known already is kept where the broker has a newer one."""
+        """Ask for the broker's versions. A known version stays, even if the broker supports a newer one."""
         version = ApiVersionsRequest.max_version
         if self.versions is not None:
             try:
@@ -414,7 +416,7 @@ class BrokerConnection(FrameProtocol):
                 f"the broker does not support the SASL mechanism {name}; it supports {handshake.mechanisms}"
             )
         mechanism = get_sasl_mechanism(name)(host=self._broker.host, **_sasl_settings(security))
-        framed = handshake.API_VERSION >= 1  # else the tokens go without a request around them
+        framed = handshake.API_VERSION >= 1  # older brokers expect the tokens without a request around them
         lifetime_ms = 0
         while not mechanism.is_done():
             token = mechanism.auth_bytes()
@@ -431,14 +433,14 @@ class BrokerConnection(FrameProtocol):
             raise kafka_errors.SaslAuthenticationFailedError(f"cannot authenticate with the SASL mechanism {name}")
         if lifetime_ms > 0 and not self.closed:
             lifetime_s = max(SHORTEST_LIFETIME_S, lifetime_ms / 1000)
-            # many connections that began together must not authenticate again together
+            # connections that began together must not all authenticate again at the same moment
             self._renewal = self._loop.call_later(lifetime_s * random.uniform(0.85, 0.95), self._renew)
 
     def _renew(self) -> None:
         self._task = self._loop.create_task(self._authenticate_again())
 
     async def _authenticate_again(self) -> None:
-        """KIP-368: requests wait meanwhile, as SASL's have to be the only ones under way."""
+        """Authenticates again (KIP-368). Other requests wait: only SASL requests may be under way then."""
         self._authenticating_again = True
         try:
             waits = [pending.until_end() for pending in self._in_flight]
@@ -508,7 +510,8 @@ class _SocketWaits:
 def _sasl_settings(security: Mapping[str, Any]) -> dict[str, Any]:
     found = {"sasl_kerberos_service_name": "kafka", **security}
     if security["sasl_mechanism"] == "PLAIN":
-        found.pop("security_protocol", None)  # else it warns at each connection; `warn_of_clear_text` warned once
+        # otherwise asyncio's SSL code warns for each connection; `warn_of_clear_text` already warned once
+        found.pop("security_protocol", None)
     return found
 
 
@@ -524,4 +527,4 @@ def _settle(future: asyncio.Future[Any], response: Any, error: Exception | None)
 def _fail(future: asyncio.Future[Any], error: Exception) -> None:
     if not future.done():
         future.set_exception(error)
-        future.exception()  # marks the error as retrieved: perhaps no caller waits
+        future.exception()  # marks the error as retrieved, since possibly no caller waits

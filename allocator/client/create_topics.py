@@ -1,4 +1,4 @@
-"""Topics created, and partitions added: CreateTopics and CreatePartitions, from Kafka 0.10.1 and 1.0 on."""
+"""Creates topics and adds partitions: CreateTopics from Kafka 0.10.1 on, CreatePartitions from 1.0 on."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TOPIC_EXISTS, INVALID_PARTITIONS, NOT_CONTROLLER = 36, 37, 41
 async def create(
     client: KafkaClient, topic: str, partitions: int, replication: int, settings: Mapping[str, str]
 ) -> None:
-    """Creates a topic, if it does not exist, and waits for its leaders. Raises BrokerError."""
+    """Creates a topic if it does not exist, and waits for its leaders. Raises BrokerError."""
     kinds = CreateTopicsRequest.CreatableTopic
     request = CreateTopicsRequest(
         topics=[
@@ -42,7 +42,8 @@ async def create(
 
 
 async def add_partitions(client: KafkaClient, topic: str, partitions: int) -> None:
-    """Adds partitions to a topic, up to this number. Raises BrokerError."""
+    """Grows a topic to `partitions` partitions in total. Does nothing if it has at least as many. Raises
+    BrokerError."""
     kind = CreatePartitionsRequest.CreatePartitionsTopic
     request = CreatePartitionsRequest(
         topics=[kind(name=topic, count=partitions, assignments=None)],
@@ -50,7 +51,7 @@ async def add_partitions(client: KafkaClient, topic: str, partitions: int) -> No
         validate_only=False,
         max_version=3,
     )
-    # INVALID_PARTITIONS: another process added them first, which `_led` verifies
+    # INVALID_PARTITIONS: another process may have added them first; `_led` verifies that.
     await _to_controller(client, request, f"topic {topic!r} with {partitions} partitions", fine=(0, INVALID_PARTITIONS))
     await _led(client, topic, partitions)
 

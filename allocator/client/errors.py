@@ -39,7 +39,7 @@ __all__ = [
     "unreachable",
 ]
 
-# (cause of a failed connection, whether TLS was used or None for both, what to do); the first that fits
+# (cause of a failed connection, whether TLS was used (None: either), what to do). The first match counts.
 REMEDIES: Final = (
     ("CERTIFICATE_VERIFY_FAILED.*([Hh]ostname|IP address) mismatch", True, "Use a host name that the certificate has."),
     ("CERTIFICATE_VERIFY_FAILED", True, "Set ssl_cafile to the authority that signed the broker's certificate."),
@@ -68,9 +68,9 @@ REMEDIES: Final = (
 
 
 def describe(exc: BaseException) -> str:
-    """The error as one line for a log, without the class names of two libraries."""
+    """The error as one log line, without the class names of kafka-python and allocator."""
     text = str(exc.args[0]) if exc.args else ""
-    text = re.sub(r"^\w+Error: ", "", text)  # kafka-python quotes one error in another
+    text = re.sub(r"^\w+Error: ", "", text)  # kafka-python puts one error into the text of another
     if isinstance(exc, kafka_errors.BrokerResponseError):
         name = getattr(exc, "message", "") or type(exc).__name__
         return f"{name}: {text}" if text else f"{name} ({getattr(exc, 'description', '')})"
@@ -78,13 +78,14 @@ def describe(exc: BaseException) -> str:
 
 
 def broker_error(exc: BaseException, where: str) -> AllocatorError:
-    """What `send` raises for `exc`, which happened at `where` (a broker, an address)."""
+    """The error that `send` raises for `exc`, which happened at `where` (a broker, an address)."""
     if isinstance(exc, AllocatorError):
         return exc
     if isinstance(exc, kafka_errors.Cancelled):
-        # this client closed it: a bootstrap address whose broker is known by now, or a broker that moved
+        # This client closed the connection: a bootstrap address whose broker is in metadata now, or a broker that
+        # moved.
         return BrokerError(f"{where}: the connection was closed under this request", retriable=True)
-    # kafka-python uses code 7 of the broker for its own timer too; no response arrived, so there is no code
+    # kafka-python also uses the broker's code 7 for its own timeout. Then no response arrived, so there is no code.
     timed_out = isinstance(exc, kafka_errors.RequestTimedOutError)
     code = exc.errno if isinstance(exc, kafka_errors.BrokerResponseError) and not timed_out else None
     retriable = bool(getattr(exc, "retriable", False)) or isinstance(exc, (kafka_errors.UnknownBrokerIdError, OSError))
@@ -94,7 +95,7 @@ def broker_error(exc: BaseException, where: str) -> AllocatorError:
 
 
 def for_code(code: int, what: str) -> BrokerError:
-    """The error that a response carries as `code` about `what` (a partition, a group)."""
+    """The error for the error code `code` of a response about `what` (a partition, a group)."""
     kind = kafka_errors.for_code(code)
     exc = kind()
     return BrokerError(f"{what}: {describe(exc)}", code=code, retriable=bool(kind.retriable))
@@ -134,28 +135,28 @@ class GroupReaction(enum.Enum):
 
 
 FIND = {
-    -1: GroupReaction.RETRY,  # 0.8.2 while it creates its offsets topic
+    -1: GroupReaction.RETRY,  # 0.8.2, while it creates its offsets topic
     14: GroupReaction.RETRY,  # coordinator load in progress
-    15: GroupReaction.RETRY,  # coordinator not available: likewise, or an election
+    15: GroupReaction.RETRY,  # coordinator not available: the offsets topic loads, or elects a leader
 }
 
 
 COMMIT = {
-    -1: GroupReaction.RETRY,  # 0.8.1 when ZooKeeper did not take the write
-    3: GroupReaction.RETRY,  # unknown topic or partition: the coordinator has not heard of it yet
+    -1: GroupReaction.RETRY,  # 0.8.1, if ZooKeeper did not accept the write
+    3: GroupReaction.RETRY,  # unknown topic or partition: the coordinator does not know it yet
     7: GroupReaction.RETRY,  # the offsets topic's replicas were slow
     12: GroupReaction.DROP_METADATA,
     14: GroupReaction.RETRY,
     15: GroupReaction.REFIND,
     16: GroupReaction.REFIND,
-    22: GroupReaction.FAIL,  # illegal generation, and 25, 27: the group has native members, which commit themselves
+    22: GroupReaction.FAIL,  # illegal generation, as 25 and 27: the group has Kafka members, which commit themselves
     24: GroupReaction.FAIL,  # invalid group id
     25: GroupReaction.FAIL,
     27: GroupReaction.FAIL,
     28: GroupReaction.DROP_METADATA,  # the record of the commit is larger than the offsets topic allows
-    29: GroupReaction.FAIL,  # may not read the topic
-    30: GroupReaction.FAIL,  # may not use the group
-    35: GroupReaction.FAIL,  # a KIP-848 group, and a request that is too old for it
+    29: GroupReaction.FAIL,  # no right to read the topic
+    30: GroupReaction.FAIL,  # no right to use the group
+    35: GroupReaction.FAIL,  # a KIP-848 group, and the request version is too old for it
     42: GroupReaction.FAIL,
     69: GroupReaction.FAIL,
     82: GroupReaction.FAIL,
@@ -163,16 +164,18 @@ COMMIT = {
 }
 
 
-# A member commits with its generation and member id; the broker compares them with its own.
+# A member commits with its generation and member id. The broker compares both with its own.
 MEMBER_COMMIT = {
     **COMMIT,
-    22: GroupReaction.LOST,  # unless this member holds the partition in a newer generation, which then commits it
+    # unless this member holds the partition in a newer generation; then that generation commits it
+    22: GroupReaction.LOST,
     25: GroupReaction.RESET,
-    27: GroupReaction.REJOIN,  # refused until this member has synced; it then commits what it still holds
+    # refused until this member has synced; then it commits the partitions that it still holds
+    27: GroupReaction.REJOIN,
     69: GroupReaction.RESET,  # the group was deleted
     82: GroupReaction.FENCED,
     110: GroupReaction.RESET,
-    113: GroupReaction.NEW_EPOCH,  # the member commits the partitions that it still holds under the new epoch
+    113: GroupReaction.NEW_EPOCH,  # the member commits its remaining partitions under the new epoch
 }
 
 
@@ -182,7 +185,7 @@ JOIN = {
     15: GroupReaction.REFIND,
     16: GroupReaction.REFIND,
     22: GroupReaction.LOST,
-    23: GroupReaction.FAIL,  # no common assignor, or a group of another protocol: a setting must change
+    23: GroupReaction.FAIL,  # the members have no common assignor, or the group uses another protocol: change a setting
     24: GroupReaction.FAIL,  # invalid group id
     25: GroupReaction.RESET,
     26: GroupReaction.FAIL,  # the session timeout is outside the limits of the broker
@@ -191,7 +194,7 @@ JOIN = {
     79: GroupReaction.TAKE_ID,
     81: GroupReaction.FAIL,  # the group is full
     82: GroupReaction.FENCED,
-    110: GroupReaction.RESET,  # fenced member epoch: a group that moves to KIP-848
+    110: GroupReaction.RESET,  # fenced member epoch: the group is moving to KIP-848
     111: GroupReaction.RETRY,  # the broker is removing the member that had this instance id
 }
 
@@ -204,7 +207,7 @@ SYNC = {
     22: GroupReaction.LOST,
     23: GroupReaction.FAIL,
     25: GroupReaction.RESET,
-    27: GroupReaction.REJOIN,  # the next rebalance has begun before this one ended
+    27: GroupReaction.REJOIN,  # the next rebalance began before this one ended
     30: GroupReaction.FAIL,
     82: GroupReaction.FENCED,
     110: GroupReaction.RESET,
@@ -217,7 +220,7 @@ HEARTBEAT = {
     16: GroupReaction.REFIND,
     22: GroupReaction.LOST,
     25: GroupReaction.RESET,
-    27: GroupReaction.REJOIN,  # it counts as a heartbeat: heartbeats must go on until the member joins again
+    27: GroupReaction.REJOIN,  # the request counts as a heartbeat; go on until the member joins again
     30: GroupReaction.FAIL,
     82: GroupReaction.FENCED,
     110: GroupReaction.RESET,
@@ -228,26 +231,26 @@ LEAVE = {
     14: GroupReaction.RETRY,
     15: GroupReaction.REFIND,
     16: GroupReaction.REFIND,
-    25: GroupReaction.DONE,  # it was removed already
+    25: GroupReaction.DONE,  # the broker has removed it already
     82: GroupReaction.DONE,
 }
 
 
-# Members of a KIP-848 group send no other request about the group.
+# Members of a KIP-848 group send only this request about the group.
 KIP848_HEARTBEAT = {
     14: GroupReaction.RETRY,
     15: GroupReaction.REFIND,
     16: GroupReaction.REFIND,
-    25: GroupReaction.LOST,  # removed for its silence; it joins again under its own member id, with epoch 0
-    29: GroupReaction.FAIL,  # may not see one of its topics
+    25: GroupReaction.LOST,  # removed because it was silent; it joins again with its member id and epoch 0
+    29: GroupReaction.FAIL,  # no right to describe one of its topics
     30: GroupReaction.FAIL,
     35: GroupReaction.FAIL,  # the protocol is disabled
     42: GroupReaction.FAIL,
     69: GroupReaction.LOST,  # the group was deleted; when joining: a classic group that the broker does not convert
-    81: GroupReaction.FAIL,  # the group is full; the member tries again, as another one may leave
+    81: GroupReaction.FAIL,  # the group is full; retry, as another member may leave
     82: GroupReaction.FENCED,
     110: GroupReaction.LOST,  # fenced: it released partitions too late, or its epoch is of an earlier join
-    111: GroupReaction.RETRY,  # the member with this instance id has to leave first, or its session to end
+    111: GroupReaction.RETRY,  # the earlier member with this instance id must leave first, or its session must end
     112: GroupReaction.FAIL,  # no such server_assignor
     113: GroupReaction.NEW_EPOCH,
     128: GroupReaction.FAIL,  # the broker cannot read the pattern
@@ -258,7 +261,7 @@ KIP848_LEAVE = {
     14: GroupReaction.RETRY,
     15: GroupReaction.REFIND,
     16: GroupReaction.REFIND,
-    25: GroupReaction.DONE,  # it was removed already
+    25: GroupReaction.DONE,  # the broker has removed it already
     69: GroupReaction.DONE,
     82: GroupReaction.DONE,
     110: GroupReaction.DONE,
@@ -271,19 +274,19 @@ OFFSET_FETCH = {
     15: GroupReaction.REFIND,
     16: GroupReaction.REFIND,
     24: GroupReaction.FAIL,
-    25: GroupReaction.RETRY,  # a member that was removed finds that out by its next heartbeat
+    25: GroupReaction.RETRY,  # a removed member finds that out by its next heartbeat
     29: GroupReaction.FAIL,
     30: GroupReaction.FAIL,
     35: GroupReaction.FAIL,
     42: GroupReaction.FAIL,
-    69: GroupReaction.RETRY,  # likewise
-    88: GroupReaction.RETRY,  # an open transaction may still commit an offset of it (KIP-447)
+    69: GroupReaction.RETRY,  # as above: the next heartbeat tells
+    88: GroupReaction.RETRY,  # an open transaction may still commit an offset of the partition (KIP-447)
     113: GroupReaction.NEW_EPOCH,
 }
 
 
 def react(table: dict[int, GroupReaction], code: int) -> GroupReaction:
-    """The reaction to `code`; for codes outside of `table`, RETRY if kafka-python calls them retriable, else FAIL."""
+    """The reaction to `code`. Codes outside of `table`: RETRY if kafka-python calls them retriable, else FAIL."""
     if code in table:
         return table[code]
     return GroupReaction.RETRY if kafka_errors.for_code(code).retriable else GroupReaction.FAIL
@@ -311,7 +314,7 @@ FETCH_REACTIONS: Final = {
     -1: FetchReaction.RETRY,  # UNKNOWN_SERVER_ERROR: seen while a broker starts or stops
     0: FetchReaction.TAKE,
     1: FetchReaction.RESET,  # OFFSET_OUT_OF_RANGE
-    CORRUPT_MESSAGE: FetchReaction.HALT,  # the broker cannot read its own log there
+    CORRUPT_MESSAGE: FetchReaction.HALT,  # the broker cannot read its own log at this offset
     3: FetchReaction.REFRESH,  # UNKNOWN_TOPIC_OR_PARTITION: deleted, or created a moment ago
     4: FetchReaction.HALT,  # INVALID_FETCH_SIZE
     5: FetchReaction.REFRESH,  # LEADER_NOT_AVAILABLE
@@ -324,11 +327,11 @@ FETCH_REACTIONS: Final = {
     35: FetchReaction.HALT,  # UNSUPPORTED_VERSION
     43: FetchReaction.HALT,  # UNSUPPORTED_FOR_MESSAGE_FORMAT
     56: FetchReaction.REFRESH,  # KAFKA_STORAGE_ERROR: the disk is out, so another replica will lead
-    70: FetchReaction.RETRY,  # FETCH_SESSION_ID_NOT_FOUND (and 71, 106): a new session was tried already
+    70: FetchReaction.RETRY,  # FETCH_SESSION_ID_NOT_FOUND (as 71 and 106): the fetcher already tried a new session
     71: FetchReaction.RETRY,  # INVALID_FETCH_SESSION_EPOCH
     72: FetchReaction.REFRESH,  # LISTENER_NOT_FOUND
     74: FetchReaction.VALIDATE,  # FENCED_LEADER_EPOCH: the broker knows a newer leader than this client
-    75: FetchReaction.REFRESH,  # UNKNOWN_LEADER_EPOCH: the broker knows an older one than this client, and will learn
+    75: FetchReaction.REFRESH,  # UNKNOWN_LEADER_EPOCH: the broker knows only an older epoch, and will catch up
     76: FetchReaction.HALT,  # UNSUPPORTED_COMPRESSION_TYPE
     78: FetchReaction.RETRY,  # OFFSET_NOT_AVAILABLE: a new leader does not know its high watermark yet
     100: FetchReaction.REFRESH,  # UNKNOWN_TOPIC_ID

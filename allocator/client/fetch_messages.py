@@ -1,8 +1,8 @@
-"""Fetch answers, read from the frame that the broker sent (https://kafka.apache.org/protocol#The_Messages_Fetch).
+"""Reads Fetch responses from the received frame (https://kafka.apache.org/protocol#The_Messages_Fetch).
 
-kafka-python's decoder copies a frame four times on its way to an object for each partition; at hundreds of megabytes
-a second that is what a consumer spends its time on. This one walks the frame where it was received, and copies the
-records of each partition once, so that the frame's memory serves the next answer.
+kafka-python's decoder copies a frame four times and makes an object for each partition. At hundreds of megabytes a
+second this takes most of a consumer's time. This decoder reads the frame in its receive buffer and copies the records
+of each partition once. So the buffer is free for the next response.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ __all__ = [
 NEWEST: Final = 18
 
 
-# from here on lengths and counts are compact and everything may carry tagged fields
+# from this version on, lengths and counts are compact, and each structure may have tagged fields
 _FLEXIBLE: Final = 12
 
 
-# from here on topics go by id
+# from this version on, requests name topics by id
 _BY_ID: Final = 13
 
 
@@ -52,16 +52,16 @@ _ERROR_AND_SESSION: Final = struct.Struct(">hi")
 _ABORTED: Final = struct.Struct(">qq")
 
 
-# v5 and the compact count of aborted transactions (0: null, 1: none), and the preferred replica
+# v5 with the compact count of aborted transactions (0: null, 1: none) and the preferred replica
 _NONE_ABORTED: Final = struct.Struct(">ihqqqBi")
-# partition, error, high watermark; then the last stable offset (v4) and the log's start (v5)
+# partition, error, high watermark; then last stable offset (v4) and log start offset (v5)
 _PART: Final = {0: struct.Struct(">ihq"), 4: struct.Struct(">ihqq"), 5: struct.Struct(">ihqqq")}
 
 
 class FetchedPartition(NamedTuple):
-    """One partition of an answer; the topic's name, or the 16 bytes of its id from v13 on.
+    """One partition of a response, with the topic's name, or from v13 on the 16 bytes of its id.
 
-    `aborted` is (producer id, first offset) of each aborted transaction. -1 stands for what the version does not tell.
+    `aborted` has (producer id, first offset) of each aborted transaction. -1 means that this version has no such field.
     """
 
     topic: Union[str, bytes]
@@ -75,12 +75,12 @@ class FetchedPartition(NamedTuple):
 
 
 class FetchAnswer:
-    """An answer. `error_code` is that of the whole (v7 on), `session_id` 0 if it belongs to no session."""
+    """A Fetch response. `error_code` is that of the whole response (v7 on); `session_id` is 0 without a session."""
 
     __slots__ = ("API_VERSION", "error_code", "parts", "session_id", "throttle_time_ms")
 
     def __init__(self, version: int, parts: list[FetchedPartition], error_code: int = 0, session_id: int = 0) -> None:
-        # kafka-python reads these two names of every answer
+        # kafka-python reads these two attributes of every response
         self.API_VERSION = version
         self.throttle_time_ms = 0
         self.error_code = error_code
@@ -93,9 +93,10 @@ class FetchAnswer:
 
 
 def read_response(frame: memoryview, version: int) -> tuple[int, FetchAnswer]:
-    """The correlation id and the answer in `frame` (without its length), which is not needed afterwards.
+    """The correlation id and the response in `frame` (without its length). The caller may reuse the frame afterwards.
 
-    Raises kafka-python's `KafkaProtocolError` for what does not decode; never takes more memory than the frame does.
+    Raises kafka-python's `KafkaProtocolError` if the frame does not decode. Never allocates more memory than the frame
+    has.
     """
     try:
         return _FetchReader(frame, version).answer()
@@ -130,7 +131,7 @@ class _FetchReader(AnswerReader):
         stable = replica = -1
         aborted: list[tuple[int, int]] = []
         if version >= _FLEXIBLE:
-            # the usual case in one step; else from the beginning
+            # reads the usual case in one step; other cases are read field by field from the start
             partition, code, high, stable, _, count, replica = _NONE_ABORTED.unpack_from(self.frame, self.pos)
             if count <= 1:
                 self.pos += _NONE_ABORTED.size
@@ -166,20 +167,20 @@ class _FetchReader(AnswerReader):
 # -- requests -------------------------------------------------------------------------------------------------------
 
 
-# from here on an answer has an upper bound, and a record larger than that comes all the same (KIP-74)
+# from this version on, a response has an upper bound, but a larger single record still comes (KIP-74)
 BOUNDED: Final = 3
 # from this version on, brokers remember the requested partitions (KIP-227)
 SESSIONS: Final = 7
-# the newest that names topics; later ones know them by id (KIP-516)
+# the newest version that names topics; later ones use topic ids (KIP-516)
 BY_NAME: Final = 12
 
-# the fields before the topics: from each version on
+# the fields before the topics, by the version that introduced them
 _LIMITS: Final = {
     0: struct.Struct(">iii"),  # replica, wait, least bytes
     3: struct.Struct(">iiii"),  # most bytes
     4: struct.Struct(">iiiib"),  # isolation level
     7: struct.Struct(">iiiibii"),  # session, its epoch
-    15: struct.Struct(">iiibii"),  # no replica
+    15: struct.Struct(">iiibii"),  # replica id -1: a consumer
 }
 _ASKED: Final = {
     0: struct.Struct(">iqi"),  # partition, offset, bytes
@@ -187,7 +188,7 @@ _ASKED: Final = {
     9: struct.Struct(">iiqqi"),  # leader epoch, after the partition
     12: struct.Struct(">iiqiqiB"),  # epoch of a follower's last record, after the offset; tags
 }
-_CONSUMER: Final = -1  # in the place of a replica's id, epoch and offset
+_CONSUMER: Final = -1  # replaces a replica's id, epoch and offset
 
 
 class Wanted(NamedTuple):
@@ -200,10 +201,11 @@ class Wanted(NamedTuple):
 
 
 class FetchRequest:
-    """Asks for `asked`, in the order in which the broker is to fill the response.
+    """Requests the partitions `asked`; the broker fills the response in this order.
 
-    `session` is the (id, epoch) of a `FetchSession`; `forgotten` leaves it. kafka-python's encoder makes an object for
-    each partition and is compiled at its first use; a consumer of few records spends a third of its time there.
+    `session` is the (id, epoch) of a `FetchSession`; the partitions `forgotten` leave the session. kafka-python's
+    encoder makes an object for each partition and compiles itself at first use. That takes a third of the time of a
+    consumer with few records.
     """
 
     API_KEY = 1
@@ -315,7 +317,8 @@ def _write_topic(out: RequestWriter, topic: str, wanted: Wanted, version: int) -
 
 
 def newest_for(wanted: Iterable[Wanted]) -> int:
-    """The newest version that can say all of this: brokers older than 2.8 have told no topic's id."""
+    """The newest version that fits these partitions. Brokers before 2.8 give topics no id, so then a version by name is
+    needed."""
     return NEWEST if all(each.topic_id is not None for each in wanted) else BY_NAME
 
 
@@ -340,7 +343,7 @@ SESSION_ERRORS: Final = frozenset(
 
 
 class Turn(NamedTuple):
-    """One request: what to say of which partitions, and as which (session, epoch)."""
+    """One fetch request: the partitions to add or change, and the (session, epoch) to use."""
 
     session: tuple[int, int]
     asked: Mapping[TopicPartition, Wanted]
@@ -351,8 +354,9 @@ class Turn(NamedTuple):
 class FetchSession:
     """The state of a fetch session with one broker. One request at a time: `turn`, then `answered` or `lost`.
 
-    Guarantee: whatever the broker forgot, evicted or refused, the request after that says everything anew, in a new
-    session; a broker that grants none is told everything each time. A partition that is not wanted is not answered.
+    Guarantee: after the broker forgot, evicted or refused the session, the next request names every partition again, in
+    a new session. If a broker grants no session, each request names every partition. The broker sends nothing for
+    partitions that are not wanted.
     """
 
     def __init__(self) -> None:
@@ -363,7 +367,7 @@ class FetchSession:
         self._names: dict[bytes, str] = {}
 
     def turn(self, wanted: Mapping[TopicPartition, Wanted], version: int) -> Turn:
-        """How to ask for exactly `wanted`, which is kept, of a broker that speaks `version`."""
+        """The next request for exactly the partitions `wanted`, for a broker that speaks `version`. Keeps `wanted`."""
         known = self._known
         # idle partitions are the same objects as in the last turn
         changed = {tp: each for tp, each in wanted.items() if known.get(tp) is not each and known.get(tp) != each}
@@ -374,7 +378,7 @@ class FetchSession:
         if version < SESSIONS:
             return Turn(NO_SESSION, wanted, {}, self._newest)
         if by_id != self._by_id:
-            self.lost()  # a session speaks of topics either by name or by id
+            self.lost()  # a session names topics either by name or by id
             self._by_id = by_id
         self._known = wanted
         if self._epoch == _NEW:
@@ -390,11 +394,11 @@ class FetchSession:
         return Turn((self._id, self._epoch), changed, forgotten, self._newest)
 
     def answered(self, answer: FetchAnswer) -> bool:
-        """Whether the answer is one, and not the refusal of the session: then ask again."""
+        """Whether the response has data. False if the broker refused the session: then send the request again."""
         if answer.error_code:
             self.lost()
             if answer.error_code == FETCH_SESSION_ID_NOT_FOUND:
-                self._id = 0  # nothing to close
+                self._id = 0  # no session to close
             return answer.error_code not in SESSION_ERRORS
         self._id = answer.session_id
         # 0: the broker grants no session, or ended this one
@@ -402,12 +406,12 @@ class FetchSession:
         return True
 
     def lost(self) -> None:
-        """Nobody knows whether the broker got the last request: the next one closes the session and begins another."""
+        """The last request may not have reached the broker. The next one closes the session and begins another."""
         self._epoch = _NEW
         self._known = {}
 
     def parts(self, parts: Iterable[FetchedPartition]) -> Iterator[tuple[TopicPartition, FetchedPartition]]:
-        """The parts of an answer by partition; those of topics that the last turn did not want are left out."""
+        """The response by partition, without topics that the last request did not want."""
         for part in parts:
             name = self._names.get(part.topic) if isinstance(part.topic, bytes) else part.topic
             if name is not None:

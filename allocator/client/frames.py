@@ -1,4 +1,4 @@
-"""Bytes of a connection, received in place and cut into the frames that brokers send."""
+"""Receives the bytes of a connection in place and cuts them into frames."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from allocator.client import fetch_messages, offset_commit
 
 __all__ = ["FrameProtocol", "read_response"]
 
-# api key -> reader of its responses; kafka-python reads all others
+# api key -> reader of its responses; kafka-python reads all other responses
 READERS: Final = {1: fetch_messages.read_response, offset_commit.API_KEY: offset_commit.read_response}
 _LENGTH: Final = struct.Struct(">i")
-# of the buffer that an idle connection keeps
+# bytes of the buffer that an idle connection keeps
 _SMALL: Final = 1 << 16
 
 
 class FrameProtocol(asyncio.BufferedProtocol):
     """The receiving half of a connection: bytes arrive in place, and `frame_received` gets each whole frame.
 
-    Guarantee: memory is taken for a frame only after its length was found to be allowed, and given back once frames
-    are small again. The buffer of a frame is used again for the next one.
+    Guarantee: the length of a frame is checked before memory is allocated for it. The next frame uses the same buffer,
+    and the buffer shrinks again when frames are small.
 
     `receive_max_bytes` bounds a frame. `frame_received` may raise: `stream_failed` gets that error, and
     kafka-python's `InvalidReceiveError` for a frame below 0 or above that bound.
@@ -41,7 +41,7 @@ class FrameProtocol(asyncio.BufferedProtocol):
         raise NotImplementedError
 
     def stream_failed(self, error: Exception) -> None:
-        """The stream cannot be read any further."""
+        """Called when the stream cannot be read any further."""
         raise NotImplementedError
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -55,7 +55,7 @@ class FrameProtocol(asyncio.BufferedProtocol):
             self.stream_failed(error)
 
     def _cut(self, count: int) -> None:
-        """`count` bytes were written to the buffer: pass on each frame that is whole."""
+        """Passes on each complete frame, after `count` bytes were written to the buffer."""
         buffer = self._buffer
         self._filled += count
         pos = 0
@@ -74,7 +74,8 @@ class FrameProtocol(asyncio.BufferedProtocol):
         self._keep(pos, size)
 
     def _keep(self, pos: int, size: int) -> None:
-        """Move what is left of an unfinished frame of `size` bytes to the front of a buffer that it fits into."""
+        """Moves the received part of an incomplete frame of `size` bytes to the front of a buffer in which the frame
+        fits."""
         left = self._filled - pos
         wanted = max(_SMALL, size)
         if len(self._buffer) < wanted or (len(self._buffer) > 8 * wanted and left < _LENGTH.size):
@@ -86,11 +87,11 @@ class FrameProtocol(asyncio.BufferedProtocol):
 
 
 def read_response(header: Any, frame: memoryview) -> Any:
-    """The response in `frame` to the request with `header`; frequent ones have readers of their own.
+    """Decodes `frame`, the response to the request with `header`. Frequent responses have their own readers.
 
-    Raises kafka-python's `CorrelationIdError` where it responds to another request.
+    Raises kafka-python's `CorrelationIdError` if the frame responds to another request.
     """
-    read = READERS.get(getattr(header, "request_api_key", -1))  # the tokens of SASL v0 go without a header
+    read = READERS.get(getattr(header, "request_api_key", -1))  # the tokens of SASL v0 have no header
     if read is not None:
         found, response = read(frame, header.request_api_version)
     else:
@@ -112,7 +113,7 @@ def _decoded(response_class: Any, data: io.BytesIO) -> Any:
 
 
 def _not_kafka(start: bytes, length: int, most: int) -> str:
-    """What an answer is that begins with such a length: a port of another kind shows itself so."""
+    """Explains a response with an impossible length: it shows that another protocol uses the port."""
     if start[:2] == b"\x15\x03":
         return "it answers in TLS"
     if start == b"HTTP":

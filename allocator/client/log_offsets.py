@@ -1,7 +1,7 @@
-"""Where partitions begin and end, where they stood at a time, and where an epoch of a leader ends.
+"""Reads the first and last offsets of partitions, the offset at a time, and the end of a leader epoch.
 
-Protocol: the ListOffsets API, v0 (Kafka 0.8) to v9, and the OffsetForLeaderEpoch API, v3 (Kafka 2.3) and v4, both asked
-of the leader of each partition.
+Protocol: the ListOffsets API, v0 (Kafka 0.8) to v9, and the OffsetForLeaderEpoch API, v3 (Kafka 2.3) and v4, both sent
+to the leader of each partition.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ __all__ = ["EARLIEST", "LATEST", "EpochEnd", "OffsetAndTimestamp", "ends_of_epoc
 
 EARLIEST = -2
 LATEST = -1
-MAX_VERSION = 9  # newer ones add questions that are not asked here
+MAX_VERSION = 9  # newer versions add queries that this module does not use
 UNKNOWN_TOPIC_OR_PARTITION = 3
-# more: a topic created a moment ago is found; less: a typo is told sooner
+# more: finds a topic created a moment ago; less: reports a mistyped name sooner
 MISSING_PATIENCE_S = 5.0
 
 Found = dict[TopicPartition, Optional[OffsetAndTimestamp]]
@@ -42,13 +42,13 @@ async def list_offsets(
 ) -> Found:
     """The offset of each partition at EARLIEST, at LATEST (the next to be written), or at a time in epoch ms.
 
-    At a time it is the first record at or after it, or None if there is none. Before 0.10.1 brokers know only the
-    times of their log segments: the answer is then the start of a segment at or before that record, with timestamp -1.
-    With "read_committed", LATEST is the last stable offset (from 0.11 on).
+    For a time, the result is the offset of the first record at or after it, or None without one. Before 0.10.1 brokers
+    know only the times of their log segments: the answer is then the start of a segment at or before that record, with
+    timestamp -1. With "read_committed", LATEST is the last stable offset (from 0.11 on).
 
     Leaders that moved are looked up again until `timeout_s` is over. Raises `TopicNotFound`, or `BrokerError` naming
-    a partition and the cause; all partitions are answered or none. A topic or partition that the brokers do not know is
-    looked up again for 5 s, as it may just have been created.
+    a partition and the cause; the result has all partitions, or the call raises. A topic or partition that the brokers
+    do not know is looked up again for 5 s, as it may just have been created.
     """
     started = time.monotonic()
     found: Found = {}
@@ -92,14 +92,14 @@ async def list_offsets(
         if elapsed >= timeout_s:
             raise causes[next(iter(missing))]
         await asyncio.sleep(client.retry_backoff_s)
-        with contextlib.suppress(BrokersUnavailable):  # they may be back before our time is over
+        with contextlib.suppress(BrokersUnavailable):  # the leaders may return within the timeout
             await client.refresh({tp.topic for tp in missing})
 
 
 async def _ask(
     client: KafkaClient, leader: int, at: Mapping[TopicPartition, int], isolation_level: str, timeout_s: float
 ) -> tuple[Found, dict[TopicPartition, BrokerError]]:
-    """One leader's answer: offsets, and the failures of the other partitions."""
+    """The offsets from one leader, and the errors of the other partitions."""
     topics: dict[str, list[Any]] = defaultdict(list)
     request = ListOffsetsRequest
     for tp, when in at.items():
@@ -143,7 +143,7 @@ async def _ask(
         if starts:
             offsets[tp] = OffsetAndTimestamp(starts[0], -1, None)
         elif at[tp] >= 0:
-            before_all[tp] = EARLIEST  # no segment is that old, so the first one has the record if any has
+            before_all[tp] = EARLIEST  # no segment is that old, so the record, if it exists, is in the first segment
     if before_all:
         earliest, failed = await _ask(client, leader, before_all, isolation_level, timeout_s)
         offsets.update(earliest)
@@ -157,14 +157,15 @@ async def _ask(
 
 # -- OffsetForLeaderEpoch (KIP-320) -----------------------------------------------------------------------------------
 
-# older versions demand rights on the cluster, which consumers do not have
+# older versions need rights on the cluster, which consumers do not have
 FOR_CONSUMERS: Final = 3
 _Topic: Final = OffsetForLeaderEpochRequest.OffsetForLeaderTopic
 _Partition: Final = _Topic.OffsetForLeaderPartition
 
 
 class EpochEnd(NamedTuple):
-    """The last epoch in the log up to the one asked for, and the offset after it; -1 and -1 if there is none."""
+    """The last epoch in the log that is not above the requested one, and the offset after its last record; -1 and -1 if
+    there is none."""
 
     epoch: int
     offset: int
@@ -178,7 +179,7 @@ def is_supported(client: KafkaClient) -> bool:
 async def ends_of_epochs(
     client: KafkaClient, leader: int, epochs: Mapping[TopicPartition, int], *, timeout_s: float
 ) -> dict[TopicPartition, Union[EpochEnd, BrokerError]]:
-    """Of each partition what its leader answers about an epoch, or why it does not. Raises `BrokerError`, `Closed`."""
+    """For each partition the leader's response about an epoch, or the error. Raises `BrokerError`, `Closed`."""
     topics: dict[str, list[Any]] = defaultdict(list)
     for tp, epoch in epochs.items():
         current = client.leader_epoch(tp)

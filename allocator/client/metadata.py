@@ -24,7 +24,7 @@ UNKNOWN_TOPIC_OR_PARTITION = 3
 LEADER_NOT_AVAILABLE = 5
 
 
-NO_ID = uuid.UUID(int=0)  # of brokers that are told to speak as those before 2.8
+NO_ID = uuid.UUID(int=0)  # for brokers that the client must address like brokers before 2.8
 
 
 # answers before v1 do not say which topics are internal
@@ -42,7 +42,7 @@ class Broker(NamedTuple):
 
 class PartitionMetadata(NamedTuple):
     leader: int | None  # None: being elected
-    leader_epoch: int | None  # None: the broker's version does not tell it reliably
+    leader_epoch: int | None  # None: this broker version does not report it reliably
     replicas: tuple[int, ...]
 
 
@@ -54,7 +54,7 @@ class TopicMetadata(NamedTuple):
 
 @dataclass(frozen=True)
 class Metadata:
-    """A snapshot. `errors` holds Kafka's code for each topic that was asked for and cannot be described."""
+    """A snapshot. `errors` holds Kafka's error code for each requested topic without a description."""
 
     brokers: Mapping[int, Broker] = field(default_factory=dict)
     topics: Mapping[str, TopicMetadata] = field(default_factory=dict)
@@ -63,7 +63,8 @@ class Metadata:
     controller: int | None = None
 
     def updated(self, response: Any, *, complete: bool) -> Metadata:
-        """This snapshot after `response`; `complete`: it describes all topics, so those left out are gone."""
+        """This snapshot with `response` applied. `complete`: the response describes all topics, so missing topics are
+        deleted."""
         brokers = {b.node_id: Broker(b.node_id, b.host, b.port, b.rack) for b in response.brokers}
         topics = {} if complete else dict(self.topics)
         errors = {} if complete else dict(self.errors)
@@ -74,7 +75,8 @@ class Metadata:
                 continue
             errors[answer.name] = answer.error_code
             if answer.error_code == LEADER_NOT_AVAILABLE and answer.name in self.topics:
-                topics[answer.name] = self.topics[answer.name]  # it exists; the broker cannot describe it just now
+                # the topic exists, but the broker cannot describe it now
+                topics[answer.name] = self.topics[answer.name]
             else:
                 topics.pop(answer.name, None)
         return replace(
@@ -93,18 +95,18 @@ class Metadata:
         partitions = {}
         for p in sorted(answer.partitions, key=lambda p: int(p.partition_index)):
             leader = p.leader_id if p.leader_id >= 0 else None
-            # brokers before 2.4 announce epochs that lag behind (KAFKA-9212); a client that believes them is fenced
+            # Brokers before 2.4 announce stale epochs (KAFKA-9212). A client that uses them is fenced.
             epoch = p.leader_epoch if version >= 9 and p.leader_epoch >= 0 else None
             new = PartitionMetadata(leader, epoch, tuple(p.replica_nodes))
             old = before.partitions.get(p.partition_index) if same_topic and before is not None else None
             if old is not None and old.leader_epoch is not None and epoch is not None and epoch < old.leader_epoch:
-                new = old  # the response of a broker that does not know the latest election
+                new = old  # a stale response: the broker does not know the latest election
             partitions[p.partition_index] = new
         internal = answer.is_internal if version >= 1 else answer.name in INTERNAL_TOPICS
         return TopicMetadata(partitions, internal, topic_id)
 
     def settled(self, wanted: frozenset[str] | None) -> bool:
-        """False while asking again soon may tell more: no broker yet, a topic missing, a partition without leader.
+        """False if another request soon may find more: there is no broker yet, or a topic or a leader is missing.
 
         `wanted` None means every topic.
         """
@@ -121,8 +123,8 @@ class Metadata:
 # When metadata is read: on demand, when it is old, and soon again while it is incomplete.
 
 
-# While a topic is missing or a leader is being elected the wait doubles from the retry back-off up to this.
-# more: a new topic is found later; less: more requests for one that never comes
+# While a topic or a leader is missing, the wait doubles from the retry back-off up to this value. more: a new topic is
+# found later; less: more requests for a topic that never appears
 INCOMPLETE_MAX_S = 2.0
 
 
@@ -137,8 +139,8 @@ class _RefreshRound:
 class Refresher:
     """Runs `fetch` in rounds, one at a time, in a task of its own.
 
-    Guarantee: a `refresh` is served by a round that began after it, and all calls that wait for the same round share
-    it. So nobody is told an answer that was already under way when they asked.
+    Guarantee: each `refresh` gets the result of a round that began after the call. Calls that wait for the same round
+    share it. So no caller gets a response that was already under way.
     """
 
     def __init__(
@@ -206,12 +208,12 @@ class Refresher:
                 _fail(current, Closed("this Kafka client was closed"))
                 raise
             except Exception as exc:
-                # another error than an AllocatorError is a bug here: waiting callers get it, and the rounds go on
+                # An error that is no AllocatorError is a bug here: the waiting callers get it, and the rounds go on.
                 trace = None if isinstance(exc, AllocatorError) else exc
                 log.log(logging.DEBUG if failing else logging.WARNING, "metadata: %s", exc, exc_info=trace)
                 failing = True
                 _fail(current, exc)
-                # callers that retry at once cause at most one request in this time
+                # limits callers that retry at once to one request in this time
                 await asyncio.sleep(self._retry_backoff_s)
             else:
                 failing = False
@@ -219,7 +221,7 @@ class Refresher:
                     current.done.set_result(None)
 
     async def close(self) -> None:
-        """End the task; those who wait get `Closed`. Idempotent."""
+        """Ends the task. Waiting callers get `Closed`. Idempotent."""
         self._closed = True
         task, self._task = self._task, None
         if task is not None:
@@ -232,4 +234,4 @@ class Refresher:
 def _fail(round_: _RefreshRound, exc: Exception) -> None:
     if not round_.done.done():
         round_.done.set_exception(exc)
-        round_.done.exception()  # marks the error as retrieved: perhaps no caller waits
+        round_.done.exception()  # marks the error as retrieved, since possibly no caller waits

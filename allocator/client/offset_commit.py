@@ -1,7 +1,7 @@
 """OffsetCommit on the wire, v0 to v9 (https://kafka.apache.org/protocol#The_Messages_OffsetCommit).
 
-A service may commit after each record that it handles. kafka-python makes an object for each partition of a request
-and of its answer, which takes longer than all else that the client does for a commit.
+A service may commit after each record. kafka-python makes an object for each partition of the request and of the
+response. That takes longer than the rest of the commit in this client.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from allocator.types import OffsetAndMetadata, TopicPartition
 __all__ = ["API_KEY", "NEWEST", "OffsetCommit", "OffsetCommitAnswer", "read_response"]
 
 API_KEY: Final = 8
-# from v10 on topics go by id instead of by name
+# from v10 on, topics have ids instead of names
 NEWEST: Final = 9
-# from here on lengths and counts are compact and everything may carry tagged fields
+# from this version on, lengths and counts are compact, and each structure may have tagged fields
 _FLEXIBLE: Final = 8
 
 _INT64: Final = struct.Struct(">q")
@@ -34,9 +34,9 @@ _BROKERS_CLOCK: Final = -1
 
 
 class OffsetCommit:
-    """A commit, as kafka-python's connections take requests. `version` is negotiated between `oldest` and `newest`.
+    """An OffsetCommit request. `version` is negotiated between `oldest` and `newest`.
 
-    `retention_s`: for how long it is to be kept, which v2 to v4 can say; None for as long as the broker is set to.
+    `retention_s`: how long the broker keeps the offset (v2 to v4 only); None: the broker's setting.
     """
 
     API_KEY = API_KEY
@@ -109,18 +109,18 @@ class OffsetCommit:
                     out.data += _OFFSET_AND_TIME.pack(partition, offset, _BROKERS_CLOCK)
                 else:
                     out.data += _OFFSET.pack(partition, offset)
-                if metadata != last or not rest:  # mostly one for all of them
+                if metadata != last or not rest:  # usually the same text for all partitions
                     rest, last = out.encoded(metadata or "") + out.no_tags, metadata
                 out.data += rest
             out.tags()
 
 
 class OffsetCommitAnswer(NamedTuple):
-    # kafka-python reads these two names of every answer
+    # kafka-python reads these two attributes of every response
     API_VERSION: int
     throttle_time_ms: int
     results: list[tuple[TopicPartition, int]]
-    """Each partition's error code."""
+    """The error code of each partition."""
 
 
 def _codes(reader: AnswerReader) -> list[tuple[int, int]]:
@@ -128,7 +128,7 @@ def _codes(reader: AnswerReader) -> list[tuple[int, int]]:
     count = reader.count()
     size = _RESULT.size + reader.flexible
     start, end = reader.pos, reader.pos + count * size
-    # tagged fields may come with any of them, and never do so far
+    # tagged fields may follow each structure; brokers send none so far
     if not reader.flexible or not any(reader.frame[start + _RESULT.size : end : size]):
         chunk = reader.taken(count * size)
         return [

@@ -1,8 +1,8 @@
-"""The version of a broker before 0.10, which does not answer ApiVersions.
+"""Detects the version of a broker before 0.10, which does not answer ApiVersions.
 
-On a request that it does not know 0.8 closes the connection, and 0.9 does not respond. But a broker that dies at that
-moment does the same, and so does a proxy without a broker behind it. So a refusal counts only between two responses:
-the broker responded before and after it.
+If 0.8 does not know a request, it closes the connection; 0.9 does not respond. A broker that stops at that moment
+behaves in the same way, and so does a proxy without a broker. So a refusal counts only between two responses: the
+broker responded before and after it.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ __all__ = ["SILENCE_S", "old_version"]
 
 log = logging.getLogger(__name__)
 
-# more: connecting to 0.9 takes longer; less: a slow newer broker is probed for nothing
+# more: connecting to 0.9 takes longer; less: a slow newer broker is probed without need
 SILENCE_S: Final = 0.5
 GROUP: Final = "allocator-version-probe"
 
 
 def _probes() -> tuple[tuple[tuple[int, ...], Any], ...]:
-    """Newest first: the first request that a broker answers shows its version."""
+    """Probes from the newest version down: the first probe that a broker answers shows its version."""
     return (
         ((0, 9), ListGroupsRequest[0]()),
-        # makes 0.8.2 create its offsets topic, as the first consumer there does
+        # makes 0.8.2 create its offsets topic, as the first consumer does
         ((0, 8, 2), FindCoordinatorRequest[0](GROUP)),
         ((0, 8, 1), OffsetFetchRequest[0](GROUP, [])),
     )
@@ -43,7 +43,7 @@ async def old_version(where: str, ask: Callable[[Any, float], Awaitable[Any]], t
     `where` is its address. `ask(request, timeout_s)` sends a request first thing on a new connection. Raises an error
     of kafka-python's if the version cannot be found: the broker is down, starting, or no Kafka broker.
     """
-    closed = ""  # how the broker ended the last connection, where TLS tells
+    closed = ""  # how the broker ended the last connection; only TLS shows this
 
     async def answers(request: Any) -> bool:
         nonlocal closed

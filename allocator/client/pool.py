@@ -1,4 +1,4 @@
-"""Connections to the brokers of a cluster: where each broker listens, one connection per key, back-off, versions."""
+"""Connections to the brokers of a cluster: broker addresses, one connection per key, back-off, versions."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ __all__ = ["ConnectionPool", "Directory", "parse_addresses", "same_cluster", "ti
 log = logging.getLogger(__name__)
 
 CONNECT_S: Final = (10.0, 30.0)  # the first attempt, and at most: each failure doubles it
-BACKOFF_S: Final = (0.05, 1.0)  # likewise; more: a broker that came back stays unused for longer
-MAX_IDLE_S: Final = 540.0  # brokers close after ten minutes
+# initial and maximum back-off, as above; more: a restarted broker stays unused for longer
+BACKOFF_S: Final = (0.05, 1.0)
+MAX_IDLE_S: Final = 540.0  # brokers close idle connections after ten minutes
 
-# A broker answers the requests of one connection in order. Requests that it may hold back get a connection of their
-# own, or a commit would wait for a fetch.
+# A broker answers the requests of one connection in order. So requests that it may hold back have a connection of their
+# own; otherwise a commit would wait for a fetch.
 FETCH, FIND_COORDINATOR, JOIN_GROUP, SYNC_GROUP = 1, 10, 11, 14
 LANES: Final = {FETCH: "fetch", JOIN_GROUP: "join", SYNC_GROUP: "join"}
 
@@ -52,7 +53,7 @@ def parse_addresses(brokers: str | Sequence[str]) -> tuple[Broker, ...]:
 
 
 def same_cluster(brokers: str, others: str) -> bool:
-    """Whether two texts of addresses name one cluster: one address in common says so."""
+    """Whether two address lists name the same cluster: they share at least one address."""
     some, more = ({text.strip().lower() for text in texts.split(",")} for texts in (brokers, others))
     return not some.isdisjoint(more)
 
@@ -60,8 +61,9 @@ def same_cluster(brokers: str, others: str) -> bool:
 class Directory:
     """Where each broker listens.
 
-    A key is a node id, the id of a bootstrap address, or (lane, either) for one more connection to the same broker:
-    brokers answer a connection's requests in order, so what they may hold back (a fetch, a join) needs its own.
+    A key is a node id, the id of a bootstrap address, or (lane, node id or bootstrap id) for a further connection to
+    the same broker. Brokers answer the requests of one connection in order, so a request that they may hold back (a
+    fetch, a join) needs its own connection.
     """
 
     def __init__(self, bootstrap: Sequence[Broker]) -> None:
@@ -71,14 +73,14 @@ class Directory:
         self._noted: dict[int, Broker] = {}
 
     def replace(self, brokers: Mapping[int, Broker]) -> list[int]:
-        """Caller: the client, on new metadata. Returns the nodes that listen elsewhere now."""
+        """Caller: the client, on new metadata. Returns the nodes whose address changed."""
         moved = [n for n, b in self._brokers.items() if n in brokers and brokers[n][1:3] != b[1:3]]
         self._brokers = dict(brokers)
         self._noted = {n: b for n, b in self._noted.items() if n not in brokers}
         return moved
 
     def note(self, broker: Broker) -> None:
-        """A broker that some other answer named (a coordinator), kept until metadata lists it."""
+        """Keeps a broker that another response named (a coordinator), until metadata lists it."""
         if broker.node_id not in self._brokers:
             self._noted[broker.node_id] = broker
 
@@ -96,27 +98,28 @@ class Directory:
 
 
 class ConnectionPool:
-    """Connections by key, made on demand. `on_loss` is called whenever one ends with an error."""
+    """Connections by key, opened on demand. Calls `on_loss` whenever a connection ends with an error."""
 
     def __init__(self, directory: Directory, settings: ConnectionSettings, on_loss: Callable[[], None]) -> None:
         self.directory = directory
         self.settings = settings
         self.versions: BrokerVersionData | None = None
-        """Of the first broker that was reached at a bootstrap address."""
+        """The version of the first broker reached at a bootstrap address."""
         self.hung_up: set[Hashable] = set()
-        """Keys whose broker closed the connection in response to the first bytes: 0.8 does on an unknown request."""
+        """Keys whose broker closed the connection after the first bytes. Brokers of 0.8 do this on an unknown request.
+        """
         self._on_loss = on_loss
         self._connections: dict[Hashable, BrokerConnection] = {}
         self._keys: dict[BrokerConnection, Hashable] = {}
-        self._all: set[BrokerConnection] = set()  # also those that are closing
-        self._backoff: dict[Hashable, tuple[int, float]] = {}  # failures, and when to connect again
+        self._all: set[BrokerConnection] = set()  # all connections, including those that are closing
+        self._backoff: dict[Hashable, tuple[int, float]] = {}  # number of failures, and the time of the next attempt
         self._failures: dict[Hashable, BaseException] = {}
         self._assumed: dict[tuple[str, int], BrokerVersionData] = {}
         self._probing = asyncio.Lock()
-        # cache of `api_version`, which is called before each fetch
+        # caches `api_version`, which each fetch calls
         self._api_versions: dict[Any, int | None] = {}
         self._api_versions_of: Any = None
-        self._away: set[Hashable] = set()  # brokers that took no connection, which was logged
+        self._away: set[Hashable] = set()  # unreachable brokers that were already logged
         self._loop = asyncio.get_running_loop()
         self._idle_check = self._loop.call_later(MAX_IDLE_S, self._close_idle)
         self._closed = False
@@ -125,16 +128,17 @@ class ConnectionPool:
 
     @property
     def broker_version(self) -> tuple[int, ...]:
-        """() while no broker was reached."""
+        """The version of the first broker reached; () before that."""
         return tuple(self.versions.broker_version) if self.versions is not None else ()
 
     def api_version(self, request_class: Any) -> int | None:
-        """The newest version of this request that both sides know; None if there is none, or no broker was reached."""
+        """The newest version of this request that client and broker both support; None without one, or before a broker
+        was reached."""
         data = self.versions
         if data is None:
             return None
         if not isinstance(request_class, type):
-            return _version(data, request_class)  # a request of its own, which may be capped to an older version
+            return _version(data, request_class)  # kafka-python may cap the version of this request
         if data is not self._api_versions_of:
             self._api_versions_of, self._api_versions = data, {}
         if request_class not in self._api_versions:
@@ -142,9 +146,9 @@ class ConnectionPool:
         return self._api_versions[request_class]
 
     async def _assume_old(self, broker: Broker, timeout_s: float) -> None:
-        """Find the version of a broker that does not answer ApiVersions; connections to it skip that from now on."""
+        """Detects the version of a broker that does not answer ApiVersions. Later connections skip that request."""
         where = broker.host, broker.port
-        async with self._probing:  # one answer for all requests that wait for this broker
+        async with self._probing:  # all requests that wait for this broker share the result
             if where not in self._assumed:
                 version = await old_version(
                     f"{broker.host}:{broker.port}", partial(self._ask_blindly, broker), timeout_s
@@ -152,7 +156,7 @@ class ConnectionPool:
                 self._assumed[where] = BrokerVersionData(version)
 
     async def _ask_blindly(self, broker: Broker, request: Any, timeout_s: float) -> Any:
-        """Send `request`, whose version is set, first thing on a connection of its own: no ApiVersions, no back-off."""
+        """Sends `request`, whose version is set, first on a new connection: no ApiVersions, no back-off."""
         deadline = time.monotonic() + timeout_s
         connection = self._create(broker, BrokerVersionData((0, 8, 0)), lambda connection, error: None)
         try:
@@ -165,21 +169,21 @@ class ConnectionPool:
     # -- connections ----------------------------------------------------------------------------------------------
 
     def key(self, broker_id: Any, api_key: int) -> Any:
-        """Of the connection on which a request of this kind goes to this broker."""
+        """The key of the connection for requests of this kind to this broker."""
         lane = LANES.get(api_key)
         if api_key == FIND_COORDINATOR and self.broker_version < (0, 9):
-            lane = "find"  # 0.8.2 answers it with a wrong correlation id, which costs the connection
+            lane = "find"  # 0.8.2 answers it with a wrong correlation id, which ends the connection
         return broker_id if lane is None else (lane, broker_id)
 
     def ready(self, key: Hashable) -> BrokerConnection | None:
-        """The connection for `key`, if a request can go out on it at once."""
+        """The connection for `key` if it can take a request at once, otherwise None."""
         found = self._connections.get(key)
         return found if found is not None and found.takes_requests else None
 
     async def connected(self, key: Hashable, deadline: float) -> BrokerConnection:
-        """The connection for `key`, ready for requests; finds out on the way if the broker is an old one.
+        """The connection for `key`, ready for requests. Detects an old broker on the way.
 
-        Raises kafka-python's errors. `deadline` is on `time.monotonic()`.
+        Raises kafka-python's errors. `deadline` is on the clock of `time.monotonic()`.
         """
         connection = self.get(key)
         probed = False
@@ -193,7 +197,7 @@ class ConnectionPool:
                     raise
                 silent = True
             broker = self.directory.broker_metadata(key)
-            # SASL came with 0.10
+            # SASL exists from 0.10 on
             if silent and not probed and broker is not None and not self.settings.sasl_enabled:
                 probed = True
                 connection = await self._as_old(key, broker, connection, deadline)
@@ -202,7 +206,7 @@ class ConnectionPool:
     async def _as_old(
         self, key: Hashable, broker: Broker, connection: BrokerConnection, deadline: float
     ) -> BrokerConnection:
-        """A connection that speaks the version of `broker`, or `connection` if the broker is only slow."""
+        """A connection with the version of `broker`, or `connection` itself if the broker is only slow."""
         try:
             await self._assume_old(broker, time_left(deadline))
         except kafka_errors.KafkaError:
@@ -216,7 +220,7 @@ class ConnectionPool:
         return self.get(key)
 
     def get(self, key: Hashable) -> BrokerConnection:
-        """The connection for `key`, which may have to connect first. Raises `NodeNotReadyError` during the back-off."""
+        """The connection for `key`, which may still be connecting. Raises `NodeNotReadyError` during the back-off."""
         delay = self._delay(key)
         if delay > 0:
             last = self._failures.get(key)
@@ -238,9 +242,10 @@ class ConnectionPool:
         return connection
 
     def adopt(self, key: Hashable) -> None:
-        """Keep the connection of a bootstrap address as that of the broker which metadata lists there.
+        """Keep the connection of a bootstrap address as the connection of the broker that metadata lists at this
+        address.
 
-        It saves the first request to that broker a connection and a question for its versions.
+        This saves the first request to that broker a connection and an ApiVersions request.
         """
         connection, address = self._connections.get(key), self.directory.broker_metadata(key)
         for broker in self.directory.brokers():
@@ -292,7 +297,7 @@ class ConnectionPool:
         self._backoff[key] = (failures, time.monotonic() + self._doubled(BACKOFF_S, failures - 1))
         self._failures[key] = error
         broker_id = _broker_id(key)
-        # the error of a bootstrap address is in the exception that connecting raises
+        # the exception of `connect` already contains the error of a bootstrap address
         if broker_id not in self._away and not self.directory.is_bootstrap(broker_id):
             self._away.add(broker_id)
             log.warning("Kafka broker %s at %s is away: %s; trying again", broker_id, address, describe(error))
@@ -310,7 +315,8 @@ class ConnectionPool:
         self._backoff.pop(key, None)
 
     def least_busy(self) -> Any:
-        """The broker with the fewest requests under way that is neither throttled nor in back-off; None without one."""
+        """The broker with the fewest requests under way that is neither throttled nor in back-off; None if there is
+        none."""
         known = [broker.node_id for broker in self.directory.brokers()]
         random.shuffle(known)
         best, fewest = None, float("inf")
@@ -318,23 +324,23 @@ class ConnectionPool:
             connection = self._connections.get(key)
             if self._delay(key) > 0 or (connection is not None and connection.throttled_until > time.monotonic()):
                 continue
-            # one that has to connect first comes after one that is idle
+            # an open idle connection comes before one that has to connect
             busy = 0.5 if connection is None or not connection.connected else float(connection.in_flight)
             if busy < fewest:
                 best, fewest = key, busy
         return best
 
     def under_way(self, api_key: int) -> list[asyncio.Future[None]]:
-        """Like `BrokerConnection.under_way`, for all connections."""
+        """Like `BrokerConnection.under_way`, for all connections of the pool."""
         return [response for each in self._connections.values() for response in each.under_way(api_key)]
 
     def close(self, key: Hashable) -> None:
-        """Close this one connection, if there is one."""
+        """Closes this connection, if it exists."""
         if key in self._connections:
             self._connections[key].close()
 
     def drop(self, broker_id: Any) -> None:
-        """Close every connection to this node, in any lane, and forget its back-off."""
+        """Closes every connection to this node, in all lanes, and resets its back-off."""
         for key in [key for key in self._connections if _broker_id(key) == broker_id]:
             self.close(key)
         for key in [key for key in self._backoff if _broker_id(key) == broker_id]:
@@ -354,7 +360,7 @@ class ConnectionPool:
         closing = list(self._all)
         for connection in closing:
             connection.abort(None)
-        with contextlib.suppress(asyncio.TimeoutError):  # TLS peers that never answer the farewell
+        with contextlib.suppress(asyncio.TimeoutError):  # some TLS peers never answer the closing handshake
             await within(asyncio.gather(*(connection.ended() for connection in closing)), 1.0)
 
 
@@ -372,7 +378,7 @@ def _version(data: BrokerVersionData, request: Any) -> int | None:
 async def _ready(connection: BrokerConnection, patience_s: float, deadline: float) -> bool:
     """False after `patience_s` seconds. Raises KafkaTimeoutError if `deadline` has passed."""
     try:
-        # a process that pauses for longer than its patience has not passed its deadline
+        # after a pause of the process, the patience may be over though the deadline is not
         await within(asyncio.shield(connection.ready), min(patience_s, time_left(deadline)))
     except asyncio.TimeoutError:
         return False

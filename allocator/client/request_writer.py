@@ -14,12 +14,12 @@ __all__ = ["RequestHeader", "RequestWriter"]
 
 _HEADER: Final = struct.Struct(">hhi")
 _INT16: Final = struct.Struct(">h")
-_LONGEST: Final = 32767  # bytes of a text where its length is not compact
-_FRAME: Final = bytes(INT32.size)  # the length of the request, written last
+_LONGEST: Final = 32767  # length prefix of a text in versions that are not compact
+_FRAME: Final = bytes(INT32.size)  # length of the request, written last
 
 
 class RequestHeader(NamedTuple):
-    """The fields that the connection reads to find the response."""
+    """The header fields that the connection needs to match the response."""
 
     correlation_id: int
     request_api_key: int
@@ -29,7 +29,7 @@ class RequestHeader(NamedTuple):
 
 class RequestWriter:
     """Appends to `data`, which begins with the header. In a flexible version lengths and counts are compact, and tagged
-    fields may follow anything (KIP-482); none are written.
+    fields may follow each structure (KIP-482); this writer writes none.
 
     Raises kafka-python's `KafkaProtocolError` for a text that is too long.
     """
@@ -40,10 +40,10 @@ class RequestWriter:
         client_id = header.client_id.encode()
         self.data = bytearray(_FRAME)
         self.data += _HEADER.pack(header.request_api_key, header.request_api_version, header.correlation_id)
-        self.data += _INT16.pack(len(client_id)) + client_id + self.no_tags  # this text is never compact
+        self.data += _INT16.pack(len(client_id)) + client_id + self.no_tags  # this text is not compact in any version
 
     def framed(self) -> bytearray:
-        """The request, with its length before it."""
+        """The request with its length in front."""
         INT32.pack_into(self.data, 0, len(self.data) - INT32.size)
         return self.data
 
@@ -51,7 +51,7 @@ class RequestWriter:
         self.data += self.encoded(value)
 
     def encoded(self, value: str | None) -> bytes:
-        """A text by itself: callers write the same one many times."""
+        """The encoded text, for callers that write the same text many times."""
         if value is None:
             return b"\0" if self.flexible else b"\xff\xff"
         data = value.encode()

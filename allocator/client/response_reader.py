@@ -1,4 +1,4 @@
-"""What all of Kafka's answers are made of, read from the frame that the broker sent (https://kafka.apache.org/protocol)."""
+"""Reads the primitive types of Kafka's responses from a received frame (https://kafka.apache.org/protocol)."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ __all__ = ["INT32", "AnswerReader"]
 
 _INT16: Final = struct.Struct(">h")
 INT32: Final = struct.Struct(">i")
-_LONGEST: Final = 5  # bytes of a length
+_LONGEST: Final = 5  # size of a length prefix
 
 
 class AnswerReader:
-    """Walks a frame (without its length). In a flexible version lengths and counts are compact, and tagged fields may
-    follow anything (KIP-482).
+    """Reads a frame (without its length) from front to back. In a flexible version lengths and counts are compact, and
+    tagged fields may follow each structure (KIP-482).
 
-    Raises `struct.error`, `IndexError` or `ValueError` for what does not decode.
+    Raises `struct.error`, `IndexError` or `ValueError` if the bytes do not decode.
     """
 
     def __init__(self, frame: memoryview, version: int, *, flexible: bool) -> None:
@@ -28,7 +28,7 @@ class AnswerReader:
         self.flexible = flexible
 
     def header(self) -> int:
-        """The correlation id."""
+        """Reads the header and returns the correlation id."""
         (correlation_id,) = self.unpack(INT32)
         self.tags()
         return correlation_id
@@ -43,10 +43,10 @@ class AnswerReader:
         return max(0, count)
 
     def tags(self) -> None:
-        """Passed over: none of them is needed."""
+        """Skips tagged fields: this client needs none of them."""
         if not self.flexible:
             return
-        if self.frame[self.pos] == 0:  # mostly
+        if self.frame[self.pos] == 0:  # the usual case: no tagged fields
             self.pos += 1
             return
         for _ in range(self.uvarint()):

@@ -1,4 +1,4 @@
-"""TLS and SASL settings: kafka-python's names, checked before anything connects, and kept out of logs."""
+"""TLS and SASL settings under kafka-python's names: checked before the first connection, never logged."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 
 
 def check_security(settings: Mapping[str, Any] | None) -> dict[str, Any]:
-    """A copy of `settings`. Raises `ConfigError` naming the key at fault and, for a typo, the nearest valid key."""
+    """A checked copy of `settings`. Raises `ConfigError` with the wrong key and, for a typo, the nearest valid key."""
     checked = dict(settings or {})
     for key in checked:
         if key not in KEYS:
@@ -50,7 +50,7 @@ def check_security(settings: Mapping[str, Any] | None) -> dict[str, Any]:
         raise ConfigError(f"security: security_protocol is {protocol!r}; {hint}")
     if protocol.startswith("SASL") and not checked.get("sasl_mechanism"):
         raise ConfigError(f"security: security_protocol {protocol} needs sasl_mechanism")
-    # half a configuration connects in the clear without a word; better to be told
+    # an incomplete TLS or SASL configuration would silently connect in clear text
     unused = [k for k in checked if k.startswith("sasl_") and not protocol.startswith("SASL")]
     unused += [k for k in checked if k.startswith("ssl_") and not protocol.endswith("SSL")]
     if unused:
@@ -59,7 +59,7 @@ def check_security(settings: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def tls_context(settings: Mapping[str, Any]) -> ssl.SSLContext | None:
-    """The context for these settings, None for plain text. Reads certificate files; raises `ConfigError`."""
+    """The TLS context for these settings; None for plain text. Reads certificate files; raises `ConfigError`."""
     if not settings.get("security_protocol", "PLAINTEXT").endswith("SSL"):
         return None
     try:
@@ -87,7 +87,7 @@ def _load_context(settings: Mapping[str, Any]) -> ssl.SSLContext:
 
 
 def warn_of_clear_text(settings: Mapping[str, Any]) -> None:
-    """Log that anyone on the way can read the password, where that is so."""
+    """Log a warning if SASL sends the password in clear text."""
     mechanism = settings.get("sasl_mechanism")
     if settings.get("security_protocol") == "SASL_PLAINTEXT" and mechanism in ("PLAIN", "OAUTHBEARER"):
         log.warning(

@@ -1,7 +1,7 @@
 """A schema registry with Confluent's API: schemas by id. It is the only host that is asked besides the brokers.
 
-API: https://docs.confluent.io/platform/current/schema-registry/develop/api.html. Compiled schemas of Protobuf
-(`format=serialized`) need a registry that has them: Confluent's from 5.5 on.
+API: https://docs.confluent.io/platform/current/schema-registry/develop/api.html. Compiled Protobuf schemas
+(`format=serialized`) need Confluent's registry 5.5 or newer.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ __all__ = ["Registry", "RegistryFailed", "check_url"]
 
 log = logging.getLogger(__name__)
 
-MAX_BYTES = 4 << 20  # of one response
-MAX_REFERENCES = 100  # of one schema, in all
-KEPT = 1000  # schemas; more: memory, less: they are asked for again
+MAX_BYTES = 4 << 20  # bytes of one response
+MAX_REFERENCES = 100  # references of one schema, including indirect ones
+KEPT = 1000  # number of cached schemas; more: memory; less: more requests
 
 
 class RegistryFailed(AllocatorError):
-    """The schema registry does not respond, or its response has no schema that can be used."""
+    """The schema registry does not respond, or its response has no usable schema."""
 
     retriable = True
 
@@ -43,7 +43,7 @@ def check_url(text: str) -> None:
 
 
 class Registry:
-    """The registry at `url`, which may hold user and password. Keeps schemas: that of an id never changes."""
+    """The registry at `url`, which may contain user and password. Caches schemas: the schema of an id never changes."""
 
     def __init__(self, url: str, *, timeout_s: float = 5.0) -> None:
         """Raises ConfigError."""
@@ -56,14 +56,14 @@ class Registry:
         host = f"[{host}]" if ":" in host else host
         netloc = host if parts.port is None else f"{host}:{parts.port}"
         self.url = urlunsplit((parts.scheme, netloc, parts.path.rstrip("/"), "", ""))
-        """Without user and password."""
+        """The URL without user and password."""
         self._user = None if parts.username is None else unquote(parts.username)
         self._password = None if parts.password is None else unquote(parts.password)
         self._timeout_s = timeout_s
         self._schemas: dict[int, Schema] = {}
 
     async def load(self, ids: Collection[int]) -> dict[int, Union[Schema, str]]:
-        """Each id's schema, or why there is none. Raises MissingExtra; asks for each unknown id once."""
+        """The schema of each id, or why it is missing. Raises MissingExtra. Requests each unknown id once."""
         found: dict[int, Union[Schema, str]] = {}
         for number in sorted(ids):
             try:
@@ -105,7 +105,7 @@ class Registry:
         raise ConfigError(f"{name} has the type {shown(kind)}; AVRO, PROTOBUF and JSON are known")
 
     async def _references(self, answer: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-        """(name, response) of each schema that a schema refers to, each after those that it refers to itself."""
+        """(name, response) of each schema that a schema refers to. A schema comes after its own references."""
         found: dict[str, dict[str, Any]] = {}
         seen: set[str] = set()
 

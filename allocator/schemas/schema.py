@@ -1,7 +1,7 @@
-"""Schemas of Avro, Protobuf and JSON, from files and from what a schema registry responds.
+"""Schemas of Avro, Protobuf and JSON, from files and from responses of a schema registry.
 
-Confluent's wire format (https://docs.confluent.io/platform/current/schema-registry/fundamentals/serdes-develop/) is a
-zero, the id of the schema as four bytes, for Protobuf the indexes of the message type, and the bytes of the record.
+Confluent's wire format (https://docs.confluent.io/platform/current/schema-registry/fundamentals/serdes-develop/) has a
+zero byte, the id of the schema in four bytes, for Protobuf the indexes of the message type, and then the record.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MAX_INDEXES = 32  # levels of nested message types
 
 @dataclass(frozen=True)
 class Schema:
-    """`read` gives JSON for bytes after the header; it raises ValueError for bytes of another schema."""
+    """`read` decodes the bytes after the header to JSON. It raises ValueError for bytes of another schema."""
 
     kind: str
     """"avro", "protobuf" or "json"."""
@@ -52,7 +52,7 @@ class Schema:
 
 
 def schema_id(data: bytes) -> Optional[int]:
-    """The id of the schema in a registry; None for bytes that do not begin as Confluent's do."""
+    """The registry id of the schema; None if the bytes do not begin with Confluent's header."""
     if len(data) < HEADER or data[0] != 0:
         return None
     return int(struct.unpack_from(">I", data, 1)[0])
@@ -61,8 +61,8 @@ def schema_id(data: bytes) -> Optional[int]:
 def file_schema(kind: str, where: str, *, framed: bool) -> Optional[Schema]:
     """The schema of a file, "FILE" of Avro or "FILE:MESSAGE" of Protobuf; None for another kind.
 
-    `framed`: bytes of Protobuf begin with the indexes of the message type, which the name of the message replaces.
-    Raises ConfigError and MissingExtra.
+    `framed`: Protobuf bytes begin with the indexes of the message type. They are skipped, since the message name is
+    given. Raises ConfigError and MissingExtra.
     """
     if kind == "avro":
         return avro_schema(_loaded(where), {}, where)
@@ -99,7 +99,7 @@ def json_schema() -> Schema:
 
 
 def read_json(data: bytes) -> Any:
-    """Raises ValueError also for NaN and infinities, which JSON lacks."""
+    """Parses JSON. Raises ValueError also for NaN and infinities, which JSON does not have."""
     return json.loads(data.decode(), parse_constant=_refuse)
 
 
@@ -128,7 +128,7 @@ def parsed_avro(schema: Any, named: dict[str, Any], name: str) -> Any:
 
 
 def avro_schema(schema: Any, named: dict[str, Any], name: str) -> Schema:
-    """A parsed schema. `named`: types of schemas that it refers to; its own are added.
+    """A parsed schema. `named`: the types that it refers to; its own types are added to them.
 
     Raises ConfigError, MissingExtra.
     """
@@ -189,7 +189,7 @@ def _loaded(path: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """What Avro has and JSON lacks, as text: times in ISO 8601, bytes in base64, decimals with all digits."""
+    """Avro values without a JSON type, as text: times in ISO 8601, bytes in base64, decimals with all digits."""
     if isinstance(value, dict):
         return {str(name): _plain(inner) for name, inner in value.items()}
     if isinstance(value, (list, tuple)):
@@ -249,7 +249,7 @@ def protobuf_schema(files: Sequence[tuple[str, bytes]], name: str) -> Schema:
 
 @dataclass(frozen=True)
 class _Protobuf:
-    """What is used of the package."""
+    """The parts of the protobuf package that this module uses."""
 
     FileDescriptorSet: Any
     FileDescriptorProto: Any
@@ -313,7 +313,7 @@ def _message_as_json(google: _Protobuf, message: Any) -> Any:
 
 
 def _add(google: _Protobuf, pool: Any, files: Mapping[str, Any], path: str, under: tuple[str, ...]) -> None:
-    """Adds a file after those that it imports. Google's own come with the package."""
+    """Adds a file after the files that it imports. The package has Google's own files."""
     if path in under:
         raise ValueError(f"{path} imports itself")
     try:
@@ -331,7 +331,7 @@ def _add(google: _Protobuf, pool: Any, files: Mapping[str, Any], path: str, unde
 
 
 def _indexes(data: bytes) -> tuple[list[int], bytes]:
-    """(the place of a message type among those of its file, the bytes after it). A single zero is the first type."""
+    """(the indexes of a message type in its file, the bytes after them). A single zero means the first type."""
     found: list[int] = []
     try:
         count, at = varint(data, 0)

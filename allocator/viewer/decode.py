@@ -1,4 +1,4 @@
-"""Decodes keys, values and headers to JSON, and masks them. Pure: schemas are given.
+"""Decodes keys, values and headers to JSON, and masks them. Pure: the caller supplies the schemas.
 
 A decoder never fails. If bytes do not have the wanted format, it takes the first of JSON, text and hex that fits, and
 adds a note. No note quotes the bytes, because they may be masked.
@@ -24,7 +24,7 @@ FILE_FORMATS = ("avro:FILE", "confluent-avro:FILE", "protobuf:FILE:MESSAGE", "co
 _ALLOWED = " or ".join((", ".join(PLAIN_FORMATS), ", ".join(FILE_FORMATS)))
 
 Schemas = Mapping[int, Union[Schema, str]]
-"""Id in the registry -> the schema, or why there is none."""
+"""Id in the registry -> the schema, or the reason why it is missing."""
 NO_SCHEMAS: Schemas = {}
 
 
@@ -40,7 +40,7 @@ class Decoded:
 
     @property
     def text(self) -> str:
-        """The value as one line, as people see it."""
+        """The value as one line of text."""
         if isinstance(self.value, str) and self.format in ("text", "hex", "masked"):
             return self.value
         return json.dumps(self.value, ensure_ascii=False)
@@ -93,18 +93,18 @@ class Decoder:
             self._readers[part] = _reader(wanted)
 
     def check_search(self) -> None:
-        """Raises ConfigError if keys are masked: a search would tell whether a guessed key exists."""
+        """Raises ConfigError if keys are masked: a search would show whether a guessed key exists."""
         if self.masks.cover("key"):
             raise ConfigError("keys have masked fields, so records are not searched by key; search by offset or time")
 
     def schema_ids(self, record: Record) -> set[int]:
-        """The ids in the registry of schemas that `decode` needs for a record."""
+        """The registry ids of the schemas that `decode` needs for a record."""
         parts = {"key": record.key, "value": record.value}
         found = {schema_id(data) for part, data in parts.items() if self._wanted[part] == "auto" and data is not None}
         return {each for each in found if each is not None}
 
     def decode(self, part: str, data: Optional[bytes], schemas: Schemas = NO_SCHEMAS) -> Decoded:
-        """A key or a value, masked."""
+        """A key or a value, decoded and masked."""
         found = self._decoded(part, data, schemas)
         if not self.masks.cover(part) or data is None:
             return found
@@ -113,7 +113,7 @@ class Decoder:
         return Decoded(found.format, self.masks.apply(part, found.value), found.note, len(data))
 
     def decode_header(self, name: str, data: Optional[bytes]) -> Decoded:
-        """The value of a header: text, or else hex."""
+        """The value of a header as text; as hex if it is not text."""
         if data is not None and self.masks.hides_header(name):
             return Decoded("masked", self.masks.apply("headers", ""), "", len(data))
         return Decoded("null", None) if data is None else _as_text(bytes(data))
@@ -146,7 +146,7 @@ _Reader = Callable[[bytes], Any]
 
 
 def _reader(text: str) -> Optional[_Reader]:
-    """The function of a format; None for auto."""
+    """The decoding function of a format; None for auto."""
     if text == "auto":
         return None
     if text in _READERS:

@@ -1,7 +1,7 @@
-"""Masks: paths of fields whose values nobody sees. Pure.
+"""Masks: paths of fields whose values are hidden. Pure.
 
-A mask that cannot be applied hides more, not less: if a key, value or header with a mask is not a JSON object or array
-(text, other bytes, a schema that is not known), all of it is masked.
+If a mask cannot be applied, more is hidden, not less: a key, value or header that is not a JSON object or array (text,
+other bytes, an unknown schema) is masked as a whole.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ PARTS = ("key", "value", "headers")
 _DEEP = ""
 """A step over any number of levels."""
 _ANY = "*"
-# .name, ..name, .*, ['name'], [*] or [3]; lists need no step of their own
+# .name, ..name, .*, ['name'], [*] or [3]; a path passes through lists without a step for them
 _STEP = re.compile(r"""(\.\.?)([^.\[\]'"\s]+)|\[(?:'([^']+)'|"([^"]+)"|\*|[0-9]+)\]""")
 
 
 @dataclass(frozen=True)
 class Mask:
-    """One path: `part` is "key", "value" or "headers"; without steps all of the part is meant."""
+    """One path. `part` is "key", "value" or "headers"; a path without steps masks the whole part."""
 
     part: str
     steps: tuple[str, ...]
@@ -61,7 +61,7 @@ class Mask:
 
 
 def check_mask(text: str) -> None:
-    """Raises ValueError (a ConfigError) for a text that is no mask. For settings."""
+    """Raises ValueError (a ConfigError) for a text that is no mask. A check for settings."""
     Mask.parse(text)
 
 
@@ -79,7 +79,7 @@ class Masks:
         return bool(self.texts)
 
     def cover(self, part: str) -> bool:
-        """Whether a part has masks, so that its bytes must not be shown undecoded."""
+        """Whether a part has masks. If so, its undecoded bytes must not be shown."""
         return bool(self._paths[part])
 
     @property
@@ -88,7 +88,7 @@ class Masks:
         return [part for part in PARTS if self._paths[part]]
 
     def apply(self, part: str, value: Any) -> Any:
-        """The value with masked fields as "***". A value that has no fields is masked as a whole; null stays."""
+        """The value with "***" in masked fields. A value without fields is masked as a whole; null stays null."""
         paths = self._paths[part]
         if not paths or value is None:
             return value
@@ -116,7 +116,7 @@ def _masked(value: Any, paths: list[tuple[str, ...]]) -> Any:
 
 
 def _after(steps: tuple[str, ...], name: str) -> list[tuple[str, ...]]:
-    """What is left of a path below the field `name`; an empty path ends there."""
+    """The rest of a path below the field `name`; an empty path masks the field."""
     if steps[0] == _DEEP:
         return [steps, *_after(steps[1:], name)]
     return [steps[1:]] if steps[0] in (_ANY, name) else []

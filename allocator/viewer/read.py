@@ -1,7 +1,7 @@
-"""Finds records of a topic: around an offset, from a time on, the newest ones, those of a key.
+"""Finds records of a topic around an offset, from a time on, from the end, or by key.
 
 Reads with a `Consumer` without a group: it joins nothing and commits nothing. A read is bounded in records, bytes and
-time, and says which offsets it looked at.
+time, and reports which offsets it read.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ __all__ = ["Bounds", "Position", "Query", "ReadResult", "ReadWindow", "Reader"]
 
 Offsets = Mapping[TopicPartition, int]
 
-WIDER = 4  # a window that lacks records grows to so many times its size
+WIDER = 4  # factor by which a window with too few records grows
 BYTES_AHEAD = 4 << 20
-WAIT_S = 0.1  # until positions are compared again: markers of transactions move them without a record
+WAIT_S = 0.1  # seconds until positions are compared again: transaction markers move them without a record
 
 
 @dataclass(frozen=True)
 class Position:
-    """Where to look. `at`: epoch milliseconds of "time", or the offset of "offset"."""
+    """The start of a read. `at`: epoch milliseconds for "time", the offset for "offset"."""
 
     kind: Literal["earliest", "latest", "offset", "time"]
     at: int = 0
@@ -56,30 +56,30 @@ class Position:
 
 @dataclass(frozen=True)
 class Bounds:
-    """The most that one read may do. It stops at the first that is reached."""
+    """Limits of one read. The read stops at the first limit that it reaches."""
 
     scanned: int = 200_000
-    """Records that are looked at, for instance to find those of a key."""
+    """Records read, also those that do not match, for instance during a search for a key."""
     size: int = 64 << 20
-    """Bytes of keys and values that are looked at."""
+    """Bytes of keys and values read."""
     seconds: float = 15.0
 
 
 @dataclass(frozen=True)
 class Query:
-    """Which records. With several partitions, they are in the order of their timestamps."""
+    """The wanted records. With several partitions, the result is ordered by timestamp."""
 
     topic: str
     partition: Optional[int] = None
-    """None: all of them; with a key, the one that the default partitioner chooses for it."""
+    """None: all partitions; with a key, the partition that the default partitioner chooses for it."""
     position: Position = field(default_factory=lambda: Position("latest"))
     limit: int = 50
-    """Records in the result, besides those of `before`."""
+    """Maximum number of records in the result, without those of `before`."""
     before: int = 0
-    """Records before the position, at most. "latest" has no records after it, and takes `limit` for 0."""
+    """Maximum number of records before the position. "latest" has no records after it, so `limit` applies instead."""
     key: Optional[bytes] = None
     every_partition: bool = False
-    """Look for a key in all partitions: its producer has another partitioner, or partitions were added."""
+    """Search all partitions for the key: for a producer with another partitioner, or after partitions were added."""
     isolation_level: IsolationLevel = DEFAULT["isolation_level"]
 
     def __post_init__(self) -> None:
@@ -89,7 +89,7 @@ class Query:
 
 @dataclass
 class ReadWindow:
-    """The offsets of a partition that were looked at: `first` to `next` - 1, of the log's `begin` to `end` - 1."""
+    """The range of offsets that was read in a partition: `first` to `next` - 1. The log has `begin` to `end` - 1."""
 
     partition: int
     first: int
@@ -100,21 +100,21 @@ class ReadWindow:
 
 @dataclass(frozen=True)
 class ReadResult:
-    """The records, and what was looked at for them."""
+    """The records found, and the ranges of offsets that were read to find them."""
 
     topic: str
     records: list[Record]
     windows: list[ReadWindow]
     scanned: int
-    """Records that were looked at."""
+    """Number of records read, also those that did not match."""
     stopped: str
-    """The bound that ended the read: "records", "bytes" or "time"; "" if it looked at all that was asked for."""
+    """The limit that ended the read: "records", "bytes" or "time"; "" if the read is complete."""
     by_partitioner: bool
-    """Whether the key's partition was chosen by the default partitioner."""
+    """Whether the default partitioner chose the partition of the key."""
 
 
 class Reader:
-    """Reads from one cluster, with a connection of its own for each read."""
+    """Reads from one cluster. Each read has its own connection."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class Reader:
         bounds: Optional[Bounds] = None,
         timeout_s: float = 10.0,
     ) -> None:
-        """`timeout_s`: for the brokers to respond."""
+        """`timeout_s`: how long to wait for a response of the brokers."""
         self._brokers = brokers
         self._security = security
         self._bounds = bounds or Bounds()
@@ -187,19 +187,19 @@ async def _starts(consumer: Consumer, position: Position, begins: Offsets, ends:
     if position.kind == "latest":
         return dict(ends)
     found = await consumer.offsets_for_times(dict.fromkeys(ends, position.at))
-    # an uncommitted transaction may have a record of that time after the end
+    # a record of an uncommitted transaction at that time may lie after the end
     return {p: ends[p] if (there := found[p]) is None else min(there.offset, ends[p]) for p in ends}
 
 
 def _in_order(records: list[Record]) -> list[Record]:
-    """By offset within a partition; between partitions by timestamp."""
+    """Orders records by offset within a partition, and by timestamp between partitions."""
     if len({record.partition for record in records}) < 2:
         return sorted(records, key=lambda record: record.offset)
     return sorted(records, key=lambda record: (record.timestamp, record.partition, record.offset))
 
 
 class _Scan:
-    """The state of one read: what is left of its bounds, and the offsets that it looked at."""
+    """The state of one read: the remaining limits, and the offsets read so far."""
 
     def __init__(self, consumer: Consumer, key: Optional[bytes], bounds: Bounds) -> None:
         self._consumer = consumer
@@ -212,11 +212,12 @@ class _Scan:
         self.looked: dict[TopicPartition, tuple[int, int]] = {}
 
     async def backward(self, stops: Offsets, begins: Offsets, most: int) -> list[Record]:
-        """The last `most` records before `stops`, of all partitions together; looks further back in larger windows."""
+        """The last `most` records before `stops`, of all partitions together. Reads larger windows further back if
+        necessary."""
         found: list[Record] = []
         left, size = {p: stop for p, stop in stops.items() if stop > begins[p]}, most
         while left and len(found) < most and not self.stopped:
-            # a window that the bound of records would cut lacks its newest records
+            # a window cut by the limit of records would lack its newest records
             size = min(size, (self._bounds.scanned - self.scanned) // len(left))
             if size < 1:
                 self.stopped = "records"
@@ -224,14 +225,14 @@ class _Scan:
             windows = {p: (max(begins[p], stop - size), stop) for p, stop in left.items()}
             older = await self._pass(windows, None)
             if self.stopped and self.looked:
-                break  # what was read of these windows does not join what was read before
+                break  # these windows do not continue the ranges that were read before
             found += self._keep(older)
             left = {p: first for p, (first, _) in windows.items() if first > begins[p]}
             size *= WIDER
         return found
 
     async def forward(self, windows: Mapping[TopicPartition, tuple[int, int]], most: int) -> list[Record]:
-        """The first `most` records of each partition from its first offset up to its second one."""
+        """The first `most` records of each partition, from its first offset to its second one."""
         return self._keep(await self._pass(windows, most)) if most and not self.stopped else []
 
     def _keep(self, passed: Mapping[TopicPartition, _Passed]) -> list[Record]:
@@ -269,7 +270,7 @@ class _Scan:
                     self._take(batch, passed[checked[0]], most)
             for partition in left.intersection(checked):
                 each = passed[partition]
-                # markers of transactions, and removed records, move a position without a record
+                # transaction markers and deleted records move a position without a record
                 if len(each.records) != most and not self.stopped:
                     each.next = max(each.next, min(await self._consumer.position(partition), each.stop))
                 if len(each.records) == most or each.next >= each.stop:
@@ -284,7 +285,7 @@ class _Scan:
             self._size += len(record.value or b"") + len(record.key or b"")
             into.next = record.offset + 1
             if self._key is None or record.key == self._key:
-                into.records.append(copy.copy(record))  # the copy lets go of the batch
+                into.records.append(copy.copy(record))  # the copy releases the memory of the batch
             if self.scanned >= self._bounds.scanned:
                 self.stopped = "records"
             elif self._size >= self._bounds.size:
@@ -295,7 +296,7 @@ class _Scan:
 
 @dataclass
 class _Passed:
-    """What was read of a window: offsets `first` to `next` - 1 of those below `stop`."""
+    """The part of a window that was read: offsets `first` to `next` - 1, all below `stop`."""
 
     first: int
     next: int

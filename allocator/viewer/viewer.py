@@ -1,4 +1,4 @@
-"""Records of a cluster for people: read, decoded and masked in one call."""
+"""Reads, decodes and masks records of a cluster in one call."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class SeenRecord:
     headers: tuple[tuple[str, Decoded], ...]
 
     def to_json(self) -> dict[str, Any]:
-        """All of it, with decoded keys and values: a line of a download."""
+        """The record as JSON, with decoded key and value: one line of a download."""
         return {
             "partition": self.partition,
             "offset": self.offset,
@@ -43,7 +43,7 @@ class SeenRecord:
         }
 
     def shown(self, most: int) -> dict[str, Any]:
-        """For a page: keys and values as text of at most `most` characters each."""
+        """The record for a page: key and value as text of at most `most` characters each."""
         return {
             "partition": self.partition,
             "offset": self.offset,
@@ -56,13 +56,13 @@ class SeenRecord:
 
 @dataclass(frozen=True)
 class View:
-    """What a query found."""
+    """The result of a query."""
 
     found: ReadResult
     records: list[SeenRecord]
 
     def to_json(self, most: Optional[int] = None) -> dict[str, Any]:
-        """`most`: characters of each key and value, as text; None: all of them, as JSON."""
+        """`most`: maximum characters of each key and value, as text; None: complete values, as JSON."""
         found = self.found
         return {
             "topic": found.topic,
@@ -74,20 +74,20 @@ class View:
         }
 
     def _repr_html_(self) -> str:
-        """For notebooks: the first records, with what was looked at."""
+        """HTML for notebooks: the first records, and the ranges of offsets that were read."""
         rows = [[r.partition, r.offset, r.timestamp_ms, r.key.text, r.value.text] for r in self.records]
         until = f", until the limit of {self.found.stopped}" if self.found.stopped else ""
         head = paragraph(f"{self.found.topic}: {len(rows)} records; {self.found.scanned} looked at{until}")
         return head + table(("partition", "offset", "timestamp, ms", "key", "value"), rows, len(rows))
 
     def lines(self) -> Iterator[str]:
-        """A JSON object for each record."""
+        """Yields one JSON object per record."""
         for each in self.records:
             yield json.dumps({"topic": self.found.topic, **each.to_json()}, ensure_ascii=False) + "\n"
 
 
 class Viewer:
-    """Reads, decodes and masks. One for a server or a command."""
+    """Reads, decodes and masks. A server or a command has one instance."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class Viewer:
     async def view(self, query: Query, key_format: str = "auto", value_format: str = "auto") -> View:
         """The records of a query. "auto" is the format that `formats` has for the topic.
 
-        Raises ConfigError for what cannot be asked for, MissingExtra, and what `Reader.read` raises.
+        Raises ConfigError for an invalid query, MissingExtra, and the errors of `Reader.read`.
         """
         decoder = self._decoder(query.topic, key_format, value_format)
         if query.key is not None:
@@ -114,7 +114,7 @@ class Viewer:
         return View(found, await self._all_seen(found.records, decoder))
 
     async def decode(self, topic: str, record: Record) -> SeenRecord:
-        """A record that was read elsewhere, as one of this topic. Raises MissingExtra, RegistryFailed."""
+        """Decodes and masks a record of this topic that another consumer read. Raises MissingExtra, RegistryFailed."""
         (one,) = await self._all_seen([record], self._decoder(topic, "auto", "auto"))
         return one
 
@@ -133,12 +133,12 @@ class Viewer:
         found = []
         for record in records:
             found.append(seen(record, decoder, schemas))
-            await asyncio.sleep(0)  # large values take their time; a server has other requests
+            await asyncio.sleep(0)  # large values take time, and a server has other requests to answer
         return found
 
 
 def seen(record: Record, decoder: Decoder, schemas: Schemas = NO_SCHEMAS) -> SeenRecord:
-    """A record for people."""
+    """Decodes and masks one record."""
     return SeenRecord(
         record.partition,
         record.offset,

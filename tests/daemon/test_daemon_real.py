@@ -127,7 +127,7 @@ async def test_a_rolling_restart_of_daemons_moves_no_partition(make: Callable[..
         for name, process in processes.items():
             assert await asyncio.to_thread(stopped, process) == 0
             await asyncio.to_thread(it.fill, 60)
-            # the others handle theirs meanwhile
+            # the other members process their partitions during the restart
             await asyncio.to_thread(it.wait_done, it.filled - 20)
             processes[name] = run(name)
             await wait_until_async(as_before, 60, f"{name} to own again what it had")

@@ -1,4 +1,4 @@
-"""A group is deleted as a whole, or not at all."""
+"""Deleting a group removes it completely, or changes nothing."""
 
 from __future__ import annotations
 

@@ -199,7 +199,7 @@ def test_a_meter_counts_the_work_of_what_arrives() -> None:
         found = meter.of_work(ends, {cheap: (150 * number, 1.5 * number), dear: (150 * number, 150.0 * number)})
         now += 30.0
     assert found == pytest.approx({cheap: 0.1, dear: 10.0, idle: 0.0})
-    # the work is counted anew when the partition comes back
+    # a returning partition is measured from its first record again, not from the old counts
     assert meter.of_work({dear: 300 * 8}, {dear: (10, 1.0)})[dear] < 10.0
     assert meter.of_work({}, {}) == {}
 

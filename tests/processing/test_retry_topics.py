@@ -337,6 +337,6 @@ def test_a_pattern_matches_the_retry_topics_too() -> None:
 
 
 def test_a_dead_letter_says_nothing_of_retries() -> None:
-    """A record that is redriven begins anew."""
+    """A dead letter has no retry headers: a redriven record starts with all its retries."""
     record = Record("t", 0, 0, 0, 0, b"k", b"v", [("allocator.retries", b"2"), ("allocator.due", b"5")])
     assert not {"allocator.retries", "allocator.due"} & dict(headers_of(record, "g", ValueError(), 1)).keys()

@@ -230,7 +230,7 @@ async def test_orders_and_restarts_are_as_in_any_group(zk_chroot: str, group: st
         await wait_until_async(lambda: shares(*members) == [0, 10, 4] and len(owners) == 14, 30, lambda: str(owners))
         assert 1 <= a.most_going <= 2
         await wait_until_async(lambda: _is(states, "evacuate", "done"), 30, "the evacuation to be done")
-        # a restart of b: its resources wait for it, and nobody else is told
+        # restart b: its resources wait for it, and the other members get no events
         quiet, had = [list(a.events), list(c.events)], b.allocation.held
         await b.allocation.close()
         assert sorted(owners.values()) == ["c"] * 4

@@ -357,7 +357,7 @@ async def test_every_view_of_a_large_group_fits_and_has_no_barrier(browser: Any,
 
 
 class RecordedWork:
-    """Answers as the clusters would, and keeps what was asked."""
+    """Responds like the clusters, and records the requests."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, Any]] = []

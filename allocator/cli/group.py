@@ -62,7 +62,7 @@ class GroupType(click.types.StringParamType):
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         given = ctx.params
-        several = given.get("zookeepers") or (None,)  # for commands that take several groups
+        several = given.get("zookeepers") or (None,)  # for commands that take several ensembles
         zookeeper = given.get("zookeeper") or several[0] or os.environ.get("ALLOCATOR_ZOOKEEPER_HOSTS")
         root = given.get("root") or os.environ.get("ALLOCATOR_ZOOKEEPER_ROOT")
         logging.disable()  # a shell would show printed text in the middle of the command line

@@ -24,7 +24,7 @@ __all__ = ["Meter", "Step", "is_shown", "progress", "quiet_option", "say"]
 
 REFRESHES = 4  # updates per second
 BAR = 24  # maximum width in columns
-LEAST_BAR = 8  # seconds; shorter work shows no bar
+LEAST_BAR = 8  # minimum width in columns; with less there is no bar
 GAP = 1  # spaces between cells
 
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="Show no progress bar.")
@@ -98,7 +98,7 @@ class _Line(Progress):
             if step.name != self._what:
                 self._what = step.name
                 self.reset(task.id)
-            task.total = step.total  # a new task: with `update`, the estimate would restart at each new total
+            task.total = step.total  # not with `update`: the estimate would restart at each new total
             self.update(task.id, completed=step.done)
             yield line(step, task, self.console.width)
 

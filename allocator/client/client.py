@@ -308,7 +308,7 @@ class KafkaClient:
                 causes[f"{broker.host}:{broker.port}"] = describe(exc)
             finally:
                 if self._directory.is_bootstrap(key) and self._metadata.brokers:
-                    pool.drop(key)  # not a node id: requests go to brokers by the ids in metadata
+                    pool.drop(key)  # a bootstrap connection is done: requests use node ids
         raise BrokersUnavailable(f"no Kafka broker answers: {self._tried(causes)}")
 
     def _tried(self, causes: Mapping[str, str]) -> str:
@@ -423,7 +423,7 @@ class KafkaClient:
             remaining = deadline - time.monotonic()
             if last is not None and remaining <= 0:
                 break
-            # an address that does not respond must leave time for the others
+            # a broker that does not respond must leave time for the others
             patience = min(remaining, max(CONNECT_TIMEOUT_S, remaining / (len(candidates) - n)))
             try:
                 return await self.send(key, request, patience)

@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 SOCKET_OPTIONS: Final = ((socket.IPPROTO_TCP, socket.TCP_NODELAY, 1), (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1))
 UNSUPPORTED_VERSION: Final = 35
 CLIENT_THROTTLES: Final = (2, 0)  # older brokers delay the response instead (KIP-219)
-SHORTEST_LIFETIME_S: Final = 1.0  # timeout of an authentication
+SHORTEST_LIFETIME_S: Final = 1.0  # minimum lifetime of an authentication
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class BrokerConnection(FrameProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0  # at most the earliest deadline in flight
         self._authenticating_again = False
-        self._held: list[_Pending] = []  # the authentication is valid until then
+        self._held: list[_Pending] = []  # requests that wait until the connection is authenticated again
         self._renewal: asyncio.TimerHandle | None = None
         self._drained: asyncio.Future[None] | None = None
         self._waiting_to_write = 0
@@ -152,7 +152,7 @@ class BrokerConnection(FrameProtocol):
     def under_way(self, api_key: int) -> list[asyncio.Future[None]]:
         """Futures of the requests of this kind without a response."""
         requests = (*self._in_flight, *self._held)
-        # a response of SASL v0 has no API key
+        # the tokens of SASL v0 are requests without an API key
         return [each.until_end() for each in requests if getattr(each.request, "API_KEY", None) == api_key]
 
     # -- begin and end --------------------------------------------------------------------------------------------
@@ -416,7 +416,7 @@ class BrokerConnection(FrameProtocol):
                 f"the broker does not support the SASL mechanism {name}; it supports {handshake.mechanisms}"
             )
         mechanism = get_sasl_mechanism(name)(host=self._broker.host, **_sasl_settings(security))
-        framed = handshake.API_VERSION >= 1  # older brokers expect the tokens without a request around them
+        framed = handshake.API_VERSION >= 1  # with version 0, the tokens have no request around them
         lifetime_ms = 0
         while not mechanism.is_done():
             token = mechanism.auth_bytes()

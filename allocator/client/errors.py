@@ -149,7 +149,7 @@ COMMIT = {
     14: GroupReaction.RETRY,
     15: GroupReaction.REFIND,
     16: GroupReaction.REFIND,
-    22: GroupReaction.FAIL,  # illegal generation, as 25 and 27: the group has Kafka members, which commit themselves
+    22: GroupReaction.FAIL,  # illegal generation (also for 25 and 27): the group has Kafka members, which commit themselves
     24: GroupReaction.FAIL,  # invalid group id
     25: GroupReaction.FAIL,
     27: GroupReaction.FAIL,
@@ -279,7 +279,7 @@ OFFSET_FETCH = {
     30: GroupReaction.FAIL,
     35: GroupReaction.FAIL,
     42: GroupReaction.FAIL,
-    69: GroupReaction.RETRY,  # as above: the next heartbeat tells
+    69: GroupReaction.RETRY,  # the group was deleted: the member learns it from its next heartbeat
     88: GroupReaction.RETRY,  # an open transaction may still commit an offset of the partition (KIP-447)
     113: GroupReaction.NEW_EPOCH,
 }

@@ -180,7 +180,7 @@ _LIMITS: Final = {
     3: struct.Struct(">iiii"),  # most bytes
     4: struct.Struct(">iiiib"),  # isolation level
     7: struct.Struct(">iiiibii"),  # session, its epoch
-    15: struct.Struct(">iiibii"),  # replica id -1: a consumer
+    15: struct.Struct(">iiibii"),  # without a replica id
 }
 _ASKED: Final = {
     0: struct.Struct(">iqi"),  # partition, offset, bytes

@@ -24,7 +24,7 @@ UNKNOWN_TOPIC_OR_PARTITION = 3
 LEADER_NOT_AVAILABLE = 5
 
 
-NO_ID = uuid.UUID(int=0)  # for brokers that the client must address like brokers before 2.8
+NO_ID = uuid.UUID(int=0)  # sent by brokers that are set to a protocol version before 2.8
 
 
 # answers before v1 do not say which topics are internal

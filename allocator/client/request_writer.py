@@ -14,7 +14,7 @@ __all__ = ["RequestHeader", "RequestWriter"]
 
 _HEADER: Final = struct.Struct(">hhi")
 _INT16: Final = struct.Struct(">h")
-_LONGEST: Final = 32767  # length prefix of a text in versions that are not compact
+_LONGEST: Final = 32767  # maximum bytes of a text in versions that are not compact
 _FRAME: Final = bytes(INT32.size)  # length of the request, written last
 
 

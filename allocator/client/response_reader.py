@@ -11,7 +11,7 @@ __all__ = ["INT32", "AnswerReader"]
 
 _INT16: Final = struct.Struct(">h")
 INT32: Final = struct.Struct(">i")
-_LONGEST: Final = 5  # size of a length prefix
+_LONGEST: Final = 5  # maximum bytes of a compact length
 
 
 class AnswerReader:

@@ -149,7 +149,7 @@ COMMIT = {
     14: GroupReaction.RETRY,
     15: GroupReaction.REFIND,
     16: GroupReaction.REFIND,
-    22: GroupReaction.FAIL,  # illegal generation (also for 25 and 27): the group has Kafka members, which commit themselves
+    22: GroupReaction.FAIL,  # as 25 and 27: the group has Kafka members, which commit themselves
     24: GroupReaction.FAIL,  # invalid group id
     25: GroupReaction.FAIL,
     27: GroupReaction.FAIL,
@@ -247,7 +247,7 @@ KIP848_HEARTBEAT = {
     35: GroupReaction.FAIL,  # the protocol is disabled
     42: GroupReaction.FAIL,
     69: GroupReaction.LOST,  # the group was deleted; when joining: a classic group that the broker does not convert
-    81: GroupReaction.FAIL,  # the group is full; retry, as another member may leave
+    81: GroupReaction.FAIL,  # the group is full: this attempt fails, and the member tries again later
     82: GroupReaction.FENCED,
     110: GroupReaction.LOST,  # fenced: it released partitions too late, or its epoch is of an earlier join
     111: GroupReaction.RETRY,  # the earlier member with this instance id must leave first, or its session must end

@@ -1,4 +1,4 @@
-"""Members that offer different functions agree on one that all support, or say why not."""
+"""Members with different functions agree on one that all of them offer, or report why there is none."""
 
 from __future__ import annotations
 

@@ -120,11 +120,11 @@ def test_nothing_moves_but_what_has_to(function: str, case: tuple[GroupView, Con
     different = {p for p in found if found[p] != plain[p]}
     if not displaced and not rules.nobody:
         assert not different
-    # at most one other partition passes the other way for each that was displaced, or that nobody gets
+    # for each displaced or unassigned partition, at most one other partition moves in return
     assert len(different) <= 2 * len(displaced) + len(rules.nobody & plain.keys())
 
 
-@settings(derandomize=True)  # no bound on the computations is proven, so the same groups in each run
+@settings(derandomize=True)  # no bound on the computations is proven, so each run uses the same groups
 @given(case=steered())
 def test_computed_again_from_its_own_result_nothing_moves(case: tuple[GroupView, Constraints]) -> None:
     """For a function that leaves partitions where they are. `naive` does not, and may answer in turns."""

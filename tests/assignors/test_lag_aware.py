@@ -76,7 +76,8 @@ def test_a_member_that_falls_behind_is_relieved_by_few_moves() -> None:
 @given(st.integers(0, 1 << 30), st.integers(4, 12))
 @settings(max_examples=60)
 def test_partitions_far_larger_than_the_rest_stay_and_few_make_room_for_them(seed: int, members: int) -> None:
-    """As after a switch from `sticky`, which counts them like any other: who has one is far above the mean."""
+    """As after a switch from `sticky`, which counts large partitions like any other: their owners are far above the
+    mean."""
     rng = random.Random(seed)
     lags = [rng.uniform(0.5, 1.5) for _ in range(100 * members)]
     huge = rng.sample(range(len(lags)), members // 2)

@@ -1,4 +1,4 @@
-"""Moves by load: never more for the busiest, never what may not move, few, and the same for the same group."""
+"""Moves by load: few, allowed, deterministic, and never to the disadvantage of the busiest member."""
 
 from __future__ import annotations
 

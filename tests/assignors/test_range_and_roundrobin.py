@@ -1,4 +1,4 @@
-"""The same assignments as kafka-python's, where those are good."""
+"""The assignments equal kafka-python's in the cases where those are good."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def test_with_equal_subscriptions_exactly_what_exceeds_a_fair_count_moves(view: 
         for member in view.members
     }
     each, larger = divmod(sum(view.partitions.values()), len(view.members))
-    # the larger counts go to those that have the most
+    # the members with the most partitions get the larger shares
     fair = dict(zip(sorted(held, key=lambda member: -held[member]), [each + 1] * larger + [each] * len(held)))
     assert moves(view, result) == sum(max(0, held[member] - fair[member]) for member in held)
 
@@ -138,7 +138,7 @@ def test_what_is_dealt_comes_in_runs_that_are_short_to_write() -> None:
 
 
 def test_the_fewest_moves_survive_members_that_trade_topics() -> None:
-    """Both sets of topics change hands; only what must move does."""
+    """Two members exchange their subscriptions. Only the partitions that must move do."""
     owned = {
         "m-0": frozenset(TopicPartition("a", p) for p in range(4)),
         "m-1": frozenset(TopicPartition("b", p) for p in range(4)),

@@ -123,7 +123,8 @@ async def test_offsets_of_a_cluster_that_the_group_no_longer_reads_are_told_as_s
         found = await shell.json("describe", shell.group, code=1)
         assert [problem for problem in found["problems"] if "new1:9092,new2:9092" in problem] == found["problems"]
         assert found["problems"]
-        await choose(zk, path, ClusterChoice(f"new1:9092,{shell.cluster.bootstrap}"))  # one in common: the same cluster
+        # the lists share one address, so they name the same cluster
+        await choose(zk, path, ClusterChoice(f"new1:9092,{shell.cluster.bootstrap}"))
         assert (await shell.json("describe", shell.group))["problems"] == []
         await zk.set(path, b"rubbish")
         (problem,) = (await shell.json("describe", shell.group, code=1))["problems"]

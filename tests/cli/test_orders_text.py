@@ -1,4 +1,4 @@
-"""What the commands that steer a group take as partitions and as times; and what they refuse without servers."""
+"""How the steering commands parse partitions and times, and what they refuse without servers."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def test_a_pipe_gets_nothing_of_it(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 def in_a_terminal(*options: str, stdout: int | None = None) -> tuple[int, str, str]:
-    """Exit code, what the terminal got, and what a pipe in place of stdout got."""
+    """The exit code, the output on the terminal, and the output of stdout if it is a pipe."""
     ours, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80"}
     process = subprocess.Popen(
@@ -91,7 +91,7 @@ def in_a_terminal(*options: str, stdout: int | None = None) -> tuple[int, str, s
         while True:
             try:
                 data = os.read(ours, 65536)
-            except OSError:  # Linux says so when the other side is closed
+            except OSError:  # Linux raises this when the other side of the terminal is closed
                 break
             if not data:
                 break

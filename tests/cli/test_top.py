@@ -202,7 +202,7 @@ async def in_a_terminal(where: tuple[str, ...]) -> None:
         nonlocal shown
         try:
             shown += os.read(ours, 65536)
-        except OSError:  # Linux says so when the other side is closed
+        except OSError:  # Linux raises this when the other side of the terminal is closed
             loop.remove_reader(ours)
 
     loop = asyncio.get_running_loop()

@@ -90,7 +90,7 @@ def test_the_bytes_are_kafka_pythons(
     rack: str,
 ) -> None:
     if version < 7:
-        forgotten, session = {}, (0, -1)  # unknown in those versions
+        forgotten, session = {}, (0, -1)  # these versions do not have the field
     assert ours(asked, forgotten, version, session=session, rack=rack) == theirs(
         asked, forgotten, version, session, rack
     )

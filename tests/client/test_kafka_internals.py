@@ -1,6 +1,6 @@
 """The parts of kafka-python that `allocator.client` relies on: schemas, versions, SASL mechanisms and proxies.
 
-An upgrade of kafka-python that breaks one fails here first, and says which.
+If an upgrade of kafka-python breaks one, the failing test names it.
 """
 
 from __future__ import annotations

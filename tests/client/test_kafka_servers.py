@@ -92,9 +92,9 @@ async def test_asking_about_a_topic_does_not_create_it(cluster_factory: Any, uni
 
 
 async def test_an_empty_0_8_cluster_is_connected_to(cluster_factory: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """Its brokers announce themselves with the first topic; the client of the first consumer is there before.
+    """Brokers of 0.8 appear in metadata with the first topic. Here the client connects before there is one.
 
-    That the broker hangs up on the requests that tell its version is nobody's trouble, so nothing is logged.
+    The brokers close the connection on version requests. That is expected, so nothing is logged.
     """
     cluster = LocalCluster(kafka="0.8.2.2", broker_config={"auto.create.topics.enable": "false"})
     await asyncio.to_thread(cluster.start)
@@ -126,7 +126,7 @@ async def test_a_partition_that_does_not_exist_is_named(kafka_cluster: LocalClus
         await leaders(client, topic)
         with pytest.raises(BrokerError, match=f"'{topic}' has no partition 5; it has 1, from 0 on"):
             await list_offsets(client, {TopicPartition(topic, 5): LATEST}, timeout_s=3)
-        # one that appears meanwhile is found
+        # a topic that appears later is found
         asked = asyncio.create_task(list_offsets(client, {TopicPartition(topic, 1): LATEST}))
         await asyncio.to_thread(kafka_cluster.add_partitions, topic, 2)
         assert (await asked)[TopicPartition(topic, 1)].offset == 0  # type: ignore[union-attr]

@@ -394,7 +394,8 @@ async def test_it_goes_where_its_group_is_told_to(
         assert await consumer.consume(service.topic) == []
         await consumer.commit_offsets()  # nothing waits for it
 
-        other = service.cluster.bootstrap.replace("127.0.0.1", "localhost")  # the same, so the offsets are there
+        # the same cluster, so it has the committed offsets
+        other = service.cluster.bootstrap.replace("127.0.0.1", "localhost")
         await choose(ensemble, path, ClusterChoice(other))
         values += await drink(consumer, service.topic, 20)
         assert sorted(values) == list(range(60))

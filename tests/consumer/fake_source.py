@@ -62,7 +62,7 @@ class Cluster:
 
 
 class FakeSource:
-    """The part of `Consumer` that the daemon uses, with the same promises."""
+    """A fake of the `Consumer` methods that the daemon uses, with the same guarantees."""
 
     def __init__(self, cluster: Cluster, batch_size: int = 4) -> None:
         self.cluster = cluster
@@ -98,7 +98,7 @@ class FakeSource:
     async def assign(self, partitions: Iterable[TopicPartition]) -> None:
         gained = frozenset(partitions)
         for partition in gained:
-            # like `Consumer`: goes on after what it has handed out, if that is further
+            # like `Consumer`: continues after the last delivered record, if that is further
             start = max(self.cluster.committed.get(partition, 0), self.reached.get(partition, 0))
             self.positions[partition] = start
             done = self.cluster.beyond.get(partition)

@@ -487,7 +487,8 @@ async def test_after_a_lost_session_nothing_is_committed(setting: Setting) -> No
             await wait_until_async(lambda: heard.calls[-1][0] != "assigned", 30, "the loss to be told")
             assert heard.calls[1] == ("lost", frozenset(setting.partitions))
             await owns(heir, 2)
-        # it had processed the first ten of each, and begins after them though nobody could commit that
+        # It had processed the first ten records of each partition, and continues after them although no commit
+        # succeeded.
         await owns(consumer, 4)
         assert min([await consumer.position(p) for p in setting.partitions]) >= 10
 
@@ -588,7 +589,8 @@ async def test_closing_does_not_wait_for_a_zookeeper_that_is_gone(setting: Setti
 
 
 async def test_who_commits_by_hand_goes_on_from_what_was_committed(setting: Setting) -> None:
-    """Asking for more says nothing there: records may still be on their way through the user's own queues."""
+    """With manual commits, a new request does not mean that the records are done: they may still be in the user's
+    queues."""
     await setting.produce(40)
     async with setting.consumer(auto_commit_interval_s=None) as consumer:
         assert len(await read(consumer, 40)) == 40

@@ -344,7 +344,7 @@ async def test_closing_while_the_coordinator_does_not_answer_leaves(key: int, mo
     monkeypatch.setattr(kafka_group, "LEAVE_WITHIN_S", 30.0)
     async with GroupServer() as broker:
         broker.gates[key] = asyncio.Event()
-        async with broker.group(timeout_s=2.0):  # of FETCH: the leave goes when the connection of that one ends
+        async with broker.group(timeout_s=2.0):  # the leave request waits until the fetch times out
             await seen(broker, key, 1)
         if key != JOIN:  # there is no member before JoinGroup has answered
             assert len(broker.requests(LEAVE)) == 1

@@ -63,7 +63,7 @@ async def test_the_whole_path(
         async with Consumer(topic, **settings) as second:
 
             async def shared() -> bool:
-                assert await first.getbatch(0) is None  # done with what it has
+                assert await first.getbatch(0) is None  # the request for more marks the delivered records as done
                 return len(second.assignment()) == 2
 
             await wait_until_async(shared, 30, "the second member's share")

@@ -40,7 +40,7 @@ MARK = b"a record on its way"
 OFFSET = 1_234_567
 NEXT = OFFSET + 1
 NEXT_ON_THE_WIRE = struct.pack(">q", NEXT)
-END = NEXT + 10  # as the broker says
+END = NEXT + 10  # the log end that the broker reports
 
 # the forms in which a record travels; their own methods compute
 FORMS = (FetchAnswer, FetchedPartition, RecordSet, Chunk, Batch, Record, OffsetCommit, PendingCommit)

@@ -156,7 +156,7 @@ async def test_a_function_started_after_the_end_begins_and_is_told() -> None:
     await asyncio.wait({task})
     assert task.cancelled()
     assert seen == [True]
-    await generation.over()  # it is over as before
+    await generation.over()  # the generation is still over
 
 
 async def test_ending_twice_keeps_the_first_reason_and_over_may_be_awaited_by_several() -> None:

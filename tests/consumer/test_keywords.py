@@ -14,9 +14,9 @@ from allocator.errors import AllocatorError, ConfigError
 from allocator.settings import SETTINGS
 
 GOOD: Final[dict[str, Any]] = {"brokers": "b:1", "group": "g", "zookeeper": "z:1"}
-# wrong values of every kind, except those that are valid for an argument
+# wrong values of every kind; values that are valid for an argument are left out
 WRONG: Final = [-1, 0, 1.5, math.nan, math.inf, 1e300, 2**70, True, "x", b"x", ["x"], {"x": 1}, object(), ("a", 1)]
-# told by their own words, which the tests of those rooms have
+# these errors have their own texts, which the tests of their rooms check
 KEYWORDS: Final = {name for name, each in SETTINGS.items() if not each.group_only} - {"topics", "assignor"}
 OTHERS: Final = {"topics", "partitions", "assignor", "listener", "key_deserializer", "value_deserializer", "sink"}
 SECONDS: Final = ["session_timeout_s", "heartbeat_interval_s", "settle_s", "max_wait_s"]

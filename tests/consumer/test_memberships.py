@@ -115,7 +115,7 @@ async def test_assignors_of_ones_own_work_in_either(service: Service) -> None:
 
 
 async def test_members_outside_are_refused_while_a_kafka_group_lives(service: Service) -> None:
-    """Two memberships over one group at once would overwrite each other's offsets."""
+    """Two memberships of one group at the same time would overwrite each other's offsets."""
     await service.produce(0, 8)
     async with service.consumer(membership="kafka") as inside:
         await owns(inside, 4)
@@ -238,10 +238,10 @@ async def test_another_subscription_takes_the_place_of_the_first(
         consumer.subscribe(other)
         assert sorted(await read(consumer, 40)) == list(range(100, 140))
         assert {p.topic for p in consumer.assignment()} == {other}
-        assert await consumer.getbatch(0) is None  # done with what it was given
+        assert await consumer.getbatch(0) is None  # the delivered records are done
         consumer.subscribe(pattern=f"{service.topic}$|{other}$")
         await owns(consumer, 8)
-        # what was read of the first topic was committed as it was given up
+        # the consumer committed the delivered records of the first topic when it gave the topic up
         await service.produce(40, 80)
         assert sorted(await read(consumer, 40)) == list(range(40, 80))
 

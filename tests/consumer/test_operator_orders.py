@@ -1,4 +1,4 @@
-"""Operators pause, skip, quarantine and seek what a live group works on."""
+"""Operators pause, skip, quarantine and seek partitions of a running group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators steer what a live group of Kafka's own protocol works on, by orders in a topic."""
+"""Operators steer a running group of Kafka's own protocol, with orders in a topic."""
 
 from __future__ import annotations
 

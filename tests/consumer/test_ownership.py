@@ -159,7 +159,7 @@ async def test_a_listener_hears_of_lost_records_before_anything_else_is_delivere
         assert progress.uncommitted() == {PARTITION: 20}, "what was done is still to be committed"
         heard.set()
         await wait_until_async(lambda: not owner.closed_gate, 30, "the gate")
-        # the log ends before what was done: lower offsets count from now on
+        # the log ends before the processed offset, so lower offsets count from now on
         progress.note_committed({PARTITION: 20})
         owner.records_lost(RecordsLost(PARTITION, 20, 5, None, None, "cut"))
         assert progress.uncommitted() == {PARTITION: 5}

@@ -1,6 +1,6 @@
-"""Calls of code for kafka-python and aiokafka, on real servers.
+"""Calls that code for kafka-python and aiokafka makes, on real servers.
 
-The cases are those that both clients' own tests of their consumers care about.
+The cases come from the topics of both clients' own consumer tests.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ async def test_assigned_partitions_can_be_sought_at_once(service: Service) -> No
         assert await values(consumer, 3) == [14, 16, 18]
         assert await consumer.position(service.zero) == consumer.high_watermark(service.zero) == 10
         assert consumer.subscription() == frozenset()
-        # another assignment replaces the first at once; a partition that stays goes on where it was
+        # a new assignment replaces the first one at once; a partition in both continues at its position
         await service.produce(20, 24)
         consumer.assign({service.zero, service.one})
         assert consumer.assignment() == {service.zero, service.one}
@@ -105,7 +105,7 @@ async def test_a_partition_given_up_and_taken_back_while_it_is_in_hand_begins_an
                 await wait_until_async(lambda: consumer._engine._ownership._draining, 20, "the revocation to begin")
             consumer.assign([service.zero, service.one])
             assert consumer.assignment() == {service.zero, service.one}
-            # what was in hand is not done and comes again
+            # records in hand are not done, so they are delivered again
             assert sorted(await values(consumer, 20)) == list(range(20))
             consumer.unsubscribe()
             consumer.assign([service.zero, service.one])
@@ -119,7 +119,7 @@ async def test_a_partition_given_up_and_taken_back_while_it_is_in_hand_begins_an
 
 
 async def released(consumer: Consumer) -> bool:
-    await consumer.getone(0)  # done with what it was given
+    await consumer.getone(0)  # the delivered records are done
     return not consumer._engine.state.assigned_partitions()
 
 
@@ -321,7 +321,7 @@ async def test_a_member_that_unsubscribes_gives_all_to_the_others_and_may_come_b
         await wait_until_async(lambda: not consumer.assignment(), 30, "no partition")
         await wait_until_async(lambda: heard[1:] == [("revoked", 2)], 30, "the listener to hear of it")
         async with other:
-            # what the first one had read is committed
+            # the first consumer committed the records that it had read
             assert sorted(await values(other, 20)) == list(range(20, 40))
             assert await consumer.getone(0.1) is None
             await other.commit()
@@ -383,7 +383,7 @@ async def test_committed_metadata_is_what_the_user_wrote(service: Service, membe
         consumer.commit_async({theirs: 3}, lambda offsets, error: told.append((offsets, error)))
         await wait_until_async(lambda: told, 20, "the callback")
         assert told == [({service.zero: (3, "", -1)}, None)]
-        # what is read after the last commit, without offsets
+        # a commit without offsets commits the records that were read since the last commit
         await consumer.commit()
         committed = await consumer.committed(service.one)
         assert committed is not None
@@ -399,7 +399,7 @@ async def test_a_commit_without_metadata_still_says_of_which_topic_it_is(service
         topic_id = consumer.topic_id(service.zero)
         assert topic_id is not None
         assert raw.metadata.endswith(f" topic {topic_id}")
-        # which is known of what `committed` returned, too
+        # the topic id is known for offsets that `committed` returned, too
         committed = await consumer.committed(service.zero)
         assert committed is not None
         consumer.seek(service.zero, committed)

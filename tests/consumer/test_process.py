@@ -48,7 +48,8 @@ class Service:
         return Consumer(self.topic, **self.settings)
 
     async def leave_one_key(self) -> str:
-        """Handles all records but those of key 3, which is stuck, and leaves the group. Returns the member's id."""
+        """Handles all records except those of key 3, whose handler is stuck, and leaves the group. Returns the
+        member's id."""
         done: list[int] = []
         stuck = asyncio.Event()
 

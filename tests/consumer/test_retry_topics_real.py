@@ -65,7 +65,8 @@ async def test_records_wait_beside_the_others_and_come_again_as_they_were(
         assert int(found["max.message.bytes"]) > 2_000_000, "records have more headers there"
 
         waits: dict[str, Any] = {}
-        while waits.get(f"{group}.retry-1s", {}).get("records") != 0:  # until what is done there is committed
+        # until the processed records of the retry topic are committed
+        while waits.get(f"{group}.retry-1s", {}).get("records") != 0:
             assert not work.done(), work
             shown = await asyncio.to_thread(describe, group, kafka_cluster)
             waits = {each["topic"]: each for each in shown["retries"]}

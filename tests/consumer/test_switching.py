@@ -128,7 +128,7 @@ async def _gets(consumer: GroupedConsumer, topic: str) -> bool:
 async def test_a_member_that_lost_its_session_does_not_join_a_paused_group(
     kafka_cluster: LocalCluster, zk_chroot: Any, topic_factory: Callable[..., str], group: str
 ) -> None:
-    """Its watcher is disconnected, so it does not know; offsets may be moved meanwhile."""
+    """Its watcher is disconnected, so it cannot know of the pause. An operator may be moving offsets at that time."""
     topic = await asyncio.to_thread(topic_factory, 1)
     ensemble, path = ZooKeeper(str(zk_chroot)), path_of("/allocator", group)
     await ensemble.connect()
@@ -162,7 +162,7 @@ async def test_a_member_that_lost_its_session_does_not_join_a_paused_group(
 async def test_a_reader_that_has_a_batch_is_waited_for_and_told(
     kafka_cluster: LocalCluster, zk_chroot: Any, topic_factory: Callable[..., str], group: str
 ) -> None:
-    """It was told Closed, and the consumer inside was not told that it had asked: `close` waited for ever."""
+    """The reader got Closed, but the inner consumer never learned of its request, so `close` waited forever."""
     topic = await asyncio.to_thread(topic_factory, 1)
     await asyncio.to_thread(produce, kafka_cluster.bootstrap, topic, [b"v"])
     where = {"brokers": kafka_cluster.bootstrap, "group": group, "zookeeper": str(zk_chroot)}

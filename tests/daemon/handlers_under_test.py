@@ -1,4 +1,4 @@
-"""Handlers that daemons under test run in their own process; what they did is in a file, a line for each record."""
+"""Handlers for daemons under test. They run in the daemon's process and write one line per record to a file."""
 
 from __future__ import annotations
 

@@ -462,7 +462,7 @@ def test_a_stop_is_a_restart_unless_the_file_says_otherwise(files: Files, leaves
     consumers: list[Consumer] = []
     daemon = process._daemon(files.load(edited("[group]", place)), Handler("h", print, False), consumers, Notifier({}))
     daemon._make_source(RebalanceListener())
-    assert consumers[0].client_id == "allocator-a"  # the same after a restart
+    assert consumers[0].client_id == "allocator-a"  # the same id after a restart
     assert consumers[0]._engine.membership._for_good is leaves
 
 

@@ -43,7 +43,7 @@ class Recorder:
         self.done: list[Record] = []
         self.tried: Counter[tuple[TopicPartition, int]] = Counter()
         self.errors: dict[int, list[BaseException]] = {}
-        """Offset -> what to raise, one each time."""
+        """Offset -> the errors to raise, one per call."""
         self.holds: dict[int, asyncio.Event] = {}
         self.cancelled: list[int] = []
         self.running = 0
@@ -505,7 +505,7 @@ async def test_a_partition_that_comes_back_goes_on_where_its_handler_stopped(pla
             seen = len(recorder.done)
             await until(lambda seen=seen: len(recorder.done) > seen or len(recorder.done) == 40)
             await it.source.revoke([partition])
-            # batches that waited were dropped; only what was handled is committed
+            # waiting batches were dropped, so only handled records are committed
             assert cluster.committed[partition] == len(recorder.done)
             await it.source.assign([partition])
         await until(lambda: len(recorder.done) == 40)

@@ -23,7 +23,7 @@ PARTITIONS, RECORDS, KEYS = 6, 120, 7
 
 
 class Checked(Cluster):
-    """Notes what was handled, and checks every commit against it."""
+    """Records each handled record, and checks every commit against them."""
 
     def __init__(self, ordering: str) -> None:
         super().__init__(PARTITIONS, RECORDS, keys=KEYS)

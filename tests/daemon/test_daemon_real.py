@@ -89,7 +89,8 @@ async def test_partitions_move_between_daemons_and_every_record_is_handled_once(
 
 
 async def test_a_rolling_restart_of_daemons_moves_no_partition(make: Callable[..., Setup]) -> None:
-    """Records arrive while each of three processes is away; only its next process handles those of its partitions."""
+    """Records arrive during the restart of each of three processes. Only the restarted process handles the records
+    of its partitions."""
     it = await asyncio.to_thread(make, 6)
     config = it.config(group={"restart_grace_s": 600})
     instance: dict[int, str] = {}
@@ -220,7 +221,7 @@ async def test_a_record_that_cannot_be_handled_stops_the_daemon_with_its_own_exi
 async def test_after_a_kill_only_what_was_not_done_is_handled_again(
     make: Callable[..., Setup], sections: dict[str, Any]
 ) -> None:
-    """One record is stuck at the time of the kill; those after it are done, and the last commit says so."""
+    """One record is stuck at the time of the kill. The records after it are done, and the last commit contains that."""
     it = make()
     it.fill(300)
     config = it.config("stuck", handler={"ordering": "none", "concurrency": 4}, commit={"interval_s": 0.05}, **sections)

@@ -57,7 +57,7 @@ async def test_a_daemon_drains_rests_and_goes_on_with_other_brokers(make: Callab
             await asyncio.to_thread(it.fill, 100)
             assert len(it.done()) == 200
 
-            # the same cluster by another name: the offsets that were committed are there
+            # another name of the same cluster: it has the committed offsets
             other = it.cluster.bootstrap.replace("127.0.0.1", "localhost")
             await choose(zk, path, ClusterChoice(other))
             await handled(it, 100)

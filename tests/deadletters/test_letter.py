@@ -1,4 +1,4 @@
-"""What the headers of a dead letter say, of three writers."""
+"""How the headers of a dead letter are read, for three writers: allocator, Spring Kafka and Kafka Connect."""
 
 from __future__ import annotations
 

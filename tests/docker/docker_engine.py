@@ -15,7 +15,7 @@ from repository import ROOT
 
 __all__ = ["bases", "docker", "need_compose", "need_engine", "need_images", "state"]
 
-SECONDS = 120.0  # for what only asks
+SECONDS = 120.0  # timeout of commands that only query
 
 
 def docker(*arguments: str, timeout_s: float = SECONDS) -> str:

@@ -116,7 +116,7 @@ def test_the_steps_of_the_header_work(project: Project) -> None:
             line = project.shows(step, wanted[1])
             assert line.rstrip().endswith(wanted[1])
         elif " group describe " in step:
-            # daemons may still join; each says its host, which is the container's id
+            # daemons may still be joining; each reports its host name, which is the id of its container
             end = time.monotonic() + STEP_S
             while len(set(re.findall(r"\b[0-9a-f]{12}\b", project.run(step)))) < 3:
                 assert time.monotonic() < end, project.run(step)

@@ -91,7 +91,7 @@ class Daemon:
 def daemons(
     image: str, kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str, tmp_path: Path
 ) -> Iterator[Callable[[str], Daemon]]:
-    """Starts members of one group; `.topic` is what they read."""
+    """Starts members of one group; `.topic` is the topic that they read."""
     topic = topic_factory(PARTITIONS)
     (tmp_path / "slow.py").write_text(SLOW)
     tmp_path.chmod(0o755)

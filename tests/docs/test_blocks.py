@@ -51,7 +51,7 @@ def places(page: str, kafka_cluster: LocalCluster) -> Iterator[dict[str, str]]:
     chroot = f"/docs-{uuid4().hex[:8]}"
     with zookeeper_client(kafka_cluster.zookeeper) as client:
         client.ensure_path(chroot)
-    ports = PortLease()  # of what the page itself starts
+    ports = PortLease()  # of processes that the page starts
     shown, beside = ports.take(), ports.take()
     yield {
         "localhost:9092": kafka_cluster.bootstrap,

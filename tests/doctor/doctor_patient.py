@@ -65,7 +65,7 @@ class Patient:
     async def examined(
         self, *, interval_s: float = 0.3, session_timeout_s: float = 10.0, **options: Any
     ) -> dict[str, list[Finding]]:
-        """Id -> findings, without those that the settings of the test servers cause."""
+        """Id -> findings, except those that the settings of the test servers cause."""
         async with self.clients(session_timeout_s) as (client, zk, below):
             findings = await examine(
                 options.pop("group", self.group),

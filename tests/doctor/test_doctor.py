@@ -430,7 +430,7 @@ async def test_the_command_says_what_it_could_not_look_at(patient: Patient) -> N
     assert said["findings"][0]["id"] == "could-not-look"
     assert "127.0.0.1:1" in said["findings"][0]["what"]
     (nobody,) = [finding for finding in said["findings"] if finding["id"] == "no-members"]
-    assert "0 records" not in nobody["what"]  # nobody knows how many
+    assert "0 records" not in nobody["what"]  # the number is unknown
     assert "unknown without Kafka" in nobody["what"]
     code, said = await patient.shell_json(patient.group, *nowhere)
     assert code == 1

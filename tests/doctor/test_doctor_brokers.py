@@ -58,7 +58,7 @@ async def test_a_broker_that_died(
     async def told() -> bool:
         found.clear()
         found.update(await patient.examined(group=None))
-        # brokers hear of it by turns; one partition of `twice` has its replicas on the other two
+        # brokers learn of the change one after the other; one partition of `twice` has its replicas on the other two
         return places("leaderless", once) == [f"{once}:2"] and len(places("under-replicated", twice)) == 2
 
     await wait_until_async(told, 60, lambda: f"both findings, not {found}", interval_s=0.5)

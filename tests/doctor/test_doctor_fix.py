@@ -1,4 +1,4 @@
-"""What `allocator doctor --fix` changes, and what it leaves alone."""
+"""The changes of `allocator doctor --fix`, and the findings that it leaves alone."""
 
 from __future__ import annotations
 

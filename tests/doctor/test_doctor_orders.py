@@ -21,7 +21,7 @@ def order(kind: str, now_ms: int = NOW, expires: int | None = None, **arguments:
 
 
 def found(*orders: Order, state: OrderState = KEPT, **document: Any) -> dict[str, Any]:
-    """The findings by id, in a group whose leader says this state of each order."""
+    """The findings by id, for a group whose leader reports this state of each order."""
     info = MemberInfo("a", "host", frozenset({"t"}), orders=tuple(KINDS))
     noted = AssignmentDocument(generation=1, orders={each.id: state for each in orders}, **document)
     seen = GroupState("billing", {MEMBER: info}, {}, noted, (), Orders(orders), NOW)

@@ -1,4 +1,4 @@
-"""Every example runs on real servers and does what its docstring says; the demo has its own tests."""
+"""Every example does on real servers what its docstring describes. The demo has its own tests."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def place_orders(cluster: LocalCluster, topic: str) -> None:
 
 
 def ask(port: int, path: str) -> tuple[int, Any]:
-    """Status and JSON; (0, None) while nobody listens."""
+    """(status, JSON); (0, None) while no process listens."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
             return answer.status, json.load(answer)
@@ -73,7 +73,7 @@ def test_the_web_service_counts_serves_and_hands_over(
         second.process.send_signal(signal.SIGTERM)
         assert second.process.wait(30) == 0, second.lines()
         ports.pop()
-        # what was the other's is counted anew here
+        # this process counts the partitions of the other one from zero
         wait_until(lambda: counted() == CUSTOMERS, 30, lambda: f"counts: {counted()}")
         assert ask(ports[0], "/ready") == (200, {"ready": True, "partitions": 4})
         first.process.send_signal(signal.SIGTERM)
@@ -92,7 +92,7 @@ def view(members: int, tenants: dict[str, int], owned: dict[str, frozenset[Topic
 
 
 def homes(assignment: Any) -> dict[str, set[str]]:
-    """Tenant -> members that have something of it."""
+    """Tenant -> members that own a partition of it."""
     found: dict[str, set[str]] = {}
     for member, partitions in assignment.items():
         for partition in partitions:

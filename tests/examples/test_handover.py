@@ -36,7 +36,7 @@ async def test_counts_move_with_their_partition_to_the_member_that_was_named(
             batch = await one.getbatch(30)
             assert batch is not None
             first.counts[TopicPartition(batch.topic, batch.partition)].update(r.key.decode() for r in batch)
-        await one.getbatch(0)  # says that the last one is done
+        await one.getbatch(0)  # the next request marks the last batch as done
         before = {partition: Counter(counts) for partition, counts in first.counts.items()}
         second, two = member()
         async with two:

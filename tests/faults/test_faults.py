@@ -22,7 +22,7 @@ from bench.faults.run import run, start_cluster
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="cutting off one process takes /proc")
 
 
-# each fault once: fewer members to start anew, and sessions that end sooner
+# each fault once: fewer restarts of members, and shorter sessions
 SHORT = Settings(members=3, session_timeout_s=2.0, calm_s=1.0)
 USUAL = Settings()
 
@@ -56,7 +56,8 @@ def test_nothing_is_lost_and_nobody_owns_together_whatever_happens(capsys: pytes
 @pytest.mark.servers
 @pytest.mark.long
 def test_nor_with_records_of_different_keys_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
-    """Besides, records of a key stay in order, and what was done beyond the committed offset is not done again."""
+    """Also checks that the records of a key stay in order, and that records done beyond the committed offset are not
+    repeated."""
     disturb(0.0, capsys, FAULTS, SHORT, "by_key")
 
 

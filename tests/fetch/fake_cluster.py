@@ -64,7 +64,7 @@ class FakeCluster:
         self.version = version
         self.measures = Measures()
         self.leaders: dict[TopicPartition, Optional[int]] = {}
-        # of each partition: (base offset, next offset, bytes) of what is in the log
+        # per partition: (base offset, next offset, bytes) of each batch in the log
         self.logs: dict[TopicPartition, list[tuple[int, int, bytes]]] = {}
         self.start: dict[TopicPartition, int] = {}
         self.errors: dict[TopicPartition, list[int]] = {}
@@ -79,7 +79,7 @@ class FakeCluster:
         self.asked_epochs: list[tuple[TopicPartition, int]] = []
         self.epoch_errors: dict[TopicPartition, list[int]] = {}
         self.replicas: dict[TopicPartition, int] = {}
-        # what a replica other than the leader has of the log, if not all of it
+        # the log of a replica, if it lacks records of the leader
         self.replica_ends: dict[TopicPartition, int] = {}
         self.held: dict[int, asyncio.Event] = {}
         self.requests: list[Request] = []
@@ -251,7 +251,7 @@ class FakeCluster:
             return None, 71
         session.epoch += 1
         for tp in forgot:
-            del session.parts[tp]  # only what is there may be forgotten
+            del session.parts[tp]  # only partitions of the session may be forgotten
         session.parts.update(said)
         for tp in {*said, *forgot}:
             session.told.pop(tp, None)

@@ -10,7 +10,7 @@ from allocator.fetch import decode_plain as plain
 
 try:
     from allocator import _records
-except ImportError:  # tests/fetch/test_extension.py says whether it may be missing
+except ImportError:  # tests/fetch/test_extension.py decides whether it may be missing
     _records = None  # type: ignore[assignment]
 
 DECODERS: list[Any] = [plain] if _records is None else [plain, _records]

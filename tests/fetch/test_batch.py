@@ -33,7 +33,7 @@ def make(request: pytest.FixtureRequest) -> Make:
     return partial(made_by, request.param)
 
 
-# offsets 0-3 (v1, compressed: their number is not told outside), 4, 6, 8 (a gap), 10-12, and nothing at 13
+# offsets 0-3 (v1, compressed: the header does not tell their number), 4, 6, 8 (a gap), 10-12, and none at 13
 SETS = (
     messages([R(i, b"%d" % i) for i in range(4)], 1, 0, "gzip")
     + batch([R(0, b"4"), R(2, b"6"), R(4, b"8")], 4, "lz4")

@@ -170,7 +170,7 @@ def imported(wheel: Path, place: Path) -> str:
     data = batch([R(0, b"v" * 20, b"k")], 7) + messages([R(0, b"w")], 1, 8, "gzip")
     code = (
         "import sys; "
-        # what an editable installation looks up for modules that the wheel has not
+        # modules that an editable installation finds but the wheel does not have
         "sys.meta_path[:] = [finder for finder in sys.meta_path if 'ditable' not in repr(finder)]; "
         "import allocator.fetch as f; assert f.__file__.startswith(sys.argv[1]), f.__file__; "
         f"found = f.decode.scan(bytes.fromhex({data.hex()!r}), topic='t', partition=0, start=0); "
@@ -243,7 +243,8 @@ def test_the_sanitizers_find_nothing_in_what_the_tests_feed_it(source: Path, tmp
     files += ["tests/producer/test_encode.py", "tests/producer/test_encode_properties.py"]
     under = {
         "LD_PRELOAD": " ".join(preload),
-        # the interpreter keeps much to its end; its own allocator would hide what is read beyond an object's end
+        # the interpreter keeps many objects until it ends; its own memory allocator would hide reads beyond an object's
+        # end
         "ASAN_OPTIONS": "detect_leaks=0,allocator_may_return_null=1",
         "PYTHONMALLOC": "malloc",
         "PYTHONPATH": str(tree),

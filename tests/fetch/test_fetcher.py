@@ -223,7 +223,7 @@ async def test_idle_long_polls_leave_room_for_a_newcomer(version: int) -> None:
 
 @pytest.mark.parametrize("version", [4, 12])
 async def test_what_a_full_answer_left_out_comes_before_more_of_what_was_in_it(version: int) -> None:
-    """However slow the broker is to answer: nothing else is asked for meanwhile."""
+    """However slowly the broker responds, no other request goes out before the response."""
     cluster = FakeCluster(version)
     many = [cluster.add(TopicPartition("a", n)) for n in range(12)]
     for tp in many:

@@ -199,7 +199,7 @@ async def test_no_partition_starves(cluster_factory: Any, topic_factory: Callabl
             batch = await take(fetcher, state)
             read[TopicPartition(topic, batch.partition)] += len(batch)
             if min(read.values()) < 60:
-                # what one partition is ahead of the last is what a few answers hold of it
+                # a partition is ahead of the slowest one by the records of a few responses
                 assert max(read.values()) - min(read.values()) <= 100, read
         assert set(read.values()) == {150}
 
@@ -272,5 +272,5 @@ async def test_a_handler_slower_than_the_broker_costs_no_more_memory_than_was_al
     found = json.loads(done.stdout)
     assert found["seen"] == 300
     assert prefetch // 4 < found["held"] <= prefetch
-    # besides, the record in the handler's hands, what an allocator keeps, and code that is made at the first request
+    # plus the record in the handler, memory that the allocator keeps, and code that is loaded at the first request
     assert found["grown"] < prefetch + (12 << 20), found

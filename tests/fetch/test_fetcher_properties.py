@@ -15,7 +15,7 @@ from allocator.types import TopicPartition
 
 TPS = [TopicPartition("t", n) for n in range(4)]
 END = 120
-# a record batch that does not fit into what is asked for comes whole: so many bytes from each of three leaders
+# a broker sends a batch that exceeds the request as a whole: so many bytes from each of three leaders
 LARGER = 3 * 500
 
 step = st.one_of(

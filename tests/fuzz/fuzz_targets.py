@@ -61,7 +61,7 @@ def place(error: CorruptRecordError | None) -> Any:
 
 
 def records(data: bytes) -> None:
-    """Bytes of a fetch response: only CorruptRecordError, and the same of both decoders. Checksums are ignored."""
+    """Bytes of a fetch response. Both decoders give the same result, or CorruptRecordError. Checksums are ignored."""
     by_plain = decoded(plain, data)
     if _records is not None:
         by_compiled = decoded(_records, data)
@@ -83,7 +83,7 @@ def record_sets() -> Iterator[bytes]:
 
 
 def znodes(data: bytes) -> None:
-    """Content of any znode of a group: only InvalidZnode, and what is read can be written and read again."""
+    """Content of any znode of a group: InvalidZnode, or a value that survives writing and reading."""
     for kind in (AssignmentDocument, Claim, MemberInfo):
         for raw in (data, zlib.compress(data)):
             try:
@@ -126,7 +126,7 @@ def znode_contents() -> Iterator[bytes]:
 
 
 def protocol(data: bytes) -> None:
-    """What other members of a Kafka group send: only Malformed, and what is read can be written and read again."""
+    """Messages of other members of a Kafka group: Malformed, or a value that survives writing and reading."""
     for kind in (Subscription, MemberAssignment, StickyUserData):
         try:
             read = kind.decode(data)

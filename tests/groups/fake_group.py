@@ -36,7 +36,7 @@ class GroupBroker(FakeBroker):
         self.generation = 0
         self.members = 0
         self.leads = True
-        self.chooses: str | None = None  # None: what the member prefers
+        self.chooses: str | None = None  # None: the protocol that the member prefers
 
     def requests(self, key: int) -> list[Any]:
         return [request for request in self.seen if key == request.API_KEY]

@@ -1,4 +1,4 @@
-"""Members of groups of the next-generation protocol for tests: ours and confluent-kafka's."""
+"""Members of KIP-848 groups for tests: allocator's and confluent-kafka's."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ FREE = Entry()
 class Member(NamedTuple):
     """One member and its knowledge. Members are numbered in join order, and never return."""
 
-    znode: bool = True  # its member znode stands; its claim does until the session ends
+    znode: bool = True  # its member znode exists; its claim exists until the session ends
     session: bool = True
     held: int = 0
     draining: int = 0  # draining
@@ -70,8 +70,8 @@ class Member(NamedTuple):
     current: bool = False  # the document it has read is the newest
     has_seen: bool = True  # ... or at least as new as what it is waited for
     leads: bool = False
-    knows: bool = False  # the document it goes on from is the newest
-    believes: int = 0  # what an older document gave it, in a model where that is not checked
+    knows: bool = False  # the document that it continues from is the newest one
+    believes: int = 0  # the assignment of an older document, in a model that does not check this
     outdated: tuple[Entry, ...] = ()  # that document, in a model where writes are not compared
     names: int = 0  # the members it has seen, in a model where it keeps them
 
@@ -123,7 +123,7 @@ def steps(state: State, broken: str = "") -> Iterator[Step]:
         if not member.session:  # only where the lease is broken: it has not noticed yet
             yield Step("notice", me, _with(state, me, GONE))
             continue
-        # leaving is the same: it stops, then closes its session
+        # leaving has the same steps: the member stops, then closes its session
         yield Step("expire", me, _with(state, me, GONE if "lease" not in broken else _unaware(member)))
         if not member.znode:
             yield Step("notice", me, _with(state, me, GONE))  # at the next proof of its lease

@@ -79,7 +79,7 @@ def pykafka_python() -> str:
 
 
 class Member:
-    """One process; `told` is its output, `log` its errors."""
+    """One process; `told` holds its output, `log` its errors."""
 
     def __init__(self, kind: str, command: Sequence[str]) -> None:
         self.kind = kind
@@ -235,7 +235,7 @@ class OldGroup:
         wait_until(even, timeout_s, lambda: f"every partition to be held once: {self.shown()}")
 
     def claims(self) -> dict[str, set[int]]:
-        """Member -> partitions, as the znodes of owners say, in Kafka's layout or pykafka's."""
+        """Member -> partitions, from the owner znodes, in the layout of Kafka or pykafka."""
         found: defaultdict[str, set[int]] = defaultdict(set)
         base = f"/consumers/{self.group}/owners"
         with zookeeper_client(self.cluster.zookeeper) as client:

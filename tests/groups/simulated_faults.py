@@ -22,13 +22,13 @@ __all__ = ["Event", "Faults", "parse"]
 MEMBERS = 6  # alive at once, at most
 PARTITIONS = 12
 MEAN_S = 1.2  # from one event to the next
-TOGETHER_S = 0.05  # ... when it falls into what the last one set off
+TOGETHER_S = 0.05  # ... or this long, if it falls into the reaction to the last event
 TOGETHER = 0.3  # how often that is
 
 
 @dataclass(frozen=True)
 class Event:
-    """One line of a schedule: when (seconds of virtual time), what, to whom, for how long."""
+    """One line of a schedule: the time (seconds of virtual time), the kind of fault, its target and its duration."""
 
     at: float
     what: str
@@ -53,7 +53,7 @@ class Faults:
         self.world = world
         self.done: list[Event] = []
         self._schedule = schedule
-        # apart from the network's chance, so that a schedule with an event less meets the same network
+        # a random source apart from the network's, so that a shorter schedule sees the same network
         self._random = random.Random(f"faults of {world.seed}")
         self._born = 0
 

@@ -251,11 +251,11 @@ class SimulatedZooKeeper:
             self._tell(SessionState.CONNECTED)
             self._connected.set()
             await self._ping()
-            held, self._held = self._held, []  # the connection is given up, and what it carried with it
+            held, self._held = self._held, []  # closes the connection, with everything under way on it
             self._fail_waiting()
             for packet, _ in held:
                 if packet in self._events:
-                    packet()  # the client library fires every watch it knows of, also those whose event was lost
+                    packet()  # the client library fires all its watches, including those whose event was lost
             self._fire_all()
             self._tell(SessionState.SUSPENDED)
 

@@ -183,7 +183,7 @@ def test_a_meter_tells_what_arrives_once_it_has_measured_for_a_while() -> None:
         assert bool(found) == (number >= 2)
         now += 30.0
     assert found == pytest.approx({busy: 10.0, idle: 0.0})
-    # created again, the topic begins at 0; and what another member owns is forgotten
+    # the topic was created again and begins at 0; the meter drops partitions of other members
     assert meter.of_ends({busy: 0})[busy] < 10.0
     assert meter.of_ends({}) == {}
 
@@ -323,7 +323,7 @@ async def test_members_report_the_work_of_each_partition(
     group: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Records of partition 0 are large, and take their handler longer than those of partition 1."""
+    """Records of partition 0 are larger than those of partition 1, and their handler takes longer."""
     monkeypatch.setattr(load_report, "KNOWN_S", 1.0)
     monkeypatch.setattr(
         "allocator.consumer.membership_config.ZooKeeperSettings", partial(ZooKeeperSettings, report_s=0.3)

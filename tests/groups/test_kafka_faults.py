@@ -108,7 +108,7 @@ async def test_a_group_in_the_middle_of_joining_outlives_its_coordinator(
 async def test_a_group_in_the_middle_of_syncing_outlives_its_coordinator(
     fault: str, kafka: str, cluster_factory: Any, unique_name: Any, group: str
 ) -> None:
-    """The leader computes, and the others wait for what it hands out."""
+    """The leader computes the assignment while the other members wait for it."""
     cluster, counts = await three_brokers(cluster_factory, kafka, unique_name())
     history = History()
     a, b = (member(cluster, group, counts, name, history) for name in "ab")

@@ -1,6 +1,6 @@
-"""Two members in a group led by a simulated Java member of 2.8 to 3.3.
+"""Two members in a group that a simulated Java member of 2.8 to 3.3 leads.
 
-The leader makes of the bytes that it reads what Java's CooperativeStickyAssignor of those versions made of them.
+The leader parses the members' bytes as Java's CooperativeStickyAssignor of those versions does.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class JavaLed(GroupBroker):
         counted = {member: parts if since == newest else tp() for member, (parts, since) in claims.items()}
         most = -(-len(ALL) // len(claims))
         self.given = {member: frozenset(sorted(parts)[:most]) for member, parts in counted.items()}
-        # what has to move is given away once its owner has joined without it; the rest is free
+        # a partition that must move is assigned after its owner has rejoined without it; free partitions at once
         for partition in sorted(ALL - frozenset().union(*counted.values())):
             taker = min(self.given, key=lambda member: (len(self.given[member]), member))
             self.given[taker] |= {partition}

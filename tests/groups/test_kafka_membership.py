@@ -94,7 +94,7 @@ async def test_a_cooperative_member_releases_what_it_is_not_given_any_more_and_j
 
 
 async def test_a_claim_is_of_the_newest_generation_that_was_joined_be_it_synced_or_not() -> None:
-    """Java leaders of 2.8 to 3.3 give away at once what is claimed since an older generation than what others claim."""
+    """Java leaders of 2.8 to 3.3 reassign a partition at once if another member claims it since a newer generation."""
     async with broker_with_topic() as broker, member(broker, "cooperative-sticky") as ours:
         await holds(ours, ALL)
         broker.codes[SYNC] = [27]  # the next rebalance begins before this one ends
@@ -430,7 +430,7 @@ async def test_an_owner_that_raises_ends_the_membership_and_is_told() -> None:
             await wait_until_async(lambda: ours.owner.lost_partitions == ALL, 30, "the loss")
             assert not ours.membership.may_act()
             await wait_until_async(lambda: "a bug" in str(ours.membership.ended), 30, "the end")
-            assert len(broker.requests(LEAVE)) == 1  # nobody waits for its session to end
+            assert len(broker.requests(LEAVE)) == 1  # no process waits for the end of its session
 
 
 def test_a_member_without_functions_or_with_a_bad_pattern_is_refused() -> None:

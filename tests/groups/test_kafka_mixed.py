@@ -1,4 +1,4 @@
-"""Our members and those of kafka-python, aiokafka and confluent-kafka in one group, whoever leads."""
+"""Members of allocator, kafka-python, aiokafka and confluent-kafka in one group, with each of them as leader."""
 
 from __future__ import annotations
 

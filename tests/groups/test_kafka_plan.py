@@ -79,10 +79,11 @@ def test_a_cooperative_member_says_what_it_holds_and_since_when() -> None:
 @pytest.mark.parametrize("name", ["range", "roundrobin", "sticky"])
 @pytest.mark.parametrize("rack", [None, "r"])
 def test_a_member_without_a_former_assignment_has_no_user_data(name: str, rack: str | None) -> None:
-    """As from Java. sarama's sticky leader fails on user data that is there and empty, and the group stands still."""
+    """Java does the same. sarama's sticky leader fails on user data that is present but empty, and then the group
+    stands still."""
     ((_, data),) = offers([name], OwnMetadata(frozenset({"t"}), rack=rack))
     assert Subscription.decode(data).user_data is None
-    # and members of sarama say again what they were given
+    # and members with sarama report their last assignment again
     decision = decide(resolve(name), [member("a", name, OwnMetadata(frozenset({"t"})))])
     assert MemberAssignment.decode(decision.assignments["a"]).user_data is None
 

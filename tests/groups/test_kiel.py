@@ -71,7 +71,7 @@ def test_a_group_of_ours_goes_over_to_the_new_layout_without_a_restart(group_of:
     group.shared(first, second)
     group.produce(60)
     group.all_read()
-    # one of kiel's that is started by mistake fails before it joins; one of ours finds its way
+    # a kiel member that is started by mistake fails before it joins; an allocator member joins correctly
     late = group.kiel()
     assert late.process.wait(60) != 0
     assert not late.said("joined")
@@ -121,9 +121,10 @@ def test_nothing_is_lost_when_members_of_both_kinds_are_killed(
 
 @pytest.mark.long
 def test_what_kiel_skips_without_us(group_of: Callable[[str], OldGroup]) -> None:
-    """Two rebalances, the second while offsets are asked for: kiel goes on behind records that it dropped.
+    """Two rebalances, the second while offsets are being fetched: kiel continues behind records that it dropped.
 
-    docs/old-groups.md says so. With a kiel that does not, this fails, and the test above may kill as it likes.
+    docs/old-groups.md describes this. If a version of kiel does not do it, this test fails, and the test above may
+    kill members at any time.
     """
     group = group_of("0.8.2.2")
     group.produce(60)

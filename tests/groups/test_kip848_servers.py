@@ -52,7 +52,7 @@ async def test_members_share_leave_and_die(cluster_factory: Any, unique_name: An
         await shared([a], counts, 60)  # once its session is over
         assert a.owner.errors == []
         stopped = [parts for _, member, what, parts in history.events if (member, what) == ("a", "end")]
-        assert all(len(parts) == 3 for parts in stopped)  # only what moved
+        assert all(len(parts) == 3 for parts in stopped)  # only the moved partitions
     assert history.overlaps() == []
     assert a.held == frozenset()
 
@@ -128,7 +128,7 @@ async def test_what_was_done_is_committed_before_others_begin(
         everything, revoked = a.held, a.owner.revoked
 
         async def commits(parts: frozenset[TopicPartition]) -> None:
-            await asyncio.sleep(1)  # several heartbeats, which must not release what is being drained
+            await asyncio.sleep(1)  # several heartbeats, none of which may release a partition that is being drained
             await a.offsets.commit({p: at(7) for p in parts})
             await revoked(parts)
 
@@ -245,7 +245,7 @@ async def test_a_classic_group_is_moved_while_it_runs_and_back(
     history = History()
     classic = {"assignors": [assignor], "history": history}
     async with Kip848Member(cluster.bootstrap, f"{group}-before", counts) as probe:
-        # a coordinator that has not heard of a new topic yet does not know who has it when it takes a group over
+        # a coordinator that does not know a new topic yet cannot tell its owner when it takes over a group
         await shared([probe], counts)
     async with Ours(cluster.bootstrap, group, counts, name="old", **classic) as old:
         await shared([old], counts)

@@ -45,7 +45,7 @@ def test_a_proof_after_a_silence_counts_from_before_it() -> None:
     clock.now += 2.5
     it.prove(clock.now, TIMEOUT_S, began)
     assert it.ends == before + TIMEOUT_S
-    clock.now += 0.5  # too soon for the leader to have been told
+    clock.now += 0.5  # the leader cannot know of it yet
     it.prove(clock.now, TIMEOUT_S, began)
     assert it.ends == before + TIMEOUT_S
     clock.now += 0.75

@@ -70,7 +70,7 @@ def way_to(state: State, ways: Ways) -> list[str]:
 
 
 def stranded(ways: Ways, before: dict[State, list[State]]) -> list[State]:
-    """States with somebody alive from which no steps of members alone lead to an owner for each partition."""
+    """States with a live member, from which no steps of the members alone lead to an owner for each partition."""
     reached = {state for state in ways if all(owned(state, p) for p in PARTITIONS)}
     todo = list(reached)
     while todo:
@@ -106,7 +106,7 @@ def test_wherever_faults_leave_it_the_group_comes_to_own_everything(
     assert stranded(ways, before) == []
 
 
-# "check" and "since" each guard against what the other lets through, so only both together are missed
+# "check" and "since" guard against the same fault, so leaving out only one of them breaks nothing
 UNSAFE = [*sorted(RULES.keys() - {"check", "since", "news"}), "check since"]
 
 
@@ -133,7 +133,7 @@ def real(document: Document, promised: tuple[int, ...]) -> RealDocument:
 
     owners = {name: of(name, [entry.owner for entry in document]) for name in NAMES}
     waits = {name: of(name, [entry.waits_for for entry in document]) for name in NAMES}
-    # a promise to who owns it already is none
+    # a promise to the present owner does not count
     left = [-1 if entry.owner == to else to for entry, to in zip(document, promised)]
     return RealDocument(
         generation=1,
@@ -155,7 +155,7 @@ def modelled(document: RealDocument) -> Document:
 
 @pytest.mark.parametrize("alive", [(0,), (0, 1), (0, 1, 2)])
 def test_the_leaders_function_does_what_the_model_allows_and_all_of_it(alive: tuple[int, ...]) -> None:
-    """Any document, any promise, any target, any claims: `plan.advance` gives what is modelled, and nothing else."""
+    """For any document, promise, target and claims, `plan.advance` allows exactly the steps of the model."""
     bits = sum(1 << place for place in alive)
     for document in product(ENTRIES, repeat=2):
         for freed in range(4):
@@ -212,7 +212,7 @@ def test_seats_allow_nothing_that_the_model_does_not() -> None:
 
 
 def unreserved(document: RealDocument) -> Document:
-    """In the model a partition that is reserved for a member that is gone is free, and given to nobody."""
+    """In the model, a partition that is reserved for an absent member is free, and assigned to no member."""
     first, second = (
         Entry() if 1 in (entry.owner, entry.waits_for) and "b" in absent(document) else entry
         for entry in modelled(document)
@@ -222,7 +222,7 @@ def unreserved(document: RealDocument) -> Document:
 
 def test_orders_and_budgets_choose_among_what_the_model_allows() -> None:
     """Whatever they want, the next document is one of the model's, and nothing that is free waits for a budget."""
-    claims = {name: Claim(5, frozenset(T)) for name in NAMES}  # nothing is released meanwhile
+    claims = {name: Claim(5, frozenset(T)) for name in NAMES}  # no partition is released in between
     for document in product(ENTRIES, repeat=2):
         before = real(document, (-1, -1))
         for target in product(range(3), repeat=2):

@@ -32,7 +32,8 @@ def folded(entries: list[Entry]) -> OrderRecords:
 
 
 def compacted(entries: list[Entry], dirty: int) -> list[tuple[int, Entry]]:
-    """What Kafka may leave of the log: of those before `dirty`, the last record of each key; tombstones may be gone."""
+    """A log as Kafka may leave it after compaction: before `dirty`, only the last record of each key, perhaps
+    without tombstones."""
     last = {key: offset for offset, (key, _) in enumerate(entries)}
     return [
         (offset, entry)

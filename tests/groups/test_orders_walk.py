@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(180)
 
 
 class Operator:
-    """Runs `allocator group` against one group, and waits until what was planned is so."""
+    """Runs `allocator group` against one group, and waits until the plan has been carried out."""
 
     def __init__(self, group: OneGroup) -> None:
         self.group = group
@@ -81,7 +81,7 @@ class Operator:
         return after
 
     async def order(self, *arguments: str) -> dict[TopicPartition, str]:
-        """Gives an order, and waits until the group stands as a dry run said, and the leader says so too."""
+        """Gives an order, and waits until the group matches the dry run and the leader reports the same."""
         planned = await self.planned(*arguments, "--dry-run")
         given = (await self.json(*arguments, "--why", "because"))["order"]
         await self.until(planned)
@@ -177,7 +177,7 @@ async def test_a_group_does_what_was_planned_and_ordered(zk_chroot: str, group: 
         await operator.run("promote", group, "new")
         await operator.settle([3, 3, 3, 4])
 
-        # what cannot be kept
+        # an order that cannot be kept
         pinned = (await operator.json("pin", group, "t:7", "new"))["order"]["id"]
         await operator.leave(new)
         await wait_until_async(lambda: len(operator.owners()) == 13, 30.0)

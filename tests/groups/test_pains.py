@@ -101,10 +101,10 @@ async def test_an_old_owners_lingering_znode_stalls_its_own_partitions_and_no_lo
         await pain.settle(a)
         async with pain.member("b", session_timeout_s=6.0) as b:
             await pain.settle(a, b)
-            async with cut_off(a):  # the leader, moreover; its znodes stand until its session ends
+            async with cut_off(a):  # this member is also the leader; its znodes exist until its session ends
                 began = asyncio.get_running_loop().time()
                 async with pain.member("c", session_timeout_s=6.0) as c:
-                    assert c.membership.may_act()  # joining waits for nobody
+                    assert c.membership.may_act()  # joining does not wait for other members
                     await pain.settle(b, c)
                     assert asyncio.get_running_loop().time() - began < 25
                 assert pain.history.overlaps() == []

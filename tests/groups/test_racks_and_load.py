@@ -27,7 +27,7 @@ def three_racks(cluster_factory: Callable[..., LocalCluster]) -> LocalCluster:
 
 
 class Group:
-    """Consumers of one topic that nobody reads from, so that what is behind stays behind."""
+    """Consumers of one topic that read nothing, so the lag stays."""
 
     def __init__(self, cluster: LocalCluster, topic: str, group: str, assignor: str, membership: str) -> None:
         self.cluster, self.topic, self.group, self.assignor = cluster, topic, group, assignor
@@ -104,7 +104,7 @@ async def test_who_has_a_partition_far_behind_gets_hardly_anything_else(
 
 
 class Asked:
-    """A `Load` that remembers what it was asked, and answers as it is told."""
+    """A `Load` that records its requests and returns preset values."""
 
     def __init__(self, answer: Any) -> None:
         self.answer = answer
@@ -171,6 +171,6 @@ async def test_load_that_was_told_a_moment_ago_serves_the_next_round_of_the_same
         view = await around.view(function, members, {"t": 3}, {})
         assert len(view.load) == 3
     assert len(load.partitions) == 3
-    view = await around.view(function, members, {"t": 3, "u": 2}, {})  # of what is new nothing is known
+    view = await around.view(function, members, {"t": 3, "u": 2}, {})  # new partitions have no known load
     assert len(view.load) == 5
     assert len(load.partitions) == 8

@@ -58,7 +58,7 @@ def run(schedule: str, faults_s: float, seed: int = SEATED, dies_at_step: int | 
     return found
 
 
-# the name says the instance: w1 and w6 are i1, w2 and w7 are i2, ...
+# the name gives the instance: w1 and w6 are i1, w2 and w7 are i2, ...
 ROLLING = """
    0.000 start w1
    0.000 start w2
@@ -198,7 +198,7 @@ async def test_ten_members_restart_one_by_one_and_no_partition_moves(zk_chroot: 
             lambda number=number: f"instance {number} to own again what it had",  # type: ignore[misc]
         )
         assert [one.owned for one in members] == had
-    # a second process of a living instance is told, and owns nothing
+    # a second process of a live instance gets an error and owns nothing
     twin = member(3)
     await twin.membership.join()
     await wait_until_async(lambda: bool(twin.owner.errors), 30, "the second process to be told")

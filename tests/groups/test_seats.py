@@ -1,4 +1,4 @@
-"""Places of members with an instance id: who keeps what over a restart, as pure decisions of the leader."""
+"""Seats of members with an instance id: which member keeps which partitions over a restart, as pure decisions."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_member_that_is_gone_keeps_its_partitions_for_its_grace() -> None:
     document = take_seats(seated(m_1=P0, m_3=P1), {OTHER: info("c")}, {OTHER}, (), NOW)
     assert document.seats[OLD].reserved_until_ms == NOW + 30_000
     assert absent(document) == {OLD}
-    # nothing is written again while it is waited for, whatever the clock says meanwhile
+    # while the group waits, the leader writes nothing more, whatever its wall clock shows
     assert take_seats(document, {OTHER: info("c")}, {OTHER}, (), NOW + 10**9) is document
     over = take_seats(document, {OTHER: info("c")}, {OTHER}, {OLD}, NOW)
     assert over.seats.keys() == {OTHER}
@@ -64,7 +64,7 @@ def test_its_next_process_gets_what_it_had_and_what_it_was_promised() -> None:
 
 
 def test_the_owner_is_not_followed_while_anything_of_it_stands() -> None:
-    """Its claim stands although its member znode was deleted: it may still work."""
+    """Its claim still exists although its member znode was deleted: the member may still be working."""
     document = seated(m_1=P0, m_3=P1)
     members = {OTHER: info("c"), NEW: info("a")}
     after = take_seats(document, members, {OLD, OTHER, NEW}, (), NOW)
@@ -100,7 +100,7 @@ def test_functions_see_the_same_ids_in_the_same_order_before_and_after() -> None
 
 
 async def test_an_absent_member_is_given_nothing_new() -> None:
-    """Whatever the function gives it, unless nobody else may have it."""
+    """The function may assign it new partitions; it gets them only if no other member can have them."""
     document = take_seats(seated(m_1=P0, m_3=P1 | P2), {OTHER: info("c")}, {OTHER}, (), NOW)
 
     async def decided(members: dict[str, MemberInfo], document: AssignmentDocument) -> Mapping[str, Partitions]:
@@ -135,7 +135,8 @@ class AllTo:
     st.lists(st.tuples(st.floats(0, 100), st.integers(0, 10**13)), max_size=10),
 )
 def test_no_clock_that_jumps_prolongs_a_grace(until: int, steps: list[tuple[float, int]]) -> None:
-    """The wall clock says anything; a reservation ends at most 30 s of the monotonic clock after it was first seen."""
+    """The wall clock may show any time. A reservation ends at most 30 s after its first sight, by the monotonic
+    clock."""
     now = 0.0
     timer = GraceTimer(lambda: now)
     seats = {OLD: Seat(info("a"), until)}

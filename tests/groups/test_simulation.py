@@ -45,7 +45,7 @@ def test_every_promise_holds_under_many_more() -> None:
     assert broken_seeds(SEEDS, LONG_SEEDS) == ""
 
 
-# a member joins, one leaves, one dies and a partition is added, and in each of these somebody may be the leader
+# A member joins, one leaves, one dies and a partition is added. In each case any member may be the leader.
 REBALANCES = parse(
     """
        0.000 start w1
@@ -68,7 +68,8 @@ def leader_dies_at(step: int | None) -> Simulation:
 
 @pytest.mark.parametrize("every", [10, pytest.param(1, marks=pytest.mark.long)])
 def test_the_leader_may_die_at_every_step(every: int) -> None:
-    """Each turn of its code, from its election on: the same rebalances again and again, in each it dies later."""
+    """Every step of the leader after its election: the same rebalances run again, and each time the leader dies one
+    step later."""
     steps = leader_dies_at(None).steps_of_leaders
     assert steps > 300
     for step in range(1, steps + 1, every):
@@ -150,7 +151,8 @@ def test_every_promise_holds_under_faults_while_load_moves_partitions() -> None:
     assert broken_seeds(FOLLOWING, FOLLOWING + 20) == ""
 
 
-# a server takes the first proof after a silence, and dies with the news; who proved is frozen until the session is over
+# A server accepts the first proof after a silence and dies before it passes the proof on. The member is frozen until
+# its session has ended.
 DIES_WITH_THE_NEWS = parse(
     """
        0.000 start w1

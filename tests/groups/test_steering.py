@@ -1,4 +1,4 @@
-"""What the orders of a group demand, what became of them, and how a budget divides the way to a decision."""
+"""What the orders of a group require, their states, and how a budget divides a change into steps."""
 
 from __future__ import annotations
 

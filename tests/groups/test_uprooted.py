@@ -42,7 +42,7 @@ def delete(zk_chroot: str) -> Any:
     client.start(20)
 
     def below(path: str) -> None:
-        for _ in range(20):  # others may create what is being deleted
+        for _ in range(20):  # other members may create znodes below the one being deleted
             with contextlib.suppress(NoNodeError, NotEmptyError):
                 client.delete(path, recursive=True)
                 return

@@ -1,4 +1,4 @@
-"""Plans of what would move, for groups whose members may come back after a restart."""
+"""Plans of moves, for groups whose members may return after a restart."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ async def test_the_new_owner_waits_for_the_old_one(bench: Bench) -> None:
             moving = document.waiting[a.membership.member_id].partitions
             assert document.promised == {b.membership.member_id: moving}
             assert b.owned == frozenset()
-            assert a.membership.held == a.owned - moving  # what stays was not stopped
+            assert a.membership.held == a.owned - moving  # partitions that stay were not stopped
             a.owner.may_drain.set()
             await bench.settle(a, b)
             assert b.owned == moving

@@ -53,7 +53,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self.now = 0.0
         self.frozen: dict[str, list[tuple[Callable[..., Any], tuple[Any, ...], contextvars.Context]]] = {}
         self.after_each: Callable[[str], None] | None = None
-        """Called with the name of a member after each step of it."""
+        """Called with the name of a member after each of its steps."""
         clock = _Clock()
         super().__init__(clock)
         clock.loop = self

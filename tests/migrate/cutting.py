@@ -108,7 +108,7 @@ class World:
         return numbers
 
     def lost(self, last: int) -> list[int]:
-        """Numbers up to `last` that were written and that nobody read."""
+        """Numbers up to `last` that were produced and never read."""
         return [number for number in self.all_written if not self.seen[number] and number <= last]
 
     async def _serve(self, stop: asyncio.Event) -> None:

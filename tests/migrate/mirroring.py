@@ -61,7 +61,7 @@ def bare(rows: Mapping[int, list[Row]]) -> dict[int, list[Any]]:
 
 
 async def more(count: Callable[[], Any], than: int) -> bool:
-    """Whether what `count` finds has grown."""
+    """Whether the result of `count` has grown."""
     return bool(await count() > than)
 
 

@@ -114,7 +114,7 @@ async def test_headers_times_and_transactions_of_a_newer_cluster(
     mirror = Mirror(settings(old, new, group, topics=[topic], old_zookeeper=None))
     await mirror.run(until_caught_up=True)
     before, after = (await contents(old, topic))[0], (await contents(new, topic))[0]
-    # what was aborted stays behind; its place in the old log is a gap
+    # aborted records are not mirrored; their offsets are a gap in the old log
     kept = [row for row in before if row[3] != b"aborted"]
     assert len(kept) < len(before)
     assert [row[1:] for row in after] == [row[1:] for row in kept]
@@ -278,7 +278,8 @@ async def test_a_first_batch_that_fails_is_not_overtaken(
 async def test_it_ends_soon_when_it_is_told_to(
     old: LocalCluster, new: LocalCluster, topic_factory: Callable[..., str], group: str
 ) -> None:
-    """Though a large batch waits for its turn, or no broker answers; and goes on behind what was sent."""
+    """It ends although a large batch waits for its turn, or no broker answers. The next start continues behind the
+    sent records."""
     topic = await asyncio.to_thread(topic_factory, 1, 1, None, old)
     await asyncio.to_thread(produce, old.bootstrap, topic, [(b"k", bytes(100_000), 0)] * 20, version=old.version)
     slow = Mirror(settings(old, new, group, topics=[topic], throttle_bytes_s=2_000.0))

@@ -52,7 +52,7 @@ async def test_a_new_broker_that_is_killed_and_comes_back(
 async def test_a_process_that_is_frozen_and_wakes_up_writes_nothing_behind_its_successor(
     cluster_factory: Any, topic_factory: Callable[..., str], group: str
 ) -> None:
-    """What was in a socket when it froze may come over twice; what was to be sent may not."""
+    """Records that were in a socket when it froze may be written twice. It may not send further ones."""
     old = await asyncio.to_thread(cluster_factory, kafka="2.8.2")
     new = await asyncio.to_thread(cluster_factory, kafka="3.9.1")
     topic = await asyncio.to_thread(topic_factory, 4, 1, None, old)
@@ -70,7 +70,7 @@ async def test_a_process_that_is_frozen_and_wakes_up_writes_nothing_behind_its_s
             before = await stands()
             await wait_until_async(lambda than=before: more(stands, than), 60, "records to come over")
             process.send_signal(signal.SIGSTOP)
-            await asyncio.sleep(10)  # its session ends meanwhile, and the other one takes over
+            await asyncio.sleep(10)  # its session ends during the freeze, and the other process takes over
             process.send_signal(signal.SIGCONT)
     await Mirror(chosen).run(until_caught_up=True)
     assert bare(await contents(new, topic)) == bare(await contents(old, topic))
@@ -88,7 +88,7 @@ async def test_it_ends_when_it_is_told_to_though_the_new_cluster_does_not_answer
             await wait_until_async(lambda: mirror.progress(), 60, "it to begin")
             await asyncio.to_thread(new.brokers[0].pause)
             await asyncio.to_thread(produce, old.bootstrap, topic, [b"v"] * 10, version=old.version)
-            await asyncio.sleep(2)  # they are on their way, and nobody answers
+            await asyncio.sleep(2)  # the requests are under way, and no broker answers
             began = time.monotonic()
         assert time.monotonic() - began < 90
     finally:

@@ -125,7 +125,7 @@ async def test_records_that_are_deleted_while_it_lags_are_counted_and_named(
 ) -> None:
     old = await asyncio.to_thread(cluster_factory, kafka="3.9.1")
     topic = await asyncio.to_thread(topic_factory, 1, 1, None, old)
-    rows = [(b"k", b"%d" % n + bytes(900_000), 0) for n in range(80)]  # twice what is read ahead
+    rows = [(b"k", b"%d" % n + bytes(900_000), 0) for n in range(80)]  # twice the size of the read-ahead
     await asyncio.to_thread(produce, old.bootstrap, topic, rows, version=old.version, batch_records=1)
     mirror = Mirror(settings(old, new, group, topics=[topic], old_zookeeper=None, throttle_bytes_s=1e6))
     lagging = asyncio.ensure_future(mirror.run(until_caught_up=True))
@@ -161,7 +161,7 @@ async def test_a_topic_that_was_created_again_while_no_mirror_ran_stops_until_to
     assert values((await contents(new, topic))[0]) == numbered("value", range(100))
     told = replace(chosen, recreated={topic: "earliest"})
     wanted = numbered("value", range(100)) + numbered("anew", range(300))
-    for again in (told, told, chosen):  # what the option said once, it does not say again
+    for again in (told, told, chosen):  # the option applies once: later runs ignore it
         await Mirror(again).run(until_caught_up=True)
         assert values((await contents(new, topic))[0]) == wanted
         await fill(old, topic, 5, "late")
@@ -215,7 +215,7 @@ async def test_a_topic_that_was_created_again_goes_on_at_the_stored_position_if_
 async def test_a_topic_that_is_known_by_content_alone_stops_when_its_records_are_others(
     new: LocalCluster, cluster_factory: Any, topic_factory: Callable[..., str], group: str
 ) -> None:
-    """Brokers before 2.8, whose ZooKeeper the mirror is not told."""
+    """Brokers before 2.8, where the mirror does not know the ZooKeeper of the cluster."""
     old = await asyncio.to_thread(cluster_factory, kafka="1.1.1")
     topic = await asyncio.to_thread(topic_factory, 1, 1, None, old)
     chosen = settings(old, new, group, topics=[topic], old_zookeeper=None)
@@ -223,7 +223,7 @@ async def test_a_topic_that_is_known_by_content_alone_stops_when_its_records_are
     await Mirror(chosen).run(until_caught_up=True)
     await fill(old, topic, 10, "more")
     again = Mirror(chosen)
-    await again.run(until_caught_up=True)  # the same records are no evidence
+    await again.run(until_caught_up=True)  # equal records are no evidence of a new topic
     assert again.records == 10
     async with KafkaClient(old.bootstrap) as client:  # a mirror that ran while it was created again has committed
         offsets = GroupOffsets(client, group)

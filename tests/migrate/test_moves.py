@@ -40,7 +40,7 @@ async def test_a_topic_is_mirrored(
 
 
 async def committed(cluster: LocalCluster, group: str, topic: str) -> dict[str, int]:
-    """Storage -> what is committed there of partition 0; a storage with nothing, or none, is absent."""
+    """Storage -> the committed offset of partition 0 there. A storage without one is absent."""
     found = {}
     async with KafkaClient(cluster.bootstrap) as client:
         await client.refresh([topic])

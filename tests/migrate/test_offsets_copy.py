@@ -74,7 +74,7 @@ async def test_what_kiel_left_in_zookeeper_comes_to_kafka_and_goes_back(
     await commit(old, group, {TopicPartition(topic, 0): 7})
     source = OffsetStore(old.bootstrap, group, "zookeeper", (old.zookeeper,))
     target = OffsetStore(old.bootstrap, group, "kafka", (old.zookeeper,))
-    with pytest.raises(NoChroot, match="Check the chroot"):  # who would not be seen there
+    with pytest.raises(NoChroot, match="Check the chroot"):  # members there would not be visible
         await plan_copy(source, replace(target, zookeepers=(f"{old.zookeeper}/typo-{group}",)))
     plan = await plan_copy(source, target)
     assert [(row.partition.partition, row.source, row.before, row.after, row.lag) for row in plan.rows] == [

@@ -1,4 +1,4 @@
-"""Limits that the coordinator is asked for, and what counts where it does not tell them."""
+"""Limits that the client asks the coordinator for, and the defaults if the coordinator does not report them."""
 
 from __future__ import annotations
 

@@ -528,7 +528,7 @@ async def test_0_8_1_commits_in_v0_without_a_coordinator() -> None:
         await group.commit({A: at(4, "m")})
         assert {r.API_VERSION for r in broker.seen if r.API_KEY == 8} == {0}
         assert group.coordinator is None
-        broker.codes[B] = [3]  # v0 says so where nothing is committed
+        broker.codes[B] = [3]  # the response of v0 for a partition without a committed offset
         assert await group.fetch([A, B]) == {A: at(4, "m")}
         broker.codes[B] = [3]
         assert await group.fetch(None) == {A: at(4, "m")}

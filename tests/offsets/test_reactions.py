@@ -62,7 +62,7 @@ def test_a_code_that_is_not_known_yet_fails() -> None:
 
 
 R = GroupReaction
-# what each API does about each code, written out once more, by what it means to the member
+# the reaction of each API to each error code, written a second time by its meaning for the member
 EXPECTED: dict[str, tuple[dict[int, GroupReaction], dict[GroupReaction, set[int]]]] = {
     "JoinGroup": (
         JOIN,
@@ -114,7 +114,7 @@ def test_every_code_of_every_api_has_the_reaction_that_its_meaning_calls_for(api
     }
 
 
-# what a coordinator of any version, 0.8.1 to 4.1, may answer, as the protocol's documents and its sources list it
+# the error codes of all coordinator versions, 0.8.1 to 4.1, from the protocol's documentation and Kafka's sources
 ANSWERS = {
     "OffsetCommit": {-1, 3, 7, 12, 14, 15, 16, 22, 24, 25, 27, 28, 29, 30, 35, 42, 69, 82, 113},
     "OffsetCommit of a member": {-1, 3, 7, 12, 14, 15, 16, 22, 24, 25, 27, 28, 29, 30, 35, 42, 69, 82, 110, 113},

@@ -21,7 +21,7 @@ def number(version: str) -> tuple[int, ...]:
 
 
 def tools_class_path(version: str) -> str:
-    """The server's jars and, from 0.10 on, those of `kafka-tools`."""
+    """The server's jars and, from 0.10 on, the jars of `kafka-tools`."""
     wanted = [KAFKA[version].jars]
     if version in KAFKA_TOOLS:
         wanted.append(KAFKA_TOOLS[version])
@@ -59,6 +59,6 @@ def run_tool(version: str, name: str, *arguments: str, timeout_s: float = 60.0) 
 
 
 def properties(path: Path, **settings: object) -> str:
-    """Writes a properties file; underscores in names stand for dots."""
+    """Writes a properties file; dots replace the underscores in names."""
     path.write_text("".join(f"{key.replace('_', '.')}={value}\n" for key, value in settings.items()))
     return str(path)

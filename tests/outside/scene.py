@@ -83,7 +83,7 @@ class Member:
             self._held.difference_update(event["partitions"])
         elif what == "left":
             if self._held:
-                # Java before 2.4 says nothing of partitions that it gives up when it leaves
+                # Java before 2.4 does not report the partitions that it gives up when it leaves
                 self._note({"at": self.events[-1]["at"], "what": "revoked", "partitions": sorted(self._held)})
             self.left = True
         self.events.append(event)
@@ -317,7 +317,7 @@ JAVA = {
 
 
 def verifiable(line: Event, offset: float) -> Iterable[Event]:
-    """VerifiableConsumer's events as those of a journal. Its times are whole milliseconds, cut off."""
+    """VerifiableConsumer's events in the form of a journal. Its times are truncated to milliseconds."""
     name, at = line["name"], line["timestamp"] / 1000 - offset
     if name == "startup_complete":
         yield {"at": at, "what": "joined"}

@@ -1,6 +1,6 @@
-"""Groups of ours and of Java's VerifiableConsumer, of five versions of Kafka's own client.
+"""Groups of allocator's members and Java's VerifiableConsumer, with five versions of Kafka's client.
 
-The leader of a group is its first member; when that one leaves, the coordinator takes another.
+The first member is the leader; when it leaves, the coordinator chooses another.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CASES = [
     for version, assignors in JAVA.items()
     for assignor in assignors
     for first, handler_s in (("java", 3.0), ("ours", 0.0), ("java", 0.0), ("ours", 3.0))
-    # every combination of those under which members hold on to partitions
+    # all combinations of assignors with which members keep their partitions
     if "sticky" in assignor or assignor == "consumer" or (first == "java") == (handler_s > 0)
 ]
 
@@ -89,9 +89,10 @@ def test_commits_at_every_moment_of_a_rebalance_cost_no_partition(
 def test_the_console_consumer_and_ours_deliver_each_record_once(
     version: str, first: str, scene_on: Callable[[str], Scene]
 ) -> None:
-    """It says nothing of partitions, so the records are counted, by their values; nobody is killed.
+    """The console consumer does not report partitions, so the test counts records by their values and kills no
+    process.
 
-    Not with 0.10.2: its console consumer leaves without flushing the last lines of its output.
+    Not with 0.10.2: its console consumer leaves without flushing its last lines of output.
     """
     scene = scene_on(version)
     consoles: list[Console] = []
@@ -158,7 +159,7 @@ class Console:
     _left = False
 
     def leave(self) -> None:
-        """In good order: it commits what it has printed."""
+        """A clean stop: it commits the records that it has printed."""
         self._left = True
         self._process.terminate()
         self._process.wait(40)

@@ -29,7 +29,7 @@ def committed(cluster: LocalCluster, group: str, topics: dict[str, int]) -> None
 
 
 def steps(python: str, whose: str, cluster: LocalCluster, group: str, topic: str, pair: str) -> dict[str, Any]:
-    """What the service told, by step."""
+    """The output of the service, by step."""
     committed(cluster, group, {topic: 1, pair: 2})
     command = [python, str(SERVICE), whose, cluster.bootstrap, cluster.zookeeper, group, topic, pair]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)

@@ -83,7 +83,7 @@ def line(record: Record) -> str:
 
 
 async def ours(cluster: LocalCluster, topic: str, isolation: str, last: dict[int, int]) -> list[str]:
-    """All records up to these offsets."""
+    """All records up to these offsets, read with allocator."""
     lines: list[str] = []
     consumer = Consumer(
         topic,
@@ -105,7 +105,7 @@ async def ours(cluster: LocalCluster, topic: str, isolation: str, last: dict[int
 
 
 async def same(odd: Odd, cluster: LocalCluster, topic: str, isolation: str = "read_uncommitted") -> list[str]:
-    """Compares what both deliver; returns it."""
+    """Compares the records of both clients, and returns them."""
     theirs = await odd.run("read", cluster.bootstrap, topic, isolation)
     last: dict[int, int] = {}
     for each in theirs:

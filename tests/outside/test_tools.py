@@ -26,7 +26,7 @@ READ = 4
 
 
 class Tools:
-    """The tools of one version beside a group of ours on a topic with records."""
+    """The tools of one version beside a group of allocator, on a topic with records."""
 
     def __init__(self, cluster: LocalCluster, topic: str, group: str) -> None:
         self.cluster, self.topic, self.group, self.version = cluster, topic, group, cluster.version
@@ -43,7 +43,7 @@ class Tools:
         return await asyncio.to_thread(run_tool, self.version, name, *arguments)
 
     async def groups(self, *arguments: str) -> str:
-        """kafka-consumer-groups. 0.10 has to be told that the group is not in ZooKeeper."""
+        """Runs kafka-consumer-groups. 0.10 needs an option for groups that are not in ZooKeeper."""
         old = ["--new-consumer"] if number(self.version) < (0, 11) else []
         where = ["--bootstrap-server", self.cluster.bootstrap, "--group", self.group]
         return await self.tool("ConsumerGroupCommand", *old, *where, *arguments)
@@ -57,7 +57,7 @@ class Tools:
         return {partition: offset.offset for partition, offset in found.items() if offset is not None}
 
     async def first_offsets(self) -> dict[int, int]:
-        """Where a member of ours begins to read."""
+        """The offsets at which a member of allocator begins to read."""
         found: dict[int, int] = {}
         async with self.consumer() as consumer:
             while len(found) < PARTITIONS:

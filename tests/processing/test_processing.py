@@ -122,7 +122,7 @@ async def test_without_an_order_records_of_one_key_are_side_by_side() -> None:
 
 
 async def test_records_without_a_key_wait_for_no_other() -> None:
-    """Producers scatter them over the partitions, so nobody can rely on an order among them."""
+    """Producers spread records without a key over the partitions, so no user can rely on their order."""
     cluster = Cluster(records=6)
     cluster.logs[PARTITION] = [Record("t", 0, n, 0, 0, None, b"", []) for n in range(6)]
     held, done = asyncio.Event(), []

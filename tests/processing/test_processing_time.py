@@ -67,7 +67,7 @@ async def handled(cluster: Cluster, handle: Any, total: int, **given: Any) -> Fa
 
 @pytest.mark.parametrize("concurrency", [10, 1000])
 def test_all_of_the_allowed_calls_are_at_work(concurrency: int) -> None:
-    """24 partitions, 10,000 keys: the limit is concurrency / 50 ms, and at least 95 % of it are reached."""
+    """24 partitions, 10,000 keys: the maximum rate is concurrency / 50 ms, and the test reaches at least 95 % of it."""
     records = max(100, concurrency * 5 // 2)
     cluster = Cluster(24, records, keys=10_000 // 24)
     total = 24 * records

@@ -203,7 +203,7 @@ async def test_a_partition_that_moves_takes_along_what_waits() -> None:
         assert it.source.measures.due_ms == {}
         await it.source.assign([waiting])
         await until(lambda: waiting in it.source.measures.due_ms)
-        # a seek does not wait for what waits
+        # a seek does not wait for records that wait for their retry
         it.source.listener.restart(waiting, 1)  # type: ignore[attr-defined]
         assert it.source.measures.due_ms == {}
     assert seen.count(1) == 2
@@ -258,7 +258,7 @@ def test_a_record_that_nobody_of_the_group_wrote_is_handled_as_it_is() -> None:
 
 
 async def test_two_groups_that_read_each_others_retry_topics_do_not_send_a_record_round() -> None:
-    """Their patterns match all topics; each takes the other's retry topics for its own topics."""
+    """Their patterns match all topics, so each group also consumes the other group's retry topics."""
     plans = [RetryPlan.of(group, ["1s", "2s"]) for group in ("one", "other")]
     record = Record("orders", 0, 0, 0, 0, b"k", b"v", [])
     steps = 0

@@ -15,6 +15,7 @@ from typing import Any
 
 from allocator import AllocatorError, Consumer, RebalanceListener, Record, TopicPartition
 from bench.faults.journal import Journal
+from bench.faults.members.stacks import dump_when_stuck
 
 
 class Journalled(Consumer):
@@ -72,6 +73,7 @@ class Service(RebalanceListener):
     async def run(self) -> None:
         stop = asyncio.Event()
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+        stacks = asyncio.ensure_future(dump_when_stuck())
         self.journal.write("joined")
         async with self.consumer:
             work = asyncio.ensure_future(
@@ -91,6 +93,7 @@ class Service(RebalanceListener):
                 work.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await work
+        stacks.cancel()
         self.journal.write("left")
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from allocator import AllocatorError, Consumer, RebalanceListener, Record, TopicPartition
 from bench.faults.journal import Journal
+from bench.faults.members.stacks import dump_when_stuck
 
 
 class Service(RebalanceListener):
@@ -88,6 +89,7 @@ class Service(RebalanceListener):
     async def run(self) -> None:
         stop = asyncio.Event()
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+        stacks = asyncio.ensure_future(dump_when_stuck())
         self.journal.write("joined")
         await self.consumer.start()
         committing = asyncio.ensure_future(self.commit_often())
@@ -106,6 +108,7 @@ class Service(RebalanceListener):
             with contextlib.suppress(asyncio.CancelledError):
                 await committing
             await self.consumer.close()
+            stacks.cancel()
             self.journal.write("left")
 
 

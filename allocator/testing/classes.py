@@ -4,23 +4,28 @@ With its archive a broker of 3.9.1 starts with two thirds of the CPU. An archive
 for each build of Java, and only Java 13 and newer can make one. Java itself compares an archive with its jars, and
 ignores one that does not fit.
 
-To make an archive costs as much as three starts and saves a third of each later one. So `worth_making` is true only if
-another session wanted the archive before: a cache that is new in each run has no archives.
+To make an archive costs as much as three starts and saves a third of each later one. So `worth_making` is true if
+another session wanted the archive before, or if this session has started ten servers without it. A short session with a
+new cache makes no archives.
 Source: JEP 350, Dynamic CDS Archives.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
 
 from .jars import jar_directory
 from .java import Java
 from .versions import JarSet
 
-__all__ = ["archive", "failed", "making", "using", "worth_making"]
+__all__ = ["archive", "count_start", "failed", "making", "using", "worth_making"]
 
 _OLDEST = 13
+# so many starts without an archive cost as much more as it costs to make one
+_ENOUGH_STARTS = 10
+_START = "."
 
 
 def archive(java: Java, jars: JarSet) -> Path:
@@ -41,22 +46,40 @@ def making(path: Path) -> list[str]:
 
 
 def worth_making(java: Java, jars: JarSet, session: str) -> bool:
-    """Whether there is no archive, and a session of another name asked before."""
-    path = archive(java, jars)
-    if java.major < _OLDEST or path.exists():
+    """Whether there is no archive, and another session asked before or this one has started enough servers."""
+    if java.major < _OLDEST or archive(java, jars).exists():
         return False
-    wanted = path.with_suffix(".wanted")
+    wanted = _wanted(java, jars)
     with contextlib.suppress(OSError):  # a cache that is read-only has no archives
-        if wanted.exists():
-            return wanted.read_text() != session
-        wanted.write_text(session)
+        try:
+            with wanted.open("x") as file:
+                file.write(f"{session}\n")
+        except FileExistsError:
+            first, _, starts = wanted.read_text().partition("\n")
+            return first != session or len(starts) >= _ENOUGH_STARTS
     return False
+
+
+def count_start(java: Java, jars: JarSet) -> None:
+    """Counts a start without an archive. Does nothing if no test session has asked for this archive."""
+    with contextlib.suppress(OSError):
+        # no O_CREAT; an append of one byte is whole, whatever other processes append
+        file = os.open(_wanted(java, jars), os.O_WRONLY | os.O_APPEND)
+        try:
+            os.write(file, _START.encode())
+        finally:
+            os.close(file)
 
 
 def failed(java: Java, jars: JarSet) -> None:
     """Notes that this Java cannot make this archive, so that nobody tries again."""
     with contextlib.suppress(OSError):
         archive(java, jars).touch()
+
+
+def _wanted(java: Java, jars: JarSet) -> Path:
+    """A file with the name of the session that first asked, and a character for each start without an archive."""
+    return archive(java, jars).with_suffix(".wanted")
 
 
 def _usable(path: Path) -> bool:

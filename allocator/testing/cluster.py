@@ -205,7 +205,10 @@ class LocalCluster(Cluster):
         return [*self._class_options(jars), *self._jvm_options]
 
     def _class_options(self, jars: JarSet) -> list[str]:
-        return classes.using(self._java, jars)
+        options = classes.using(self._java, jars)
+        if not options:
+            classes.count_start(self._java, jars)
+        return options
 
     def _removed(self) -> Path | None:
         """The directory that the supervisor deletes after a crash of this process."""

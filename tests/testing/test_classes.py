@@ -1,4 +1,4 @@
-"""Class archives: the second session makes one, and servers use it."""
+"""Class archives: the second session makes one, or one of many starts, and servers use it."""
 
 from __future__ import annotations
 
@@ -40,6 +40,8 @@ def test_the_second_session_makes_an_archive_that_servers_use(tmp_path, monkeypa
     make_archives(None, "first")
     make_archives(None, "first")  # another process of the same session
     assert not archive.exists()
+    with LocalCluster(None):
+        assert archive.with_suffix(".wanted").read_text() == "first\n."
     make_archives(None, "second")
     assert archive.stat().st_size > 1 << 20
     made = archive.stat().st_mtime_ns
@@ -49,6 +51,16 @@ def test_the_second_session_makes_an_archive_that_servers_use(tmp_path, monkeypa
         [node] = cluster.nodes
         maps = Path(f"/proc/{node.pid}/maps")
         assert not maps.exists() or str(archive) in maps.read_text()  # only Linux tells
+
+
+def test_ten_starts_of_one_session_are_worth_it(cache):
+    classes.count_start(NEW, ZOOKEEPER)  # of no test session
+    assert not list(cache.iterdir())
+    for started in range(10):
+        assert not classes.worth_making(NEW, ZOOKEEPER, "one"), f"after {started} starts"
+        classes.count_start(NEW, ZOOKEEPER)
+    assert classes.worth_making(NEW, ZOOKEEPER, "one")
+    assert classes.worth_making(NEW, ZOOKEEPER, "another")
 
 
 def test_an_old_java_makes_none(cache):
@@ -75,5 +87,6 @@ def test_a_cache_that_cannot_be_written_has_none(cache):
     cache.rmdir()
     for session in ("first", "second"):
         assert not classes.worth_making(NEW, ZOOKEEPER, session)
+    classes.count_start(NEW, ZOOKEEPER)
     classes.failed(NEW, ZOOKEEPER)
     assert not classes.using(NEW, ZOOKEEPER)

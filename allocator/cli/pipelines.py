@@ -20,6 +20,7 @@ from allocator.files import write_file
 from allocator.spark.archive import Archive, ArchiveReport, compact
 from allocator.spark.archive import archive as archive_topic
 from allocator.spark.archive.schema import decoder, load_transform
+from allocator.spark.archive.store import FORMATS
 from allocator.spark.audit import BY
 from allocator.spark.audit import audit as audit_sides
 from allocator.spark.audit.pipeline import FIELDS
@@ -83,6 +84,14 @@ def _topic_options(command: Command) -> Command:
 @click.command()
 @click.argument("directory")
 @_topic_options
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(FORMATS),
+    default="parquet",
+    show_default=True,
+    help="Format of the archive. A Delta table may also be at a URL: s3://bucket/archive.",
+)
 @click.option("--key", help="Decode keys: string, json:DDL, avro:FILE or confluent-avro:FILE.")
 @click.option("--value", help="Decode values, as --key does; the bytes are kept beside them.")
 @click.option("--transform", help="Function that changes the DataFrame before it is written: package.module:function.")
@@ -108,6 +117,7 @@ def archive(
     brokers: Optional[str],
     topics: tuple[str, ...],
     options: tuple[str, ...],
+    kind: str,
     key: Optional[str],
     value: Optional[str],
     transform: Optional[str],
@@ -119,9 +129,10 @@ def archive(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """Append new records of topics to the Parquet archive in DIRECTORY, each record exactly once.
+    """Append new records of topics to the archive in DIRECTORY, each record exactly once.
 
-    May be killed at any point and run again. `spark.read.parquet(DIRECTORY)` reads it.
+    May be killed at any point and run again. `spark.read.parquet(DIRECTORY)` reads a Parquet archive;
+    DIRECTORY/topic=NAME is the Delta table of a topic.
 
     \b
     Exit codes:
@@ -131,6 +142,8 @@ def archive(
     """
     if not topics and not compacting:
         raise ConfigError("what is to be archived? Give --topic, or --compact to put together what is there")
+    if compacting and kind == "delta":
+        raise ConfigError("--compact merges files of Parquet archives; for a Delta table use its OPTIMIZE")
     chosen = [_topic(brokers, name, options) for name in topics]
     apply = _chain(key, value, transform)
     spark = None if dry_run else _session("allocator archive", master)
@@ -141,6 +154,7 @@ def archive(
                 archive_topic(
                     topic,
                     directory,
+                    format=kind,
                     transform=apply,
                     offsets_per_commit=offsets_per_commit,
                     allow_gaps=allow_gaps,

@@ -41,6 +41,7 @@ __all__ = [
     "disk_full",
     "is_full",
     "now",
+    "sync",
 ]
 
 FORMAT = 1
@@ -217,10 +218,10 @@ class CommitLog:
         final = self.manifests / f"{manifest.number:08d}.json"
         try:
             for found in manifest.files:
-                _sync(staged / found.name)
+                sync(staged / found.name)
             for directory in {(staged / found.name).parent for found in manifest.files} | {staged, self.directory}:
                 if directory.is_dir():
-                    _sync(directory)
+                    sync(directory)
             write_file(final, manifest.to_bytes(), fresh=True)
         except FileExistsError:
             raise ArchiveBusy(f"{final} was written by another run meanwhile; nothing of this one was kept") from None
@@ -238,7 +239,7 @@ class CommitLog:
         staged, home = self.directory / manifest.staged, self.directory / manifest.directory
         if staged.is_dir() and not home.exists():
             os.rename(staged, home)
-            _sync(self.directory)
+            sync(self.directory)
         for number in manifest.replaces:
             files, old = self.directory / f"commit={number:08d}", self.manifests / f"{number:08d}.json"
             if files.is_dir():
@@ -315,7 +316,7 @@ def _check_ranges(alive: list[Manifest], where: Path) -> None:
                 )
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

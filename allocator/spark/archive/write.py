@@ -9,9 +9,6 @@ replaces meanwhile, and must then read again.
 
 from __future__ import annotations
 
-import re
-import shutil
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -26,20 +23,19 @@ from allocator.spark.archive.commits import (
     CommitLog,
     DataFile,
     Manifest,
-    check_writable,
-    disk_full,
-    is_full,
     now,
 )
+from allocator.spark.archive.files import write_parquet
 from allocator.spark.archive.read import Archive, Reach, reach_of
 from allocator.spark.archive.schema import Transform, columns_of, transformed
+from allocator.spark.archive.store import open_store
 from allocator.spark.errors import DataLoss
 from allocator.spark.ranges import limit_ends
 from allocator.spark.topic import Extent, Topic
 from allocator.types import TopicPartition
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 __all__ = ["Archive", "ArchiveReport", "Progress", "Reach", "Transform", "archive", "compact"]
 
@@ -99,6 +95,7 @@ def archive(
     topic: Topic,
     directory: str | Path,
     *,
+    format: str = "parquet",
     transform: Transform | None = None,
     offsets_per_commit: int = 10_000_000,
     allow_gaps: bool = False,
@@ -110,21 +107,21 @@ def archive(
 
     Guarantee: after any number of runs, also crashed ones, the archive has each record once. The first run begins at
     the start in the topic's options, and stores it also for empty partitions. Later runs begin at the end of the
-    archive, and at the first record of new partitions. transform: DataFrame -> DataFrame, adds columns (see
-    `schema.decoder`) or omits records; topic, partition and offset must stay. offsets_per_commit: more: fewer, larger
-    files; less: less work to repeat after a crash. allow_gaps: continue after records that retention deleted
-    unarchived, and list them in the manifest. progress: called with offsets done and offsets in all. Raises
+    archive, and at the first record of new partitions. format: "parquet", or "delta" for a Delta table whose log has
+    the offsets; then `directory` may be a URL such as s3://bucket/archive. transform: DataFrame -> DataFrame, adds
+    columns (see `schema.decoder`) or omits records; topic, partition and offset must stay. offsets_per_commit: more:
+    fewer, larger files; less: less work to repeat after a crash. allow_gaps: continue after records that retention
+    deleted unarchived, and list them in the manifest. progress: called with offsets done and offsets in all. Raises
     ArchiveMismatch for an archive of another cluster or of a topic that was created again, SchemaMismatch for columns
     that cannot be read together with those of earlier runs, ArchiveCorrupt, ArchiveBusy, ArchiveFull, DataLoss,
     ConfigError, and the errors of reading the topic.
     """
     began = time.monotonic()
-    root = _root(directory)
+    root, commits = open_store(format, directory, topic.name)
     if offsets_per_commit < 1:
         raise ConfigError(f"offsets_per_commit = {offsets_per_commit} must be 1 or more")
-    commits = CommitLog(root / f"topic={topic.name}")
-    check_writable(commits.manifests)
-    report = ArchiveReport(topic.name, str(root), dry_run=dry_run)
+    commits.check()
+    report = ArchiveReport(topic.name, root, dry_run=dry_run)
     extent, alive = topic.extent(), commits.live()
     start, report.gaps = _start(alive, topic.name, extent, allow_gaps)
     report.ranges = _todo(start, extent)
@@ -144,13 +141,13 @@ def archive(
             progress(0, total)
         while todo or gaps or new:
             piece = _piece(topic.name, todo, offsets_per_commit)
-            staged = commits.stage()
+            staged = commits.staged_name()
             files: tuple[DataFile, ...] = ()
             columns: dict[str, Any] = {}
             if piece:
                 spark = spark or _session("allocator archive")
                 rows = transformed(topic.frame(spark, topic.ranges(piece)), transform, alive)
-                files, columns = _write(rows, staged, piece), columns_of(rows)
+                files, columns = commits.write(rows, staged, piece), columns_of(rows)
             if extent.topic_id is not None and topic.topic_id() != extent.topic_id:
                 raise ArchiveMismatch(
                     f"{topic.name!r} was deleted and created again while it was archived, and this commit is not kept; "
@@ -165,7 +162,7 @@ def archive(
                 ranges={**new, **piece},
                 gaps=gaps,
                 files=files,
-                staged=staged.name,
+                staged=staged,
                 at=now(),
                 columns=columns,
             )
@@ -185,16 +182,6 @@ def _session(name: str) -> SparkSession:
     from allocator.spark import session
 
     return session(name)
-
-
-def _root(directory: str | Path) -> Path:
-    text = str(directory)
-    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", text):
-        raise ConfigError(
-            f"{text} is a URL, but an archive needs a directory in a file system of the driver and the executors; "
-            "mount it and give the path"
-        )
-    return Path(text).absolute()
 
 
 def _start(alive: list[Manifest], topic: str, extent: Extent, allow_gaps: bool) -> tuple[dict[int, int], Reach]:
@@ -317,7 +304,7 @@ def _compacted(spark: SparkSession, found: Archive, commits: CommitLog, group: l
     rows = part.frame(spark).repartition(F.col("partition"))
     staged = commits.stage()
     ranges = reach_of(group)  # including gaps
-    files = _write(rows, staged, ranges)
+    files = write_parquet(rows, staged, ranges)
     records = sum(written.records for written in files)
     expected = sum(manifest.records for manifest in group)
     if records != expected:
@@ -340,51 +327,6 @@ def _compacted(spark: SparkSession, found: Archive, commits: CommitLog, group: l
         replaces=replaces,
         columns=columns_of(rows),
     )
-
-
-def _write(rows: DataFrame, staged: Path, ranges: Mapping[int, tuple[int, int]]) -> tuple[DataFile, ...]:
-    """Parquet files below `staged`, by partition, in the order of offsets. Raises ArchiveCorrupt, ArchiveFull."""
-    # otherwise Spark sorts only by partition, and mixes offsets
-    rows = rows.drop("topic").sortWithinPartitions("partition", "offset")
-    writer = rows.write.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false")
-    try:
-        writer.partitionBy("partition").parquet(str(staged))
-        return tuple(_measured(staged, ranges))
-    except Exception as error:
-        scratch = rows.sparkSession.conf.get("spark.local.dir", tempfile.gettempdir())
-        full = is_full(error) and disk_full(staged.parent, scratch)
-        shutil.rmtree(staged, ignore_errors=True)
-        if full:
-            raise full from error
-        raise
-
-
-def _measured(staged: Path, ranges: Mapping[int, tuple[int, int]]) -> list[DataFile]:
-    from pyarrow import parquet
-
-    found = []
-    counts: dict[int, int] = {}
-    for path in sorted(staged.glob("partition=*/*.parquet")):
-        metadata = parquet.read_metadata(path)
-        # the column itself, not a nested field of that name
-        at = [metadata.schema.column(number).path for number in range(metadata.num_columns)].index("offset")
-        columns = [metadata.row_group(number).column(at).statistics for number in range(metadata.num_row_groups)]
-        if not metadata.num_rows:
-            continue
-        partition = int(path.parent.name.partition("=")[2])
-        first, last = min(column.min for column in columns), max(column.max for column in columns)
-        low, high = ranges.get(partition, (0, 0))
-        counts[partition] = counts.get(partition, 0) + metadata.num_rows
-        if first < low or last >= high or counts[partition] > high - low:
-            raise ArchiveCorrupt(
-                f"{path} holds offsets {first} to {last} in {metadata.num_rows} records, but {low} to {high - 1} were "
-                "requested; nothing was committed"
-            )
-        name = str(path.relative_to(staged))
-        found.append(DataFile(name, partition, metadata.num_rows, path.stat().st_size, first, last))
-    for checksum in staged.glob("**/.*.crc"):
-        checksum.unlink()
-    return found
 
 
 def _count(report: ArchiveReport, manifest: Manifest) -> None:

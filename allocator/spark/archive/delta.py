@@ -1,0 +1,236 @@
+"""An archive as a Delta table: one entry of its log adds the files of a commit and sets the offsets.
+
+Guarantee: rows and offsets are in the same log entry, so the table has both or neither. The offsets are application
+transactions of Delta's protocol (`txn`), which checkpoints keep:
+
+    allocator-archive/orders               the number of the last commit
+    allocator-archive/orders/partitions    how many partitions the archive knows
+    allocator-archive/orders/7             the next offset of partition 7
+
+Each commit sets the first of them. Delta refuses an entry that sets an identifier which another writer has set since
+the table was read. So of two runs at once only one can commit. Source: the sections "Transaction Identifiers" and "Add
+File" of Delta's PROTOCOL.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from allocator.errors import MissingExtra
+from allocator.spark.archive.commits import (
+    ArchiveBusy,
+    ArchiveMismatch,
+    DataFile,
+    Manifest,
+    Reach,
+    check_writable,
+    disk_full,
+    is_full,
+)
+from allocator.spark.archive.files import arrow_schema, is_url, write_arrow
+from allocator.spark.archive.read import reach_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["DeltaStore"]
+
+_PARTITIONED = ["partition"]
+
+
+class DeltaStore:
+    """The Delta table of one topic. `place`: an absolute path, or a URL such as s3://bucket/archive/topic=orders."""
+
+    def __init__(self, place: str, topic: str) -> None:
+        try:
+            import deltalake
+            import pyarrow
+        except ImportError as error:
+            raise MissingExtra("Delta tables need deltalake: pip install 'zk-partition-allocator[delta]'") from error
+        self._delta: Any = deltalake
+        self.place, self._topic = place, topic
+        self._app = f"allocator-archive/{topic}"
+        self._table: Any = None
+        self._number = 0
+        self._count = 0  # of known partitions
+        self._live: list[Manifest] = []
+        # the columns of a table that is created before any record is archived
+        self._columns: Any = pyarrow.schema([("partition", pyarrow.int32()), ("offset", pyarrow.int64())])
+
+    def check(self) -> None:
+        if is_url(self.place):
+            return
+        here = Path(self.place)
+        check_writable(here)
+        if (here / "_commits").is_dir():
+            raise ArchiveMismatch(
+                f"{here} holds a Parquet archive; use --format parquet, or archive to another directory"
+            )
+
+    def live(self) -> list[Manifest]:
+        """One manifest with all that the table knows, or none before the first commit. Raises ArchiveMismatch."""
+        before = None if self._table is None else self._table.version()
+        if self._table is None:
+            if not self._delta.DeltaTable.is_deltatable(self.place):
+                return []
+            self._table = self._delta.DeltaTable(self.place)
+        else:
+            self._table.update_incremental()
+        if self._table.version() != before:
+            self._live = self._read()
+        return self._live
+
+    def _read(self) -> list[Manifest]:
+        known = self._table.metadata().configuration
+        if "allocator.topic" not in known:
+            raise ArchiveMismatch(
+                f"{self.place} holds a Delta table that no archive made; archive to another directory"
+            )
+        self._number = self._version("") or 0
+        if not self._number:
+            return []
+        self._count = self._version("/partitions") or 0
+        ends = {p: self._version(f"/{p}") for p in range(self._count)}
+        return [
+            Manifest(
+                number=self._number,
+                kind="append",
+                topic=known["allocator.topic"],
+                cluster=known.get("allocator.cluster") or None,
+                topic_id=known.get("allocator.topic_id") or None,
+                ranges={p: (0, end) for p, end in ends.items() if end is not None},
+                files=(),
+                staged="",
+                at="",
+                columns=_columns(self._table.schema().to_json()),
+            )
+        ]
+
+    def _version(self, name: str) -> int | None:
+        found: int | None = self._table.transaction_version(self._app + name)
+        return found
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Delta needs no lock: `commit` detects another writer."""
+        yield
+
+    def staged_name(self) -> str:
+        return f"data-{uuid.uuid4().hex}"
+
+    def write(self, rows: DataFrame, staged: str, ranges: Reach) -> tuple[DataFile, ...]:
+        """Writes the files. The table does not have them before `commit`."""
+        self._columns = arrow_schema(rows)
+        return tuple(write_arrow(rows, self.place, staged, ranges))
+
+    def commit(self, manifest: Manifest) -> None:
+        """Adds one entry to the log. Raises ArchiveBusy, ArchiveFull, ArchiveMismatch.
+
+        After an error the files stay, as an entry may exist whose acknowledgement was lost. The table's VACUUM deletes
+        files that no entry names.
+        """
+        errors = self._delta.exceptions
+        try:
+            self._prepare(manifest)
+            self._add(manifest)
+            self._number = manifest.number
+            self._refresh()
+        except (OSError, errors.DeltaError) as error:
+            if is_full(error) and not is_url(self.place):
+                raise disk_full(Path(self.place)) from error
+            if isinstance(error, errors.CommitFailedError):
+                raise self._busy() from error
+            raise
+
+    def _prepare(self, manifest: Manifest) -> None:
+        """Creates the table, or adds the columns that it lacks."""
+        wanted = {
+            "allocator.topic": manifest.topic,
+            "allocator.cluster": manifest.cluster or "",
+            "allocator.topic_id": manifest.topic_id or "",
+        }
+        if self._table is None:
+            self._table = self._create(wanted)
+        elif not self._number and self._table.metadata().configuration != wanted:
+            raise ArchiveMismatch(
+                f"{self.place} was created for another cluster or topic, and has no commit; delete it, or archive to "
+                "another directory"
+            )
+        if not manifest.files:
+            return
+        known = _columns(self._table.schema().to_json())
+        new = _columns(self._delta.Schema.from_arrow(self._columns).to_json())
+        if any(known.get(name) != kind for name, kind in new.items()):
+            empty = self._columns.empty_table()
+            self._delta.write_deltalake(self._table, empty, mode="append", schema_mode="merge")
+            self._refresh()
+
+    def _create(self, configuration: dict[str, str]) -> Any:
+        try:
+            return self._delta.DeltaTable.create(
+                self.place,
+                schema=self._columns,
+                partition_by=_PARTITIONED,
+                configuration=configuration,
+                raise_if_key_not_exists=False,  # "key" is an option of Delta; these are names of this library
+            )
+        except self._delta.exceptions.DeltaError as error:
+            if self._delta.DeltaTable.is_deltatable(self.place):
+                raise self._busy() from error
+            raise
+
+    def _add(self, manifest: Manifest) -> None:
+        from deltalake.transaction import AddAction
+
+        at = int(time.time() * 1000)
+        actions = [
+            AddAction(
+                path=f"{manifest.staged}/{file.name}",
+                size=file.size,
+                partition_values={"partition": str(file.partition)},
+                modification_time=at,
+                data_change=True,
+                stats=json.dumps(
+                    {
+                        "numRecords": file.records,
+                        "minValues": {"offset": file.first},
+                        "maxValues": {"offset": file.last},
+                        "nullCount": {"offset": 0},
+                    }
+                ),
+            )
+            for file in manifest.files
+        ]
+        ends = {p: end for p, (_, end) in reach_of([manifest]).items()}
+        self._count = max(self._count, *(p + 1 for p in ends), 0)
+        versions = {"": manifest.number, "/partitions": self._count, **{f"/{p}": end for p, end in ends.items()}}
+        self._table.create_write_transaction(
+            actions,
+            "append",
+            self._table.schema(),
+            _PARTITIONED,
+            commit_properties=self._delta.CommitProperties(
+                custom_metadata={"ranges": json.dumps(manifest.ranges), "gaps": json.dumps(manifest.gaps)},
+                app_transactions=[self._delta.Transaction(self._app + name, end) for name, end in versions.items()],
+            ),
+        )
+
+    def _refresh(self) -> None:
+        """Reads the newest version of the table. Raises ArchiveBusy if another run has committed."""
+        self._table.update_incremental()
+        if (self._version("") or 0) != self._number:
+            raise self._busy()
+
+    def _busy(self) -> ArchiveBusy:
+        return ArchiveBusy(f"{self.place} was written by another run meanwhile; wait until it ends, and run again")
+
+
+def _columns(schema: str) -> dict[str, Any]:
+    """`Manifest.columns` from the JSON of a Delta schema, whose types have the names that Spark's JSON has."""
+    return {field["name"]: field["type"] for field in json.loads(schema)["fields"] if field["name"] not in _PARTITIONED}

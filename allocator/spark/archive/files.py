@@ -1,0 +1,214 @@
+"""Writes the rows of one commit as Parquet files, by Spark itself or by its Python workers through pyarrow.
+
+Spark's own writer needs a directory, and jars for an object store. The Python workers reach all file systems of
+pyarrow: local disks, S3, Google Cloud Storage, HDFS.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from allocator.spark.archive.commits import ArchiveCorrupt, DataFile, disk_full, is_full, sync
+
+if TYPE_CHECKING:
+    import pyarrow
+    from pyspark.sql import DataFrame
+
+__all__ = ["arrow_schema", "discard", "is_url", "write_arrow", "write_parquet"]
+
+_FOUND = "name string, partition int, records bigint, size bigint, first bigint, last bigint"
+_ROWS_PER_GROUP = 1_000_000
+_BYTES_PER_GROUP = 64 << 20
+
+
+def is_url(place: str) -> bool:
+    return "://" in place
+
+
+def write_arrow(rows: DataFrame, place: str, staged: str, ranges: Mapping[int, tuple[int, int]]) -> list[DataFile]:
+    """Parquet files below `place`/`staged`, each of one partition, in the order of offsets, without that column.
+
+    `place`: an absolute path, or a URL for pyarrow. `DataFile.name` is relative to `staged`. Raises ArchiveCorrupt,
+    ArchiveFull, and after any error leaves no files, unless the driver dies.
+    """
+    schema = arrow_schema(rows)
+    task = functools.partial(_write_task, base=f"{place}/{staged}", schema=schema)
+    try:
+        rows = rows.sortWithinPartitions("partition", "offset")
+        found = [DataFile(**row.asDict()) for row in rows.mapInArrow(task, _FOUND).collect()]
+        counts: dict[int, int] = {}
+        for file in sorted(found, key=lambda file: (file.partition, file.first)):
+            counts[file.partition] = counts.get(file.partition, 0) + file.records
+            _check(f"{place}/{staged}/{file.name}", file, ranges, counts[file.partition])
+        return found
+    except Exception as error:
+        discard(place, staged)
+        if is_full(error) and not is_url(place):
+            raise disk_full(Path(place)) from error
+        raise
+
+
+def arrow_schema(rows: DataFrame) -> pyarrow.Schema:
+    """The columns of `rows` as the files have them: all may be null, and times are UTC."""
+    import pyarrow
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    found = to_arrow_schema(rows.schema, timezone="UTC")
+    return pyarrow.schema([_nullable(field) for field in found])
+
+
+def discard(place: str, staged: str) -> None:
+    """Deletes the files of a commit that does not exist; other programs may have deleted them."""
+    from pyarrow import fs
+
+    files, path = _file_system(f"{place}/{staged}")
+    if files.get_file_info(path).type == fs.FileType.Directory:
+        files.delete_dir(path)
+
+
+def _nullable(field: pyarrow.Field) -> pyarrow.Field:
+    import pyarrow
+    from pyarrow import types
+
+    kind = field.type
+    if types.is_struct(kind):
+        kind = pyarrow.struct([_nullable(inner) for inner in kind])
+    elif types.is_list(kind):
+        kind = pyarrow.list_(_nullable(kind.value_field))
+    elif types.is_map(kind):
+        kind = pyarrow.map_(kind.key_field, _nullable(kind.item_field))
+    return pyarrow.field(field.name, kind, nullable=True)
+
+
+def _file_system(place: str) -> tuple[Any, str]:
+    from pyarrow import fs
+
+    if is_url(place):
+        found: tuple[Any, str] = fs.FileSystem.from_uri(place)
+        return found
+    return fs.LocalFileSystem(), place
+
+
+def _write_task(
+    batches: Iterable[pyarrow.RecordBatch], base: str, schema: pyarrow.Schema
+) -> Iterator[pyarrow.RecordBatch]:
+    """Runs in a Python worker: writes sorted rows, and returns one row for each file that it wrote."""
+    import pyarrow
+
+    files, home = _file_system(base)
+    found = [_write_file(files, home, partition, run) for partition, run in _runs(batches, schema)]
+    if found:
+        kinds = {"string": pyarrow.string(), "int": pyarrow.int32(), "bigint": pyarrow.int64()}
+        columns = [column.split() for column in _FOUND.split(", ")]
+        yield pyarrow.RecordBatch.from_pylist(found, pyarrow.schema([(name, kinds[kind]) for name, kind in columns]))
+
+
+def _runs(
+    batches: Iterable[pyarrow.RecordBatch], schema: pyarrow.Schema
+) -> Iterator[tuple[int, Iterator[pyarrow.Table]]]:
+    """The tables of each partition. The caller reads each iterator to its end."""
+
+    def pieces() -> Iterator[tuple[int, pyarrow.Table]]:
+        from pyarrow import Table, compute
+
+        for batch in batches:
+            table = Table.from_batches([batch]).cast(schema)
+            runs = compute.run_end_encode(batch.column("partition"))
+            start = 0
+            for partition, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist()):
+                yield partition, table.slice(start, end - start).drop_columns(["partition"])
+                start = end
+
+    for partition, group in itertools.groupby(pieces(), key=lambda piece: piece[0]):
+        yield partition, (table for _, table in group)
+
+
+def _write_file(files: Any, home: str, partition: int, tables: Iterator[pyarrow.Table]) -> dict[str, Any]:
+    import pyarrow
+    from pyarrow import parquet
+    from pyarrow.fs import LocalFileSystem
+
+    # a task that Spark repeats writes other names; only the files of the attempt that counts are committed
+    name = f"partition={partition}/part-{uuid.uuid4().hex}.parquet"
+    path = f"{home}/{name}"
+    files.create_dir(f"{home}/partition={partition}", recursive=True)
+    first, last, records = -1, -1, 0
+    waiting: list[pyarrow.Table] = []
+    table = next(tables)
+    first = table.column("offset")[0].as_py()
+    with parquet.ParquetWriter(path, table.schema, filesystem=files, compression="snappy") as writer:
+
+        def flush() -> None:
+            writer.write_table(pyarrow.concat_tables(waiting), row_group_size=_ROWS_PER_GROUP)
+            waiting.clear()
+
+        while table is not None:
+            waiting.append(table)
+            records, last = records + table.num_rows, table.column("offset")[-1].as_py()
+            if sum(part.nbytes for part in waiting) >= _BYTES_PER_GROUP:
+                flush()
+            table = next(tables, None)
+        if waiting:
+            flush()
+    if isinstance(files, LocalFileSystem):
+        sync(Path(path))
+    size = files.get_file_info(path).size
+    return {"name": name, "partition": partition, "records": records, "size": size, "first": first, "last": last}
+
+
+def _check(path: object, file: DataFile, ranges: Mapping[int, tuple[int, int]], count: int) -> None:
+    """Raises ArchiveCorrupt if a file, or with it `count` records of its partition, exceeds the requested range."""
+    low, high = ranges.get(file.partition, (0, 0))
+    if file.first < low or file.last >= high or count > high - low:
+        raise ArchiveCorrupt(
+            f"{path} holds offsets {file.first} to {file.last} in {file.records} records, but {low} to {high - 1} were "
+            "requested; nothing was committed"
+        )
+
+
+def write_parquet(rows: DataFrame, staged: Path, ranges: Mapping[int, tuple[int, int]]) -> tuple[DataFile, ...]:
+    """Parquet files below `staged`, by partition, in the order of offsets. Raises ArchiveCorrupt, ArchiveFull."""
+    # otherwise Spark sorts only by partition, and mixes offsets
+    rows = rows.drop("topic").sortWithinPartitions("partition", "offset")
+    writer = rows.write.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false")
+    try:
+        writer.partitionBy("partition").parquet(str(staged))
+        return tuple(_measured(staged, ranges))
+    except Exception as error:
+        scratch = rows.sparkSession.conf.get("spark.local.dir", tempfile.gettempdir())
+        full = is_full(error) and disk_full(staged.parent, scratch)
+        shutil.rmtree(staged, ignore_errors=True)
+        if full:
+            raise full from error
+        raise
+
+
+def _measured(staged: Path, ranges: Mapping[int, tuple[int, int]]) -> list[DataFile]:
+    from pyarrow import parquet
+
+    found = []
+    counts: dict[int, int] = {}
+    for path in sorted(staged.glob("partition=*/*.parquet")):
+        metadata = parquet.read_metadata(path)
+        # the column itself, not a nested field of that name
+        at = [metadata.schema.column(number).path for number in range(metadata.num_columns)].index("offset")
+        columns = [metadata.row_group(number).column(at).statistics for number in range(metadata.num_row_groups)]
+        if not metadata.num_rows:
+            continue
+        partition = int(path.parent.name.partition("=")[2])
+        first, last = min(column.min for column in columns), max(column.max for column in columns)
+        counts[partition] = counts.get(partition, 0) + metadata.num_rows
+        name = str(path.relative_to(staged))
+        file = DataFile(name, partition, metadata.num_rows, path.stat().st_size, first, last)
+        _check(path, file, ranges, counts[partition])
+        found.append(file)
+    for checksum in staged.glob("**/.*.crc"):
+        checksum.unlink()
+    return found

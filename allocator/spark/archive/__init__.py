@@ -1,4 +1,4 @@
-"""Topics to Parquet files, each record exactly once, and back.
+"""Topics to Parquet files or Delta tables, each record exactly once, and back.
 
 In: a topic, a directory. Out: Parquet files, a list of commits, a report. May touch: that directory.
 """

@@ -15,12 +15,12 @@ from allocator.spark.archive.files import is_url, write_parquet
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["FORMATS", "Store", "open_store"]
+__all__ = ["FORMATS", "ArchiveStore", "open_store"]
 
 FORMATS = ("parquet", "delta")
 
 
-class Store(Protocol):
+class ArchiveStore(Protocol):
     """One archive of one topic, at `place`."""
 
     place: str
@@ -65,7 +65,7 @@ class ParquetStore(CommitLog):
         return write_parquet(rows, self.directory / staged, ranges)
 
 
-def open_store(format: str, directory: str | Path, topic: str) -> tuple[str, Store]:
+def open_store(format: str, directory: str | Path, topic: str) -> tuple[str, ArchiveStore]:
     """(the directory as an absolute path or a URL, the store of `topic` in it).
 
     Raises ConfigError, and MissingExtra without the library of the format.

@@ -1,7 +1,8 @@
-"""Writes topics to Parquet, each record exactly once: `archive`, `compact`.
+"""Writes topics to an archive, each record exactly once: `archive`, `compact`.
 
-A run continues at the end of the archive, by its manifests (`commits`), also after a crash of the last run. The driver
-and all executors must see the directory under the same path: a disk, or a mounted file system. Other readers
+A run continues at the end of the archive, by the commits in its store, also after a crash of the last run. The driver
+and all executors must see the directory under the same path: a disk, or a mounted file system; a Delta table may be in
+an object store (`delta`). The rest is about Parquet archives. Other readers
 (`spark.read.parquet(DIR)`, pandas, DuckDB) find the columns topic, commit and partition in directory names; they read
 exact data unless a run is active or was killed. `Archive` is always exact. A reader may miss files that `compact`
 replaces meanwhile, and must then read again.

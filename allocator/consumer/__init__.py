@@ -1,4 +1,4 @@
-"""The rooms below put together: something that owns partitions, reads them, and commits how far it got.
+"""Consumers: they combine membership, fetching and offsets of the other rooms.
 
 In: settings of a user. Out: batches and records, and calls to the user's listener or handler.
 May touch: everything below through its public surface; nothing above.

@@ -1,4 +1,4 @@
-"""Topics, partitions and offsets as users pass them: in any collection, and as the types of other clients."""
+"""Converts topics, partitions and offsets that users pass: any collection, and types of other clients."""
 
 from __future__ import annotations
 

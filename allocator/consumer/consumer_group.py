@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class ConsumerGroup:
-    """Tells which partitions this member has, and for how long, to a program that reads and commits by itself.
+    """Assigns partitions, one generation after the other, to a program that reads and commits by itself.
 
     Guarantees: there are never two active generations. `next` returns a generation only when everything of the one
     before has ended, and the member joins again only after that. `next` raises every error, each to one caller.
@@ -185,7 +185,7 @@ class ConsumerGroup:
         """The generation; None if it ended before it began."""
         options: dict[str, Any] = {"timeout_s": self.config.timeout_s, "retention_s": self.config.retention_s}
         kept = None
-        if pending.committer is None:  # Kafka knows no members of the group, and lets idle offsets expire
+        if pending.committer is None:  # Kafka knows no members of the group, so idle offsets can expire
             offsets: GroupOffsets = (kept := KeptOffsets(client, self.config.group, **options))
         else:
             offsets = GroupOffsets(client, self.config.group, committer=pending.committer, **options)
@@ -269,7 +269,7 @@ class ConsumerGroup:
             await asyncio.sleep(self.config.partition_watch_interval_s)
 
     async def _leave(self, member: GenerationSource, joining: asyncio.Task[None]) -> None:
-        """Leaves, and cancels a join that is under way: in this order, or the group would not know."""
+        """Leaves, and then cancels a join in progress: in the other order the coordinator would keep the member."""
         (error,) = await asyncio.gather(member.leave(), return_exceptions=True)
         if isinstance(error, Exception):
             log.warning("%s: leaving failed: %r", self.config.group, error)
@@ -279,7 +279,7 @@ class ConsumerGroup:
     # -- handing over ---------------------------------------------------------------------------------------------
 
     async def _report(self, error: BaseException) -> None:
-        """Waits until a caller of `next` has the error, or the group is closed."""
+        """Waits until a caller of `next` has received the error, or the group is closed."""
         self._taken.clear()
         self._offer = error
         self._offered.set()

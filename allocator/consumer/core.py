@@ -47,19 +47,22 @@ log = logging.getLogger(__name__)
 
 Offsets = Mapping[TopicPartition, OffsetAndMetadata]
 
-LOSSES = 100  # kept
-ORDERS_WITHIN_S = 10.0  # of a start. more: an unreadable topic delays it longer; less: first records may miss orders
-FRESH_WITHIN_S = 2.0  # of a close. more: it waits longer for a coordinator that is away; less: a slow one is given up
-IDS_CHARACTERS = 120  # of the metadata of a commit, for the ids of topic and cluster
-STAMP_CHARACTERS = 476  # of the same, for these ids and the member
-COMMIT_BACKOFF_S = 0.1  # before an auto-commit that did not come through is tried again, unless it comes up anyway
+LOSSES = 100  # losses kept
+# limit of reading the orders at a start. more: an unreadable topic delays it longer; less: first records may miss
+# orders
+ORDERS_WITHIN_S = 10.0
+# limit of committing idle partitions again at a close. more: waits longer for an absent coordinator; less: gives up a slow one
+FRESH_WITHIN_S = 2.0
+IDS_CHARACTERS = 120  # characters of a commit's metadata for the ids of topic and cluster
+STAMP_CHARACTERS = 476  # characters of a commit's metadata for these ids and the member
+COMMIT_BACKOFF_S = 0.1  # pause after a failed auto-commit, unless another commit comes first
 
 
 class ConsumerCore:
     """Client, membership, fetcher and offsets of one member of one group.
 
     Guarantee: `fetcher` delivers a batch, and `commit` sends offsets, only while this member owns the partition and its
-    lease is valid. The rooms meet in the subscription state; this class starts, ends and asks them.
+    lease is valid. The parts share the subscription state; this class starts, calls and closes them.
     """
 
     def __init__(
@@ -83,7 +86,7 @@ class ConsumerCore:
         self.group = joining.group
         self._joining = joining
         self._chosen: tuple[Sequence[str], str | None] = joining.topics, joining.pattern
-        """What the user subscribed to."""
+        """The user's subscription."""
         self._also: tuple[str, ...] = ()
         self._old_offsets = old_offsets
         self._read_committed = fetch.get("isolation_level") == "read_committed"
@@ -92,7 +95,7 @@ class ConsumerCore:
         self.state = SubscriptionState(auto_offset_reset)
         check_listener(listener)
         self.state.rebalance_listener = listener
-        # brokers of 0.9 make a JMX name of it, and fail every fetch when that has a colon, as kiel's names do
+        # a 0.9 broker builds a JMX name from it, and fails every fetch if it contains a colon, as kiel's names do
         name = re.sub(r"[^A-Za-z0-9._-]", "-", joining.client_id)
         self.client = KafkaClient(brokers, client_id=name, security=security)
         self.brokers = brokers if isinstance(brokers, str) else ",".join(brokers)
@@ -133,22 +136,23 @@ class ConsumerCore:
         """The latest losses, for the page and for users."""
         self._metadata_bytes = METADATA_BYTES
         self.processing = False
-        """`Consumer.process` knows what is done, so that a request for more says nothing about it."""
+        """Whether `Consumer.process` runs. It tracks done records itself, so a request for more records marks
+        nothing as done."""
         self.closing = False
-        """`close` was called: what cannot be committed now never will be."""
+        """Whether `close` was called. An offset that cannot be committed now will never be."""
         self.ever_chosen = False
-        """Topics were subscribed, or partitions assigned, at least once."""
+        """Whether topics were subscribed, or partitions assigned, at least once."""
         self._started = self._warned = False
         self._note_choice()
         self._broken: BaseException | None = None
-        self._under_way: dict[asyncio.Future[None], Partitions] = {}  # commits, and what they are of
+        self._under_way: dict[asyncio.Future[None], Partitions] = {}  # running commits, each with its partitions
         self._exits = contextlib.AsyncExitStack()
         self._tasks = BackgroundTasks(self._broke)
         self._one_commit: asyncio.Lock
 
     @property
     def joining(self) -> MembershipConfig:
-        """How this member joins, with what is subscribed now."""
+        """The settings of the membership, with the present subscription."""
         return self._joining
 
     def _make_membership(self) -> Membership:
@@ -166,7 +170,7 @@ class ConsumerCore:
         return made
 
     def _began(self, partitions: Partitions) -> None:
-        """Caller: ownership, when they were assigned."""
+        """Requests the committed offsets of newly assigned partitions. Called by the ownership."""
         for partition in partitions:
             self.state.set_fence(partition, self.membership.fence(partition))
         self._orders.apply()
@@ -176,7 +180,7 @@ class ConsumerCore:
         self.membership.join_again_if(admitted)
 
     async def start(self) -> None:
-        """Connects to Kafka (and ZooKeeper) and joins the group; undoes all of it when a step fails."""
+        """Connects to Kafka (and ZooKeeper) and joins the group. Undoes everything if a step fails."""
         self._one_commit = asyncio.Lock()
         self._started = True
         joining, topics = self._joining, self._topics()
@@ -203,7 +207,8 @@ class ConsumerCore:
                 self._tasks.start(self._auto_commit(self._auto_commit_interval_s), "auto-commit")
             if self._offsets is not None:  # during the join: the first request for assigned partitions
                 self._tasks.start(self._find_coordinator(self._offsets), "coordinator")
-                if self._offsets.committer is None:  # else Kafka knows the members, and keeps what they have committed
+                # Kafka does not know the members of this group, so idle offsets can expire
+                if self._offsets.committer is None:
                     self._tasks.start(self._idle.run(), "idle offsets")
             if self._order_topic is not None:
                 await self._follow_orders(self._order_topic)
@@ -213,14 +218,15 @@ class ConsumerCore:
             raise
 
     async def _follow_orders(self, topic: OrderTopic) -> None:
-        """Before the join, so that a new owner obeys from its first record on, unless the topic cannot be read."""
+        """Reads the orders before the join, so that a new owner obeys them from its first record on. Continues without
+        them if the topic cannot be read."""
         began = asyncio.Event()
         self._tasks.start(topic.follow(self.client, self._orders.take, began), "orders")
         if not await wait_for_event(began, ORDERS_WITHIN_S):
             log.warning("%s: joins before it has read its orders from topic %s", self.group, topic.topic)
 
     async def _connect(self) -> None:
-        """Connects to Kafka and to what the group coordinates through, side by side. Raises Kafka's error first."""
+        """Connects to Kafka and to the service that coordinates the group, concurrently. Kafka's error has priority."""
         membership = asyncio.ensure_future(self.membership.connect())
         try:
             await self.client.connect(self._joining.connect_timeout_s)
@@ -236,9 +242,9 @@ class ConsumerCore:
             await offsets.find()
 
     async def close(self, *, commit: bool = True, restart: bool = True) -> None:
-        """Drains, commits what is done (unless told not to), leaves, and closes every connection.
+        """Drains, commits done records (unless `commit` is False), leaves, and closes every connection.
 
-        `restart` False: another process of this instance id is not waited for.
+        `restart` False: reserves nothing for another process of this instance id.
         """
         self.closing = True
         self.fetcher.wake()
@@ -256,10 +262,10 @@ class ConsumerCore:
             await self._exits.aclose()
 
     async def _leave_fresh(self) -> None:
-        """Commits idle partitions again: otherwise a service with short runs would never commit them."""
+        """Commits the offsets of idle partitions again before Kafka deletes them."""
         old = self._idle.not_ours()
         if self._auto_commit_interval_s is not None:
-            old -= self.progress.uncommitted().keys()  # which their release commits
+            old -= self.progress.uncommitted().keys()  # their release commits them
         if old:
             with contextlib.suppress(AllocatorError, asyncio.TimeoutError):
                 await within(self._commit_again(old), FRESH_WITHIN_S)
@@ -278,7 +284,7 @@ class ConsumerCore:
 
     @property
     def may_deliver(self) -> bool:
-        """Whether records may be given to the user at this instant."""
+        """Whether records may be delivered to the user at this instant."""
         return self._joining.chosen and not self._ownership.closed_gate and self.membership.may_act()
 
     @property
@@ -287,16 +293,16 @@ class ConsumerCore:
         return self._broken or self.membership.ended or self.fetcher.broken
 
     async def until_may_act(self) -> None:
-        """Returns once records may be handled and offsets committed; at once if that is so."""
+        """Returns once records may be handled and offsets committed; at once if they may already."""
         while not self.membership.may_act():
-            await self.fetcher.news()  # `resumed` wakes it
+            await self.fetcher.news()  # `resumed` wakes the fetcher
 
     def polled(self) -> None:
         """The user requests records."""
         self.membership.polled()
 
     async def news(self, timeout_s: float | None) -> None:
-        """Waits until something may have come for a user who waits for records, at most `timeout_s` seconds."""
+        """Waits until records may have arrived for a waiting user, at most `timeout_s` seconds."""
         limit_s = self._joining.max_poll_interval_s
         if limit_s is not None:
             # a waiting reader counts as polling
@@ -305,7 +311,7 @@ class ConsumerCore:
         self.polled()
 
     def subscribe(self, topics: Sequence[str], pattern: str | None) -> None:
-        """Replaces the subscription; with neither topics nor a pattern, ends it, and the choice by hand too.
+        """Replaces the subscription. Without topics and pattern, ends it, and ends an assignment by hand too.
 
         Raises ConfigError, or IllegalState after `assign`, and changes nothing.
         """
@@ -313,7 +319,8 @@ class ConsumerCore:
         self._chosen = topics, pattern
 
     def also_read(self, topics: Sequence[str]) -> None:
-        """Subscribes to these beside what the user chose, in place of the former ones. Caller: the processor.
+        """Subscribes to these topics in addition to the user's, and replaces earlier additional topics. Called by the
+        processor.
 
         Without a committed offset they begin at their first record.
         """
@@ -341,10 +348,10 @@ class ConsumerCore:
             self._choose_anew()
 
     def assign(self, partitions: Sequence[TopicPartition]) -> None:
-        """Reads these and no others; they are assigned when this returns, if the consumer is started.
+        """Assigns these partitions and no others. If the consumer is started, they are assigned when this returns.
 
-        Raises IllegalState when topics are subscribed or a group assigns, ConfigError for a partition that its topic
-        has not; then nothing has changed.
+        Raises IllegalState when topics are subscribed or a group assigns, and ConfigError for a partition that its
+        topic does not have; in both cases it changes nothing.
         """
         if not partitions:
             self.subscribe((), None)
@@ -369,13 +376,13 @@ class ConsumerCore:
             self._choose_anew()
 
     def _choose_anew(self) -> None:
-        """Replaces the membership. Before the start it has touched nothing."""
+        """Replaces the membership, which has done no I/O before the start."""
         self.state.unsubscribe()
         self._note_choice()
         self.membership = self._make_membership()
 
     def _note_choice(self) -> None:
-        """Tells the state of a first choice, before partitions of it are assigned."""
+        """Passes a first subscription to the subscription state, before partitions of it are assigned."""
         joining = self._joining
         if joining.chosen:
             self.ever_chosen = True
@@ -383,11 +390,11 @@ class ConsumerCore:
                 self.state.subscribe(self._topics(), joining.pattern, self.state.rebalance_listener)
 
     def _topics(self) -> list[str]:
-        """The topics that are named, by their partitions too."""
+        """The topics named by the subscription or by assigned partitions."""
         return list(dict.fromkeys([*self._joining.topics, *(topic for topic, _ in self._joining.partitions)]))
 
     def subscription(self) -> frozenset[str]:
-        """The topics that are subscribed; with a pattern, those of which metadata is known."""
+        """The subscribed topics; for a pattern, the matching topics whose metadata is known."""
         joining = self._joining
         if joining.pattern is None:
             return frozenset(joining.topics)
@@ -398,36 +405,37 @@ class ConsumerCore:
         return frozenset(filter(matches, self.client.topics()))
 
     def may_take(self) -> bool:
-        """Whether the fetcher may deliver a batch now. Raises the error that the user has to know first."""
+        """Whether the fetcher may deliver a batch now. Raises an error that the user must see first."""
         error = self._ownership.take_error() or self._broken or self.membership.ended
         if error is not None:
             raise error
         return self.may_deliver
 
     def deliver(self, batch: Batch, next_offset: int) -> None:
-        """The user gets the records of `batch` up to `next_offset`."""
+        """Records that the user gets the records of `batch` up to `next_offset`."""
         partition = TopicPartition(batch.topic, batch.partition)
-        # with the epoch of what comes before it: by it a log that was cut is told from one that grew (KIP-320)
+        # with the leader epoch of the record before it, so that a truncated log is distinguished from one that grew
+        # (KIP-320)
         self.state.update_position(partition, next_offset, self.fetcher.leader_epoch(partition, next_offset))
         if not self.processing:
             self.progress.hand_out(partition, next_offset)
 
     def process_with(self, processor: RebalanceListener | None) -> None:
-        """Lets `processor` say what is done, and hear of partitions before the user's listener; None ends that."""
+        """Lets `processor` track done records, and get partition changes before the user's listener. None ends that."""
         self.processing = processor is not None
         self._ownership.processor = processor
         self._orders.apply()
 
     @property
     def processor(self) -> Processor | None:
-        """What calls the handler: of `Consumer.process`, or the daemon."""
+        """What calls the handler: `Consumer.process` or the daemon."""
         for listener in (self._ownership.processor, self.state.rebalance_listener):
             if isinstance(listener, Processor):
                 return listener
         return None
 
     def sought(self, partition: TopicPartition, offset: int) -> None:
-        """Goes on at `offset`, whatever was reached before. Caller: the orders of operators."""
+        """Continues at `offset`, whatever position was reached before. Called for operators' orders."""
         self.state.seek(partition, offset)
         self.progress.rewind(partition, offset)
         if self.processor is not None:
@@ -435,14 +443,14 @@ class ConsumerCore:
         self.fetcher.wake()
 
     def start_task(self, work: Coroutine[Any, Any, Any], name: str) -> None:
-        """Runs until it ends or the consumer is closed."""
+        """Runs a coroutine until it ends or the consumer is closed."""
         self._tasks.start(work, name)
 
     # -- offsets -------------------------------------------------------------------------------------------------
 
     @property
     def offsets(self) -> StoredOffsets:
-        """Raises IllegalState when there is no group to commit for."""
+        """Raises IllegalState if there is no group to commit for."""
         if self._offsets is None:
             raise IllegalState(
                 "this consumer has no group, so nothing is committed and nothing can be; give it a `group`, or keep "
@@ -451,14 +459,14 @@ class ConsumerCore:
         return self._offsets
 
     async def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
-        """The committed offsets of the group; with `old_offsets`, also those of older clients in ZooKeeper.
+        """Returns the committed offsets of the group; with `old_offsets`, also those of older clients in ZooKeeper.
 
-        Nothing when there is no group.
+        Returns nothing without a group.
         """
         if self._offsets is None or self.group is None:
             return {}
         wanted = set(partitions)
-        # an open transaction may still commit an offset: whoever reads only what is committed waits for it (KIP-447)
+        # an open transaction may still commit an offset, so with read_committed wait for it (KIP-447)
         stable = self._read_committed and self.client.broker_version >= (2, 5)
         found = await self._offsets.fetch(wanted, require_stable=stable)
         rest = wanted - set(found)
@@ -467,7 +475,8 @@ class ConsumerCore:
         return found
 
     async def commit(self, offsets: Offsets) -> None:
-        """Commits exactly these. Raises NotOwned or CommitFailed, having sent nothing, or what the coordinator said."""
+        """Commits exactly these offsets. Raises NotOwned or CommitFailed before sending anything, or the
+        coordinator's error."""
         group = self.offsets
         if offsets:
             with self.committing(offsets):
@@ -485,18 +494,18 @@ class ConsumerCore:
         return frozenset(p for p in self.state.assigned_partitions() if self.progress.committed(p) is not None)
 
     async def _commit_again(self, partitions: Collection[TopicPartition]) -> None:
-        """Idle positions, before Kafka forgets them. Raises AllocatorError."""
-        if self.offsets.storage != "zookeeper" and self.membership.may_act():  # ZooKeeper forgets nothing
+        """Commits idle positions before Kafka deletes them. Raises AllocatorError."""
+        if self.offsets.storage != "zookeeper" and self.membership.may_act():  # offsets in ZooKeeper do not expire
             await commit_again(self.offsets, partitions, self._known, self.commit)
 
     def _known(self, partition: TopicPartition) -> int | None:
-        """The committed offset, unless another one is on its way."""
+        """The committed offset, unless a newer commit is under way."""
         busy = any(partition in theirs for theirs in self._under_way.values())
         return None if busy or not self.state.is_assigned(partition) else self.progress.committed(partition)
 
     @contextlib.contextmanager
     def committing(self, partitions: Iterable[TopicPartition]) -> Iterator[None]:
-        """These are not released before the block is left."""
+        """Keeps these partitions from being released during the block."""
         under_way: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._under_way[under_way] = frozenset(partitions)
         try:
@@ -521,19 +530,19 @@ class ConsumerCore:
         *,
         in_hand: bool = False,
     ) -> None:
-        """Commits how far the user has got; with `in_hand`, what was handed out as well, which then is done.
+        """Commits the done offsets; with `in_hand`, also marks delivered records as done and commits them.
 
-        One at a time: a commit that was computed earlier and sent later would set the group back.
+        One commit at a time: an earlier one that arrives after a later one would set the group back.
         """
         async with self._one_commit:
             offsets = self.progress.uncommitted(partitions, in_hand=in_hand)
             epoch = self.fetcher.leader_epoch
             await self.commit({p: OffsetAndMetadata(o, "", epoch(p, o)) for p, o in offsets.items()})
-            # only now: a partition that is to move is released when it is done, and the commit comes before
+            # compute the offsets only now: a partition that moves is released when it is done, after this commit
             self.progress.finish_up_to(offsets)
 
     def commit_async(self, offsets: Offsets, callback: OnCommit | None = None) -> None:
-        """Like `commit`, but returns at once, with its place in the order of commits. `close` waits for it."""
+        """Like `commit`, but returns at once. Commits keep the order of the calls. `close` waits for them."""
         group = self.offsets
         if offsets:
             task = group.commit_async(self._to_send(offsets), lambda _, error: self._decided(callback, offsets, error))
@@ -549,7 +558,7 @@ class ConsumerCore:
             log.error("%s: %d offsets are not committed: %s", self.group, len(offsets), error)
 
     def _to_send(self, offsets: Offsets) -> Offsets:
-        """With who commits, for people; raises what forbids it now."""
+        """Adds the committing member's id to the metadata. Raises if a commit is not allowed now."""
         self.must_own(offsets)
         if not self.membership.may_act():
             error = CommitFailed(
@@ -559,7 +568,7 @@ class ConsumerCore:
             error.retriable = True
             raise error
         stamp = f"generation {self.membership.generation} member {self.membership.member_id}"
-        last_id, text = None, stamp  # mostly one topic
+        last_id, text = None, stamp  # commits mostly have one topic
         to_send = {}
         for partition, each in offsets.items():
             offset, metadata, epoch = each
@@ -584,11 +593,11 @@ class ConsumerCore:
 
     @property
     def done_characters(self) -> int:
-        """The room in a commit for what is done beyond its offset."""
+        """The characters that a commit's metadata has for done records beyond its offset."""
         return self._metadata_bytes - IDS_CHARACTERS - STAMP_CHARACTERS
 
     async def learn_metadata_limit(self) -> None:
-        """Asks the coordinator how much metadata a commit may have. Until then it is as much as by default."""
+        """Asks the coordinator for the metadata limit of a commit. Until then the default limit applies."""
         if self._offsets is not None and self._offsets.storage != "zookeeper":
             await self._find_coordinator(self._offsets)
             self._metadata_bytes = await self._coordinator.metadata_bytes()
@@ -604,9 +613,10 @@ class ConsumerCore:
         )
 
     def stamped(self, text: str, partition: TopicPartition, topic_id: Any = None) -> str:
-        """The metadata of a commit: with the topic's id, by which a later member knows that it is of this topic.
+        """Returns the metadata of a commit, including the topic's id, so that a later member detects another topic of
+        the same name.
 
-        `topic_id`: of the topic that the offset is known to belong to.
+        `topic_id`: the topic that the offset belongs to, if known.
         """
         return stamped(text, self._topic_id(partition, topic_id))
 
@@ -641,7 +651,7 @@ class ConsumerCore:
 
 
 class SinkMember:
-    """One member's part in the offsets of a sink. `SinkOffsets` for `Ownership`."""
+    """One member's access to the offsets in a sink. Implements `SinkOffsets` for `Ownership`."""
 
     def __init__(self, core: ConsumerCore, sink: TransactionalSink) -> None:
         if not isinstance(sink, TransactionalSink):
@@ -651,7 +661,7 @@ class SinkMember:
         self._core = core
         self._sink = sink
         self._group = core.group
-        # the number alone does not tell owners apart where it can fall back or repeat
+        # the number alone does not distinguish owners if the membership's numbers can fall back or repeat
         self._owner = uuid.uuid4().hex
 
     async def begin(self, partitions: Partitions) -> Mapping[TopicPartition, OffsetAndMetadata]:

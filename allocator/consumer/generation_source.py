@@ -37,20 +37,20 @@ __all__ = [
 
 T = TypeVar("T")
 
-# a ZooKeeper assignment does not say that a member gets nothing; it only lists what the others get
-# more: a member without partitions gets its generation later; less: a member that is about to get some has two
+# a ZooKeeper assignment does not list members without partitions, only the partitions of the others. more: a member
+# without partitions gets its generation later; less: a member that is about to get some gets two generations
 NOTHING_AFTER_S = 1.0
 
 
 @dataclass(frozen=True)
 class PendingGeneration:
-    """A generation that may begin."""
+    """A generation that can begin."""
 
     id: int
     member_id: str
     partitions: Partitions
     committer: Committer | None = field(default=None, compare=False)
-    """The identity that its commits carry; None where Kafka knows no members."""
+    """The identity that its commits carry; None if Kafka does not know the members."""
 
 
 class GenerationTracker:
@@ -64,7 +64,7 @@ class GenerationTracker:
     def __init__(self) -> None:
         self.pending: PendingGeneration | None = None
         self.current: Generation | None = None
-        """The generation that began last, until it is over."""
+        """The generation that began last, until it has ended."""
         self.reason: BaseException | None = None
         """The error that ends this membership."""
         self._suspended = False
@@ -85,7 +85,7 @@ class GenerationTracker:
         await self.ending(f"{len(partitions)} partitions are lost")
 
     def suspended(self, why: str) -> None:
-        # the user's functions read by themselves: only their end keeps them from partitions that another may own
+        # the user's functions read by themselves: they must have ended before another member owns the partitions
         self._suspended = True
         self._end(why)
 
@@ -105,7 +105,8 @@ class GenerationTracker:
             await generation.over()
 
     def settle(self, pending: PendingGeneration) -> None:
-        """A whole assignment stands. Changes nothing while a generation with the same partitions is active."""
+        """Notes that a whole assignment is in place. Changes nothing while a generation with the same
+        partitions is active."""
         current = self.current
         if current is not None and not current.done:
             if (current.member_id, current.partitions) == (pending.member_id, pending.partitions):
@@ -118,7 +119,7 @@ class GenerationTracker:
     # -- called by the group --------------------------------------------------------------------------------------
 
     def stop(self, reason: BaseException) -> None:
-        """Ends everything. Only the first reason counts."""
+        """Ends the current generation, and makes `settled` raise `reason`. Only the first reason counts."""
         if self.reason is None:
             self.reason = reason
             self._end(str(reason))
@@ -126,7 +127,7 @@ class GenerationTracker:
             self._changed.set()
 
     async def settled(self) -> PendingGeneration:
-        """Waits for the next generation that may begin. Raises the reason to stop instead."""
+        """Waits for the next generation. Raises the reason if the membership ends instead."""
         while True:
             self._changed.clear()
             if self.reason is not None:
@@ -140,7 +141,8 @@ class GenerationTracker:
         return self.pending is pending and not self._suspended and self.reason is None
 
     async def unless_stopped(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of `work`. Raises the reason to stop if that comes first, and then `work` has ended."""
+        """Returns the result of `work`. If the membership ends first, cancels `work`, waits for its end and
+        raises the reason."""
         return await TaskGroup().run(work, stop=self._stopped())
 
     async def _stopped(self) -> None:
@@ -165,18 +167,18 @@ class GenerationSource(Protocol):
     def may_act(self) -> bool: ...
 
     def rejoin(self, why: str) -> None:
-        """Request a new assignment, if the group does not notice by itself that one is due."""
+        """Requests a new assignment, unless the group detects by itself that one is due."""
 
 
 def member_of(config: ConsumerGroupConfig, client: KafkaClient, tracker: GenerationTracker) -> GenerationSource:
-    """The member that `config` describes; it has done no I/O yet."""
+    """Returns the member that `config` describes; it has done no I/O yet."""
     if config.membership == "kafka":
         return KafkaGenerations(config, client, tracker)
     return ZooKeeperGenerations(config, client, tracker)
 
 
 class KafkaGenerations(KafkaMembership):
-    """Every join ends a generation and begins the next one, even if the partitions are the same, or none."""
+    """Begins a generation with every join, even if the partitions are the same, or none."""
 
     def __init__(self, config: ConsumerGroupConfig, client: KafkaClient, tracker: GenerationTracker) -> None:
         super().__init__(
@@ -205,7 +207,7 @@ class KafkaGenerations(KafkaMembership):
     async def joined(self, generation: int, protocol: str, assignment: bytes) -> None:
         before = self.held
         await super().joined(generation, protocol, assignment)
-        if before <= self.held:  # else it joins once more, so that others get the revoked partitions
+        if before <= self.held:  # otherwise it joins once more, so that other members get the revoked partitions
             committer = _GenerationCommitter(Identity(generation, self.member_id), self)
             self._tracker.settle(PendingGeneration(generation, self.member_id, self.held, committer))
 
@@ -265,7 +267,7 @@ class ZooKeeperGenerations(ZooKeeperMembership):
 
     def _read(self, document: AssignmentDocument) -> None:
         if document.owners.get(self.member_id, NO_PARTITIONS) != self.held:
-            return  # not reached yet
+            return  # this assignment is not complete yet
         if document.promised.get(self.member_id):
             self._settle_after(self._promise_s)
         elif not self.held:

@@ -1,4 +1,4 @@
-"""Orders to a group of Kafka's own protocols, from outside. Joins nothing."""
+"""Gives orders to a group of Kafka's own protocols, without joining the group."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class KafkaGroupOrders(OrdersFromOutside):
 
     async def _members(self) -> dict[str, MemberInfo]:
         found = await kafka_describe.group(self._client, self._group)
-        # Kafka does not tell which orders a member knows
+        # Kafka does not report which orders a member knows
         return {
             member.id: replace(member.info, orders=OWNERS_KINDS) for member in (() if found is None else found.members)
         }

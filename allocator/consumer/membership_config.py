@@ -1,7 +1,7 @@
-"""Which membership a consumer takes part in, and how: one setting, and one class of options for each membership.
+"""Chooses the membership of a consumer: one setting, and one options class for each membership.
 
-The options classes take their fields from the flat keywords of `Consumer`. A class knows what its membership needs and
-what contradicts it, and makes the membership.
+The options classes take their fields from the flat keywords of `Consumer`. A class knows the requirements and
+contradictions of its membership, and creates it.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ __all__ = ["OPTIONS", "Fault", "MembershipConfig", "assignors_of"]
 
 
 class Fault(NamedTuple):
-    """Settings, by their flat names, that are fine one by one and contradict each other."""
+    """Settings that are valid one by one but contradict each other, by their flat names."""
 
     settings: tuple[str, ...]
     why: str
     error: AllocatorError | None = None
-    """Raised as it is by `MembershipConfig.check` if it is no ConfigError."""
+    """Creates the error. `MembershipConfig.check` raises it unchanged if it is no ConfigError."""
 
     def text(self, values: Mapping[str, Any]) -> str:
         """ "offsets = 'kafka' with membership = 'kiel': ..." """
@@ -67,35 +67,35 @@ class Connections(NamedTuple):
     listener: AssignmentListener
     coordinator: Coordinator
     load: Load
-    """For assignors that consider how much work a partition is."""
+    """The load of partitions, for assignors that use it."""
     offsets: StoredOffsets | None
-    """Those of the group, whose place changes when the group is adopted from another layout."""
+    """The committed offsets of the group. Their storage changes when the group is adopted from another layout."""
     measure: Callable[[LoadSource], Callable[[], LoadReport]] | None = None
-    """Begins to measure the load of the partitions that this consumer owns; the result returns it."""
+    """Starts to measure the load of the owned partitions; the result returns the load."""
     ordered: Callable[[Orders, OrderKeeper], None] | None = None
-    """Is called with the orders of operators, where the membership has any."""
+    """Called with the orders of operators, if the membership has any."""
 
 
 @dataclass(frozen=True)
 class MembershipOptions:
-    """The settings of one membership alone."""
+    """The settings that only one membership has."""
 
     storages: ClassVar[tuple[OffsetStorage, ...]] = ("kafka",)
-    """Where the offsets of a group may be; the first is the default: the other members read and write it."""
+    """The allowed storages of the group's offsets, the default first. Other clients in such a group use the default."""
     on_zookeeper: ClassVar[bool] = False
     orders_topic: ClassVar[bool] = False
-    """Whether the orders of operators are in a topic of the group."""
+    """Whether a topic of the group stores the orders of operators."""
 
     def faults(self, config: MembershipConfig) -> Iterator[Fault]:
-        """Contradictions that show without connecting."""
+        """Finds contradictions that show without connecting."""
         yield from _attempt(("assignor", "membership"), lambda: self.check_assignor(config))
 
     def check_assignor(self, config: MembershipConfig) -> None:
-        """Raises AllocatorError for assignors that this membership cannot work with."""
+        """Raises AllocatorError for assignors that do not work with this membership."""
         config.assignors()
 
     def make(self, config: MembershipConfig, connections: Connections) -> Membership:
-        """The membership, which has touched nothing yet."""
+        """Creates the membership without any I/O."""
         raise NotImplementedError
 
 
@@ -104,7 +104,7 @@ class FixedOptions(MembershipOptions):
     storages: ClassVar[tuple[OffsetStorage, ...]] = ("kafka", "both", "zookeeper")
 
     def check_assignor(self, config: MembershipConfig) -> None:
-        """It assigns nothing: any value is accepted."""
+        """Accepts any value, because this membership uses no assignor."""
 
     def make(self, config: MembershipConfig, connections: Connections) -> Membership:
         return FixedMembership(
@@ -192,7 +192,7 @@ class KafkaOptions(MembershipOptions):
 
 @dataclass(frozen=True)
 class EnsembleOptions(MembershipOptions):
-    """The session of every membership on ZooKeeper."""
+    """Options that every membership on ZooKeeper has."""
 
     storages: ClassVar[tuple[OffsetStorage, ...]] = ("kafka", "both", "zookeeper")
     on_zookeeper: ClassVar[bool] = True
@@ -210,7 +210,7 @@ class EnsembleOptions(MembershipOptions):
         yield from super().faults(config)
 
     def under(self, root: str, config: MembershipConfig, connections: Connections) -> ZooKeeperMembership:
-        """A member of this project's protocol under another root."""
+        """Creates a member of this project's protocol under another root."""
         assert config.group is not None
         return ZooKeeperMembership(
             self.ensemble(),
@@ -235,15 +235,15 @@ class EnsembleOptions(MembershipOptions):
         )
 
     def place(self) -> dict[str, Any]:
-        """What keeps the member's place over a restart, and load-following, under the names of `ZooKeeperSettings`."""
+        """The settings for restarts and for following load, under the names of `ZooKeeperSettings`."""
         return {}
 
     def measured(self, connections: Connections) -> Callable[[], LoadReport] | None:
-        """What the member reports to the group about its load."""
+        """Returns the function that reports the member's load to the group."""
         return None
 
     def functions(self, config: MembershipConfig) -> dict[str, Assignor]:
-        """The assignors that the member offers, by their names, the preferred one first."""
+        """Returns the assignors that the member offers, by name, the preferred one first."""
         return config.assignors()
 
     def ensemble(self) -> ZooKeeper:
@@ -284,14 +284,14 @@ class ZooKeeperOptions(EnsembleOptions):
         return connections.measure(self.follow_load)
 
     def functions(self, config: MembershipConfig) -> dict[str, Assignor]:
-        # members without `follow_load`, such as those of older versions, agree with this one on the others
+        # members without `follow_load`, such as those of older versions, agree on one of the other assignors
         by_load = {} if self.follow_load is None else assignors_of(f"load-{self.follow_load}")
         return {**by_load, **config.assignors()}
 
 
 @dataclass(frozen=True)
 class KielOptions(EnsembleOptions):
-    """A group that has members of kiel 0.9.3."""
+    """A group that also has members of kiel 0.9.3."""
 
     storages: ClassVar[tuple[OffsetStorage, ...]] = ("zookeeper", "both")
 
@@ -325,7 +325,7 @@ class KielOptions(EnsembleOptions):
         )
 
     def _function(self, config: MembershipConfig) -> KielFunction:
-        """The function that kiel's members of the group use too; they have no other."""
+        """Returns the allocator function of kiel's members. They have no other."""
         offered = config.assignors()
         if set(offered) == {"naive"}:
             return naive_allocator
@@ -340,7 +340,7 @@ class KielOptions(EnsembleOptions):
 
 @dataclass(frozen=True)
 class ConsumersOptions(EnsembleOptions):
-    """A group that has members of Kafka's own client of 0.8."""
+    """A group that also has members of Kafka's own client of 0.8."""
 
     storages: ClassVar[tuple[OffsetStorage, ...]] = (
         "zookeeper",
@@ -367,7 +367,7 @@ class ConsumersOptions(EnsembleOptions):
 
 @dataclass(frozen=True)
 class PykafkaOptions(ConsumersOptions):
-    """A group that has members of pykafka's BalancedConsumer."""
+    """A group that also has members of pykafka's BalancedConsumer."""
 
     storages: ClassVar[tuple[OffsetStorage, ...]] = ("kafka", "both")
     made: ClassVar[type[Any]] = PykafkaMembership
@@ -387,8 +387,8 @@ OPTIONS: Mapping[MembershipName, type[MembershipOptions]] = {
 class MembershipConfig:
     """How a consumer joins: the settings of every membership, and the options of the chosen one. Times in seconds.
 
-    `of` makes it of the flat keywords. `check` raises one ConfigError that lists every fault. The options of the other
-    memberships are checked for their type only, so that a service moves by changing `membership` alone.
+    `of` creates it from the flat keywords. `check` raises one ConfigError that lists every fault. The options of the
+    other memberships are checked for their type only, so that a service moves by changing `membership` alone.
     """
 
     membership: MembershipName
@@ -410,7 +410,7 @@ class MembershipConfig:
         """Raises ConfigError for keywords of the wrong type or out of range, and for an unknown membership."""
         faults = keyword_faults(keywords)
         if faults:
-            # alone, because the other checks would trip over a wrong type
+            # on their own, because the other checks would fail on a wrong type
             raise ConfigError("; ".join(faults.values()))
         kind = OPTIONS[keywords["membership"]]
         common = {each.name for each in dataclasses.fields(cls)}
@@ -422,16 +422,16 @@ class MembershipConfig:
 
     @property
     def chosen(self) -> bool:
-        """Whether anything is subscribed or chosen by hand."""
+        """Whether topics are subscribed or partitions are chosen by hand."""
         return bool(self.topics or self.pattern or self.partitions)
 
     @property
     def storage(self) -> OffsetStorage:
-        """Where the group's offsets are: `offsets`, or where members of that kind keep them."""
+        """Where the group's offsets are stored: the setting `offsets`, or the default of the membership."""
         return self.offsets or self.options.storages[0]
 
     def check(self) -> None:
-        """Finds everything that shows without connecting."""
+        """Finds all faults that show without connecting."""
         faults = [*self.faults()]
         for fault in faults:
             if fault.error is not None and not isinstance(fault.error, ConfigError):
@@ -441,7 +441,7 @@ class MembershipConfig:
             raise ConfigError("; ".join(fault.text(values) for fault in faults))
 
     def faults(self) -> Iterator[Fault]:
-        """Contradictions, the same for every entrance: Python's keywords, the daemon's file, Spark's options."""
+        """Finds contradictions. The same code serves Python's keywords, the daemon's file and Spark's options."""
         chosen = tuple(name for name in ("topics", "pattern", "partitions") if getattr(self, name))
         if len(chosen) > 1:
             yield Fault(chosen, "they exclude each other; give one of them")
@@ -466,16 +466,16 @@ class MembershipConfig:
         measure: Callable[[LoadSource], Callable[[], LoadReport]] | None = None,
         ordered: Callable[[Orders, OrderKeeper], None] | None = None,
     ) -> Membership:
-        """The membership, which has touched nothing yet."""
+        """Creates the membership without any I/O."""
         return self.options.make(self, Connections(client, listener, coordinator, load, offsets, measure, ordered))
 
     def assignors(self) -> dict[str, Assignor]:
-        """By their names, the preferred one first."""
+        """Returns the assignors by name, the preferred one first."""
         return assignors_of("naive" if self.assignor is None else self.assignor)
 
 
 def assignors_of(given: Any) -> dict[str, Assignor]:
-    """The assignors of the setting `assignor`, by their names, the preferred one first. Raises AllocatorError."""
+    """Returns the assignors of the setting `assignor` by name, the preferred one first. Raises AllocatorError."""
     if not isinstance(given, (str, list, tuple)) and not callable(given):
         raise ConfigError("it must be a name, a function, or a list of them")
     offered = [given] if isinstance(given, str) or callable(given) else list(given)

@@ -1,4 +1,4 @@
-"""What a member does about the orders of operators to the owners of partitions: pause, skip, quarantine, seek."""
+"""Carries out the orders of operators that the owners of partitions honour: pause, skip, quarantine, seek."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ RETRY_S = 0.2
 
 
 class OperatorOrders:
-    """The orders that count, applied to the partitions of one member whenever one of both changes.
+    """Applies the orders in effect to the partitions of one member, whenever orders or partitions change.
 
-    An order is applied anew by each new owner, because it stays in its znode or topic. A seek is carried out once,
-    by the owner of that moment, which writes the result. An order that this member cannot honour gets a result that
-    says why.
+    Each new owner applies an order again, because it stays in its znode or topic. A seek is carried out once: the owner
+    at that time executes it and writes the result. An order that this member cannot carry out gets a result with the
+    reason.
     """
 
     def __init__(self, core: ConsumerCore) -> None:
@@ -39,15 +39,15 @@ class OperatorOrders:
         self._store: OrderKeeper | None = None
         self._under_way: set[tuple[str, TopicPartition]] = set()
         self._told: set[str] = set()
-        """Ids of orders that this member said it cannot honour."""
+        """Ids of the orders that this member has reported as impossible."""
 
     def take(self, orders: Orders, store: OrderKeeper) -> None:
-        """Caller: the membership or `order_topic`, on the loop, when the orders have changed or one has expired."""
+        """Called by the membership or `order_topic`, on the loop, when the orders have changed or one has expired."""
         self._orders, self._store = orders, store
         self.apply()
 
     def apply(self) -> None:
-        """Caller: also the consumer, when it was assigned partitions or begins to process."""
+        """Applies the orders. Also called when the consumer was assigned partitions or starts to process."""
         if self._store is None:
             return
         in_force = self._orders.in_force(wall_ms(), OWNERS_KINDS)
@@ -96,7 +96,7 @@ class OperatorOrders:
     async def _seek(self, order: Order, partition: TopicPartition) -> None:
         core = self._core
         try:
-            # with a sink the position says that this member has registered
+            # with a sink, a position shows that this member has registered
             while core.state.is_assigned(partition) and core.state.position(partition) is None:
                 await core.fetcher.news(RETRY_S)
             while core.state.is_assigned(partition):
@@ -121,7 +121,7 @@ class OperatorOrders:
             return int(to)
         at: Any = {"earliest": EARLIEST, "latest": LATEST}.get(to)
         found = await list_offsets(self._core.client, {partition: int(to.partition(":")[2]) if at is None else at})
-        if found[partition] is None:  # no record so late
+        if found[partition] is None:  # no record has this or a later time
             found = await list_offsets(self._core.client, {partition: LATEST})
         there = found[partition]
         assert there is not None

@@ -34,16 +34,16 @@ __all__ = ["OrderTopic", "orders_topic"]
 
 log = logging.getLogger(__name__)
 
-OLDEST = (0, 11)  # the first brokers with an idempotent producer
+OLDEST = (0, 11)  # the first broker version with an idempotent producer
 REPLICATION = 3
-AT_ONCE_BYTES = 1 << 20  # of one fetch, a record that is larger aside
-LOOK_S = 15.0  # more: a new topic is found later; less: more requests for metadata
-TURN_S = 1.0  # more: a deleted topic is noticed later; less: more turns of the loop
+AT_ONCE_BYTES = 1 << 20  # bytes of one fetch; a larger single record is still fetched
+LOOK_S = 15.0  # between two searches for the topic. more: finds a new topic later; less: more metadata requests
+TURN_S = 1.0  # between two checks. more: notices a deleted topic later; less: more turns of the loop
 AGAIN_S = 1.0
 
 
 def orders_topic(group: str) -> str | None:
-    """The name of the topic; None if the group's name is none that a topic can have."""
+    """Returns the name of the topic; None if the group's name is not valid in the name of a topic."""
     name = f"{group}.orders"
     try:
         check_topic(name)
@@ -94,7 +94,8 @@ class OrderTopic:
             await self._write(client, records.change(records.orders.put(order, now_ms)))
 
     async def remove(self, ids: Collection[str], now_ms: int) -> tuple[Order, ...]:
-        """Removes orders; returns them. Raises NoSuchOrder if one of them is not there, and removes none then."""
+        """Removes orders and returns the removed ones. If one id does not exist, raises NoSuchOrder and
+        removes none."""
         async with self._connected() as client:
             records = await self._records() if self._exists(client) else OrderRecords()
             orders = records.orders
@@ -106,7 +107,7 @@ class OrderTopic:
             return tuple(order for _, order in found if order is not None)
 
     async def add_result(self, order_id: str, result: OrderResult) -> None:
-        """Says what a member did about an order that is carried out once. Nothing happens if the order is gone."""
+        """Adds a member's result to an order that is carried out once. Does nothing if the order was removed."""
         async with self._connected() as client:
             if not self._exists(client):
                 return
@@ -117,14 +118,14 @@ class OrderTopic:
     # -- members -------------------------------------------------------------------------------------------------
 
     def watch(self, client: KafkaClient) -> None:
-        """Has `client` ask for the topic in its requests for metadata."""
+        """Makes `client` include the topic in its metadata requests."""
         if self.topic is not None:
             client.follow_beside([self.topic])
 
     async def follow(
         self, client: KafkaClient, ordered: Callable[[Orders, OrderTopic], None], began: asyncio.Event
     ) -> None:
-        """Calls `ordered` with the orders, and after each change of them. Sets `began` once it knows them."""
+        """Calls `ordered` with the present orders, and again after each change. Sets `began` after the first call."""
         changed, told = asyncio.Event(), False
 
         def news(orders: Orders) -> None:
@@ -140,7 +141,7 @@ class OrderTopic:
                 try:
                     if self._exists(client) and client.broker_version >= OLDEST:
                         await self._follow(client, news, began)
-                        news(Orders())  # the topic is gone
+                        news(Orders())  # the topic was deleted
                     began.set()
                     if not await wait_for_event(changed, LOOK_S):
                         await client.refresh(max_age_s=LOOK_S)
@@ -159,7 +160,7 @@ class OrderTopic:
             remove()
 
     async def _follow(self, client: KafkaClient, news: Callable[[Orders], None], began: asyncio.Event) -> None:
-        """Returns when the topic is gone or another one has its name."""
+        """Returns when the topic was deleted or created again."""
         assert self.topic is not None
         topic_id, looked = client.topic_id(self.topic), time.monotonic()
         async with self._consumer() as consumer:
@@ -213,7 +214,7 @@ class OrderTopic:
         )
 
     async def _records(self) -> OrderRecords:
-        """All records up to the present end."""
+        """Returns all records up to the present end."""
         assert self.topic is not None
         records, at = OrderRecords(), TopicPartition(self.topic, 0)
         async with self._consumer() as consumer:
@@ -224,7 +225,8 @@ class OrderTopic:
         return records
 
     async def _prepare(self, client: KafkaClient) -> None:
-        """Creates the topic if this was asked for. Raises OrderRefused for one that would not keep the orders."""
+        """Creates the topic if `create` is set. Raises OrderRefused for an existing topic that would not keep
+        the orders."""
         topic = self.topic
         if topic is None:
             raise OrderRefused(
@@ -245,7 +247,7 @@ class OrderTopic:
             await create(client, topic, 1, REPLICATION, {"cleanup.policy": "compact"})
         count = len(client.partitions(topic) or ())
         policy = "compact"
-        with contextlib.suppress(BrokerError):  # not every user may read configurations
+        with contextlib.suppress(BrokerError):  # some users may not read configurations
             found = await describe_configs(client, TOPIC_RESOURCE, topic, ["cleanup.policy"])
             policy = found.get("cleanup.policy", policy)
         if count != 1 or policy != "compact":

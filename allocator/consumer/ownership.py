@@ -22,7 +22,7 @@ __all__ = ["Ownership", "tell"]
 log = logging.getLogger(__name__)
 
 
-PATIENCE_S = 10.0  # how often it is said that a handler holds a rebalance up
+PATIENCE_S = 10.0  # between two warnings that a handler delays a rebalance
 
 
 class Buffers(Protocol):
@@ -34,21 +34,22 @@ class Buffers(Protocol):
 
 
 class SinkOffsets(Protocol):
-    """What ownership needs of a sink: the offsets that the user's database has."""
+    """The methods of a sink that ownership uses: the user's database stores the offsets."""
 
     async def begin(self, partitions: Partitions) -> Mapping[TopicPartition, OffsetAndMetadata]:
-        """Lets this member alone write, and returns where the database is. Raises AllocatorError."""
+        """Makes this member the only writer, and returns the offsets in the database. Raises AllocatorError."""
 
     async def rewind(self, partition: TopicPartition, offset: int) -> None:
-        """The records from this lower offset on are others than before. Raises AllocatorError."""
+        """Tells the sink that the log was replaced: records from this lower offset on are new. Raises
+        AllocatorError."""
 
 
 class Ownership:
     """The `AssignmentListener` of a membership, for one consumer.
 
-    Guarantee: when `revoked` returns, no record of those partitions is in the user's hands, none will be delivered,
-    what was done is committed (or its commit has failed for good, and those records are processed again), and no
-    commit of theirs is under way, whoever began it.
+    Guarantee: when `revoked` returns, the user has no record of those partitions that is not done, none will be
+    delivered, what was done is committed (or its commit has failed for good, and those records are processed again),
+    and no commit of theirs is under way, whoever began it.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class Ownership:
         sink: SinkOffsets | None = None,
     ) -> None:
         self.processor: RebalanceListener | None = None
-        """Hears of everything before the user's listener; set while `Consumer.process` runs."""
+        """Gets every change before the user's listener; set while `Consumer.process` runs."""
         self._error: BaseException | None = None
         self._told: asyncio.Event
         self._state = state
@@ -87,17 +88,17 @@ class Ownership:
         self._tasks: BackgroundTasks | None = None
 
     def start(self, tasks: BackgroundTasks) -> None:
-        """`tasks` will own the tasks that read committed offsets."""
+        """`tasks` owns the tasks that read committed offsets."""
         self._told = asyncio.Event()
         self._tasks = tasks
 
     def stop_committing(self) -> None:
-        """From now on, released partitions are not committed."""
+        """From this call on, released partitions are not committed."""
         self._auto_commit = False
 
     @property
     def closed_gate(self) -> bool:
-        """Whether nothing may be delivered at this moment."""
+        """Whether no record may be delivered at this moment."""
         return self._suspended or self._opening > 0
 
     def assign(self, partitions: Partitions) -> None:
@@ -144,7 +145,7 @@ class Ownership:
         self._measures.resets += 1
         self._measures.records_lost += loss.count
         if loss.recreated or loss.resumed_at < loss.position:
-            # what was done is an offset that comes again, and would not be committed before it is reached once more
+            # the done offset will come again, and would not be committed before it is reached once more
             self._progress.rewind(loss.partition, loss.resumed_at)
         assert self._tasks is not None
         self._opening += 1
@@ -214,7 +215,7 @@ class Ownership:
                 break
             except asyncio.TimeoutError:
                 log.warning("%d revoked partitions wait for records in the user's hands", len(partitions))
-        partitions &= self._draining  # the user may have assigned some of them again meanwhile
+        partitions &= self._draining  # the user may have assigned some of them again in the meantime
         if self._auto_commit:
             try:
                 await self._commit(partitions)
@@ -234,7 +235,8 @@ class Ownership:
         await self._tell_all(RebalanceEvent.LOST, partitions)
 
     async def _tell_all(self, event: RebalanceEvent, partitions: Partitions) -> None:
-        """The engine of `Consumer.process` first: the user's listener finds its work done, and may seek after it."""
+        """Calls the engine of `Consumer.process` before the user's listener, which then finds all work done
+        and may seek."""
         await tell(self.processor, event, partitions)
         await tell(self._state.rebalance_listener, event, partitions)
 
@@ -250,8 +252,8 @@ class Ownership:
         self._fetcher.wake()
 
     def _assign(self, partitions: Set[TopicPartition]) -> None:
-        # a pattern is resolved by the leader, which may know of a topic before we do; and topics that are not
-        # subscribed any more stay until they are released
+        # the leader resolves a pattern, and may know a topic before this member does. Topics that are no longer
+        # subscribed stay until they are released
         self._state.change_subscription((self._state.subscription or set()) | {p.topic for p in partitions})
         self._state.assign_from_subscribed(partitions)
         # a new assignment makes them fetchable again, and those still draining must not be
@@ -269,7 +271,8 @@ class Ownership:
             except AllocatorError as error:
                 named = missing & (error.partitions if isinstance(error, NoOffsetsError) else NO_PARTITIONS)
                 if named and named != missing:
-                    # one response is for all of them: the others would wait until the cause of these few is removed
+                    # one response covers all partitions: without this the others would wait until the cause of these
+                    # few is removed
                     await asyncio.gather(self._find_positions(named), self._find_positions(missing - named))
                     return
                 if error.retriable:
@@ -280,7 +283,7 @@ class Ownership:
                 continue
             for partition in self._missing(partitions):
                 if partition in stored:
-                    # whatever was reached here or committed in Kafka: the effects up to this offset are there
+                    # effects up to the sink's offset exist, whatever position was reached or committed in Kafka
                     self._progress.rewind(partition, stored[partition].offset)
                     self._state.seek(partition, stored[partition])
                     continue
@@ -289,7 +292,7 @@ class Ownership:
             return
 
     async def _tell(self, error: AllocatorError) -> None:
-        """Reports the error and returns when the user got it: the user may have removed its cause then."""
+        """Reports the error. Returns when the user has received it and may have removed its cause."""
         self._told.clear()
         self.failed(error)
         await self._told.wait()
@@ -297,7 +300,7 @@ class Ownership:
     def _begin(self, partition: TopicPartition, committed: OffsetAndMetadata | None) -> None:
         start = self._progress.begin(partition, committed)
         if start is not None:
-            # with its leader epoch and topic, if they are known, the position is compared with what stands there now
+            # with leader epoch and topic id, if known, so that the position is compared with the present log
             self._state.seek(partition, start)
             return
         try:
@@ -310,10 +313,10 @@ class Ownership:
 
 
 async def tell(listener: Any, event: RebalanceEvent, partitions: Partitions) -> None:
-    """Calls the method of a listener, and awaits what it returns if that can be awaited.
+    """Calls a method of a listener, and awaits its result if it is awaitable.
 
-    An error of the user's is logged, and so is a cancellation that comes out of the method without having come from
-    here: the rebalance would stop for ever.
+    Logs an error of the method. Also logs a cancellation that the method itself raises, because it would stop the
+    rebalance forever.
     """
     callback = callback_of(listener, event)
     if callback is not None and partitions:

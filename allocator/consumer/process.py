@@ -33,7 +33,7 @@ Deserialize = Callable[[Record], Record]
 def processor(
     function: Callable[[Record], Any], deserialize: Deserialize | None, group: str | None, given: Mapping[str, Any]
 ) -> tuple[Handler, ProcessSettings]:
-    """The handler and the settings of a call of `Consumer.process`. Raises ConfigError that lists every fault."""
+    """The arguments of a call of `Consumer.process`. Raises ConfigError that lists every fault."""
     _check(function, deserialize, given)
     name = getattr(function, "__qualname__", type(function).__qualname__)
     if deserialize is not None:
@@ -68,7 +68,7 @@ def _check(function: Any, deserialize: Deserialize | None, given: Mapping[str, A
 
 
 def _deserializing(function: Callable[[Record], Any], deserialize: Deserialize) -> Callable[[Record], Any]:
-    """Each call gets a copy: a retry and a dead letter need the record as it came."""
+    """Deserializes copies, because retries and dead letters need the original record."""
     if is_coroutine(function):
 
         async def call(record: Record) -> Any:
@@ -79,7 +79,7 @@ def _deserializing(function: Callable[[Record], Any], deserialize: Deserialize) 
 
 
 def retry_topics(given: Mapping[str, Any], engine: ConsumerCore) -> RetryTopics | None:
-    """Where records wait for a later attempt; on the cluster of the consumer. Raises ConfigError."""
+    """Creates the `RetryTopics` of a call, on the cluster of the consumer. Raises ConfigError."""
     delays = given["retry_topics"]
     if delays is None:
         return None
@@ -101,7 +101,7 @@ def retry_topics(given: Mapping[str, Any], engine: ConsumerCore) -> RetryTopics 
 
 
 def retry_fault(dead_letter_topic: str | None, membership: str, *, sink: bool, by_batch: bool = False) -> str | None:
-    """Why the other settings do not go with retry topics."""
+    """Why the other settings exclude retry topics."""
     if dead_letter_topic is None:
         return "a dead-letter topic is needed, for records that fail after the last delay"
     if membership not in ("zookeeper", "kafka"):
@@ -114,7 +114,7 @@ def retry_fault(dead_letter_topic: str | None, membership: str, *, sink: bool, b
 
 
 def dead_letters(topic: str | None, engine: ConsumerCore) -> DeadLetterTopic | None:
-    """Where refused records go; on the cluster of the consumer."""
+    """Creates the `DeadLetterTopic` of a call, on the cluster of the consumer."""
     if topic is None:
         return None
     return DeadLetterTopic(topic, engine.brokers, engine.group or "", security=engine.security)
@@ -190,7 +190,7 @@ class OwnConsumer:
 class RunningConsumer(OwnConsumer):
     """A `RecordSource` that neither starts nor closes its consumer.
 
-    After `close` the consumer owns what it owned, and reading goes on at what is not done.
+    After `close` the consumer keeps its partitions, and continues at the first record that is not done.
     """
 
     def __init__(self, consumer: Consumer, engine: ConsumerCore, listener: Processor) -> None:
@@ -211,9 +211,10 @@ class RunningConsumer(OwnConsumer):
             self.also_read(())
         for partition, (point, committed) in self._listener.resume_points().items():
             with contextlib.suppress(NotOwned):
-                if partition.topic not in retries:  # they are released; until then the user gets none of their records
+                # these partitions are being released; until then the user gets none of their records
+                if partition.topic not in retries:
                     self._consumer.resume(partition)
                 self._consumer.seek(partition, point)
                 if committed:
-                    # another commit of the same offset would not say what is done beyond it
+                    # a second commit of the same offset would drop the done records beyond it
                     self._engine.progress.note_committed({partition: point.offset})

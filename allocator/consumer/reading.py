@@ -1,4 +1,4 @@
-"""Records for one reader: whole batches, one by one, or a number of them at a time."""
+"""Delivers records to one reader: whole batches, single records, or several records at a time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from allocator.types import Deserializer, LoadingDeserializer, Record, TopicPart
 __all__ = ["Reading"]
 
 
-# what the current task has read, or the task that started it had by then: a mark of the reader, by what it read
+# for each `Reading`, the mark of the reader that the current task is, or that started the current task
 _read_here: ContextVar[WeakKeyDictionary[Reading, object]] = ContextVar("allocator_read_here")
 
 
@@ -31,27 +31,27 @@ class Reading:
     def __init__(self, engine: ConsumerCore, deserializers: tuple[Deserializer, Deserializer] = (None, None)) -> None:
         """`deserializers`: of keys and of values."""
         self._engine = engine
-        # those that load something before they are called
+        # deserializers that load something before they are called
         self._loaders = [
             (part, each) for part, each in zip(("key", "value"), deserializers) if isinstance(each, LoadingDeserializer)
         ]
         self._loaded = True
-        """All that the deserializers need for the current batch is loaded."""
+        """Whether everything that the deserializers need for the current batch is loaded."""
         self._loading = False
         self._load_error: BaseException | None = None
-        # what is left of a batch that `getone` or `getmany` began, and the epoch it was taken under
+        # the rest of a batch that `getone` or `getmany` began, with its epoch
         self._rest: Batch | None = None
         self._records: Iterator[Record] | None = None
         self._epoch: int | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._reader: asyncio.Task[Any] | None = None
         self._mark: object = None
-        """Another one for each reader."""
+        """A new value for each reader."""
         self._busy = False
         self._closed = False
 
     def close(self) -> None:
-        """The reader gets `Closed`, now or at its next call."""
+        """Makes the reader get `Closed`, now or at its next call."""
         self._closed = True
         self._engine.fetcher.wake()
         if self._reader is None or self._reader.done() or self._called_by_reader():
@@ -59,12 +59,13 @@ class Reading:
             # A reader in another task finishes its batch first, requests the next one and gets `Closed`.
             self._engine.progress.abandon()
         else:
-            self._reader.add_done_callback(lambda _: self._engine.progress.abandon())  # it may end without asking
+            # the reader may end without another request
+            self._reader.add_done_callback(lambda _: self._engine.progress.abandon())
 
     def _called_by_reader(self) -> bool:
-        """Whether the reader calls, or a task that the reader started: gather, wait_for and create_task start one.
+        """Whether the reader itself calls, or a task that it started with gather, wait_for or create_task.
 
-        The reader usually waits for such a task. To wait for the reader would then never end.
+        The reader usually waits for such a task, so waiting for the reader would never end.
         """
         known = _read_here.get(None)
         return known is not None and known.get(self) is self._mark
@@ -77,13 +78,13 @@ class Reading:
         if task is self._reader:
             return
         self._reader, self._mark = task, object()
-        # a copy: tasks that were started before have the former one
+        # a copy: tasks that were started earlier hold the old one
         known = WeakKeyDictionary(_read_here.get({}))
         known[self] = self._mark
         _read_here.set(known)
 
     def put_back(self, partition: TopicPartition) -> None:
-        """The rest of a batch of this partition will be fetched again."""
+        """Seeks back, so that the rest of the batch is fetched again."""
         if self._rest is not None and (self._rest.topic, self._rest.partition) == partition:
             # the fetcher has moved past it: without the seek the rest of the batch would be skipped
             position = self._engine.state.position(partition)
@@ -118,7 +119,7 @@ class Reading:
                 if record is not None:
                     self._engine.deliver(batch, record.offset + 1)
                     return record
-                # the end of it may be past its last record (compaction, control records)
+                # the batch may end after its last record (compaction, control records)
                 self._engine.deliver(batch, batch.next_offset)
                 self._engine.progress.finish()
                 self._keep(None)
@@ -154,7 +155,7 @@ class Reading:
                 record = next(self._records, None)
             except DeserializationError as error:
                 if records:
-                    # those before it first; the next call comes to it again
+                    # deliver the records before it first; the next call reaches it again
                     self._keep(batch.from_offset(error.offset))
                     return records, error.offset
                 self._engine.deliver(batch, error.offset + 1)
@@ -201,7 +202,7 @@ class Reading:
             error, self._load_error = self._load_error, None
             raise error
         if self._loading:
-            self._engine.may_take()  # raises what the reader has to know
+            self._engine.may_take()  # raises an error that the reader must see
             return False
         missing = []
         with contextlib.suppress(CorruptRecordError):  # the reader comes to it
@@ -220,7 +221,7 @@ class Reading:
             for loader, ids in missing:
                 await loader.load(ids)
             if self._rest is batch:
-                # not asked again: what was refused first may be due again, and the batch would never be delivered
+                # not checked again: the first failed id may be due again, and the batch would never be delivered
                 self._loaded = True
         except Exception as error:  # noqa: BLE001 - the reader raises it
             self._load_error = error
@@ -247,7 +248,7 @@ class Reading:
                 self._keep(self._rest.from_offset(position.offset))
 
     def _reading_more(self) -> Reading:
-        """The user asks for more: what was given before is done. A context; two must not overlap."""
+        """Marks the delivered records as done, because the user requests more. A context; two must not overlap."""
         if self._busy:
             raise RuntimeError("two tasks read from one consumer; records would be taken as done before they are")
         self._is_read()

@@ -1,7 +1,8 @@
-"""Which cluster a group reads, as a znode says it: live services go over to another one without a restart.
+"""A znode selects the Kafka cluster that a group reads, so that running services move to another cluster without a
+restart.
 
-The znode `<root>/<group>/cluster` holds JSON: {"format": 1, "brokers": "host:port,...", "frozen": false}. Where there
-is none, services read what they were configured to.
+The znode `<root>/<group>/cluster` holds JSON: {"format": 1, "brokers": "host:port,...", "frozen": false}. Without this
+znode, services read the cluster of their own settings.
 """
 
 from __future__ import annotations
@@ -32,12 +33,13 @@ __all__ = ["ChoiceWatcher", "ClusterChoice", "SwitchingConsumer", "choose", "els
 log = logging.getLogger(__name__)
 
 FORMAT = 1
-# a watch that was lost with its session is missed for so long. More: a switch is seen later then; less: more reads
+# interval of reading the znode again, in case its watch was lost with a session. more: notices a switch later; less:
+# more reads
 LOOK_S = 5.0
 
 
 class ClusterChoice(NamedTuple):
-    """`brokers` None: those in the service's settings. `frozen`: no member may read."""
+    """`brokers` None: use those of the service's settings. `frozen`: no member may read."""
 
     brokers: Optional[str] = None
     frozen: bool = False
@@ -49,7 +51,8 @@ def path_of(root: str, group: str) -> str:
 
 
 def elsewhere(choice: ClusterChoice, brokers: str | None) -> str | None:
-    """What to tell who looks at the group's offsets by these brokers, if its members are told to read by others."""
+    """Returns a hint for readers of the group's offsets on these brokers, if the znode tells members to read
+    other brokers."""
     if choice.brokers is None or brokers is None or same_cluster(choice.brokers, brokers):
         return None
     return (
@@ -58,7 +61,7 @@ def elsewhere(choice: ClusterChoice, brokers: str | None) -> str | None:
 
 
 async def read_choice(zk: ZooKeeper, path: str, watch: Any = None) -> ClusterChoice:
-    """What stands there; `watch` is called at the next change. Raises ConfigError for what is no such setting."""
+    """Reads the setting; `watch` is called at the next change. Raises ConfigError for invalid content."""
     while True:
         try:
             data, _ = await zk.get(path, watch)
@@ -79,7 +82,7 @@ async def read_choice(zk: ZooKeeper, path: str, watch: Any = None) -> ClusterCho
 
 
 async def choose(zk: ZooKeeper, path: str, choice: ClusterChoice) -> None:
-    """Has every service of the group do so."""
+    """Writes the setting. Every service of the group follows it."""
     data = json.dumps({"format": FORMAT, "brokers": choice.brokers, "frozen": choice.frozen}).encode()
     while True:
         await zk.ensure_path(path.rpartition("/")[0] or "/")
@@ -90,14 +93,14 @@ async def choose(zk: ZooKeeper, path: str, choice: ClusterChoice) -> None:
             await zk.set(path, data)
             return
         except NoZnode:
-            continue  # deleted meanwhile
+            continue  # deleted in the meantime
 
 
 class ChoiceWatcher:
-    """The newest choice of one znode, over a session of its own.
+    """Follows the setting of one znode in a session of its own.
 
-    While ZooKeeper does not answer, or the session is lost, the last choice that was read stays `current`: the members
-    have sessions of their own, and one whose session is lost reads the choice again before it joins (`still`).
+    While ZooKeeper does not respond, or the session is lost, `current` keeps the last setting that was read. The
+    members have their own sessions; a member whose session is lost reads the setting again before it joins (`still`).
     """
 
     def __init__(self, zk: ZooKeeper, path: str) -> None:
@@ -108,7 +111,7 @@ class ChoiceWatcher:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self, timeout_s: float | None = 15.0) -> None:
-        """Returns with the first choice. Raises ZooKeeperUnavailable or ConfigError."""
+        """Returns once the first setting is read. Raises ZooKeeperUnavailable or ConfigError."""
         self.changed, self._look = asyncio.Event(), asyncio.Event()
         await self._zk.connect(timeout_s)
         self._zk.on_state(self._on_state)
@@ -128,9 +131,9 @@ class ChoiceWatcher:
         await self._zk.close()
 
     def still(self, choice: ClusterChoice) -> Callable[[ZooKeeper], Awaitable[bool]]:
-        """Asks ZooKeeper, in the session that is given, whether the choice is the same still.
+        """Asks ZooKeeper, in the given session, whether the setting is unchanged.
 
-        For members that join again: the session of this watcher may still be away, and what it knows old.
+        Members that join again call it: the session of this watcher may still be lost, and its setting out of date.
         """
 
         async def ask(zk: ZooKeeper) -> bool:
@@ -159,7 +162,7 @@ class ChoiceWatcher:
             except ConfigError as error:
                 log.error("%s; stays with %s", error, self.current)
                 continue
-            except Exception:  # an internal error must not end it silently, or no switch would be noticed
+            except Exception:  # log an internal error, because without this watcher no switch would be noticed
                 log.exception("%s cannot be read; stays with %s", self._path, self.current)
                 continue
             if found != self.current:
@@ -191,7 +194,8 @@ class SwitchingConsumer:
         securities: Mapping[str, Mapping[str, Any]] | None = None,
         **options: Any,
     ) -> None:
-        check_listener(options.get("listener"))  # the consumer is made later, once its cluster is known
+        # check now, because the consumer is created later, once its cluster is known
+        check_listener(options.get("listener"))
         self.group = group
         self._default = brokers
         self._security = security
@@ -258,7 +262,9 @@ class SwitchingConsumer:
         while True:
             if self._closed:
                 if self._last is not None:
-                    await self._last.getbatch(0)  # `close` waits to hear that what it gave is done; raises Closed
+                    # `close` waits until the reader says that its records are done, which this call does; it raises
+                    # Closed
+                    await self._last.getbatch(0)
                 raise Closed(f"the consumer of group {self.group!r} is closed")
             await self._follow()
             left = None if end is None else max(0.0, end - loop.time())
@@ -266,7 +272,7 @@ class SwitchingConsumer:
                 if not await wait_for_event(self._watcher.changed, left):
                     return None
                 continue
-            # in turns, so that a switch is not waited for until there is a record
+            # waits in short turns, so that a switch does not wait for the next record
             batch = await self._consumer.getbatch(0.2 if left is None else min(0.2, left))
             if batch is not None:
                 return batch
@@ -291,7 +297,7 @@ class SwitchingConsumer:
         return self._consumer is not None and self._consumer.may_act()
 
     async def _follow(self) -> None:
-        """Leaves and joins as the choice says."""
+        """Leaves and joins as the setting demands."""
         while self._watcher.changed.is_set() or self._reads is None:
             self._watcher.changed.clear()
             choice = self._watcher.current
@@ -305,7 +311,7 @@ class SwitchingConsumer:
             consumer = self._make(brokers=brokers, security=self._securities.get(brokers, self._security))
             consumer._engine.join_again_if(self._watcher.still(choice))
             await consumer.start()
-            if self._closed:  # meanwhile, and what was not there yet could not be closed
+            if self._closed:  # closed in the meantime; `close` could not close a consumer that did not exist yet
                 await consumer.close()
                 return
             self._last = consumer

@@ -1,4 +1,4 @@
-"""Records that the handler refused for good, kept in a topic of their own."""
+"""Writes the records that the handler refused for good to a topic of their own."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ __all__ = [
 ]
 
 PREFIX = "allocator."
-# what Spring Kafka's DeadLetterPublishingRecoverer and Kafka Connect write; tools know these names
+# the names that Spring Kafka's DeadLetterPublishingRecoverer and Kafka Connect write, because tools know them
 SPRING = "kafka_dlt-"
 CONNECT = "__connect.errors."
-REDRIVES = "allocator.redrives"  # how often the record was written back to its topic
-ERROR_BYTES = 1000  # of the error's text; more could make a record that just fits its topic too large
+REDRIVES = "allocator.redrives"  # counts how often the record was written back to its topic
+ERROR_BYTES = 1000  # bytes of the error's text; a longer text could make a large record exceed the limit of the topic
 STACK_BYTES = 4000
 
 
 class DeadLetterTopic:
-    """Sends records on, key and value as they were, with headers that say where from and why.
+    """Copies records to the dead-letter topic with unchanged key and value, and adds headers that name the origin and
+    the error.
 
-    Guarantee: as of `LateProducer`. Brokers before 0.11 have no headers: there the log line is the only trace of the
-    cause.
+    Guarantee: as for `LateProducer`. Brokers before 0.11 store no headers; there only the log has the error.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class DeadLetterTopic:
         self._producer = LateProducer(brokers, f"allocator-dead-letters-{group}", security)
 
     async def send(self, records: Sequence[Record], error: BaseException, attempts: int) -> None:
-        """Raises BrokerError when the topic does not take them all."""
+        """Raises BrokerError if the topic does not accept all of them."""
         letters = [outgoing(record, headers_of(record, self._group, error, attempts)) for record in records]
         try:
             await self._producer.send(self.topic, letters)
@@ -66,12 +66,12 @@ class DeadLetterTopic:
 
 
 def outgoing(record: Record, headers: Sequence[tuple[str, bytes]]) -> Outgoing:
-    # as in every version so far: an empty value where there is neither key nor value
+    # earlier versions also write an empty value if both key and value are missing
     return Outgoing(record.key, b"" if record.key is None and record.value is None else record.value, headers)
 
 
 def not_taken(what: str, record: Record, failure: AllocatorError) -> BrokerError:
-    """The error of a topic that did not take a record, with the code of the broker if there is one."""
+    """Returns the error of a topic that refused a record, with the broker's code if there is one."""
     refusal = failure.error if isinstance(failure, DeliveryFailed) else failure
     return BrokerError(
         f"{what} did not take {record.topic}:{record.partition} offset {record.offset}: "
@@ -85,7 +85,7 @@ def headers_of(record: Record, group: str, error: BaseException, attempts: int) 
     """The record's own headers, then `allocator.topic`, `.partition`, `.offset`, `.timestamp`, `.group`, `.error` and
     `.attempts` as text, then the same and the stack under Spring Kafka's names, with its binary numbers.
 
-    Headers of an earlier time as a dead letter are left out, but for the count of redrives.
+    If the record was a dead letter before, its earlier headers are left out, except the count of redrives.
     """
     kind = f"{type(error).__module__}.{type(error).__qualname__}"
     ours = {
@@ -112,7 +112,7 @@ def headers_of(record: Record, group: str, error: BaseException, attempts: int) 
         "original-consumer-group": group.encode(),
         "exception-fqcn": kind.encode(),
         "exception-message": str(error).encode()[:ERROR_BYTES],
-        # the end: Python's innermost call, and the error itself
+        # keep the end of the stack: it has the innermost call and the error
         "exception-stacktrace": stack[-STACK_BYTES:],
     }
     return [
@@ -123,9 +123,9 @@ def headers_of(record: Record, group: str, error: BaseException, attempts: int) 
 
 
 def own_headers(record: Record) -> list[tuple[str, bytes]]:
-    """The headers that a record had before it became a dead letter, and the count of its redrives."""
+    """Returns the headers that a record had before it became a dead letter, and the count of its redrives."""
     return [
-        # as in every version so far: an empty value where there is none
+        # earlier versions also read an empty value as a missing one
         (name, value if value is not None else b"")
         for name, value in record.headers
         if name == REDRIVES or not name.startswith((PREFIX, SPRING, CONNECT))

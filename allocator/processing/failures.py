@@ -1,4 +1,4 @@
-"""What is done with a record whose call failed: another attempt, now or later, a dead letter, a log line, the end."""
+"""Handles a record whose call failed: retry now, retry later, dead letter, log line, or stop."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ TOO_LARGE = frozenset({10, 18})  # MESSAGE_TOO_LARGE, RECORD_LIST_TOO_LARGE
 
 
 class DeadLetters(Protocol):
-    """Takes the records that the handler refused for good."""
+    """Accepts the records that the handler refused for good."""
 
     async def send(self, records: Sequence[Record], error: BaseException, attempts: int) -> None:
-        """Returns once all of them are acknowledged."""
+        """Returns once the broker has acknowledged all of them."""
 
     async def close(self) -> None: ...
 
 
 class FailedWorker(Protocol):
-    """The part of a `PartitionWorker` that is used here."""
+    """The part of a `PartitionWorker` that this module uses."""
 
     partition: TopicPartition
     stopping: bool
@@ -47,7 +47,7 @@ class FailedWorker(Protocol):
 
 
 class Failures:
-    """Shared by the workers of all partitions."""
+    """The handling of failures, shared by the workers of all partitions."""
 
     def __init__(
         self,
@@ -67,12 +67,13 @@ class Failures:
         self._stopped = asyncio.Event()
 
     def wake(self) -> None:
-        """A worker has stopped. Each dead letter that waits for its next attempt checks whether it was its worker."""
+        """Wakes the dead letters that wait for their next attempt, because a worker has stopped; each checks whether that
+        worker is its own."""
         self._stopped.set()
         self._stopped = asyncio.Event()
 
     def delay_s(self, worker: FailedWorker, lane: Lane, error: Exception, since_s: float) -> float | None:
-        """Seconds until the next attempt of the lane's first record; None: there is none."""
+        """Returns the seconds until the next attempt of the lane's first record; None: there is no further attempt."""
         self._measures.handler_failures += 1
         if isinstance(error, (HandlerMisuse, Quarantined)) or self._policy.action(error) is not Action.RETRY:
             return None
@@ -80,21 +81,23 @@ class Failures:
             return None
         delay_s = self._retries.delay_s(lane.attempts)
         if self._retries.limit_s is not None:
-            delay_s = min(delay_s, max(0.0, self._retries.limit_s - since_s))  # the last attempt is at the limit
+            delay_s = min(delay_s, max(0.0, self._retries.limit_s - since_s))  # the last attempt is at the time limit
         self._log(worker, _offset(lane), "the handler failed", error, lane.attempts, delay_s)
         return delay_s
 
     def _delayed(self, worker: FailedWorker) -> bool:
-        """A retry topic makes one attempt: a record that is repeated there would make those after it late."""
+        """Whether the record comes from a retry topic. It gets one attempt there, so that it does not delay the records
+        behind it."""
         return self._retry_topics is not None and worker.partition.topic in self._retry_topics.plan
 
     async def give_up(self, worker: FailedWorker, lane: Lane, error: Exception) -> bool:
-        """Writes the record to a retry topic or the dead letters, or skips it; False if the partition has left.
+        """Writes the record to a retry topic or to the dead letters, or skips it. Returns False if the partition has
+        left this member.
 
-        Raises HandlerFailed if the record has nowhere to go.
+        Raises HandlerFailed if none of these is possible.
         """
         if worker.stopping:
-            return False  # the next owner tries again
+            return False  # the next owner of the partition tries again
         offset = _offset(lane)
         action = Action.DEAD_LETTER if isinstance(error, Quarantined) else self._policy.action(error)
         topic, partition = worker.partition
@@ -105,7 +108,7 @@ class Failures:
             self._measures.records_skipped += 1
             return True
         argument = lane.units[0].argument
-        # a record that a sink refused is its new owner's, and no dead letter
+        # the sink refused the record because another member owns the partition, so it is no dead letter
         final = action is Action.STOP or isinstance(error, (HandlerMisuse, Fenced))
         retries = self._retry_topics
         topic = None if retries is None or final or action is not Action.RETRY else retries.plan.after(argument)
@@ -116,12 +119,12 @@ class Failures:
                     worker, offset, "the record was not written", lambda: retries.send(argument, error, lane.attempts)
                 )
             except BrokerError as refused:
-                # the headers made it too large, and stopping would not make it smaller
+                # the added headers made the record too large, and stopping would not make it smaller
                 if refused.code not in TOO_LARGE:
                     raise
                 log.error("%s: %s", worker.name, refused, extra=where)
             else:
-                # not before it is acknowledged, or the record would be in neither place
+                # wait for the acknowledgement, otherwise a crash could leave the record in neither topic
                 self._measures.records_delayed += sent
                 return sent
         letters = self._dead_letters
@@ -142,7 +145,7 @@ class Failures:
     async def _until_sent(
         self, worker: FailedWorker, offset: int, what: str, send: Callable[[], Awaitable[None]]
     ) -> bool:
-        """False if the partition has left this member before."""
+        """Sends a record, again after an error. Returns False if the partition leaves this member first."""
         refusals = 0
         while not worker.stopping:
             try:

@@ -1,4 +1,4 @@
-"""The user's function: found by text, and called in the way it was written."""
+"""Finds the user's handler by its name, and calls it as a coroutine or in a thread."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ __all__ = ["Handler", "HandlerMisuse", "load_handler", "traced"]
 
 
 class HandlerMisuse(ConfigError):
-    """A handler cannot be called the way it is written; trying again does not help."""
+    """The handler has a form that cannot be called. A retry does not help."""
 
 
 @dataclass(frozen=True)
 class Handler:
-    """A function and how it is called.
+    """A function and how to call it.
 
-    A coroutine function (`async def`, or tornado's `@gen.coroutine`) runs on the loop. Any other runs in a thread,
-    so that one that blocks holds up its own partition only, neither the loop nor the lease.
+    A coroutine function (`async def`, or tornado's `@gen.coroutine`) runs on the loop. Any other function runs in a
+    thread: if it blocks, it delays its own partition, but neither the loop nor the lease.
     """
 
     name: str
     function: Callable[[Any], Any]
     by_batch: bool = False
-    """Called with whole batches instead of records."""
+    """Whether it is called with whole batches instead of records."""
 
     @property
     def on_loop(self) -> bool:
         return is_coroutine(self.function)
 
     def call(self, argument: Any) -> Awaitable[Any]:
-        """Only for those that run on the loop."""
+        """Calls a handler that runs on the loop."""
         result: Awaitable[Any] = self.function(argument)
         return result
 
     def call_plain(self, argument: Any) -> None:
-        """Only for those that run in a thread."""
+        """Calls a handler that runs in a thread."""
         result = self.function(argument)
         if inspect.isawaitable(result):
             if inspect.iscoroutine(result):
@@ -55,7 +55,7 @@ class Handler:
 
 
 def is_coroutine(function: Any) -> bool:
-    """Whether calling it gives something to await, as far as it shows."""
+    """Whether a call returns an awaitable, as far as the signature shows."""
     return any(
         inspect.iscoroutinefunction(each) or gen.is_coroutine_function(each)
         for each in (function, getattr(function, "__call__", None))  # noqa: B004
@@ -63,7 +63,7 @@ def is_coroutine(function: Any) -> bool:
 
 
 def traced(handler: Handler, group: str) -> Handler:
-    """The same with a span around each call; `handler` itself where nobody wants spans."""
+    """Returns the handler with a span around each call; the same handler if tracing is off."""
     if not tracing.wanted():
         return handler
     function = handler.function
@@ -83,9 +83,9 @@ def traced(handler: Handler, group: str) -> Handler:
 
 
 def load_handler(target: str, mode: str = "record") -> Handler:
-    """The function at "package.module:function"; a class is called without arguments first.
+    """Returns the function at "package.module:function". If it is a class, creates an instance without arguments.
 
-    Modules in the current directory are found. Raises ConfigError that says what is missing.
+    Also searches the current directory. Raises ConfigError that names what is missing.
     """
     what = f"handler {target!r}"
     found = to_call(find(target, what, here=True), what)
@@ -97,7 +97,7 @@ def _check_signature(function: Any, target: str, mode: str) -> None:
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
-        return  # builtins may not show theirs; the first call tells
+        return  # built-in functions may have no readable signature; the first call shows whether it fits
     try:
         signature.bind(object())
     except TypeError:

@@ -1,4 +1,4 @@
-"""Calls of the handler: which records may be handled now, and how many at a time."""
+"""Schedules the calls of the handler: which records may be handled now, and how many at a time."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from allocator.types import TopicPartition
 
 __all__ = ["Lane", "LaneOwner", "Lanes"]
 
-# how long handlers that never wait keep the loop, or one lane a thread, before others have a turn;
-# more: fewer hops between threads; less: commits, stops and other partitions wait less
+# how long handlers without waits, or one lane in a thread, may run before others get their turn. more: fewer hops
+# between threads; less: commits, stops and other partitions wait less
 SLICE_S = 0.1
-# calls shorter than this go to a thread several lanes at a time, up to so many records
+# several lanes share one hop to a thread if their calls are shorter than this, up to so many records
 SHORT_CALL_S = 0.001
 SHORT_SLICE_S = 0.005
 RECORDS_A_HOP = 64
@@ -34,17 +34,19 @@ class LaneOwner(Protocol):
     stopping: bool
 
     def begin(self, lane: Lane) -> None:
-        """A call of this lane may begin at any time from now on."""
+        """Called when a call of this lane may begin."""
 
     def end(self, lane: Lane, finished: Sequence[Unit], error: Exception | None, seconds: float) -> None:
-        """No call of this lane runs any more. These were done; `error`: the next one failed with it.
+        """Called when no call of this lane runs any more. `done`: the finished units; `error`: the next unit failed
+        with it.
 
-        `seconds`: how long the calls took.
+        `seconds`: the duration of the calls.
         """
 
 
 class Lane:
-    """Records that are handled one after the other: those of a partition, those of a key of it, or one alone."""
+    """A sequence of records that are handled one after the other: a partition, one key of a partition, or one
+    record."""
 
     __slots__ = (
         "attempts",
@@ -68,22 +70,22 @@ class Lane:
         self.units: deque[Unit] = deque()
         self.queued = self.running = self.cut = False
         self.held = False
-        """Its first record failed and has no turn at present."""
+        """Whether its first record failed and waits for its next attempt."""
         self.attempts = 0
-        """Calls that failed with the first unit."""
+        """The number of failed calls of the first unit."""
         self.since = 0.0
-        """When the first of them failed, by the loop's clock."""
+        """The time of the first failure, by the loop's clock."""
         self.timer: asyncio.TimerHandle | None = None
-        """Runs until the next attempt."""
+        """The timer of the next attempt."""
         self.task: asyncio.Task[None] | None = None
-        """Which calls a coroutine handler for this lane now."""
+        """The task that runs a coroutine handler for this lane now."""
         self.call: concurrent.futures.Future[Any] | None = None
         """The latest turn in a thread."""
         self.turn: Sequence[Unit] = ()
         """The units of that turn."""
 
     def in_call(self) -> Sequence[Unit]:
-        """The units of a running turn that a call may have at present."""
+        """The units of a running turn that a call may hold at present."""
         return self.turn if self.call is not None else (self.units[0],)
 
 
@@ -111,28 +113,28 @@ class Lanes:
         self._ready: deque[Lane] = deque()
         self._orders = RecordOrders()
         self._parked: dict[Lane, None] = {}
-        """Lanes of paused partitions that are ready."""
+        """Ready lanes whose partitions are paused."""
         self._running = 0
         self._waits_for_lease = self._closing = False
         self._ends = 0.0
-        """Until when coroutines may keep the loop."""
+        """The time until which coroutines may keep the loop busy."""
         self._renewal: asyncio.Handle | None = None
         self._call_s = SHORT_CALL_S
-        """About how long a call in a thread takes."""
+        """The average duration of a call in a thread."""
         self._tasks = BackgroundTasks(broken)
         self.threads = concurrent.futures.ThreadPoolExecutor(concurrency, "handler")
         self._children = Children(handler.function) if processes else None
         self._run = self._run_on_loop if handler.on_loop else self._run_in_threads
 
     def wake(self, lane: Lane) -> None:
-        """The lane has a record that may be handled now."""
+        """Queues a lane that has a record to handle."""
         if not (lane.queued or lane.running or lane.held):
             lane.queued = True
             self._ready.append(lane)
             self._start_one()
 
     def order(self, orders: RecordOrders) -> None:
-        """Orders of operators, in place of the former ones; they count from the next turn of a lane on."""
+        """Replaces the orders of operators. They take effect at the next turn of each lane."""
         self._orders = orders
         parked, self._parked = self._parked, {}
         for lane in parked:
@@ -144,7 +146,7 @@ class Lanes:
             self._tasks.start(self._run(), "handler")
 
     def cut(self, lanes: Sequence[Lane]) -> list[Lane]:
-        """Cancels the calls of these lanes; returns those whose calls cannot be, as they run in threads."""
+        """Cancels the calls of these lanes. Returns those whose calls run in threads and cannot be cancelled."""
         left = []
         for lane in lanes:
             lane.cut = True
@@ -155,7 +157,7 @@ class Lanes:
         return left
 
     async def close(self) -> None:
-        """Cancels what still runs. Threads cannot be; nobody waits for them."""
+        """Cancels the calls that still run. Threads cannot be cancelled, and are not awaited."""
         self._closing = True
         self._ready.clear()
         if self._children is not None:
@@ -166,7 +168,7 @@ class Lanes:
     # -- turns -------------------------------------------------------------------------------------------------------
 
     def _next(self) -> Lane | None:
-        """The next lane with something to do, if the lease allows a call."""
+        """Returns the next lane with work, if the lease allows a call."""
         while self._ready:
             if not self._may_act():
                 if not self._waits_for_lease:
@@ -217,7 +219,7 @@ class Lanes:
                     self._end(lane, finished, error, time.monotonic() - begun)
         finally:
             self._running -= 1
-            if self._ready:  # this one was cancelled with its call
+            if self._ready:  # this task was cancelled together with its call
                 self._start_one()
 
     async def _turn(self, lane: Lane, finished: list[Unit]) -> Exception | None:
@@ -242,10 +244,10 @@ class Lanes:
         return None
 
     def _pass_is_long(self) -> bool:
-        """Whether calls have kept the loop for long: a handler that never waits must not keep it from everything else.
+        """Whether calls have kept the loop busy for too long: a handler without waits must not block other tasks.
 
-        The first call that asks in a pass of the loop begins the time of that pass. So calls that waited, and end
-        together in one pass, take no further pass.
+        The first call in a pass of the loop starts the time of that pass. So calls that waited, and end together in one
+        pass, start no further pass.
         """
         now = time.monotonic()
         if self._renewal is None:
@@ -281,7 +283,8 @@ class Lanes:
             self._running -= 1
 
     def _bundle(self) -> list[tuple[Lane, list[Unit]]]:
-        """Lanes for one hop to a thread: several if their calls are short and every thread has as many."""
+        """Returns the lanes for one hop to a thread: several if their calls are short and every thread has
+        that many."""
         turn: list[tuple[Lane, list[Unit]]] = []
         count = 0
         most = 1 + len(self._ready) // self._concurrency if self._call_s < SHORT_CALL_S else 1
@@ -294,7 +297,8 @@ class Lanes:
         return turn
 
     def _turn_in_thread(self, turn: Sequence[tuple[Lane, list[Unit]]]) -> list[tuple[int, Exception | None, float]]:
-        """How many calls of each lane are done, the error of the one after them, and the seconds that they took."""
+        """Runs the calls of some lanes in a thread. Returns for each lane how many calls are done, the error of the
+        next one, and the seconds."""
         now = time.monotonic()
         ends = now + (SLICE_S if len(turn) == 1 else SHORT_SLICE_S)
         may_act = self._may_act

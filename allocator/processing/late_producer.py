@@ -1,4 +1,4 @@
-"""A producer for records that are the exception: it connects with the first of them."""
+"""A producer that connects when it sends its first record, because most consumers never need one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from allocator.producer.producer import Producer
 __all__ = ["LateProducer", "Outgoing"]
 
 TIMEOUT_S = 30.0
-BATCH_BYTES = 16 << 10  # more: fewer requests; less: fits topics with a small max.message.bytes
+BATCH_BYTES = 16 << 10  # bytes of a batch. more: fewer requests; less: fits topics with a small max.message.bytes
 
 
 class Outgoing(NamedTuple):
@@ -25,10 +25,10 @@ class Outgoing(NamedTuple):
 
 
 class LateProducer:
-    """Opens an idempotent producer when it is needed, and a new one after the former has failed for good.
+    """Opens an idempotent producer when a record is to be sent, and a new one after the old one has failed for good.
 
     Guarantee: `send` returns only after all in-sync replicas have acknowledged every record. It may send a record
-    twice, never lose one. Headers are left out for brokers before 0.11, which have none.
+    twice, but loses none. It omits headers for brokers before 0.11, which have none.
     """
 
     def __init__(self, brokers: str, client_id: str, security: Mapping[str, Any] | None = None) -> None:
@@ -40,7 +40,7 @@ class LateProducer:
         self._open: tuple[KafkaClient, Producer] | None = None
 
     async def send(self, topic: str, records: Sequence[Outgoing]) -> None:
-        """Raises AllocatorError when the topic does not take them all."""
+        """Raises AllocatorError if the topic does not accept all records."""
         _, producer = await self.open()
         sent = []
         for record in records:
@@ -50,8 +50,9 @@ class LateProducer:
             await asyncio.shield(delivered)
 
     async def open(self) -> tuple[KafkaClient, Producer]:
-        """The client and the producer, connected."""
-        self._opening = self._opening or asyncio.Lock()  # Python 3.9 binds a lock to the loop of that moment
+        """Returns the client and the producer, connected."""
+        # Python 3.9 binds a lock to the loop that is current when the lock is created
+        self._opening = self._opening or asyncio.Lock()
         async with self._opening:
             if self._open is not None and self._open[1].stopped:
                 await self.close()

@@ -1,4 +1,4 @@
-"""One partition's records: which are in hand, in which order they may be handled, and which are done."""
+"""Handles the records of one partition: admits them, orders their calls, and tracks which are done."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ __all__ = ["InHandBytes", "PartitionWorker", "Work"]
 
 log = logging.getLogger(__name__)
 
-# with less room in a commit than this, nothing of what is done beyond its offset is worth waiting for
+# if a commit has less room than this, it does not pay to wait for more room for done records
 LEAST_CHARACTERS = 100
-# beyond that the size is looked at once for so many records
+# records between two checks of the size
 CHECK_EVERY = 256
 
 
 @dataclass
 class InHandBytes:
-    """Bytes that records in hand hold on to, of all partitions."""
+    """Limits the bytes of the admitted records of all partitions."""
 
     limit: int
     used: int = 0
@@ -48,7 +48,7 @@ class InHandBytes:
 
 @dataclass
 class Work:
-    """Shared by the workers of all partitions. Created and used on the loop."""
+    """State that the workers of all partitions share. Created and used on the loop."""
 
     ordering: str
     by_batch: bool
@@ -60,12 +60,12 @@ class Work:
     broken: Callable[[BaseException], None]
     """Ends the processing with this error."""
     done_characters: Callable[[], int]
-    """The room in a commit for what is done beyond its offset."""
+    """The bytes that a commit's metadata has for done records beyond the offset."""
     retry_plan: RetryPlan | None = None
 
 
 class _Opened(NamedTuple):
-    """A batch of which records are being admitted."""
+    """A batch whose records are being admitted."""
 
     batch: Batch
     span: Span
@@ -73,10 +73,10 @@ class _Opened(NamedTuple):
 
 
 class PartitionWorker:
-    """Feeds the records of one partition to the handler, in the order that `Work.ordering` asks for.
+    """Feeds the records of one partition to the handler, in the order that `Work.ordering` demands.
 
-    Guarantee: `progress` names as done only records that the handler has finished (or that are dead letters,
-    acknowledged, or skipped on purpose). After `drain` or `abandon` no further call begins.
+    Guarantee: `progress` reports a record as done only if the handler has finished it, or it is an acknowledged dead
+    letter, or it was skipped on purpose. After `drain` or `abandon` no further call begins.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class PartitionWorker:
         self.partition = partition
         self.committed: tuple[int, DoneSet | None] = (start, known)
         self.topic_id: Any = None
-        """Of the topic that was read last, where it is known."""
+        """The id of the topic that was read last, if known."""
         self.stopping = False
         self.in_hand = 0
         """Records that are admitted and not done."""
@@ -109,19 +109,19 @@ class PartitionWorker:
         self._lanes: dict[Any, Lane] = {}
         self._calls: set[Lane] = set()
         self._waiting: set[Lane] = set()
-        """Lanes whose first record failed and is tried again later."""
+        """Lanes whose first record failed and waits for its next attempt."""
         self._letters: set[asyncio.Task[None]] = set()
         self._given_up = False
         self._narrow = False
         self._unchecked = 0
         delay_s = None if work.retry_plan is None else work.retry_plan.delay_s(partition.topic)
         self._gate = None if delay_s is None else DueGate(partition, delay_s, self.fill, work.measures)
-        """Of a retry topic."""
+        """Holds records back until they are due; only for a retry topic."""
         self._quiet = asyncio.Event()
         self._quiet.set()
         self._beginning: asyncio.Task[None] | None = None
         if after is not None:
-            # two calls at once would break the order of the partition, even if another member owned it in between
+            # two calls at once would break the order of the partition, even if another member owned it between them
             self._beginning = asyncio.get_running_loop().create_task(self._begin(after), name=f"after {self.name}")
 
     @property
@@ -129,16 +129,16 @@ class PartitionWorker:
         return f"{self.partition.topic}:{self.partition.partition}"
 
     def __len__(self) -> int:
-        """Batches that wait."""
+        """Batches that are not admitted yet."""
         return len(self._queue)
 
     @property
     def position(self) -> int:
-        """Everything before it is done."""
+        """Whether all records before this offset are done."""
         return self._window.base
 
     def put(self, batch: Batch) -> None:
-        """Caller: the feed. A batch that begins before the end of the one before restarts the partition there."""
+        """Adds a batch. A batch that begins before the end of the last one restarts the partition there."""
         if batch.base_offset < self._end:
             self.restart(batch.base_offset)
         self._end = batch.next_offset
@@ -146,9 +146,9 @@ class PartitionWorker:
         self.fill()
 
     def restart(self, offset: int) -> None:
-        """After what is in hand, records from `offset` on follow, whatever was done of them. Caller: the feed."""
+        """Continues at `offset` after the admitted records are done. Ignores which later records were done before."""
         if self._gate is not None:
-            # what waits may not be due for hours, and is not in hand
+            # queued batches may not be due for hours, and are not admitted yet; drop them
             self._gate.open()
             self._queue.clear()
             self._restarts = 0
@@ -160,17 +160,17 @@ class PartitionWorker:
 
     @property
     def may_commit(self) -> bool:
-        """False while records wait that came before a restart: what is done belongs to them."""
+        """False while records from before a restart wait: the stored done records belong to them."""
         return not self._restarts
 
     def progress(self) -> tuple[int, DoneSet | None]:
-        """The offset to commit, and what is done beyond it."""
+        """Returns the offset to commit, and the done records beyond it."""
         return self._window.done_set()
 
     # -- admission ---------------------------------------------------------------------------------------------------
 
     def fill(self) -> None:
-        """Admits records as far as there is room for them."""
+        """Admits records while there is room for them."""
         try:
             while not self.stopping and self._after is None:
                 opened = self._opened or self._open()
@@ -183,10 +183,10 @@ class PartitionWorker:
             self.stop()
 
     def _open(self) -> _Opened | None:
-        """Begins with the next batch; None if there is none, or it is not its turn."""
+        """Opens the next batch. Returns None if there is none, or if it must wait."""
         while self._queue:
             following = self._queue[0]
-            # in order, a batch gains nothing by being open before its turn
+            # with ordering "partition", opening a batch early has no use
             busy = self.in_hand and (self._work.ordering == "partition" or isinstance(following, int))
             if busy or (self.in_hand and not self._affords()):
                 return None
@@ -229,7 +229,7 @@ class PartitionWorker:
         return True
 
     def _verify(self, batch: Batch) -> None:
-        """What an earlier life has done counts only in the log that it was done in."""
+        """Done records of an earlier process count only for the log in which they were done."""
         self._verified = True
         known = self._window.known
         first = next(iter(batch), None)
@@ -245,14 +245,14 @@ class PartitionWorker:
         self._window.known = None
 
     def _room(self) -> int:
-        """How many records may be admitted now."""
+        """Returns how many records may be admitted now."""
         room = self._work.in_hand_records - self.in_hand
         if self._work.ordering == "partition":
             return room
         if room <= self._work.in_hand_records // 8:
             return 0  # many at a time
         limit = self._work.done_characters()
-        # offsets that always fit, as a bitmap in base64
+        # offsets that always fit into a commit, as a bitmap in base64
         if limit >= LEAST_CHARACTERS and self._window.width + room > limit * 3 // 4 * 8 - 512:
             room = min(room, CHECK_EVERY)
             self._unchecked += room
@@ -264,7 +264,7 @@ class PartitionWorker:
         return room
 
     def _look_at_size(self, limit: int) -> None:
-        """Narrows the window before what is done beyond the committed offset does not fit into a commit any more."""
+        """Narrows the window before the done records beyond the committed offset exceed the room in a commit."""
         done = self._window.done_set()[1]
         used = 0 if done is None else len(done.encoded(2 * limit)[0])
         narrow = used > limit * (0.5 if self._narrow else 0.75)
@@ -295,7 +295,7 @@ class PartitionWorker:
         self._work.budget.change(self._window.nbytes - before)
 
     def _without_known(self, units: Sequence[Unit]) -> list[Unit]:
-        """Those that an earlier life has not done."""
+        """Returns the records that no earlier process has done."""
         known = self._window.known
         undone = []
         assert known is not None
@@ -322,7 +322,7 @@ class PartitionWorker:
         lanes = self._lanes
         for unit in units:
             key = unit.argument.key if by_key else None
-            # records without a key belong to no key, and producers scatter them over the partitions
+            # records without a key are independent of each other, since producers spread them over the partitions
             lane = lanes.get(key) if key is not None else None
             if lane is None:
                 lane = Lane(self, key)
@@ -359,7 +359,7 @@ class PartitionWorker:
         self.fill()
 
     def _offsets(self, units: Sequence[Unit]) -> int:
-        """Roughly, how many offsets these are; markers of transactions are left out."""
+        """Estimates the number of offsets of these units; the estimate leaves out markers of transactions."""
         return sum(unit.span.end - unit.span.start for unit in units) if self._work.by_batch else len(units)
 
     def _finished(self, units: Sequence[Unit]) -> None:
@@ -370,7 +370,7 @@ class PartitionWorker:
             self._work.budget.change(self._window.nbytes - before)
 
     def _failed(self, lane: Lane, error: Exception) -> None:
-        """Another attempt, a dead letter, or the end of the processing."""
+        """Handles a failed call: another attempt, a dead letter, or the end of the processing."""
         loop = asyncio.get_running_loop()
         if not lane.attempts:
             lane.since = loop.time()
@@ -387,7 +387,7 @@ class PartitionWorker:
         letter.add_done_callback(self._letter_ended)
 
     def retry_now(self) -> None:
-        """The next attempts of failed records are due at once."""
+        """Makes the next attempts of failed records due at once."""
         for lane in list(self._waiting):
             if lane.timer is not None:
                 lane.timer.cancel()
@@ -414,7 +414,7 @@ class PartitionWorker:
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """No further call begins; those that run may end. What waits is forgotten."""
+        """Starts no further call. Running calls may end. Drops queued records."""
         self.stopping = True
         self._queue.clear()
         self._opened = None
@@ -430,7 +430,8 @@ class PartitionWorker:
         self._settle()
 
     async def drain(self, timeout_s: float) -> bool:
-        """`stop`, then wait for the calls that run; after `timeout_s` they are cut off. Returns whether they ended."""
+        """Stops, and waits for the running calls. After `timeout_s` it cancels them. Returns whether all
+        ended in time."""
         self.stop()
         if await wait_for_event(self._quiet, timeout_s):
             return True
@@ -445,7 +446,7 @@ class PartitionWorker:
         return False
 
     async def abandon(self, patience_s: float) -> None:
-        """Cancels coroutine handlers; a plain one cannot be, but ends after its record."""
+        """Cancels coroutine handlers. A plain handler cannot be cancelled; it ends after its record."""
         self.stop()
         for letter in self._letters:
             letter.cancel()
@@ -456,12 +457,12 @@ class PartitionWorker:
 
     @property
     def stuck(self) -> bool:
-        """Whether a plain handler still runs though nobody waits for it any more."""
+        """Whether a plain handler still runs although the worker has stopped waiting for it."""
         running = self._given_up and any(lane.call is not None and not lane.call.done() for lane in self._calls)
         return running or (self._after is not None and self._after.stuck)
 
     async def ended(self) -> None:
-        """Returns when no call of this worker, or of those before it, runs any more."""
+        """Returns when no call of this worker, or of earlier workers of this partition, runs any more."""
         await self._quiet.wait()
         if self._after is not None:
             await self._after.ended()
@@ -476,5 +477,5 @@ class PartitionWorker:
             self._quiet.set()
 
     def where(self, offset: int) -> dict[str, Any]:
-        """The place of an offset, for log lines."""
+        """The position of an offset, for log lines."""
         return {"topic": self.partition.topic, "partition": self.partition.partition, "offset": offset}

@@ -1,4 +1,4 @@
-"""What follows when a handler raises: another attempt, a dead letter, or the end."""
+"""Decides what follows when a handler raises: another attempt, a dead letter, or the end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Action", "ErrorPolicy", "Retries", "load_errors"]
 
 
 class Action(enum.Enum):
-    """What is done with a record whose call failed."""
+    """The action for a record whose call failed."""
 
     RETRY = "retry_on"
     DEAD_LETTER = "dead_letter_on"
@@ -34,12 +34,14 @@ class Retries:
     limit_s: float | None = HANDLING_DEFAULT["retry_limit_s"]
 
     def delay_s(self, failures: int) -> float:
-        """Doubled for every failure up to the maximum; up to half is taken off so that members do not keep step."""
+        """Doubles the delay with each failure up to the maximum, and subtracts up to half at random, so that members do
+        not retry in step."""
         full = self.backoff_max_s if failures > 64 else min(self.backoff_max_s, self.backoff_s * 2.0 ** (failures - 1))
         return full * random.uniform(0.5, 1.0)
 
     def left(self, failures: int, since_s: float) -> bool:
-        """Whether another attempt follows `failures` failed ones, the first of them `since_s` seconds ago."""
+        """Whether another attempt follows. `failures`: failed attempts so far; `since_s`: seconds since the
+        first failure."""
         return failures <= self.count and (self.limit_s is None or since_s < self.limit_s)
 
 
@@ -48,9 +50,10 @@ Errors = Iterable[type[BaseException]]
 
 @dataclass(frozen=True)
 class ErrorPolicy:
-    """Which action an error leads to: that of the nearest of its classes that one of the lists names.
+    """Chooses the action for an error: the first class in its class hierarchy that a list names decides.
 
-    An error that no list names is not retried: it goes to the dead letters, or stops the processing without them.
+    An error that no list names is not retried. It becomes a dead letter, or stops the processing if there are no dead
+    letters.
     """
 
     actions: Mapping[type[BaseException], Action] = field(default_factory=lambda: {Exception: Action.RETRY})
@@ -63,7 +66,7 @@ class ErrorPolicy:
         skip_on: Errors | None = None,
         stop_on: Errors | None = None,
     ) -> ErrorPolicy:
-        """Raises ConfigError for a class that two lists name, and for what is no class of errors."""
+        """Raises ConfigError for a class in two lists, and for a value that is no error class."""
         lists = {
             Action.RETRY: (Exception,) if retry_on is None else retry_on,
             Action.DEAD_LETTER: dead_letter_on or (),
@@ -83,7 +86,7 @@ class ErrorPolicy:
         return cls(actions)
 
     def action(self, error: BaseException) -> Action | None:
-        """None: no list names a class of this error."""
+        """Returns None if no list names a class of this error."""
         return next((self.actions[each] for each in type(error).__mro__ if each in self.actions), None)
 
     @property
@@ -92,7 +95,7 @@ class ErrorPolicy:
 
 
 def load_errors(names: Iterable[str], setting: str) -> list[type[BaseException]]:
-    """Classes of errors by name: "ValueError", "package.module.Error" or "package.module:Error".
+    """Finds error classes by name: "ValueError", "package.module.Error" or "package.module:Error".
 
     Raises ConfigError that names the setting and the class.
     """

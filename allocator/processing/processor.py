@@ -1,4 +1,4 @@
-"""Records of a consumer through a handler: fed, handled in the order asked for, and committed.
+"""Runs a handler over the records of a consumer: feeds them, orders the calls, and commits.
 
 Guarantees, as long as the handler tells failure by raising:
 
@@ -42,17 +42,17 @@ __all__ = ["ProcessSettings", "Processor", "RecordSource"]
 
 log = logging.getLogger(__name__)
 
-FEED_BACKOFF_S = 0.5  # after an error of the cluster that may pass
+FEED_BACKOFF_S = 0.5  # pause after an error of the cluster that a retry may solve
 
 
 class RecordSource(Protocol):
-    """The part of `Consumer` that is used here."""
+    """The part of `Consumer` that the processor uses."""
 
     @property
     def measures(self) -> Measures: ...
 
     def also_read(self, topics: Sequence[str]) -> None:
-        """Subscribes to these too, until it is closed."""
+        """Also subscribes to these topics, until the source is closed."""
 
     async def start(self) -> None: ...
 
@@ -66,11 +66,11 @@ class RecordSource(Protocol):
 
     @property
     def keeps_positions(self) -> bool:
-        """Whether a sink says where a partition that returns goes on."""
+        """Whether a sink, and not the group, has the position of a partition that returns."""
 
     @property
     def done_characters(self) -> int:
-        """The room in a commit for what is done beyond its offset, in characters."""
+        """The characters that a commit's metadata has for done records beyond the offset."""
 
     def done_beyond(self, partition: TopicPartition) -> DoneSet | None: ...
 
@@ -106,10 +106,10 @@ class ProcessSettings:
 
 
 class Processor(RebalanceListener):
-    """Runs a handler over a source until `stop` is called or something fails for good.
+    """Runs a handler over a source until `stop` is called or an error ends it.
 
-    The source must have this processor as its listener, and must not commit by itself. `run` starts and closes it.
-    Constructing touches nothing.
+    The source must have this processor as its listener, and must not commit by itself. `run` starts and closes the
+    source. The constructor does no I/O.
     """
 
     def __init__(
@@ -126,7 +126,8 @@ class Processor(RebalanceListener):
         self._dead_letters = dead_letters
         self._workers: dict[TopicPartition, PartitionWorker] = {}
         self._past: dict[TopicPartition, PartitionWorker] = {}
-        """The last worker of a partition that this member no longer owns: its progress, and whether its thread runs."""
+        """The last worker of each partition that this member no longer owns: it knows the progress, and whether its
+        thread still runs."""
         self._going: set[TopicPartition] = set()
         self._paused: set[TopicPartition] = set()
         self._orders = RecordOrders()
@@ -136,12 +137,12 @@ class Processor(RebalanceListener):
 
     @property
     def refuses(self) -> frozenset[str]:
-        """Kinds of orders of operators that this processor cannot honour."""
+        """The kinds of operators' orders that this processor cannot carry out."""
         kinds = {"quarantine"} if self._dead_letters is None else set()
         return frozenset(kinds | {"skip"} if self._handler.by_batch else kinds)
 
     def order(self, orders: RecordOrders) -> None:
-        """Orders of operators, in place of the former ones. Caller: the consumer."""
+        """Replaces the orders of operators. Called by the consumer."""
         self._orders = orders
         if self._lanes is not None:
             self._lanes.order(orders)
@@ -150,7 +151,7 @@ class Processor(RebalanceListener):
                 worker.retry_now()
 
     def restart(self, partition: TopicPartition, offset: int) -> None:
-        """After what is in hand, records from `offset` on follow. Caller: the consumer."""
+        """Continues at `offset` after the admitted records are done. Called by the consumer."""
         worker = self._workers.get(partition)
         if worker is not None:
             worker.restart(offset)
@@ -158,8 +159,8 @@ class Processor(RebalanceListener):
     async def run(self, source: RecordSource) -> None:
         """Returns after `stop`, when everything is drained and committed and the source is closed.
 
-        Raises HandlerFailed when a record cannot be handled and has nowhere to go, and what the source raises when it
-        cannot go on, after having drained and committed the rest just the same.
+        Raises HandlerFailed when a record can be neither handled nor stored elsewhere, and any error that ended the
+        source. Before it raises, it drains and commits the other records.
         """
         self._stop = asyncio.Event()
         if self._stopping:
@@ -208,17 +209,17 @@ class Processor(RebalanceListener):
             self._failed.set_exception(error)
 
     def stop(self) -> None:
-        """Drain, commit, leave; `run` returns when that is done. Safe to call at any time, from the loop."""
+        """Makes `run` drain, commit, leave and return. May be called at any time, from the loop."""
         self._stopping = True
         if self._stop is not None:
             self._stop.set()
 
     def positions(self) -> dict[TopicPartition, int]:
-        """For each partition that a worker has: everything before this offset is handled."""
+        """For each partition with a worker: the offset before which every record is handled."""
         return {partition: worker.position for partition, worker in self._workers.items()}
 
     def resume_points(self) -> dict[TopicPartition, tuple[Committed, bool]]:
-        """For each partition that was read and is still owned: where to go on, and whether that is committed."""
+        """For each owned partition that was read: the offset to continue at, and whether it is committed."""
         return {
             partition: (_resume_point(worker), worker.progress() == worker.committed)
             for partition, worker in self._workers.items()
@@ -226,7 +227,8 @@ class Processor(RebalanceListener):
 
     @property
     def stuck(self) -> Partitions:
-        """Partitions whose plain handler still runs although it was given up; the interpreter would wait for it."""
+        """Partitions whose plain handler still runs although the processor stopped waiting; the interpreter waits for
+        it at exit."""
         every = [*self._workers.values(), *self._past.values()]
         return frozenset(worker.partition for worker in every if worker.stuck)
 
@@ -243,13 +245,14 @@ class Processor(RebalanceListener):
     async def on_partitions_revoked(self, partitions: Partitions) -> None:
         self._going |= partitions
         workers = [self._workers[partition] for partition in partitions if partition in self._workers]
-        # if this is cancelled (the session is lost) the workers are still there for `on_partitions_lost`
+        # if this is cancelled (the session is lost), `on_partitions_lost` still finds the workers
         await asyncio.gather(*(worker.drain(self._settings.drain_timeout_s) for worker in workers))
         try:
             await self._commit(workers)
         except AllocatorError as error:
             log.warning("%d revoked partitions: what was handled is handled again by others: %s", len(workers), error)
-        except Exception:  # a bug must not leave stopped workers behind: the partitions may come back
+        # an internal error must not leave stopped workers behind, because the partitions may come back
+        except Exception:
             log.exception("committing %d revoked partitions failed", len(workers))
         self._forget(workers)
         self._partitions_changed()
@@ -257,7 +260,7 @@ class Processor(RebalanceListener):
     async def on_partitions_lost(self, partitions: Partitions) -> None:
         self._going |= partitions
         workers = [self._workers[partition] for partition in partitions if partition in self._workers]
-        self._forget(workers)  # first: a commit that is being prepared must not include them
+        self._forget(workers)  # first of all: a commit in preparation must not include these partitions
         await asyncio.gather(*(worker.abandon(self._settings.drain_timeout_s) for worker in workers))
         self._partitions_changed()
 
@@ -273,9 +276,10 @@ class Processor(RebalanceListener):
                 self._past[worker.partition] = worker
 
     async def _go_on(self, partition: TopicPartition) -> None:
-        """Seeks, in a partition that returns, to the position of its handler, or to a later commit of another member.
+        """Seeks, in a partition that returns, to its handled position, or to a later commit of another member.
 
-        Otherwise the consumer would go on after the records that it delivered, some of which were dropped unhandled.
+        Otherwise the consumer would continue after the records that it delivered, of which some were dropped before
+        they were handled.
         """
         worker = self._past[partition]
         ours = _resume_point(worker)
@@ -284,13 +288,13 @@ class Processor(RebalanceListener):
         try:
             committed = await self._source.committed(partition)
         except AllocatorError as error:
-            # records that other members handled since are handled twice, which is better than not at all
+            # records that other members have handled since are handled twice; skipping some would be worse
             log.warning("%s:%d: committed offset not known, from %d: %s", *partition, offset, error)
         else:
             if committed is not None and (committed.offset > offset or _of_another_topic(committed, worker)):
                 position = committed
             elif committed is not None and committed.offset == offset:
-                # another member may have done more beyond it
+                # another member may have done more records beyond the offset
                 ours.done = joined(ours.done, committed.done if isinstance(committed, Committed) else None)
         with contextlib.suppress(NotOwned):
             self._source.seek(partition, position)
@@ -316,7 +320,7 @@ class Processor(RebalanceListener):
     def _take(self, batch: Batch) -> None:
         partition = TopicPartition(batch.topic, batch.partition)
         if partition in self._going:
-            return  # its next owner starts from the committed offset
+            return  # the next owner starts from the committed offset
         worker = self._workers.get(partition)
         if worker is None:
             worker = PartitionWorker(
@@ -353,7 +357,7 @@ class Processor(RebalanceListener):
                 log.warning("commit put off: %s", error)
 
     async def _commit(self, workers: Iterable[PartitionWorker]) -> None:
-        # one at a time: an earlier one that arrived after a later one would set the group back
+        # one at a time: if an earlier commit arrived after a later one, the committed offset would go back
         async with self._committing:
             progress = {worker: worker.progress() for worker in workers if worker.may_commit}
             progress = {worker: each for worker, each in progress.items() if each != worker.committed}
@@ -379,13 +383,13 @@ class Processor(RebalanceListener):
         self._started()
 
     def _started(self) -> None:
-        """For subclasses: the source has started."""
+        """Called when the source has started. For subclasses."""
 
     def _partitions_changed(self) -> None:
-        """For subclasses: partitions came or went."""
+        """Called when partitions were assigned or revoked. For subclasses."""
 
     async def _until_stop(self, running: Sequence[asyncio.Future[None]]) -> None:
-        """Until one of these ends, a worker fails, or `stop`; raises what one of these raised."""
+        """Waits until one of these tasks ends, a worker fails, or `stop` is called. Raises the error of a task."""
         assert self._stop is not None
         stop = asyncio.ensure_future(self._stop.wait())
         waits: list[asyncio.Future[Any]] = [stop, self._failed, *running]
@@ -399,7 +403,8 @@ class Processor(RebalanceListener):
 
     async def _shut_down(self, running: Sequence[asyncio.Future[None]]) -> None:
         log.info("stopping: %d partitions drain", len(self._workers))
-        async with self._committing:  # a commit under way is awaited, not cancelled: it could arrive after the last one
+        # await a commit in progress instead of cancelling it: it could arrive after the last commit
+        async with self._committing:
             await _cancel(running)
         try:
             workers = list(self._workers.values())
@@ -425,7 +430,7 @@ def _of_another_topic(committed: OffsetAndMetadata, worker: PartitionWorker) -> 
 
 def _resume_point(worker: PartitionWorker) -> Committed:
     offset, done = worker.progress()
-    # with the topic's id: if it is another topic by now, the consumer begins with that one's records
+    # with the topic's id: if the topic was created again, the consumer begins at the first record of the new one
     point = Committed(offset, stamped("", worker.topic_id), -1)
     point.done = done
     return point
@@ -440,7 +445,7 @@ def _to_commit(offset: int, done: DoneSet | None) -> Offset:
 
 
 async def _cancel(tasks: Iterable[asyncio.Future[Any]]) -> None:
-    """Cancels what still runs, and waits until it has ended."""
+    """Cancels the tasks that still run, and waits until they have ended."""
     tasks = list(tasks)
     for task in tasks:
         task.cancel()

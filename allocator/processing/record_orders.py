@@ -1,4 +1,4 @@
-"""What operators order about records: partitions whose calls pause, records to leave out, partitions in quarantine."""
+"""The operators' orders about records: paused partitions, skipped records, partitions in quarantine."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from allocator.types import NO_PARTITIONS, Partitions, TopicPartition
 __all__ = ["Guard", "Quarantined", "RecordOrders"]
 
 Guard = Callable[[Any], bool]
-"""Returns whether the call with this argument is left out; raises Quarantined."""
+"""Returns whether the call with this argument is skipped. Raises Quarantined."""
 
 
 class Quarantined(AllocatorError):
-    """An operator put the partition into quarantine: its records go to the dead-letter topic, without a call."""
+    """An operator put the partition into quarantine: its records go to the dead-letter topic without a call."""
 
 
 @dataclass(frozen=True)
 class RecordOrders:
-    """Replaced as a whole when an operator gives or withdraws an order."""
+    """The orders in effect. A new object replaces this one when an operator gives or withdraws an order."""
 
     paused: Partitions = NO_PARTITIONS
     quarantined: Mapping[TopicPartition, str] = field(default_factory=dict)
-    """With the order in words."""
+    """Each partition with the text of its order."""
     skipped: Mapping[TopicPartition, frozenset[int]] = field(default_factory=dict)
-    """Offsets."""
+    """Each partition with the offsets to skip."""
 
     def guard(self, partition: TopicPartition) -> Guard | None:
-        """None for a partition without such orders: its calls cost nothing more."""
+        """Returns the check for a partition; None without such orders, so that its calls cost nothing more."""
         reason, offsets = self.quarantined.get(partition), self.skipped.get(partition)
         if reason is not None:
             return _refuse(reason)

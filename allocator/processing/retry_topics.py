@@ -1,4 +1,4 @@
-"""Retry topics: records whose retries in memory are used up wait there, and hold up no other record.
+"""Retry topics: a record waits there after its retries in memory, so that it does not delay other records.
 
 A group has one retry topic for each delay, `<group>.retry-10m`, whatever topics it reads, and its members read these
 topics beside their own. A record goes from its topic to the first retry topic, from there to the next, and from the
@@ -35,22 +35,23 @@ log = logging.getLogger(__name__)
 RETRIES = PREFIX + "retries"
 DUE = PREFIX + "due"
 REPLICATION = 3
-RETENTION_MS = 7 * 86_400_000  # of topics that are created; longer where the delay is long
-HEADER_BYTES = 16 << 10  # of a created topic, beyond the largest record of the topics of the group
+RETENTION_MS = 7 * 86_400_000  # of created topics; longer if the delay is long
+HEADER_BYTES = 16 << 10  # room for headers in a created topic, beyond the largest record of the group's topics
 TIME_TYPES = {b"CreateTime": 0, b"LogAppendTime": 1}
 
 
 @dataclass(frozen=True)
 class RetryPlan:
-    """The retry topics of a group, in the order in which a record goes through them."""
+    """The retry topics of a group, in the order in which a record passes through them."""
 
     topics: tuple[str, ...]
     delays_s: tuple[float, ...]
-    """Of each topic."""
+    """The delay of each topic, in seconds."""
 
     @classmethod
     def of(cls, group: str, delays: Sequence[str]) -> RetryPlan:
-        """`delays`: "30s", "10m", "1h", "1d". Raises ConfigError for a group whose name no topic can have."""
+        """`delays`: "30s", "10m", "1h", "1d". Raises ConfigError if the group's name is not valid in the name
+        of a topic."""
         delays_s = tuple(map(parse_delay, delays))
         topics = tuple(f"{group}.retry-{delay}" for delay in delays)
         for topic in topics:
@@ -64,21 +65,22 @@ class RetryPlan:
         return topic in self.topics
 
     def delay_s(self, topic: str) -> float | None:
-        """None: the topic is no retry topic."""
+        """Returns None if the topic is no retry topic."""
         return self.delays_s[self.topics.index(topic)] if topic in self.topics else None
 
     def after(self, record: Record) -> str | None:
-        """The retry topic for a record that failed; None: the dead letters.
+        """Returns the retry topic for a failed record; None: the dead letters.
 
-        A record that was in more retry topics than its topic explains comes from those of another group, which this one
-        reads as if they were its own. It goes to the dead letters, or two such groups would send it round for ever.
+        A record with more retries than its topic explains comes from the retry topic of another group, which this group
+        reads as a normal topic. It becomes a dead letter; otherwise two such groups would send it back and forth
+        forever.
         """
         step = self.topics.index(record.topic) + 1 if record.topic in self.topics else 0
         return self.topics[step] if step < len(self.topics) and _number(record, RETRIES, 0) <= step else None
 
 
 class Sender(Protocol):
-    """The part of `LateProducer` that is used here."""
+    """The part of `LateProducer` that this module uses."""
 
     async def send(self, topic: str, records: Sequence[Outgoing]) -> None: ...
 
@@ -88,10 +90,10 @@ class Sender(Protocol):
 
 
 class RetryTopics:
-    """Sends records to the retry topics of a group, and gives them to the handler as they were at their first place.
+    """Writes records to the retry topics of a group, and gives the handler each record as it was in its original topic.
 
-    Constructing touches nothing. `topics` and `pattern`: what the group reads. `create_topics`: `prepare` creates
-    missing retry topics.
+    The constructor does no I/O. `topics` and `pattern`: the subscription of the group. `create_topics`: `prepare`
+    creates missing retry topics.
     """
 
     def __init__(
@@ -123,15 +125,15 @@ class RetryTopics:
         pattern: str | None = None,
         create_topics: bool = False,
     ) -> RetryTopics:
-        """On the cluster at `brokers`. Raises ConfigError as `RetryPlan.of` does."""
+        """Creates retries on the cluster at `brokers`. Raises ConfigError as `RetryPlan.of` does."""
         plan = RetryPlan.of(group, delays)
         sender = LateProducer(brokers, f"allocator-retries-{group}", security)
         return cls(plan, group, sender, topics=topics, pattern=pattern, create_topics=create_topics)
 
     async def send(self, record: Record, error: BaseException, attempts: int) -> None:
-        """To the next retry topic; returns once it is acknowledged. `attempts`: with the latest record.
+        """Writes a record to the next retry topic. Returns once it is acknowledged. `attempts` includes the latest one.
 
-        Raises BrokerError when the topic does not take it.
+        Raises BrokerError if the topic does not accept the record.
         """
         topic = self.plan.after(record)
         assert topic is not None
@@ -148,18 +150,18 @@ class RetryTopics:
             raise not_taken(f"retry topic {topic!r}", first, failure) from failure
 
     def at_first_place(self, record: Record) -> Record:
-        """A record of a retry topic as it was in its own topic; any other record itself.
+        """Returns a record of a retry topic as it was in its original topic; returns any other record unchanged.
 
-        The `allocator.*` headers stay: a handler can read the number of attempts and the last error.
+        The `allocator.*` headers stay, so that a handler can read the number of attempts and the last error.
         """
         return _at_first_place(record) if record.topic in self.plan else record
 
     def attempts(self, record: Record) -> int:
-        """Calls of the handler before the record came to its present topic."""
+        """Returns the calls of the handler before the record came to its present topic."""
         return _number(record, PREFIX + "attempts", 0) if record.topic in self.plan else 0
 
     def restoring(self, handler: Handler) -> Handler:
-        """The same, called with records as they were at their first place."""
+        """Returns a handler that gets each record as it was in its original topic."""
         function = handler.function
         if not handler.on_loop:
             return replace(handler, function=_Restoring(function, frozenset(self.plan.topics)))
@@ -176,7 +178,7 @@ class RetryTopics:
     # -- before the start --------------------------------------------------------------------------------------------
 
     async def prepare(self) -> None:
-        """Raises ConfigError, having begun nothing, if the retry topics cannot hold records until they are due."""
+        """Raises ConfigError, before any change, if the retry topics cannot keep records until they are due."""
         client, producer = await self._sender.open()
         if producer.magic < 2:
             raise ConfigError("brokers before 0.11 have no record headers, which retry topics need; unset retry_topics")
@@ -212,7 +214,7 @@ class RetryTopics:
             log.info("created the retry topic %s with %d partitions", topic, count)
 
     async def _check(self, client: KafkaClient, topic: str) -> None:
-        """A topic that deletes or compacts records before they are due would lose them."""
+        """Raises ConfigError for a topic that would delete or compact records before they are due."""
         try:
             found = await describe_configs(client, TOPIC_RESOURCE, topic, ["cleanup.policy", "retention.ms"])
         except BrokerError as error:
@@ -233,7 +235,7 @@ class RetryTopics:
 
 
 async def _room_for_headers(client: KafkaClient, topics: Iterable[str]) -> dict[str, str]:
-    """The setting with which a topic takes the largest records of `topics` with the headers of a retry."""
+    """Returns the setting that lets a topic accept the largest records of `topics` plus the headers of a retry."""
     largest = 0
     for topic in topics:
         try:
@@ -246,7 +248,8 @@ async def _room_for_headers(client: KafkaClient, topics: Iterable[str]) -> dict[
 
 
 class _Restoring:
-    """A plain handler that gets records at their first place; a class, because other processes may have to get it."""
+    """A plain handler that gets each record as it was in its original topic. It is a class, so that it can be pickled
+    for other processes."""
 
     def __init__(self, function: Callable[[Any], Any], topics: frozenset[str]) -> None:
         self._function = function
@@ -257,7 +260,7 @@ class _Restoring:
 
 
 def is_retry_topic(topic: str, group: str) -> bool:
-    """Whether a member of `group` could have this retry topic, whatever its delays are now."""
+    """Whether the topic can be a retry topic of `group`, with any delay."""
     name, found, delay = topic.rpartition(".retry-")
     try:
         return name == group and bool(found) and parse_delay(delay) > 0
@@ -266,7 +269,7 @@ def is_retry_topic(topic: str, group: str) -> bool:
 
 
 def due_ms(record: Record) -> int:
-    """When the record may be handled, in milliseconds since the epoch; 0 if its headers do not say it."""
+    """Returns when the record may be handled, in milliseconds since the epoch; 0 if its headers do not tell."""
     return _number(record, DUE, 0)
 
 
@@ -275,7 +278,7 @@ def _at_first_place(record: Record) -> Record:
     topic = (headers.get(PREFIX + "topic") or b"").decode(errors="replace")
     partition, offset = _number(record, PREFIX + "partition", -1), _number(record, PREFIX + "offset", -1)
     if not topic or partition < 0 or offset < 0:
-        return record  # no member of the group wrote it
+        return record  # the record was not written by a member of the group
     null = headers.get(PREFIX + "null_value") == b"true"
     return Record(
         topic,
@@ -292,7 +295,7 @@ def _at_first_place(record: Record) -> Record:
 
 
 def _number(record: Record, name: str, default: int) -> int:
-    """The last header of this name; `default` if there is none, or no number."""
+    """Returns the last header of this name as a number; `default` if it is missing or no number."""
     try:
         return next((int(value or b"") for each, value in reversed(record.headers) if each == name), default)
     except ValueError:

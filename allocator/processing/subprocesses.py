@@ -1,4 +1,4 @@
-"""Plain handlers in processes of their own, for work that keeps a processor busy."""
+"""Runs plain handlers in separate processes, for work that needs much CPU."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Children:
         self._closed = False
 
     def caller(self, lane: Any) -> Callable[[Any], None]:
-        """What calls the handler for a record of this lane. Called in the thread that makes the calls."""
+        """Returns the function that runs the handler for this lane. Called in the thread that makes the calls."""
 
         def call(argument: Any) -> None:
             child = self._child()
@@ -52,7 +52,7 @@ class Children:
         return call
 
     def kill(self, lane: Any) -> bool:
-        """Ends the process that works on this lane; its call fails. False: none does."""
+        """Ends the process that works on this lane, so that its call fails. Returns False if no process does."""
         child = self._at_work.get(lane)
         if child is not None:
             child.kill()
@@ -90,7 +90,7 @@ class _Child:
         theirs.close()
 
     def ask(self, argument: Any) -> Exception | None:
-        """The error of the handler. Raises EOFError or OSError when the process is gone."""
+        """Returns the handler's error. Raises EOFError or OSError if the process has ended."""
         self._pipe.send(argument)
         error: Exception | None = self._pipe.recv()
         return error
@@ -105,7 +105,8 @@ class _Child:
 
 
 def _serve(pipe: Connection, function: Callable[[Any], Any]) -> None:
-    """The process: it ends when the pipe does. The parent decides on signals, which a terminal sends to both."""
+    """The code of the process. It ends when the pipe closes, and ignores signals: a terminal sends them to both
+    processes, and the parent decides."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(EOFError, OSError):
@@ -120,7 +121,7 @@ def _serve(pipe: Connection, function: Callable[[Any], Any]) -> None:
 
 
 def _portable(error: Exception) -> Exception:
-    """The error, or its text where it does not survive the way to another process."""
+    """Returns the error, or an error with its text if it cannot be pickled."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:  # noqa: BLE001 - whatever the user's class raises
@@ -129,10 +130,10 @@ def _portable(error: Exception) -> Exception:
 
 
 def check_picklable(function: Any, name: str) -> None:
-    """Raises ConfigError for a handler that no other process can have."""
+    """Raises ConfigError for a handler that cannot be sent to another process."""
     try:
         pickle.dumps(function)
-    except Exception as error:  # pickle raises several kinds
+    except Exception as error:  # pickle raises errors of several classes
         raise ConfigError(
             f"handler {name!r} cannot be sent to other processes: {error}; make it a function of a module, or set "
             "workers to 'threads'"

@@ -1,4 +1,4 @@
-"""What is in hand of one partition, and what of it is done. Pure."""
+"""Tracks the admitted records of one partition, and which of them are done. Pure."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from allocator.subscription.done import DoneSet, fingerprint
 
 __all__ = ["Span", "Unit", "Window"]
 
-# fully done spans beyond a record that is not done are joined once there are so many
+# number of fully done spans, beyond a record that is not done, from which they are joined
 JOIN_SPANS = 32
 
 
 class Unit:
     """The argument of one call of the handler: a record or a batch. None once the call is done.
 
-    A thread may set it to None; nothing else of a window is touched by threads.
+    A thread may set it to None. Threads change nothing else in a window.
     """
 
     __slots__ = ("argument", "span")
@@ -39,27 +39,27 @@ class Span:
         """The offset after the last admitted record; after the whole batch when it is complete."""
         self.units: list[Unit] = []
         self.at = 0
-        """The units before this place are done."""
+        """All units before this index are done."""
         self.left = 0
-        """Units that are not done, as far as the loop has been told."""
+        """The number of units that are not done, as far as the loop knows."""
         self.complete = False
-        """The whole batch is admitted."""
+        """Whether the whole batch is admitted."""
         self.nbytes = nbytes
-        """Bytes that the records hold on to."""
+        """Bytes of memory that the records keep in use."""
 
 
 class Window:
-    """The offsets of one partition from the first that is not done to the last that was admitted."""
+    """Tracks the offsets of one partition, from the first that is not done to the last that was admitted."""
 
     def __init__(self, start: int, known: DoneSet | None = None) -> None:
         self.known = known
-        """Done in an earlier life, and not reached yet."""
+        """Offsets that an earlier process has done, and that this one has not reached yet."""
         self._base = start
         self._end = start
         self._epoch = -1
         self._spans: deque[Span] = deque()
         self.nbytes = 0
-        """Of the batches that have records in hand."""
+        """Bytes of the batches with admitted records."""
 
     @property
     def end(self) -> int:
@@ -68,12 +68,12 @@ class Window:
 
     @property
     def width(self) -> int:
-        """Offsets from the first that is not done to the last that was admitted."""
+        """Number of offsets from the first that is not done to the last that was admitted."""
         return self._end - self._base
 
     @property
     def base(self) -> int:
-        """Everything before it is done."""
+        """Whether all records before this offset are done."""
         while self._spans:
             span = self._spans[0]
             units, at = span.units, span.at
@@ -91,7 +91,7 @@ class Window:
         return self._base
 
     def open(self, start: int, nbytes: int, epoch: int | None) -> Span:
-        """The span of a batch that begins at `start`."""
+        """Adds the span of a batch that begins at `start`."""
         span = Span(start, nbytes)
         self._spans.append(span)
         self.nbytes += nbytes
@@ -100,20 +100,20 @@ class Window:
         return span
 
     def admit(self, span: Span, units: list[Unit], end: int, undone: int) -> None:
-        """Units that follow in `span`, up to the offset `end`; `undone` of them are still to be handled."""
+        """Adds units to `span`, up to the offset `end`. `undone` of them must still be handled."""
         span.units += units
         span.left += undone
         span.end = self._end = end
 
     def complete(self, span: Span, end: int) -> None:
-        """The batch of `span` has no more records; it ends at `end`."""
+        """Closes the span of a batch that has no more records; it ends at `end`."""
         span.complete = True
         span.end = self._end = end
         if not span.left:
             self._empty(span)
 
     def finish(self, units: Collection[Unit]) -> None:
-        """The calls of these are done."""
+        """Marks units as done."""
         for unit in units:
             span = unit.span
             span.left -= 1
@@ -128,7 +128,7 @@ class Window:
             self._join()
 
     def _join(self) -> None:
-        """Makes one span of neighbours that are done, so that a record that is never done costs no memory."""
+        """Joins neighbouring spans that are done, so that a record that never gets done does not fill the memory."""
         joined: deque[Span] = deque()
         for span in self._spans:
             if joined and _done(joined[-1]) and _done(span):
@@ -138,9 +138,9 @@ class Window:
         self._spans = joined
 
     def relieve(self, busy: Collection[Unit]) -> None:
-        """Copies the records of batches of which little is left, so that they let go of the rest of the bytes.
+        """Copies the remaining records of almost finished batches, so that the bytes of these batches can be freed.
 
-        `busy`: units that a call has at present; their batches stay.
+        `busy`: units in a running call; their batches stay.
         """
         for span in self._spans:
             left = [unit for unit in span.units[span.at :] if unit.argument is not None]
@@ -154,9 +154,9 @@ class Window:
                 span.nbytes = nbytes
 
     def done_set(self) -> tuple[int, DoneSet | None]:
-        """The offset to commit, and what is done beyond it.
+        """Returns the offset to commit, and the done records beyond it.
 
-        A gap between two records counts as its neighbours do, so it adds no run where neither is done.
+        A gap between two records counts as done if its neighbours are, and so adds no run of its own.
         """
         base = at = self.base
         runs: list[tuple[int, int]] = []
@@ -176,7 +176,7 @@ class Window:
         if seen and self._end > at:
             runs.append((at, self._end))
         runs = self._with_known(runs)
-        if runs and runs[0][0] == base:  # a thread finished it meanwhile, or an earlier life had
+        if runs and runs[0][0] == base:  # a thread finished the record in the meantime, or an earlier process had
             base = runs.pop(0)[1]
         if not runs:
             return base, None
@@ -185,7 +185,7 @@ class Window:
         return base, DoneSet(base, tuple(runs), epoch, mark)
 
     def _with_known(self, runs: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """With what an earlier life did beyond the last admitted record."""
+        """Adds the records beyond the last admitted one that an earlier process has done."""
         for first, end in () if self.known is None else self.known.runs:
             first = max(first, self._end)
             if first >= end:

@@ -63,19 +63,19 @@ class Measure:
 
 
 class Effort:
-    """How much of something the offsets of each partition took: bytes, or seconds of the handler."""
+    """The cost of the offsets of each partition: bytes, or seconds of the handler."""
 
     def __init__(self) -> None:
         self.by_partition: dict[TopicPartition, tuple[int, float]] = {}
-        """Number of offsets, and how much they took, since the partition was seen first."""
+        """(number of offsets, their cost), since the first offset of the partition."""
 
     def add(self, partition: TopicPartition, offsets: int, amount: float) -> None:
-        """So many further offsets took `amount`; 0 offsets if a call failed."""
+        """Adds the cost of some offsets; 0 offsets if a call failed."""
         before = self.by_partition.get(partition, (0, 0.0))
         self.by_partition[partition] = (before[0] + offsets, before[1] + amount)
 
     def keep(self, partitions: Container[TopicPartition]) -> None:
-        """Forgets all others."""
+        """Drops all other partitions."""
         self.by_partition = {each: work for each, work in self.by_partition.items() if each in partitions}
 
 
@@ -93,7 +93,7 @@ class Measures:
         self.last_heartbeat: float | None = None
         """Time of the last heartbeat, by `clock`."""
         self.partitions_assigned = self.partitions_revoked = self.partitions_lost = 0
-        """Numbers since the start."""
+        """Counts since the start."""
         self.resets = self.records_lost = 0
         """Number of resets of lost positions, and of skipped offsets, since the start."""
         self.handler_failures = self.records_skipped = self.dead_letters = 0
@@ -101,7 +101,7 @@ class Measures:
         self.records_delayed = 0
         """Records that were written to a retry topic, since the start."""
         self.due_ms: dict[TopicPartition, int] = {}
-        """When the next record of a retry topic's partition is due, in milliseconds since the epoch, if it waits."""
+        """When the first record that a retry topic's partition holds back is due, in milliseconds since the epoch."""
         self.records_not_repeated = 0
         """Records that were done before a restart or a move, and were not handled again, since the start."""
         self.windows_narrowed = 0
@@ -109,14 +109,14 @@ class Measures:
         self.done_sets_cut = 0
         """Commits that could not name all records that are done beyond their offset, since the start."""
         self.fetched: Optional[Effort] = None
-        """Bytes of records as the broker sends them, compressed; None: nobody asks for them."""
+        """Bytes of records as the broker sends them, compressed; None: not measured."""
         self.handled: Optional[Effort] = None
-        """Seconds of the handler, for the records that it got done; None: nobody asks for them."""
+        """Handler seconds for the records that are done; None: not measured."""
         self.spans: Optional[Callable[[str, Mapping[str, Any]], AbstractContextManager[Any]]] = None
         """Starts the span of a "fetch", "commit" or "rebalance"; None: tracing is off."""
 
     def span(self, what: str, **about: Any) -> AbstractContextManager[Any]:
-        """The span of a request or rebalance; there are none for single records."""
+        """Traces a request or rebalance. Single records have no spans."""
         return _NOTHING if self.spans is None else self.spans(what, about)
 
     @property

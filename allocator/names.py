@@ -99,7 +99,7 @@ def parse_ensemble(text: Any) -> tuple[str, str]:
 
 
 def check_path(what: str, path: str) -> str:
-    """The path of a znode, unchanged."""
+    """Checks the path of a znode, and returns it."""
     first, *parts = path.split("/")
     if first or not parts or any(part in ("", ".", "..") for part in parts):
         raise ConfigError(f"{what} {path!r} must be an absolute path such as '/allocator'")

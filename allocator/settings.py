@@ -69,13 +69,13 @@ class SettingKind(Protocol):
 
     @property
     def allowed(self) -> str:
-        """As it reads after "must be"."""
+        """The allowed values, as a phrase after "must be"."""
 
     def read(self, value: Any) -> Any:
-        """The value, typed. Raises ValueError, with a text if there is more to say than `allowed`."""
+        """Returns the typed value. Raises ValueError, with a text if there is more to say than `allowed`."""
 
     def parse(self, text: str) -> Any:
-        """The value that the text of an environment variable or of a Spark option stands for. Raises ValueError."""
+        """Parses the text of an environment variable or of a Spark option. Raises ValueError."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class Addresses:
 
 @dataclass(frozen=True)
 class Number:
-    """Seconds and other measures; whole numbers count too."""
+    """A number, such as seconds. Whole numbers are allowed."""
 
     low: float = 0.0
     high: float = math.inf
@@ -220,7 +220,7 @@ class Flag:
 
 @dataclass(frozen=True)
 class Table:
-    """A mapping with the names of another library, which checks what is in it."""
+    """A mapping with the setting names of another library, which checks its content."""
 
     allowed: str = "a dict"
 
@@ -235,7 +235,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Reset:
-    """Where to begin: a word, in upper or lower case, or a time."""
+    """A start position: a word, in upper or lower case, or a time."""
 
     words: tuple[str, ...] = get_args(OffsetReset)
 
@@ -266,16 +266,16 @@ class Setting:
     kind: SettingKind
     default: Any
     text: str
-    """The meaning, for the docs: what it is, and the effect of more and of less."""
+    """The meaning, for the docs: what it is, and the effect of a larger and of a smaller value."""
     memberships: tuple[str, ...] = ()
-    """The only memberships that use it; empty: all."""
+    """The memberships that use it; empty: all of them."""
     optional: bool = False
-    """None is allowed although it is not the default."""
+    """Whether None is allowed although it is not the default."""
     secret: bool = False
     group_default: Any = None
-    """The default of `ConsumerGroupConfig` where it must differ."""
+    """The default in `ConsumerGroupConfig`, if it must differ."""
     group_only: bool = False
-    """`ConsumerGroupConfig` has it, `Consumer` has not."""
+    """Whether only `ConsumerGroupConfig` has it, and `Consumer` does not."""
 
     def accepts_none(self) -> bool:
         return self.optional or self.default is None
@@ -622,7 +622,7 @@ HANDLING: Final[Mapping[str, Setting]] = {
 """The settings of `Consumer.process` and of the daemon's handler."""
 
 HANDLING_DEFAULT: Final[Mapping[str, Any]] = {name: each.default for name, each in HANDLING.items()}
-"""The same as `DEFAULT`, of `HANDLING`."""
+"""Like `DEFAULT`, for `HANDLING`."""
 
 
 # -- fields of sections ------------------------------------------------------------------------------------------------
@@ -638,9 +638,9 @@ def setting(kind: SettingKind, default: Any, text: str, *, secret: bool = False)
 
 
 def shared(name: str, *, text: str = "", required: bool = True, table: Mapping[str, Setting] = SETTINGS) -> Any:
-    """A field of a section that means the same as a setting of `table`; `text` adds what holds in that section.
+    """A field of a section with the meaning of a setting in `table`; `text` adds the differences in that section.
 
-    `required` False: None is its default there if the table has none.
+    `required` False: the default is None if the table has none.
     """
     declared = table[name]
     default = None if declared.default is REQUIRED and not required else declared.default
@@ -651,13 +651,13 @@ def shared(name: str, *, text: str = "", required: bool = True, table: Mapping[s
 
 
 class Faults:
-    """All that is wrong, collected."""
+    """All faults, collected."""
 
     def __init__(self, source: str) -> None:
         self.source = source
         self.lines: list[str] = []
         self.keys: set[str] = set()
-        """The settings that are faulty; checks of several settings together leave them alone."""
+        """The faulty settings. Checks of several settings ignore them."""
 
     def add(self, key: str, what: str, *, where: str = "") -> None:
         self.keys.add(key)
@@ -670,7 +670,7 @@ class Faults:
 
 
 def refusal(kind: SettingKind, error: ValueError, *, secret: bool = False) -> str:
-    """What follows "name = value: " when `kind` refused the value with `error`."""
+    """Returns the text after "name = value: " for a value that `kind` refused with `error`."""
     said = str(error)
     # `int("x")` and `float("x")` say nothing that `allowed` does not say better
     more = said and not secret and not re.match(r"invalid literal|could not convert", said)
@@ -710,7 +710,7 @@ def check_keywords(given: Mapping[str, Any], **kinds: SettingKind) -> None:
 
 
 def nearest(name: str, names: Iterable[str]) -> list[str]:
-    """The one of `names` that is most like `name`, if any is; upper case and hyphens are slips as well."""
+    """Returns the one of `names` that resembles `name` most, if any does. Also corrects upper case and hyphens."""
     spelt = {each.lower(): each for each in names}
     return [spelt[each] for each in difflib.get_close_matches(name.lower().replace("-", "_"), spelt, 1)]
 

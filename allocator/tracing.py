@@ -1,4 +1,4 @@
-"""Spans for OpenTelemetry: of fetches, handler calls, commits and rebalances.
+"""Creates OpenTelemetry spans of fetches, handler calls, commits and rebalances.
 
 There is no setting: a consumer creates spans if the process has a tracer provider when it starts, for example from
 `opentelemetry-instrument` or OpenTelemetry's SDK (`zk-partition-allocator[otel]`). Without one, the cost is a
@@ -31,7 +31,7 @@ def wanted() -> bool:
 
 
 def spans_of(group: str | None, client_id: str) -> Optional[Begin]:
-    """A function that starts spans of one consumer, from kind and attributes; None: tracing is off."""
+    """Returns a function that starts spans of one consumer, from kind and attributes; None: tracing is off."""
     tracer = _tracer()
     if tracer is None:
         return None
@@ -51,7 +51,7 @@ def spans_of(group: str | None, client_id: str) -> Optional[Begin]:
 
 @contextlib.contextmanager
 def handling(argument: Any, group: str | None = None) -> Iterator[None]:
-    """A span `process <topic>` around the work on a record or a batch; nothing if tracing is off.
+    """Creates a span `process <topic>` around the work on a record or a batch; does nothing if tracing is off.
 
     Spans of the block are its children. The span of a record is a child of its producer's span, if the headers name one
     (W3C Trace Context, as OpenTelemetry producers write it); the span of a batch has no parent, and links to the spans
@@ -82,7 +82,7 @@ def _process(tracer: Any, argument: Any, group: str | None) -> AbstractContextMa
     else:
         attributes["messaging.kafka.offset"] = argument.base_offset
         attributes["messaging.batch.message_count"] = len(argument)
-        # raw: a deserializer may raise, which is for the handler to see
+        # raw headers: a deserializer may raise, and its error must reach the handler
         records = argument.raw() if hasattr(argument, "raw") else argument
         links = list(_producers(islice(records, LINKED), context))
     return _span(tracer, f"process {argument.topic}", context, trace.SpanKind.CONSUMER, attributes, links)

@@ -79,9 +79,9 @@ Deserializer = Optional[Callable[[bytes], Any]]
 
 @runtime_checkable
 class LoadingDeserializer(Protocol):
-    """A deserializer that loads something first, such as schemas.
+    """A deserializer that loads data first, such as schemas.
 
-    A consumer awaits `load` of what is `missing` for a batch, and then delivers the batch.
+    A consumer awaits `load` of the data that `missing` returns for a batch, and then delivers the batch.
     """
 
     def __call__(self, data: bytes, /) -> Any: ...
@@ -92,13 +92,13 @@ class LoadingDeserializer(Protocol):
 
 
 ColumnDeserializer = Optional[Callable[["pyarrow.Array"], "pyarrow.Array"]]
-"""The same for a whole column of keys or values."""
+"""Converts a whole column of keys or values."""
 
 Offset = Union[int, OffsetAndMetadata]
 """The next record to read."""
 
 OnCommit = Callable[[Mapping[TopicPartition, OffsetAndMetadata], Optional[AllocatorError]], Any]
-"""Called with the offsets of a commit when it has ended, and with None or its error."""
+"""Called when a commit has ended, with its offsets, and with None or its error."""
 
 
 class Listener(Protocol):

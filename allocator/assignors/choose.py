@@ -1,4 +1,4 @@
-"""Members that offer different allocator functions."""
+"""Chooses the allocator function of a group whose members offer different ones."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ __all__ = ["choose"]
 
 
 def choose(offers: Sequence[tuple[str, Sequence[str]]]) -> tuple[str, dict[str, str]]:
-    """The function the group uses, and the members that cannot take part in it.
+    """Returns the function that the group uses, and the members that do not offer it.
 
-    `offers`: (member id, names in order of preference), in join order. Members are taken in one by one as
-    long as all have a name in common: a newcomer with another configuration is refused (member id -> reason)
-    and never changes what the older ones run. The name is the one that the oldest member prefers among those
-    all share.
+    `offers`: (member id, names in order of preference), in join order. Members are added in join order. A member
+    without a name in common with all earlier ones is refused (member id -> reason), so that a new member with another
+    configuration never changes the function of the older ones. The name is the one that the oldest member prefers among
+    those all share.
 
     Raises InconsistentAssignor when no member offers anything.
     """

@@ -1,4 +1,4 @@
-"""Constraints of an operator on the result of any allocator function, kept with as few other changes as possible."""
+"""Applies an operator's constraints to the result of any allocator function, with as few other changes as possible."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from allocator.types import Partitions, TopicPartition
 
 __all__ = ["Constraints", "steer"]
 
-ROUNDS = 4  # computations after the first, to find a result that stays; nearly always the first one of them ends it
+ROUNDS = 4  # computations after the first one, until the result is stable; almost always one is enough
 
 
 @dataclass(frozen=True)
 class Constraints:
-    """What holds whatever the function returns. Members are ids of live members."""
+    """Constraints that any assignment must satisfy. Members are ids of live members."""
 
     cordoned: frozenset[str] = frozenset()
-    """Members that keep what they have and get nothing else."""
+    """Members that keep their partitions and get no others."""
     evacuated: frozenset[str] = frozenset()
-    """Members that give everything away."""
+    """Members that give up all their partitions."""
     swapped: Mapping[str, str] = field(default_factory=dict)
-    """Member -> the member that takes its place."""
+    """Member -> the member that replaces it."""
     allowed: Mapping[TopicPartition, frozenset[str]] = field(default_factory=dict)
-    """Partition -> the only members that may have it; a partition without an entry may be anywhere."""
+    """Partition -> the only members that may have it. A partition without an entry may go to any member."""
     nobody: Partitions = frozenset()
     """Partitions that no member gets."""
     canaries: Mapping[str, int] = field(default_factory=dict)
-    """Member -> exactly how many partitions it has."""
+    """Member -> the exact number of its partitions."""
     frozen: bool = False
-    """No partition leaves a live owner."""
+    """Whether partitions must stay with their live owners."""
 
     def __bool__(self) -> bool:
         return self != Constraints()
 
     def renamed(self, ids: Mapping[str, str]) -> Constraints:
-        """The same for members that are known by other ids: old id -> new id, for every member named here."""
+        """Returns the constraints with other member ids: old id -> new id, for every member named here."""
         return replace(
             self,
             cordoned=frozenset(ids[member] for member in self.cordoned),
@@ -110,7 +110,7 @@ class _Steering:
                 self._subscribers[topic] = ids
                 self._anywhere[topic] = ids.difference(left, constraints.cordoned, constraints.canaries)
         self.differs = constraints.frozen or bool(constraints.canaries or constraints.nobody or constraints.swapped)
-        """Whether the result is another than that of the function."""
+        """Whether the constraints changed the function's result."""
         self._owner: dict[TopicPartition, str] = {}
         self._count: Counter[str] = Counter()
         self._share: Counter[str] = Counter()
@@ -127,7 +127,7 @@ class _Steering:
                 if holder is not None and (self._rules.frozen or self._canary_keeps(holder, partition, canary_has)):
                     self._give(partition, holder)
                 elif partition not in chosen and self._subscribers[topic] & self._asked:
-                    continue  # the function leaves it out
+                    continue  # the function assigns it to no member
                 elif chosen.get(partition) in self._may_have(partition):
                     self._give(partition, chosen[partition])
                 else:
@@ -150,7 +150,8 @@ class _Steering:
     # -- the function --------------------------------------------------------------------------------------------
 
     def _by_function(self, assignor: Assignor) -> dict[TopicPartition, str]:
-        """Partition -> the member that the function chooses among those that take part; sets `_asked` and `_share`."""
+        """Returns partition -> member as the function assigns it to the members that take part; sets `_asked`
+        and `_share`."""
         rules = self._rules
         swapped = {old: new for old, new in rules.swapped.items() if old in self._members and new in self._members}
         substitutes = frozenset(swapped.values())
@@ -176,7 +177,8 @@ class _Steering:
     # -- where a partition may be --------------------------------------------------------------------------------
 
     def _may_have(self, partition: TopicPartition) -> frozenset[str]:
-        """The members that may have it; never empty. What comes first is given up last."""
+        """Returns the members that may have the partition; never empty. The constraint checked first has the
+        highest priority."""
         only = self._rules.allowed.get(partition)
         holder = self._holder.get(partition)
         if only is None:
@@ -217,10 +219,10 @@ class _Steering:
         return (self._count[member] + 1) / max(self._share[member], 1), self._count[member], member
 
     def _goals(self, full: Mapping[str, int]) -> dict[str, int]:
-        """How many partitions each member should have; `full`: what cordoned members have at most.
+        """Returns the goal of each member: its number of partitions. `full`: the most that cordoned members may have.
 
-        It is the number that the function gives, and in proportion to that more or less where other members have less
-        or more than the function gave them.
+        The goal is the number that the function gives, changed in proportion if other members have fewer or more than
+        the function gave them.
         """
         able = self._asked.union(self._rules.swapped.values()) - self._leaving
         goals = {member: self._share[member] for member in able}
@@ -234,7 +236,7 @@ class _Steering:
         step = 1 if extra > 0 else -1
 
         def turn(member: str) -> tuple[float, int, int, str]:
-            """Who is next to get one more, or one less; a member that has more already keeps more."""
+            """Returns the member whose number changes next; a member that has more partitions already keeps more."""
             full = (goals[member] + (step > 0)) / max(self._share[member], 1)
             return step * full, step * goals[member], -step * held[member], member
 
@@ -250,7 +252,7 @@ class _Steering:
         return goals
 
     def _even_out(self, goals: Mapping[str, int]) -> None:
-        """Members with more than their goal pass partitions on to those with fewer."""
+        """Moves partitions from members above their goal to members below it."""
         missing = {member: goal - self._count[member] for member, goal in sorted(goals.items())}
         short = {member: number for member, number in missing.items() if number > 0}
         over = self._partitions_of({member for member, number in missing.items() if number < 0} if short else ())
@@ -281,21 +283,21 @@ class _Steering:
     # -- canaries ------------------------------------------------------------------------------------------------
 
     def _canary_keeps(self, holder: str, partition: TopicPartition, has: Counter[str]) -> bool:
-        """Whether the holder is a canary that keeps this partition as one of its number."""
+        """Whether the holder is a canary that needs this partition for its number."""
         if holder not in self._canaries or not self._canary_may_have(holder, partition):
             return False
         has[holder] += 1
         return has[holder] <= self._rules.canaries[holder]
 
     def _fill_canaries(self, goals: Mapping[str, int]) -> None:
-        """Gives canaries what they miss, from the members that have the most beyond their goal."""
+        """Gives canaries their missing partitions, from the members that exceed their goal the most."""
         missing = {each: self._rules.canaries[each] - self._count[each] for each in sorted(self._canaries)}
         missing = {each: number for each, number in missing.items() if number > 0 and each not in self._rules.cordoned}
         of = self._partitions_of(goals.keys() if missing else ())
         for partitions in of.values():
             partitions.sort(
                 key=lambda p: (self._holder.get(p) != self._owner[p], p)
-            )  # those that move anyway come last
+            )  # partitions that move in any case come last
         for canary, number in missing.items():
             donors = set(of)
             while number > 0 and donors:
@@ -310,5 +312,5 @@ class _Steering:
 
     def _canary_may_have(self, canary: str, partition: TopicPartition) -> bool:
         only = self._rules.allowed.get(partition)
-        # a partition that is pinned elsewhere stays there
+        # a partition that is pinned to other members stays there
         return canary in self._subscribers[partition.topic] and (only is None or canary in only)

@@ -1,4 +1,4 @@
-"""How many partitions of each kind each member should have: balanced first, then cheap.
+"""Computes how many partitions of each kind each member gets: counts are balanced first, then the cost is minimal.
 
 Partitions that the same members may take and that cost them the same are one *kind*; within a kind only numbers
 matter. So the problem is a flow from kinds to members with one edge for each pair, however many partitions there are.
@@ -55,7 +55,7 @@ def apportion(total: int, weights: Sequence[float]) -> tuple[list[int], list[int
 
 
 class FlowKind(NamedTuple):
-    """Partitions that are alike."""
+    """A set of partitions that are alike."""
 
     members: Sequence[int]
     """Indices of the members that may get partitions of this kind."""

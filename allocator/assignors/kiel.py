@@ -1,4 +1,4 @@
-"""Allocator functions written for kiel: `function(members, partitions)`."""
+"""Adapts allocator functions written for kiel: `function(members, partitions)`."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class KielAssignor:
             ids = {(member.name if unique else member.id): member.id for member in members}
             partitions = sorted(f"{topic}:{p}" for topic in topics for p in range(view.partitions[topic]))
             for label, of_topics in _items(self.function(sorted(ids), partitions), "members"):
-                # an unknown label passes through: validation knows how to name it
+                # an unknown label passes through, because the validation reports it
                 held = given.setdefault(ids.get(label, label), [])
                 for topic, numbers in _items(of_topics, f"topics of {label!r}"):
                     held.extend(TopicPartition(topic, number) for number in numbers)

@@ -1,4 +1,4 @@
-"""Even work instead of even counts."""
+"""Assigns even work instead of even counts."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from allocator.types import Assignment, TopicPartition
 
 __all__ = ["lag_aware"]
 
-SLACK = 0.1  # more: fewer moves as lag comes and goes; less: a more even load
+SLACK = 0.1  # tolerance. more: fewer moves as lag changes; less: a more even load
 IDLE = 0.1  # weight of a partition without lag, in units of the mean; 0: all idle ones could end up with one member
-TRIES = 8  # how many members with the least load may turn out not to subscribe before only subscribers are searched
+TRIES = 8  # members with the least load to try before only subscribers are searched
 KEEP = (1.0, 0.95, 0.85, 0.7, 0.5, 0.0)
 
 
@@ -51,7 +51,7 @@ class _LagAware(BuiltIn):
         fair = plan.loads
         # a partition with more work fits on top of no member's fair load
         large = limit - min(filter(None, fair), default=0)
-        # keeping less and less leads to the fresh assignment, which is below the limit
+        # keeping fewer partitions leads towards the fresh assignment, which is below the limit
         for part, above in ((1.0, limit), *((part, large) for part in KEEP)):
             if plan.keeping(limit * part, above) <= limit:
                 break
@@ -60,9 +60,9 @@ class _LagAware(BuiltIn):
 
 
 def _work(view: GroupView, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int] | None:
-    """The work of each partition; None if no load is known.
+    """Returns the work of each partition; None if no load is known.
 
-    In whole millionths of the mean: integer sums do not depend on the order of their terms.
+    It is in whole millionths of the mean, because integer sums do not depend on the order of their terms.
     """
     known = {partition: view.load.get(partition) for partition in partitions}
     clean = {
@@ -106,10 +106,10 @@ class _Plan:
         return max(self.loads, default=0)
 
     def keeping(self, limit: float, large: float) -> int:
-        """Each member keeps what fits below the limit, then the rest is placed; first all partitions above `large`.
+        """Lets each member keep partitions below the limit, then places the rest; first all partitions above `large`.
 
-        A member above the limit keeps its large partitions and gives up the smallest number of others: a large one
-        would lift its new owner above the limit, and the new owner would have to give up more to make room for it.
+        A member above the limit keeps its large partitions, and gives up as few others as possible. A large partition
+        would lift its new owner above the limit, which would then have to give up more partitions.
         """
         self._clear()
         above = sum(1 for _ in takewhile(lambda partition: self._work[partition] > large, self._order))
@@ -136,11 +136,12 @@ class _Plan:
         self.loads[member] += self._work[partition]
 
     def _place(self, partitions: Sequence[TopicPartition]) -> None:
-        """Each to its subscriber with the least load; of equal ones to the one with the fewest partitions.
+        """Assigns each partition to its subscriber with the least load; among equal ones to that with the fewest
+        partitions.
 
-        The heap of all members finds that subscriber fast unless the members with the least load do not subscribe;
-        then, or if there are few classes, a heap of each class finds it. A member's entry in one heap is out of date
-        after it got a partition through another: too low, so it comes up in time to be corrected.
+        The heap of all members finds this subscriber fast, unless the members with the least load do not subscribe.
+        Then, or with few classes, a heap for each class finds it. A member's entry in one heap is out of date after the
+        member got a partition through another heap. The entry is then too low, so it comes up in time to be corrected.
         """
         subscribes = [set(members) for members in self._subscribers]
         everyone = self._heap(range(len(self._members)))
@@ -179,11 +180,11 @@ class _Plan:
         return heap
 
     def top_up(self, least: Sequence[float], most: Sequence[float]) -> None:
-        """Raise members with too little to `least`, but not above `most`, at the cost of the busiest.
+        """Raises members below `least` to it, but not above `most`, at the cost of the busiest members.
 
-        Without it a newcomer would stay idle as long as no other member is far above the mean. A member that was
-        filled may have something to spare for members that were filled before, so this repeats until nothing moves:
-        else the next call would move it. It ends, since the sum of what is missing falls with each partition.
+        Otherwise a new member would stay idle while no other member is far above the mean. A member that was raised may
+        be able to help members that were raised before, so this repeats until nothing moves; otherwise the next call
+        would move partitions again. It ends, because the sum of the missing load falls with each partition.
         """
         moved = True
         while moved:
@@ -200,7 +201,7 @@ class _Plan:
         moved = False
         while donors and loads[member] < least[member]:
             donor = heappop(donors)[1]
-            # a donor keeps enough, so that it needs nothing back
+            # a donor keeps enough load to stay above `least`
             room = min(most - loads[member], loads[donor] - least[donor])
             fitting = [each for each in self.assigned[donor] if work[each] < room and each.topic in topics]
             if fitting:

@@ -21,13 +21,16 @@ from allocator.types import NO_PARTITIONS, Assignment, Partitions, TopicPartitio
 
 __all__ = ["LoadAssignor", "LoadMove", "MemberLoads", "balance", "estimated", "member_loads", "moved"]
 
-MARGIN = 0.5  # of the tolerance, at which moves end. more: they begin again sooner; less: more moves at a time
-LOW = 0.5  # of its share. more: a member whose load falls takes partitions; less: a newcomer may wait for its share
-SPARE = 0.9  # of its share that a member keeps when it gives to one with too little
-IDLE = 0.02  # of the mean load, which each partition counts at least: all idle ones could end up with one member
-WORTH = 0.1  # of the mean load of a partition. more: small partitions stay; less: moves that change next to nothing
-GAIN = 0.5  # of the tolerance, by which a move makes the busier one of two members less busy if neither gets even
-LARGEST = 1e30  # of one load; sums stay finite
+MARGIN = 0.5  # share of the tolerance at which moves end. more: moves begin again sooner; less: more moves at a time
+# share of the fair load below which a member takes partitions. more: a member whose load falls takes some; less: a new
+# member may wait
+LOW = 0.5
+SPARE = 0.9  # share of the fair load that a member keeps when it gives to one with too little
+IDLE = 0.02  # least load of a partition, as a share of the mean: otherwise all idle ones could end up with one member
+# least load that is worth a move, as a share of a partition's mean. more: small partitions stay; less: useless moves
+WORTH = 0.1
+GAIN = 0.5  # share of the tolerance by which a move must relieve the busier member if neither gets even
+LARGEST = 1e30  # largest load, so that sums stay finite
 
 Loads = Mapping[TopicPartition, float]
 
@@ -37,12 +40,12 @@ class MemberLoads(NamedTuple):
 
     by_member: dict[str, float]
     mean: float
-    """Over the members, per unit of weight."""
+    """Mean over the members, per unit of weight."""
     max_over_mean: Optional[float]
     """The load of the busiest member per unit of weight, divided by `mean`; 1.0 if all have their share. None without
     any load."""
     unknown: int
-    """Number of partitions whose load is not known, and that count as much as the mean of the others."""
+    """Number of partitions with an unknown load. Each counts as the mean of the others."""
 
 
 class LoadMove(NamedTuple):
@@ -57,10 +60,10 @@ class LoadMove(NamedTuple):
 def member_loads(
     owners: Mapping[str, Collection[TopicPartition]], loads: Loads, weights: Mapping[str, float] | None = None
 ) -> MemberLoads:
-    """The load of each member of `owners` and how even they are; for lists, the page and metrics.
+    """Returns the load of each member of `owners`, and how even the loads are; for lists, the page and metrics.
 
-    `weights`: relative capacity, 1.0 for a member without an entry. A partition that `loads` does not name counts the
-    mean of those that it names.
+    `weights`: relative capacity, 1.0 for a member without an entry. A partition without a load counts as the mean of
+    the others.
     """
     weights = weights or {}
     partitions = [partition for parts in owners.values() for partition in parts]
@@ -75,7 +78,8 @@ def member_loads(
 
 
 def estimated(partitions: Iterable[TopicPartition], loads: Loads) -> dict[TopicPartition, float]:
-    """What each partition counts: its load, but at least IDLE of the mean; the mean if its load is not known.
+    """Returns the effective load of each partition: its load, but at least IDLE of the mean; the mean if its load is
+    unknown.
 
     If no load is known, or all are 0, each partition counts 1.
     """

@@ -51,7 +51,7 @@ LOSSES = 100  # losses kept
 # limit of reading the orders at a start. more: an unreadable topic delays it longer; less: first records may miss
 # orders
 ORDERS_WITHIN_S = 10.0
-# limit of committing idle partitions again at a close. more: waits longer for an absent coordinator; less: gives up a slow one
+# limit of committing idle partitions at a close. more: waits longer for a coordinator; less: gives up a slow one
 FRESH_WITHIN_S = 2.0
 IDS_CHARACTERS = 120  # characters of a commit's metadata for the ids of topic and cluster
 STAMP_CHARACTERS = 476  # characters of a commit's metadata for these ids and the member

@@ -1,8 +1,8 @@
-"""The settings of `allocator run`, one TOML file.
+"""The settings of `allocator run`, in one TOML file.
 
-Each may also come from the environment as ALLOCATOR_<SECTION>_<KEY>, which wins over the file (an empty variable
-counts as not set; lists are written with commas). Passwords belong there. The comment of a setting says what more
-and what less of it does.
+An environment variable ALLOCATOR_<SECTION>_<KEY> overrides the file (an empty variable counts as not set; lists are
+separated by commas). Put passwords there. The comment of a setting describes the effect of a larger and of a smaller
+value.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _FILE: Final = Text(check=_readable, what="a readable file")
 
 @dataclass(frozen=True)
 class KafkaSection:
-    """[kafka]: the brokers and how they are spoken to; security settings have kafka-python's names."""
+    """[kafka]: the brokers and the connection to them. Security settings have kafka-python's names."""
 
     brokers: tuple[str, ...] = shared("brokers")
     security_protocol: str = setting(
@@ -92,14 +92,14 @@ class KafkaSection:
     )
 
     def security(self) -> dict[str, Any]:
-        """The security settings that are used, as kafka-python names them."""
+        """The security settings in use, under kafka-python's names."""
         used = {key: value for key, value in vars(self).items() if key != "brokers" and value is not None}
         return {} if used == {"security_protocol": "PLAINTEXT"} else used
 
 
 @dataclass(frozen=True)
 class ZooKeeperSection:
-    """[zookeeper]: the ensemble that knows which members live and what each owns."""
+    """[zookeeper]: the ensemble that stores the members and the owners of partitions."""
 
     hosts: str | None = shared("zookeeper")
     root: str = shared("root")
@@ -120,7 +120,7 @@ class ZooKeeperSection:
     )
 
     def options(self) -> dict[str, Any]:
-        """The settings for authentication and TLS, under the names that kazoo uses."""
+        """The settings for authentication and TLS, under kazoo's names."""
         options: dict[str, Any] = {name: getattr(self, name) for name in _TLS if getattr(self, name) is not None}
         if self.tls:
             options["use_ssl"] = True
@@ -167,7 +167,7 @@ class GroupSection:
 
 @dataclass(frozen=True)
 class ConsumeSection:
-    """[consume]: how records are fetched."""
+    """[consume]: how the daemon fetches records."""
 
     auto_offset_reset: str | int = shared("auto_offset_reset")
     isolation_level: str = shared("isolation_level")
@@ -180,7 +180,7 @@ class ConsumeSection:
 
 @dataclass(frozen=True)
 class HandlerSection:
-    """[handler]: what is done with the records."""
+    """[handler]: how the daemon handles records."""
 
     target: str = setting(
         Text(check=_check_target, what='"package.module:function"'),
@@ -220,14 +220,14 @@ class HandlerSection:
 
 @dataclass(frozen=True)
 class CommitSection:
-    """[commit]: when positions are committed, besides at every revocation and at the end."""
+    """[commit]: when the daemon commits, in addition to every revocation and the end."""
 
     interval_s: float = shared("auto_commit_interval_s")
 
 
 @dataclass(frozen=True)
 class LogSection:
-    """[log]: to standard error."""
+    """[log]: logs to standard error."""
 
     level: str = setting(Text(("debug", "info", "warning", "error")), "info", "The least level that is logged.")
     format: str = setting(Text(("json", "text")), "json", "`json`: one object for each line. `text`: for people.")
@@ -269,7 +269,7 @@ def _check_url(text: str) -> None:
 
 @dataclass(frozen=True)
 class RecordsSection:
-    """[records]: what `allocator records` and the page of `allocator web` show of records. The daemon ignores it."""
+    """[records]: the records that `allocator records` and the page of `allocator web` show. The daemon ignores it."""
 
     access: str = setting(
         Text(("operators", "viewers", "nobody")),
@@ -327,7 +327,7 @@ class Config:
     records: RecordsSection
 
     def shown(self) -> dict[str, dict[str, Any]]:
-        """Every setting with its value, for people: secrets are masked, what is not used is left out."""
+        """Every setting in use with its value, for display. Secrets are masked."""
         return {
             name: {
                 field.name: MASK if field.metadata["secret"] else value
@@ -343,7 +343,7 @@ class Config:
         return OPTIONS[self.group.membership].on_zookeeper  # type: ignore[index]
 
     def membership_options(self) -> dict[str, Any]:
-        """Keywords of `Consumer` for the group and the membership, besides the topics."""
+        """The keywords of `Consumer` for the group and the membership, without the topics."""
         options = {key: value for key, value in vars(self.group).items() if key not in _NOT_PASSED_ON}
         assignors = self.group.assignor
         return {
@@ -356,7 +356,7 @@ class Config:
         }
 
     def consumer_options(self) -> dict[str, Any]:
-        """Keywords of `Consumer`, besides the topics: no auto-commit, since the daemon commits what is done."""
+        """The keywords of `Consumer`, without the topics. Auto-commit is off, since the daemon commits done records."""
         return {
             **self.membership_options(),
             **vars(self.consume),
@@ -368,9 +368,9 @@ class Config:
 
 
 def load(path: str | os.PathLike[str], environ: Mapping[str, str] | None = None) -> Config:
-    """Read and check a file of settings, with what the environment overrides.
+    """Reads and checks a file of settings, with the overrides of the environment.
 
-    Raises ConfigError that lists every fault: where it stands, the value, what is allowed.
+    Raises ConfigError that lists every fault: its place, the value, the allowed values.
     """
     source = os.fspath(path)
     if not source:
@@ -393,7 +393,7 @@ _NAMES: Final = {"group": "group.name", "zookeeper": "zookeeper.hosts"}
 
 
 def check_together(config: Config, reader: SettingsReader) -> None:
-    """Finds settings that are fine one by one and contradict each other."""
+    """Finds settings that are valid one by one but contradict each other."""
     group, consume, handler = config.group, config.consume, config.handler
     if (group.topics is None) == (group.pattern is None):
         reader.fault(["group.topics", "group.pattern"], "set exactly one of them")
@@ -448,7 +448,7 @@ def _check_retry_topics(config: Config, reader: SettingsReader) -> None:
 def _check_kafka_security(kafka: KafkaSection, reader: SettingsReader) -> None:
     protocol = kafka.security_protocol
     for key, value in dataclasses.asdict(kafka).items():
-        # half a configuration would connect in the clear without a word
+        # half a configuration would connect without TLS, and nobody would notice
         needed = {"sasl": "SASL_", "ssl_": "SSL"}.get(key[:4])
         if value is not None and needed and needed not in protocol:
             reader.fault([f"kafka.{key}", "kafka.security_protocol"], "has no effect with this protocol")

@@ -1,4 +1,4 @@
-"""`allocator run`: a consumer, a handler, and the engine between them."""
+"""`allocator run`: a consumer, a handler, and a processor between them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ __all__ = ["Daemon"]
 
 
 class Daemon(Processor):
-    """A `Processor` with a consumer of its own, that tells systemd how it fares.
+    """A `Processor` with its own consumer, which reports its state to systemd.
 
-    `source` makes the consumer, given the listener to install; it must not commit by itself. Constructing touches
-    nothing.
+    `source` creates the consumer from a listener; the consumer must not commit by itself. The constructor does no I/O.
     """
 
     def __init__(
@@ -36,7 +35,7 @@ class Daemon(Processor):
         self._notifier = notifier or Notifier({})
 
     async def run(self) -> None:  # type: ignore[override]
-        """Like `Processor.run`, with the consumer."""
+        """Like `Processor.run`; the daemon starts and closes the consumer."""
         await super().run(self._make_source(self))
 
     def _started(self) -> None:

@@ -1,4 +1,4 @@
-"""A daemon that follows the cluster choice of its group, or pauses (`switching` has the znode)."""
+"""A daemon that follows the cluster setting of its group, or pauses (`switching` describes the znode)."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ log = logging.getLogger(__name__)
 
 
 class FollowingDaemon:
-    """Runs one daemon after another, each on the cluster that the group is to read; none while it is frozen.
+    """Runs one daemon after another, each on the cluster that the group should read; none while the group is frozen.
 
-    `make` makes the daemon for a choice that is not frozen. Constructing touches nothing.
+    `make` creates the daemon for a setting that is not frozen. The constructor does no I/O.
 
-    Guarantee: a daemon has drained, committed and left the group before the next one begins. What its last commit did
-    not reach comes again, if offsets were moved before.
+    Guarantee: a daemon has drained, committed and left the group before the next one begins. Records after its last
+    commit are read again, if offsets were copied before that commit.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class FollowingDaemon:
             self._daemon.stop()
 
     async def run(self) -> None:
-        """As `Daemon.run`; raises ZooKeeperUnavailable, too, and ConfigError for a znode that says nothing."""
+        """Like `Daemon.run`. Also raises ZooKeeperUnavailable, and ConfigError for a znode with invalid content."""
         self._stop = asyncio.Event()
         if self._stopping:
             return
@@ -78,7 +78,7 @@ class FollowingDaemon:
             await self._watcher.close()
 
     async def _run(self, choice: ClusterChoice) -> None:
-        """Until the choice is another, or `stop`; raises what the daemon raises."""
+        """Runs until the setting changes or `stop` is called. Raises the daemon's error."""
         self._daemon = daemon = self._make(choice)
         switching = False
 

@@ -1,4 +1,4 @@
-"""Telling systemd how we are (the protocol of sd_notify(3)); nothing happens where it did not ask."""
+"""Reports the state of the process to systemd (protocol: sd_notify(3)). Does nothing without NOTIFY_SOCKET."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ log = logging.getLogger(__name__)
 class Notifier:
     """Sends states such as "READY=1" to the socket named by NOTIFY_SOCKET.
 
-    Never raises and never blocks: a service manager that does not listen is not our failure.
+    Never raises and never blocks: a broken service manager must not stop the daemon.
     """
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
         environ = os.environ if environ is None else environ
         self._address = environ.get("NOTIFY_SOCKET", "")
         self.watchdog_s = _watchdog(environ)
-        """Seconds within which systemd wants to hear from us, None if it does not."""
+        """The seconds within which systemd expects the next report; None if it expects none."""
 
     def tell(self, *states: str) -> None:
-        """Send states, one datagram."""
+        """Sends states in one datagram."""
         if not self._address:
             return
         address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
@@ -39,7 +39,7 @@ class Notifier:
             log.debug("NOTIFY_SOCKET %s: %s", self._address, error)
 
     async def keep_alive(self) -> None:
-        """Feeds the watchdog as long as the loop turns; returns at once where there is none."""
+        """Feeds the watchdog while the loop runs. Returns at once without a watchdog."""
         while self.watchdog_s is not None:
             self.tell("WATCHDOG=1")
             await asyncio.sleep(self.watchdog_s / 2)
@@ -47,7 +47,7 @@ class Notifier:
 
 def _watchdog(environ: Mapping[str, str]) -> float | None:
     if environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
-        return None  # meant for another process
+        return None  # the watchdog is meant for another process
     with contextlib.suppress(ValueError):
         microseconds = int(environ.get("WATCHDOG_USEC", ""))
         if microseconds > 0:

@@ -1,7 +1,7 @@
 """The checks of `allocator run --check --connect`.
 
-Every check looks at one thing that can keep the daemon from working, on the real servers, and changes nothing: no
-session of the group is begun, no znode is created, nothing is committed.
+Each check examines on the real servers one thing that can keep the daemon from working. The checks change nothing: they
+open no session of the group, create no znode and commit nothing.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from allocator.zookeeper.client import NoChroot, ZooKeeper
 
 __all__ = ["Check", "preflight", "refuse_new_chroot"]
 
-REACH_S = 3.0  # for one TCP connection; more: a host that swallows packets is waited for longer
-SETTLE_S = 5.0  # for topics to show themselves; more: a missing topic is reported later
+REACH_S = 3.0  # limit of one TCP connection. more: waits longer for a host that drops packets
+SETTLE_S = 5.0  # wait for topics to appear. more: reports a missing topic later
 SHOWN = 5  # names in a line
 
 
@@ -45,7 +45,7 @@ class Check:
 
 
 async def preflight(config: Config) -> AsyncIterator[Check]:
-    """Each check as soon as it is done. A failed one leaves out those that need what it looked for."""
+    """Yields each check as soon as it is done. If one fails, skips those that depend on its result."""
     yield _page(config)
     if config.on_zookeeper:
         async for check in _ensemble(config):
@@ -55,7 +55,7 @@ async def preflight(config: Config) -> AsyncIterator[Check]:
 
 
 async def refuse_new_chroot(config: Config) -> None:
-    """Raises ConfigError, having changed nothing, if the ensemble does not have the chroot."""
+    """Raises ConfigError, without any change, if the chroot does not exist."""
     if "/" not in (config.zookeeper.hosts or ""):
         return
     try:
@@ -116,7 +116,7 @@ async def _ensemble(config: Config) -> AsyncIterator[Check]:
 
 
 def _members(config: Config, state: GroupState | None) -> Check:
-    """The group's other members, and whether they can agree on an allocator function."""
+    """Checks the group's other members, and whether they share an allocator function."""
     what = f"group {config.group.name}"
     if config.group.membership != "zookeeper":
         return Check(what, True, f"its members are of the layout {config.group.membership!r}")
@@ -170,7 +170,7 @@ async def _cluster(config: Config) -> AsyncIterator[Check]:
 
 
 async def _settled(config: Config, client: KafkaClient) -> None:
-    """Gives topics that were just created, and brokers that just started, a moment to show themselves."""
+    """Gives topics that were just created, and brokers that just started, a moment to appear."""
     deadline = time.monotonic() + SETTLE_S
     await client.refresh()
     while not all(check.ok for check in _topics(config, client)) and time.monotonic() < deadline:
@@ -220,7 +220,7 @@ def _topics(config: Config, client: KafkaClient) -> Iterable[Check]:
 
 
 async def _reached(what: str, addresses: Iterable[str], port: int, setting: str) -> AsyncIterator[Check]:
-    """A warning for each address that takes no connection: the daemon starts as long as one does."""
+    """Returns a warning for each address that accepts no connection: one address is enough for a start."""
     listed = [address for address in addresses if address]
     for address, why in zip(listed, await asyncio.gather(*(_refused(address, port) for address in listed))):
         if why is None:
@@ -230,7 +230,7 @@ async def _reached(what: str, addresses: Iterable[str], port: int, setting: str)
 
 
 async def _refused(address: str, default_port: int) -> str | None:
-    """Why nothing can connect there, None if something can."""
+    """Returns why no connection is possible; None if one is."""
     host, port = parse_address(address, default_port)
     try:
         _, writer = await within(asyncio.open_connection(host, port), REACH_S)

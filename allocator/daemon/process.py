@@ -1,4 +1,4 @@
-"""The process around the daemon: signals, exit codes, and logs, one line for each event."""
+"""Runs the daemon as a process: signals, exit codes, and logs with one line for each event."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ log = logging.getLogger(__name__)
 
 Runner = Union[Daemon, FollowingDaemon]
 Beside = Callable[[Config, Sequence[Consumer], Runner], AbstractAsyncContextManager[Any]]
-"""Runs as long as the daemon. Its consumer is in the list once it is made."""
+"""Entered while the daemon runs. The consumer is added to the list once it is created."""
 
 # exit codes; a second signal ends the process with 128 + its number, without draining
 CLEAN = 0  # stopped by a signal: drained, committed, left
-ERROR = 1  # the cluster cannot be reached, or refused to go on, or the last commit failed
+ERROR = 1  # the cluster cannot be reached, or ended the membership for good, or the last commit failed
 SETTINGS = 2  # settings, the handler or an assignor cannot be used; nothing was touched
 HANDLER_FAILED = 3  # a record cannot be handled and there is no dead-letter topic; it was not skipped
 
@@ -74,17 +74,17 @@ def check(config: Config) -> Handler:
                 f"handler {handler.name!r} is a coroutine, which runs on the loop; remove handler.workers"
             )
         check_picklable(handler.function, handler.name)
-    if config.group.group_protocol == "classic":  # otherwise the broker has them
+    if config.group.group_protocol == "classic":  # otherwise the broker has the assignors
         for assignor in config.group.assignor or ():
             resolve(assignor)
     return handler
 
 
 def run(config: Config, beside: Beside | None = None, *, create: bool = False) -> int:
-    """Run until a signal or a failure; returns the exit code. The loop is ours: call it from no coroutine.
+    """Runs until a signal or an error; returns the exit code. It creates the event loop, so do not call it from a
+    coroutine.
 
-    `beside` is entered before the daemon starts and left after it has ended. `create`: a chroot that does not exist is
-    created instead of refused.
+    `beside` is entered before the daemon starts and left after it has ended. `create`: create a missing chroot.
     """
     configure(config.log.level, config.log.format)
     try:
@@ -101,7 +101,7 @@ def run(config: Config, beside: Beside | None = None, *, create: bool = False) -
     beside_it = beside and partial(beside, config, consumers, daemon)
     code = asyncio.run(_until_signal(daemon, notifier, beside=beside_it, first=first))
     if daemon.stuck:
-        # the interpreter waits for threads at its end, and this one was waited for long enough
+        # the interpreter waits for all threads at exit, but this one has had enough time
         log.error("a handler is still running and is cut off: %s", ", ".join(f"{t}:{p}" for t, p in daemon.stuck))
         _exit_now(code)
     return code
@@ -168,7 +168,7 @@ def _daemon(
         )
 
     def consumer(listener: RebalanceListener) -> OwnConsumer:
-        # the one before, on another cluster, has left
+        # the previous daemon, on another cluster, has left
         consumers[:] = [Consumer(*(config.group.topics or ()), **options, listener=listener)]
         if admitted is not None:
             consumers[-1]._engine.join_again_if(admitted)
@@ -206,7 +206,7 @@ async def _until_signal(
     beside: Callable[[], AbstractAsyncContextManager[Any]] | None = None,
     first: Callable[[], Coroutine[Any, Any, None]] | None = None,
 ) -> int:
-    """`first` runs before the daemon; a signal ends it."""
+    """Runs `first` before the daemon. A signal ends it."""
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
     received: list[int] = []
@@ -229,7 +229,7 @@ async def _until_signal(
         await daemon.run()  # returns at once if it was stopped already
 
     numbers = [signal.SIGTERM, signal.SIGINT]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # of nohup
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores SIGHUP
         numbers.append(signal.SIGHUP)
     for number in numbers:
         loop.add_signal_handler(number, on_signal, number)
@@ -266,9 +266,9 @@ _CHATTY = ("kafka", "kazoo")  # these libraries log every request at "info" or b
 
 
 def configure(level: str = "info", form: str = "json", stream: TextIO | None = None) -> None:
-    """Send the logs of the whole process to `stream` (standard error), replacing what was set up before.
+    """Sends the logs of the whole process to `stream` (standard error), and replaces the earlier configuration.
 
-    Text that a server or a znode brought cannot forge a line or steer a terminal: control characters are spelt out.
+    Escapes control characters, so that text from a server or a znode cannot forge a line or control a terminal.
     """
     handler = logging.StreamHandler(stream if stream is not None else sys.stderr)
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
@@ -313,7 +313,7 @@ class TextFormatter(logging.Formatter):
 
 
 def _indented(lines: str) -> str:
-    # a message of an exception may have lines of its own: none begins as a log line does
+    # indent further lines, so that no line of an exception looks like a log line
     return "".join(f"\n  {line}" for line in plain(lines, lines=True).split("\n"))
 
 

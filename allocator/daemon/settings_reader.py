@@ -1,7 +1,7 @@
-"""Reads a settings file, with what the environment overrides: strictly typed, every fault at once.
+"""Reads a settings file and the overrides of the environment, strictly typed, and reports every fault at once.
 
-A section is a frozen dataclass whose fields are made by `setting` and `shared`; a file is a set of sections. Nothing is
-altered on the way: a value that is not allowed is a fault.
+A section is a frozen dataclass whose fields are created by `setting` and `shared`. A file is a set of sections. Values
+are not changed: a value that is not allowed is a fault.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class SettingsReader:
         self._shown: dict[str, str] = {}
 
     def read(self, document: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
-        """Section name -> instance. Faults are in `faults`; a faulty setting stands at its default, or None."""
+        """Section name -> instance. Faults are in `faults`; a faulty setting has its default, or None."""
         self._unknown_sections(document)
         self._unknown_variables(environ)
         return {
@@ -36,7 +36,7 @@ class SettingsReader:
         }
 
     def fault(self, keys: Sequence[str], why: str) -> None:
-        """Settings that contradict each other, unless one of them is faulty by itself."""
+        """Checks for settings that contradict each other; settings with a fault of their own are left out."""
         if not self.faults.keys.intersection(keys):
             self.faults.add(keys[0], f"{' with '.join(self._shown.get(key, f'{key} not set') for key in keys)}: {why}")
 
@@ -110,7 +110,7 @@ class SettingsReader:
         for variable in sorted(environ):
             if variable in known or not variable.startswith(f"{self.prefix}_"):
                 continue
-            # only what looks like a slip: others use the prefix too (container platforms announce services so)
+            # report only names that resemble a setting: container platforms set other variables with this prefix
             near = difflib.get_close_matches(variable, known, 1, cutoff=0.85)
             if near:
                 self.faults.add(variable, f"{variable} is not a setting; did you mean {near[0]}?", where="environment")

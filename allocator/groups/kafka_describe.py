@@ -1,7 +1,7 @@
-"""A cluster and its groups as the brokers describe them: for the doctor, the page and `group describe`.
+"""Describes a cluster and its groups from the brokers' responses, for the doctor, the page and `group describe`.
 
 Protocol: Metadata (replicas in sync), ApiVersions, DescribeConfigs (from 0.11 on), DescribeGroups (from 0.9 on),
-ConsumerGroupDescribe for KIP-848 groups. Changes nothing.
+ConsumerGroupDescribe for KIP-848 groups. It only reads.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ __all__ = ["BrokerSeen", "DescribedGroup", "DescribedMember", "Replicas", "broke
 HAS_API_VERSIONS = (0, 10)  # the first broker version that knows ApiVersions
 NO_SOFTWARE_NAME = 2  # newer versions of ApiVersions need the name of the client software
 AT_ONCE = 20  # brokers asked at the same time
-BROKER_S = 5.0  # more: a broker that hangs costs more time; less: a busy one counts as dead
+# limit of one broker's response. more: a broker that hangs costs more time; less: a busy one counts as dead
+BROKER_S = 5.0
 GROUP_NOT_FOUND, UNSUPPORTED_VERSION = 69, 35
 WANTED_SETTINGS = [
     "group.min.session.timeout.ms",
@@ -49,7 +50,7 @@ class BrokerSeen:
     id: int
     address: str
     version: tuple[int, ...] = ()
-    """() where the broker does not tell it."""
+    """() if the broker does not report it."""
     refused: Optional[str] = None
     """Why the broker does not respond."""
 
@@ -71,18 +72,18 @@ class DescribedMember:
 
     @property
     def info(self) -> MemberInfo:
-        """In the form of a member in ZooKeeper."""
+        """The member in the form of a member in ZooKeeper."""
         return MemberInfo(self.client_id, self.host.lstrip("/"), self.topics, strategies=())
 
     @property
     def name(self) -> str:
-        """The member's name for people."""
+        """The display name of the member."""
         return member_name(self.id, self.info)
 
 
 @dataclass(frozen=True)
 class DescribedGroup:
-    """A group of either of Kafka's protocols."""
+    """A group of one of Kafka's protocols."""
 
     state: str
     kind: str
@@ -95,7 +96,7 @@ class DescribedGroup:
         return bool(self.members)
 
     def as_state(self, name: str) -> GroupState:
-        """In the form of a group in ZooKeeper, as far as the coordinator tells."""
+        """The group in the form of a group in ZooKeeper, as far as the coordinator reports it."""
         return GroupState(
             name,
             {member.id: member.info for member in self.members},
@@ -124,7 +125,7 @@ async def replicas(client: KafkaClient) -> dict[TopicPartition, Replicas]:
 
 
 async def brokers(client: KafkaClient) -> dict[int, BrokerSeen]:
-    """Each broker of the cluster, with what it says of itself."""
+    """Each broker of the cluster, with its own settings and versions."""
     turn = asyncio.Semaphore(AT_ONCE)
 
     async def ask(node: int, address: str) -> BrokerSeen:
@@ -145,7 +146,7 @@ async def brokers(client: KafkaClient) -> dict[int, BrokerSeen]:
 
 
 async def settings(client: KafkaClient, node: int) -> dict[str, str]:
-    """`WANTED_SETTINGS` of a broker; {} from brokers before 0.11, which do not tell."""
+    """Returns `WANTED_SETTINGS` of a broker; {} from brokers before 0.11, which do not report them."""
     if client.api_version(DescribeConfigsRequest) is None:
         return {}
     return await describe_configs(client, BROKER_RESOURCE, str(node), WANTED_SETTINGS, node=node)

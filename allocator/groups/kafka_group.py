@@ -1,7 +1,7 @@
-"""What Kafka's two group protocols share: the frame of the state machine, interruptible requests, leaving.
+"""The code that Kafka's two group protocols share: the frame of the state machine, interruptible requests, leaving.
 
-The classic protocol (`kafka_classic.group`) and KIP-848 (`kip848.group`) differ in how partitions are assigned. Both
-find the coordinator, send heartbeats, report errors, and leave the group in the same way; that is here.
+The classic protocol (`kafka_classic.group`) and KIP-848 (`kip848.group`) assign partitions in different ways. In both,
+members find the coordinator, send heartbeats, report errors, and leave the group in the same way.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-LEAVE_WITHIN_S = 3.0  # more: closing waits longer for a coordinator that is away; less: the group waits for our session
+# limit of leaving. more: closing waits longer for an absent coordinator; less: the group may wait for the end of the
+# session
+LEAVE_WITHIN_S = 3.0
 
 
 class KafkaGroupParticipant(Protocol):
@@ -39,7 +41,7 @@ class KafkaGroupParticipant(Protocol):
 
 
 class KafkaGroup:
-    """One member of one group by either protocol. Caller: `KafkaMember`."""
+    """One member of one group by either protocol. `KafkaMember` runs it."""
 
     def __init__(
         self,
@@ -84,17 +86,17 @@ class KafkaGroup:
         raise NotImplementedError
 
     def polled(self) -> None:
-        """The user asked for records. A member that left because the user was silent joins again."""
+        """Records a poll of the user. A member that left because the user did not poll joins again."""
         raise NotImplementedError
 
     def leave(self) -> None:
-        """Have `run` release everything, leave and end."""
+        """Makes `run` release everything, leave and end."""
         raise NotImplementedError
 
     def refused(self, code: int, sent: Identity) -> bool:
-        """The coordinator refused a commit that was sent under `sent`: draws the conclusion for the membership.
+        """Handles a commit with the identity `sent` that the coordinator refused.
 
-        Returns whether this is still the same membership. Then partitions that are still held may be committed in the
+        Returns whether the membership is still the same. Then partitions that are still held may be committed in the
         present generation or the next.
         """
         raise NotImplementedError
@@ -124,17 +126,17 @@ class KafkaGroup:
 
 
 def passes(error: AllocatorError) -> bool:
-    """Whether the error is a broker's and ends without intervention: the user is not notified of it."""
+    """Whether the broker's error ends without intervention, so that the user need not see it."""
     return error.retriable and isinstance(error, BrokerError)
 
 
 class Interrupted(Exception):
-    """The result of a request does not matter any more. Does not leave the rooms of the Kafka protocols."""
+    """The result of a request does not matter any more. Caught within the rooms of the Kafka protocols."""
 
     def __init__(self, member_id: str = "") -> None:
         super().__init__(member_id)
         self.member_id = member_id
-        """The id that the coordinator assigned to this member in the meantime."""
+        """The id that the coordinator assigned to this member while the request was in progress."""
 
 
 async def unless(work: Coroutine[Any, Any, T], *events: asyncio.Event) -> T:
@@ -168,8 +170,8 @@ async def repeat_leave(
 ) -> None:
     """Leaves the group, so that its other members need not wait until the session ends.
 
-    Repeats the request while that may help, for `LEAVE_WITHIN_S` at most. A failure is only logged. `member` names the
-    group and the member in the log.
+    Repeats the request while that may help, for at most `LEAVE_WITHIN_S`. Only logs a failure. `member` names the group
+    and the member in the log.
     """
     deadline = time.monotonic() + LEAVE_WITHIN_S
     while True:

@@ -1,4 +1,4 @@
-"""The part of a membership that both of Kafka's group protocols share: join, hold, release, lose, leave."""
+"""The part of a membership that both of Kafka's group protocols share: it joins, holds, releases, loses and leaves."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NO_COORDINATOR = 15  # also as long as the offsets topic cannot be created
 
 
 class KafkaMember(GroupMembership):
-    """A `Membership` and a `Committer`. The subclass says what to subscribe to and what an assignment means."""
+    """A `Membership` and a `Committer`. Subclasses define the subscription and the meaning of an assignment."""
 
     _group: KafkaGroup
 
@@ -69,7 +69,7 @@ class KafkaMember(GroupMembership):
     # -- begin and end --------------------------------------------------------------------------------------------
 
     async def connect(self) -> None:
-        """The client of the consumer has the connections."""
+        """The client whose connections the consumer uses."""
 
     async def join(self) -> None:
         """Becomes a member and waits for its first assignment; returns without one if the rebalance takes longer.
@@ -111,7 +111,8 @@ class KafkaMember(GroupMembership):
         try:
             await asyncio.shield(self._task)
         except asyncio.CancelledError:
-            await self._abandon()  # the caller gave up: stop at once, the end of the session frees the partitions
+            # the caller gave up: stop at once, since the end of the session releases the partitions
+            await self._abandon()
             raise
         self._task = None
 
@@ -188,6 +189,6 @@ class KafkaMember(GroupMembership):
         try:
             await self._listener.revoked(partitions)
         except Exception:
-            # the next owner processes uncommitted records again; holding on to the partitions would stop the group
+            # the next owner reads uncommitted records again; keeping the partitions would stop the whole group
             log.exception("%s: releasing %d partitions failed", self._group_name, len(partitions))
         self._draining -= partitions

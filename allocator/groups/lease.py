@@ -1,8 +1,8 @@
-"""How long a member may act on its partitions, by its own clock.
+"""Decides how long a member may act on its partitions, by its own clock.
 
-A group takes the partitions of a silent member away after the session timeout. A member that is cut off or paused must
-stop before that, and it can rely on nothing but its own clock. Its lease says until when it may act; each exchange that
-the group acknowledges renews the lease.
+A group reassigns the partitions of a silent member after the session timeout. A member that is cut off or paused must
+stop before that, and can rely only on its own clock. Its lease ends at the time until which it may act; each exchange
+that the group acknowledges renews the lease.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ PACE = EnsembleLease.MARGIN + 0.01
 
 
 class MembershipLost(Exception):
-    """The session, or the member's znode in it, is gone. The membership catches this and joins again."""
+    """The session has ended, or the member's znode is gone. The membership catches this and joins again."""
 
 
 class LeaseRenewer:
@@ -185,7 +185,7 @@ class LeaseRenewer:
         self._granted = asyncio.Event()
 
     async def granted(self) -> None:
-        """Waits for the first proof of this session."""
+        """Waits for the first proof that this session lives."""
         await self._granted.wait()
 
     async def keep(self, path: str, data: bytes) -> None:
@@ -207,7 +207,7 @@ class LeaseRenewer:
             if stat.owner != self._zk.session_id:
                 raise MembershipLost("its znode belongs to another session")
             if stat.version <= newest:
-                # the ensemble may have forgotten our claim as well, so we own nothing any more
+                # the ensemble may have lost this member's claim as well, so the member owns nothing any more
                 raise MembershipLost("ZooKeeper has forgotten writes that it acknowledged; is its data an old copy?")
             newest = stat.version
             self._measures.heartbeat.add(self._measures.clock() - sent)
@@ -217,20 +217,20 @@ class LeaseRenewer:
                 await wait_for_event(self._sooner, pause)
 
     async def confirm(self) -> bool:
-        """As `Membership.confirm`."""
+        """Implements `Membership.confirm`."""
         self.prove_now()
         return await self._confirmations.confirm()
 
     def prove_now(self) -> None:
-        """The connection is back: write the next proof at once."""
+        """The connection is back: writes the next proof at once."""
         self._sooner.set()
 
     def suspend(self, why: str) -> None:
-        """Do nothing until the next proof."""
+        """Stops until the next proof."""
         self._suspension.suspend(why)
 
     def end(self) -> None:
-        """The session is over."""
+        """Ends the renewal, because the session is over."""
         self.lease.end()
         self._suspension.stop()
         self._confirmations.end()
@@ -286,17 +286,17 @@ class KafkaLease:
         if not rebalancing:
             margin = min(rebalance_timeout_s * Lease.MARGIN, MAX_MARGIN_S)
             self._rebalance.ends = max(self._rebalance.ends, started + rebalance_timeout_s - margin)
-        if self.remaining_s > 0:  # else the response took longer than the lease lasts
+        if self.remaining_s > 0:  # otherwise the response took longer than the lease lasts
             self._confirmations.proved(started)
             self._suspension.call_after(self.remaining_s, self._lapsed)
             self._suspension.resume()
 
     async def confirm(self) -> bool:
-        """As `Membership.confirm`. Heartbeats go on by their own interval."""
+        """Implements `Membership.confirm`. Heartbeats continue at their own interval."""
         return await self._confirmations.confirm()
 
     def end(self) -> None:
-        """The membership is over, or lost."""
+        """Ends the lease, because the membership is over or lost."""
         self._session.end()
         self._rebalance.end()
         self._suspension.stop()

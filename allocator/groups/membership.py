@@ -2,7 +2,7 @@
 
 A consumer holds a `Membership`, which says which partitions this member owns. The membership calls an
 `AssignmentListener` when it gains or loses partitions, and asks a `PartitionCountSource` how many partitions topics
-have. Nothing above this module has to know which protocol the group speaks.
+have. Code above this module does not depend on the protocol of the group.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class AssignmentListener(Protocol):
     """Processes the partitions of a member. The membership calls it, one call at a time except `revoked`."""
 
     async def assigned(self, partitions: Partitions) -> None:
-        """This member owns these partitions from now on: start them."""
+        """Start these partitions: this member owns them from now on."""
 
     async def revoked(self, partitions: Partitions) -> None:
         """Stop these partitions, drain and commit them. The membership releases them when this returns.
@@ -31,7 +31,7 @@ class AssignmentListener(Protocol):
         """
 
     async def lost(self, partitions: Partitions) -> None:
-        """Another member may own these partitions already: stop them, and commit nothing."""
+        """Stop these partitions and commit nothing: another member may own them already."""
 
     def suspended(self, why: str) -> None:
         """Deliver and commit nothing until `resumed`. The member still owns its partitions."""
@@ -40,11 +40,11 @@ class AssignmentListener(Protocol):
         """The lease is valid again."""
 
     def failed(self, error: BaseException) -> None:
-        """Pass this error to the user. It happened outside any call of the user's."""
+        """Pass this error to the user. No call of the user caused it."""
 
 
 class PartitionCountSource(Protocol):
-    """What a membership needs to know of the Kafka cluster. `KafkaClient` is one."""
+    """The methods of the Kafka client that a membership uses. `KafkaClient` implements it."""
 
     def follow(self, topics: Iterable[str]) -> None: ...
 
@@ -82,12 +82,12 @@ class Membership(Protocol):
 
     @property
     def committer(self) -> Committer | None:
-        """The identity that commits carry; None where Kafka does not know the members of the group."""
+        """The identity that commits carry; None if Kafka does not know the members of the group."""
 
     async def connect(self) -> None:
-        """Connects to what the group coordinates through, while the caller does other things before `join`.
+        """Connects to the service that coordinates the group, while the caller does other work before `join`.
 
-        `join` connects otherwise. After an error the caller calls `leave`.
+        Optional: `join` connects otherwise. After an error the caller must call `leave`.
         """
 
     async def join(self) -> None:
@@ -97,7 +97,8 @@ class Membership(Protocol):
         """Drains, commits and releases everything, then leaves. Safe to call twice."""
 
     def leave_for_good(self) -> None:
-        """The next `leave` keeps nothing for another process of the same instance id. Without effect elsewhere."""
+        """Makes the next `leave` reserve nothing for another process of the same instance id. Only some memberships
+        reserve partitions."""
 
     def may_act(self) -> bool:
         """Whether the member may deliver records and send commits at this instant."""
@@ -109,39 +110,39 @@ class Membership(Protocol):
         """
 
     async def confirm(self) -> bool:
-        """Waits for an acknowledgement of the group that this member asks for after the call.
+        """Requests an acknowledgement from the group, and waits for it.
 
-        Returns False when the membership ended instead. What the member holds after True, with the same fence as
-        before the call, it owned throughout.
+        Returns False if the membership ended first. After True, the member owned every partition that still has the
+        same fence throughout the call.
         """
 
     async def next_owners(self, partitions: Partitions) -> Mapping[TopicPartition, str]:
-        """The ids of the members that get these partitions once this member has released them, where that is known.
+        """Returns the ids of the members that get these partitions once this member has released them, if known.
 
         Raises AllocatorError.
         """
 
     def polled(self) -> None:
-        """The user asks for records. Without such a call for `max_poll_interval_s` the member leaves until the next."""
+        """Records a poll of the user. Without a poll for `max_poll_interval_s` the member leaves until the next one."""
 
     def subscribe(self, topics: Iterable[str], pattern: str | None = None) -> None:
         """Replaces the subscription; takes effect with the rebalance that this causes. Raises ConfigError."""
 
     def assign(self, partitions: Iterable[TopicPartition]) -> Partitions:
-        """Replaces the subscription by these partitions; returns those that the member owns from this moment on.
+        """Replaces the subscription by these partitions. Returns those that the member owns from this moment on.
 
-        Raises IllegalState where a group assigns the partitions, ConfigError for a partition that does not exist.
+        Raises IllegalState if a group assigns the partitions, ConfigError for a partition that does not exist.
         """
 
     def join_again_if(self, admitted: Callable[[ZooKeeper], Awaitable[bool]]) -> None:
-        """After a lost ZooKeeper session, join only when `admitted`, asked in the new session, returns True.
+        """After a lost ZooKeeper session, joins only when `admitted` returns True; it is called in the new session.
 
-        Without effect on a membership that has no ZooKeeper session.
+        Does nothing for a membership without ZooKeeper.
         """
 
 
 class GroupMembership:
-    """The parts of `Membership` that are the same for every group protocol but one."""
+    """The parts of `Membership` that all group protocols but one share."""
 
     _fences: dict[TopicPartition, int]
     """Fencing tokens of the partitions that this member holds or has held."""

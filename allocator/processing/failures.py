@@ -67,8 +67,7 @@ class Failures:
         self._stopped = asyncio.Event()
 
     def wake(self) -> None:
-        """Wakes the dead letters that wait for their next attempt, because a worker has stopped; each checks whether that
-        worker is its own."""
+        """Wakes the dead letters that wait for their next attempt, so that each checks whether its worker stopped."""
         self._stopped.set()
         self._stopped = asyncio.Event()
 

@@ -59,7 +59,7 @@ def is_cooperative(assignors: Iterable[str]) -> bool:
 
 @dataclass(frozen=True)
 class OwnMetadata:
-    """The metadata that a member writes about itself."""
+    """The metadata that a member sends about itself."""
 
     topics: frozenset[str]
     held: Partitions = NO_PARTITIONS
@@ -103,9 +103,9 @@ class Decision:
     target: Mapping[str, Partitions]
     """The result of the allocator function, which the group reaches after one or two rounds."""
     assignments: Mapping[str, bytes]
-    """What each member id is assigned in this round."""
+    """The partitions of each member id in this round."""
     problem: AllocatorError | None
-    """Why the function's result could not be used; the members keep their partitions then."""
+    """Why the function's result cannot be used; the members then keep their partitions."""
 
 
 class GroupMembers:

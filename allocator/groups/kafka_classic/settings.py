@@ -19,7 +19,7 @@ class KafkaGroupSettings:
     session_timeout_s: float = DEFAULT["session_timeout_s"]
     heartbeat_interval_s: float = DEFAULT["heartbeat_interval_s"]
     rebalance_timeout_s: float = DEFAULT["rebalance_timeout_s"]
-    max_poll_interval_s: float | None = None  # None: the user may be silent for any time
+    max_poll_interval_s: float | None = None  # None: the user may poll at any interval
     instance_id: str | None = None  # of a static member (KIP-345): it never leaves, its successor takes its place
     retry_backoff_s: float = 0.1
     failure_pause_s: float = 1.0  # after an error that a retry does not cure; the user has been notified of it
@@ -53,6 +53,6 @@ class KafkaSettings:
     pattern: str | None = None
     weight: float = DEFAULT["weight"]
     rack: str | None = None
-    connect_timeout_s: float | None = DEFAULT["connect_timeout_s"]  # of `join`; None: waits for any time
-    topic_poll_s: float = 10.0  # how soon new partitions and topics are noticed, at one metadata request each
+    connect_timeout_s: float | None = DEFAULT["connect_timeout_s"]  # limit of `join`; None: no limit
+    topic_poll_s: float = 10.0  # between two metadata requests that look for new partitions and topics
     group: KafkaGroupSettings = field(default_factory=KafkaGroupSettings)

@@ -96,7 +96,7 @@ class SlowRequests:
         except Interrupted:
             old = (self._client.api_version(JoinGroupRequest) or 0) < MEMBER_ID_FIRST
             if nameless and old and not moved.is_set():
-                # such a broker has created a member whose id we do not know, and the group would wait for it
+                # such a broker has created a member with an unknown id, and the group would wait for it
                 with contextlib.suppress(AllocatorError, asyncio.TimeoutError):
                     raise Interrupted((await within(_result(ask), LEAVE_WITHIN_S)).member_id) from None
             raise

@@ -47,13 +47,14 @@ log = logging.getLogger(__name__)
 NONE: IdPartitions = frozenset()
 
 SESSION_TIMEOUT = "consumer.session.timeout.ms"
-SESSION_ASKED_EVERY_S = 60.0  # more: a shorter session timeout is noticed later; less: more requests
-RESPONSE_WITHIN_S = 2.0  # more: a broker that hangs holds up a heartbeat
-UNNAMED_RETRY_S = 0.5  # before metadata is read again for the name of a topic that was just created
+# between two requests for the session timeout. more: notices a shorter one later; less: more requests
+SESSION_ASKED_EVERY_S = 60.0
+RESPONSE_WITHIN_S = 2.0  # limit of a response. more: a broker that hangs delays a heartbeat longer
+UNNAMED_RETRY_S = 0.5  # pause before reading metadata again for the name of a topic that was just created
 
 
 class Kip848Phase(enum.Enum):
-    """Where a member stands with its group."""
+    """The state of a member in its group."""
 
     JOINING = "no member, or not any more; the next heartbeat joins"
     RECONCILING = "a member that does not hold its whole assignment yet, or still holds more than that"
@@ -162,7 +163,7 @@ class Kip848Group(KafkaGroup):
     def refused(self, code: int, sent: Identity) -> bool:
         reaction = react(MEMBER_COMMIT, code)
         if sent != self.identity:
-            pass  # it says nothing about the present epoch
+            pass  # the refused commit was not of the present epoch
         elif reaction is GroupReaction.NEW_EPOCH:
             self._loop.send_now()
         elif reaction in (GroupReaction.LOST, GroupReaction.RESET, GroupReaction.FENCED):
@@ -216,7 +217,8 @@ class Kip848Group(KafkaGroup):
         if self._owned - assigned:
             self._move(Kip848Phase.RECONCILING, f"{len(self._owned - assigned)} partitions to release")
             await self._release(signals, self._owned - assigned)
-            # other members wait for these; once the coordinator knows that they are free, it may assign us more
+            # other members wait for these; once the coordinator knows that they are free, it may assign more to this
+            # member
             signals.acknowledged.clear()
             self._loop.send_now()
             await unless(signals.acknowledged.wait(), signals.lost, signals.stop)
@@ -299,13 +301,13 @@ class Kip848Group(KafkaGroup):
         await self._coordinator.find(time.monotonic() + PATIENCE_S)
         epoch, assigned, reported = self.epoch, self._assigned, self._reported
         state = MemberState(self._participant.topics(), self._owned)
-        # wait for a third of the session: if the coordinator hangs, the rest is enough to find its successor
+        # a third of the session: if the coordinator hangs, the rest is enough to find its successor
         patience_s = PATIENCE_S if self._session_s is None else min(PATIENCE_S, self._session_s / 3)
         request = heartbeat_request(self.group, self.member_id, epoch, self._settings, state, reported)
         started = self.heartbeat.sent_heartbeat()
         response = heartbeat_response(await self._coordinator.ask(request, time.monotonic() + patience_s, patience_s))
         if not self._keeps_alive() or epoch != self.epoch:
-            return  # about an earlier life
+            return  # the response belongs to an earlier membership
         if response.code:
             await self._react(response)
             return
@@ -329,7 +331,7 @@ class Kip848Group(KafkaGroup):
             log.info("%s: %s is at epoch %d", self.group, self.member_id, response.epoch)
         self.epoch = response.epoch
         self._waits_for_namesake = False
-        # where the session timeout is not known, it is at least longer than the heartbeat interval
+        # the session timeout is unknown here, but it is longer than the heartbeat interval
         session_s = self._session_s or response.interval_s
         timer = self.heartbeat
         timer.session_timeout_s = session_s
@@ -369,7 +371,8 @@ class Kip848Group(KafkaGroup):
         if reaction in (GroupReaction.LOST, GroupReaction.FENCED) and self.epoch != JOIN_EPOCH:
             self._lose(reaction, f"{error} ({response.message})" if response.message else str(error))
         elif response.code == 110:
-            # it still counts us as a member of our earlier life, which would last until the session ends
+            # the coordinator still counts the earlier membership of this process, which would last until its session
+            # ends
             await self._leave_group("its epoch is not known any more")
             self._loop.send_now()
         elif reaction in (GroupReaction.LOST, GroupReaction.FENCED, GroupReaction.FAIL):
@@ -394,7 +397,7 @@ class Kip848Group(KafkaGroup):
         return self._settings.failure_pause_s
 
     def _fail(self, error: AllocatorError) -> None:
-        """Reports an error that a retry does not cure, and tries again later in case somebody cures it."""
+        """Reports an error that a retry does not solve, and tries again later in case an operator solves it."""
         self._reported = None
         self.heartbeat.failed_heartbeat(self._settings.failure_pause_s)
         first = not self._joined.done()

@@ -19,7 +19,7 @@ class Kip848GroupSettings:
     """
 
     rebalance_timeout_s: float = DEFAULT["rebalance_timeout_s"]
-    max_poll_interval_s: float | None = None  # None: the user may be silent for any time
+    max_poll_interval_s: float | None = None  # None: the user may poll at any interval
     instance_id: str | None = None  # of a static member: its partitions stay unassigned until it is back, or expires
     rack: str | None = None
     server_assignor: str | None = None  # "uniform" or "range", if the broker has it; None: the broker's default
@@ -41,6 +41,6 @@ class Kip848Settings:
     # the member matches the pattern, not the broker: 4.1 assigns nothing to a member whose expression matches only
     # topics that the group had before. Python's syntax is also the same for all memberships
     pattern: str | None = None
-    topic_poll_s: float = 10.0  # with a pattern: how soon new topics are noticed, at one metadata request each
-    connect_timeout_s: float | None = DEFAULT["connect_timeout_s"]  # of `join`; None: waits for any time
+    topic_poll_s: float = 10.0  # with a pattern: between two metadata requests that look for new topics
+    connect_timeout_s: float | None = DEFAULT["connect_timeout_s"]  # limit of `join`; None: no limit
     group: Kip848GroupSettings = field(default_factory=Kip848GroupSettings)

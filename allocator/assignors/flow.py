@@ -82,8 +82,8 @@ def settle(weights: Sequence[float], kinds: Sequence[FlowKind], move: int = 1) -
 class _Flow:
     """Successive shortest paths, all paths of one length at a time, inside blocks of members that can be level.
 
-    A block's ideal is `apportion` of its total. If flow cannot reach it, the nodes reachable from the members that
-    stay above it can never be relieved by the others: these two sides are settled apart (the decomposition of
+    A block's ideal is `apportion` of its total. If the flow cannot reach it, some members stay above it, and no member
+    outside the nodes that they reach can relieve them. The two sides are then solved separately (the decomposition of
     separable convex resource allocation, Fujishige 1980, Groenevelt 1991).
 
     Nodes: members, then kinds, then `slots`, which holds the units that tied members may have beyond their ideal.
@@ -114,8 +114,8 @@ class _Flow:
         self.count = [0] * len(self.member)
         self.load = [0] * first
         self.price = [0] * (self.slots + 1)
-        self.need = [0] * first  # below zero: how many it lacks; above: how many it must give away
-        self.open = 0  # slots not taken
+        self.need = [0] * first  # below zero: missing units; above zero: units to give away
+        self.open = 0  # free slots
         self.tied: list[int] = []
         self.takes = [False] * first  # whether a tied member has a slot
         self.is_tied = [False] * first
@@ -137,7 +137,7 @@ class _Flow:
         return [list(islice(done, len(kind.members))) for kind in self.kinds]
 
     def _begin(self, index: int) -> None:
-        """The cheapest place for each partition of a kind, whatever the load: where flow may start from."""
+        """Puts each partition of a kind at its cheapest member, whatever the load: a valid start of the flow."""
         kind = self.kinds[index]
         edges = self.adjacent[self.first + index]
         least = min(kind.costs or (0,)) + self.move
@@ -180,7 +180,7 @@ class _Flow:
     # -- one block -----------------------------------------------------------------------------------------------
 
     def _level(self, members: list[int], kinds: list[int]) -> list[tuple[list[int], list[int]]]:
-        """Brings a block to its ideal, or to where it falls apart; returns the parts."""
+        """Moves a block to its ideal, or until it splits. Returns the parts."""
         total = sum(self.load[member] for member in members)
         ideal, tied, self.open = apportion(total, [self.weights[member] for member in members])
         for member, wanted in zip(members, ideal):
@@ -208,7 +208,8 @@ class _Flow:
         return self.need[node] < 0 if node < self.first else node == self.slots and self.open > 0
 
     def _shorten(self, nodes: list[int], sources: list[int]) -> bool:
-        """Dijkstra from all sources to the nearest sink; prices follow. False: no sink can be reached."""
+        """Runs Dijkstra's algorithm from all sources to the nearest sink, and updates the prices. Returns False if no
+        sink can be reached."""
         price, count, own, base = self.price, self.count, self.own, self.base
         member, kind, move, first = self.member, self.kind, self.move, self.first
         far = [_FAR] * (self.slots + 1)
@@ -220,7 +221,7 @@ class _Flow:
         end = -1
         while lengths and end < 0:
             length = heappop(lengths)
-            for node in buckets[length]:  # grows while it is walked
+            for node in buckets[length]:  # the list grows during the iteration
                 if done[node]:
                     continue
                 done[node] = True
@@ -263,7 +264,7 @@ class _Flow:
         return end >= 0
 
     def _layer(self, sources: list[int]) -> bool:
-        """Hops from the sources over arcs of no reduced cost, as far as the first sink."""
+        """Counts the hops from the sources over arcs of reduced cost 0, up to the first sink."""
         price, count, own, base = self.price, self.count, self.own, self.base
         hops = self.hops = [-1] * (self.slots + 1)
         for source in sources:
@@ -306,7 +307,7 @@ class _Flow:
         return found
 
     def _augment(self, source: int, places: list[int]) -> bool:
-        """One path through the layers, and as many units along it as it carries."""
+        """Follows one path through the layers, and sends as many units along it as it can carry."""
         nodes, arcs = [source], [-1]
         while nodes:
             node = nodes[-1]
@@ -314,7 +315,7 @@ class _Flow:
                 break
             edge = self._next(node, places)
             if edge is None:
-                self.hops[node] = -2  # nothing leads on from here in these layers
+                self.hops[node] = -2  # no arc leads on from here within these layers
                 nodes.pop()
                 arcs.pop()
                 continue
@@ -353,7 +354,8 @@ class _Flow:
         return True
 
     def _next(self, node: int, places: list[int]) -> int | None:
-        """The next arc from a node to the layer after it: an edge, or -1 to the slots, -1 - member from them."""
+        """Returns the next arc from a node to the layer after it: an edge, or -1 to the slots, -1 - member
+        from them."""
         price, hops = self.price, self.hops
         at, hop, place = price[node], hops[node] + 1, places[node]
         found: int | None = None
@@ -387,7 +389,8 @@ class _Flow:
         return -1 if hops[self.slots] == hop and at == price[self.slots] else None
 
     def _split(self, members: list[int], kinds: list[int], sources: list[int]) -> list[tuple[list[int], list[int]]]:
-        """What the overfull members can reach on one side, the rest on the other; nothing flows between them."""
+        """Splits a block: the nodes that the overfull members can reach, and the rest. Nothing flows between
+        the two."""
         reached = [False] * (self.slots + 1)
         for source in sources:
             reached[source] = True

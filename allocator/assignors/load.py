@@ -1,10 +1,11 @@
-"""Following load: which partitions move when some members have much more to do than others. Pure.
+"""Computes which partitions move when some members have much more load than others. Pure.
 
-In: where each partition is, the load of each partition as far as it is known, the members with their weights, and the
-constraints of an operator. Out: the moves. Nothing is remembered: what moved lately, and so has to rest, is given.
+In: the owner of each partition, the known loads, the members with their weights, and the constraints of an operator.
+Out: the moves. The caller passes the partitions that moved lately and must rest; this module stores nothing.
 
-The idea is that of Slicer (Adya et al., OSDI 2016) and of Cruise Control's distribution goals: few moves that each make
-the busiest member less busy, a budget of moves, and a margin between where moves begin and where they end.
+The idea is that of Slicer (Adya et al., OSDI 2016) and of Cruise Control's distribution goals: few moves, each of which
+makes the busiest member less busy, a budget of moves, and a margin between the imbalance that starts moves and the one
+that ends them.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ def estimated(partitions: Iterable[TopicPartition], loads: Loads) -> dict[TopicP
 
 
 def _mean(partitions: Iterable[TopicPartition], loads: Loads) -> float:
-    """The mean of the known loads; 0 without any."""
+    """Returns the mean of the known loads; 0 if none is known."""
     known = [_clean(loads[partition]) for partition in partitions if partition in loads]
     return fsum(known) / len(known) if known else 0.0
 
@@ -101,10 +102,10 @@ def _clean(load: float) -> float:
 
 
 class LoadAssignor(BuiltIn):
-    """Each partition stays with its owner; those without one go to the member with the least load for its weight.
+    """Keeps each partition with its owner, and assigns the others to the member with the least load for its weight.
 
-    `GroupView.load` is what members report (`follow_load`). What makes loads even is `balance`, which the leader
-    applies to the result. Without any load each partition counts the same. Racks are ignored.
+    `GroupView.load` is what members report (`follow_load`). The leader then applies `balance` to the result, which
+    makes the loads even. Without any load each partition counts the same. Racks are ignored.
 
     Guarantee: no partition leaves a member that subscribes to its topic. Partitions without an owner are placed the
     heaviest first, so among equal members that start with nothing, the busiest has at most 4/3 of the least possible
@@ -115,7 +116,7 @@ class LoadAssignor(BuiltIn):
 
     def __init__(self, source: str) -> None:
         self.source = source
-        """What the members report: the setting `follow_load`."""
+        """The load that members report: the setting `follow_load`."""
         self.name = f"load-{source}"
 
     def __call__(self, view: GroupView) -> Assignment:
@@ -142,7 +143,8 @@ class LoadAssignor(BuiltIn):
         free = [partition for partition in everything if partition not in owner]
         for partition in sorted(free, key=lambda each: (-amounts[each], each)):
             heap = heaps[of_topic[partition.topic]]
-            while heap[0][0] != level[heap[0][1]]:  # it got a partition of another class
+            # the entry is out of date, because the member got a partition of another class
+            while heap[0][0] != level[heap[0][1]]:
                 heapreplace(heap, (level[heap[0][1]], heap[0][1]))
             member = heap[0][1]
             found[member].add(partition)
@@ -152,7 +154,7 @@ class LoadAssignor(BuiltIn):
 
 
 def moved(present: Assignment, moves: Iterable[LoadMove]) -> dict[str, Partitions]:
-    """The assignment after these moves, of different partitions."""
+    """Returns the assignment after these moves. Each partition moves at most once."""
     gone: dict[str, set[TopicPartition]] = {}
     come: dict[str, set[TopicPartition]] = {}
     for move in moves:
@@ -208,7 +210,7 @@ def balance(
 
 
 class _Balance:
-    """One computation. `load` is the load of each member so far."""
+    """One computation of moves. `load` is the load of each member after the moves so far."""
 
     def __init__(
         self,
@@ -254,7 +256,7 @@ class _Balance:
     # -- too little ----------------------------------------------------------------------------------------------
 
     def fill(self) -> None:
-        """Members with less than half of their share take from those with the most."""
+        """Moves partitions to members with less than half of their share, from the busiest members."""
         if not self._amount:
             return
         short = [each for each in self._takers if self._level(each) < LOW and each not in self._unsure]
@@ -271,9 +273,9 @@ class _Balance:
                     heappush(donors, (-self._level(donor), donor))
 
     def _smallest_gain(self, donor: str, member: str) -> TopicPartition | None:
-        """The lightest partition that leaves the donor with at least as much as `member` has with it.
+        """Returns the lightest partition that leaves the donor with at least the load that `member` then has.
 
-        With fewer partitions than members, or few heavy ones, none fits into a share.
+        With fewer partitions than members, or a few heavy ones, no partition fits into a share.
         """
         weight, other = self._members[donor].weight, self._members[member].weight
         for amount, partition in self._movable[donor]:
@@ -286,7 +288,7 @@ class _Balance:
     # -- too much ------------------------------------------------------------------------------------------------
 
     def shed(self) -> None:
-        """Members with more than the tolerance give to those with the most room."""
+        """Moves partitions from members above the tolerance to the members with the most room."""
         busy = [(-self._level(each), each) for each in self._members if self._over(each)]
         heapify(busy)
         while busy and not self._spent():
@@ -300,11 +302,11 @@ class _Balance:
             partition, taker = found
             self._move(partition, donor, taker)
             heappush(busy, (-self._level(donor), donor))
-            if self._over(taker):  # it has less than the donor had, and may pass lighter ones on
+            if self._over(taker):  # it still has less than the donor had, and may pass on lighter partitions
                 heappush(busy, (-self._level(taker), taker))
 
     def _bound(self, member: str) -> float:
-        """What the member cannot have less than, or need not."""
+        """The load that the tolerance applies to: the share, or the heaviest partition if that is more."""
         return max(self._share[member], self._heaviest[member])
 
     def _over(self, member: str) -> bool:
@@ -319,7 +321,7 @@ class _Balance:
             found = self._one_enough(donor, taker, excess, -lack) or self._largest(donor, taker, min(excess, -lack))
             if found is not None:
                 return found, taker
-        # no other member gets even by it, but the busier one of the two gets less busy
+        # neither member becomes even by the move, but the busier of the two gets less busy
         gain = (self._tolerance - 1) * GAIN
         by_level = sorted((self._level(each), each) for each in self._takers if each != donor)
         for level, taker in by_level:
@@ -332,7 +334,7 @@ class _Balance:
     # -- single moves --------------------------------------------------------------------------------------------
 
     def _one_enough(self, donor: str, taker: str, excess: float, room: float) -> TopicPartition | None:
-        """The lightest partition that takes away the whole excess and for which there is room."""
+        """Returns the lightest partition that removes the whole excess and fits into the room."""
         entries = self._movable[donor]
         for place in range(bisect_left(entries, (excess,)), len(entries)):
             amount, partition = entries[place]
@@ -343,7 +345,7 @@ class _Balance:
         return None
 
     def _largest(self, donor: str, taker: str, room: float) -> TopicPartition | None:
-        """The heaviest partition for which there is room."""
+        """Returns the heaviest partition that fits into the room."""
         entries = self._movable[donor]
         for place in range(bisect_right(entries, (room, _LAST)) - 1, -1, -1):
             amount, partition = entries[place]
@@ -366,10 +368,10 @@ class _Balance:
         del entries[bisect_left(entries, (amount, partition))]
         self.load[donor] -= amount
         self.load[taker] += amount
-        # the taker does not pass it on: a partition moves once in a decision
+        # the taker keeps it: a partition moves once in a decision
         self._heaviest[taker] = max(self._heaviest[taker], amount)
-        # not that of the donor: it would need a search, and a bound that is too high only ends the moves sooner
+        # a bound that is too high only ends the moves sooner; the exact one, for the donor, would need a search
         self.moves.append(LoadMove(partition, donor, taker, amount))
 
 
-_LAST = TopicPartition("\U0010ffff", 0)  # after all names of topics
+_LAST = TopicPartition("\U0010ffff", 0)  # sorts after all topic names

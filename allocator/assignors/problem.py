@@ -1,4 +1,4 @@
-"""An assignment in two steps: how many partitions of each class a member gets, then which ones.
+"""Computes an assignment in two steps: how many partitions of each class a member gets, then which ones.
 
 `flow.settle` computes the counts; `AssignmentProblem` prepares its input from a `GroupView` and turns counts into
 partitions.
@@ -19,14 +19,14 @@ from allocator.types import Assignment, TopicPartition
 
 __all__ = ["AssignmentProblem", "PartitionClass", "topic_partitions"]
 
-BLOCK = 4  # shorter runs of consecutive ids save too little room in a znode to be worth keeping together
+BLOCK = 4  # shorter runs of consecutive ids save too little space in a znode
 
 Cost = Callable[[Optional[str], Any], int]
-"""(rack of a member, kind of a partition) -> what it costs that this member has this partition"""
+"""(rack of a member, kind of a partition) -> the cost of assigning the partition to the member"""
 
 
 def topic_partitions(view: GroupView, topics: Iterable[str]) -> list[TopicPartition]:
-    """All partitions of these topics, in the order of `topics` and of ids."""
+    """Returns all partitions of these topics, in the order of `topics` and of ids."""
     return [TopicPartition(topic, number) for topic in topics for number in range(view.partitions[topic])]
 
 
@@ -124,7 +124,7 @@ def _spread(
 
 
 def _divide(partitions: list[TopicPartition], ways: int, blocks: bool) -> list[list[TopicPartition]]:
-    """As many partitions for each, and one more for the first ones if the number does not divide."""
+    """Divides the partitions equally; if the number does not divide, the first ones get one more."""
     parts: list[list[TopicPartition]] = [[] for _ in range(ways)]
     rest = partitions
     if blocks and len(partitions) >= ways * BLOCK:

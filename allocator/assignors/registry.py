@@ -1,4 +1,4 @@
-"""Find an assignor by name, by text or by entry point, or adapt a callable."""
+"""Finds an assignor by name, by text or by entry point, or adapts a callable."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ AssignorSpec = Union[str, Assignor, Callable[..., Any]]
 
 _ALL: tuple[Assignor, ...] = (naive, range_, roundrobin, sticky, cooperative_sticky, weighted, rack_aware, lag_aware)
 _BUILT_IN: Mapping[str, Assignor] = {each.name: each for each in _ALL}
-# members offer them by the setting `follow_load`, and nobody names them in `assignor`
+# the setting `follow_load` selects these; they are no valid value of `assignor`
 _BY_LOAD: Mapping[str, Assignor] = {each.name: each for each in map(LoadAssignor, get_args(LoadSource))}
 
 
 @dataclass(frozen=True)
 class _Named:
-    """A user's function of our signature, under its name."""
+    """A user's function with the signature of this library, and its name."""
 
     name: str
     function: Callable[[GroupView], Mapping[str, Iterable[TopicPartition]]]
@@ -49,12 +49,12 @@ class _Named:
 
 
 def built_in(name: str) -> Assignor | None:
-    """The assignor of this package with that name, None if there is none. Loads nothing else."""
+    """Returns the assignor of this package with that name, or None. Imports nothing else."""
     return _BUILT_IN.get(name) or _BY_LOAD.get(name)
 
 
 def known_names() -> list[str]:
-    """Built-in names and those that installed packages add (entry points `allocator.assignors`)."""
+    """Returns the built-in names and those that installed packages add (entry points `allocator.assignors`)."""
     return sorted({*_BUILT_IN, *_entry_points()})
 
 
@@ -78,9 +78,10 @@ def resolve(spec: AssignorSpec) -> Assignor:
 
 
 def of_kiel(function: Callable[..., Any]) -> Assignor:
-    """An assignor from kiel's argument `partition_allocator`: a callable that takes two arguments is called with two.
+    """Returns an assignor for kiel's argument `partition_allocator`: a callable with two arguments gets two.
 
-    So is one whose signature leaves that open, as `lambda *a: ...` does, or hides it. Raises AssignorError.
+    A callable whose signature does not tell the number, such as `lambda *a: ...`, gets two as well. Raises
+    AssignorError.
     """
     if isinstance(function, type):
         return resolve(function)
@@ -125,7 +126,7 @@ def _adapt(target: Any, spec: str | None, *, forced: bool = False, of_kiel: bool
     shown = repr(spec) if spec is not None else repr(target)
     target = to_call(target, f"allocator function {shown}", AssignorError)
     if target is naive_allocator:
-        return naive  # one function in two signatures: members that name either agree
+        return naive  # one function with two signatures: members that name either of them agree
     own: Assignor = target
     if any(own is each for each in (*_BUILT_IN.values(), *_BY_LOAD.values())):
         return own
@@ -150,7 +151,7 @@ def _adapt(target: Any, spec: str | None, *, forced: bool = False, of_kiel: bool
 
 
 def _positional(target: Callable[..., Any], shown: str) -> int:
-    """How many positional arguments it asks for: 1 is our signature, 2 is kiel's."""
+    """Returns the number of required positional arguments: 1 is this library's signature, 2 is kiel's."""
     try:
         parameters = inspect.signature(target).parameters.values()
     except (TypeError, ValueError) as error:
@@ -176,7 +177,7 @@ def _name(target: Any, spec: str | None) -> str:
         inner = type(inner)
     module, qualname = inner.__module__, inner.__qualname__
     if spec is not None and (inner is not target or _lookup(module, qualname) is not target):
-        return spec  # a lambda, a partial or an instance: only the text that led here tells it from its siblings
+        return spec  # a lambda, a partial or an instance has no name of its own, so the text that led to it is its name
     return f"{module}:{qualname}"
 
 

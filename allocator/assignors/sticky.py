@@ -18,7 +18,8 @@ from allocator.types import Assignment, TopicPartition
 
 __all__ = ["cooperative_sticky", "first_step", "give_back", "rack_aware", "sticky", "weighted"]
 
-PAIRS = 50_000  # with more pairs of member and class, trading partitions for the sake of leaders takes minutes
+# with more pairs of member and class, exchanging partitions to place them near their leaders takes minutes
+PAIRS = 50_000
 
 
 class _Sticky(BuiltIn):
@@ -154,7 +155,7 @@ def first_step(
     holders: dict[TopicPartition, str | None] = {}
     for member in target:
         for partition in owned.get(member, ()):
-            # two claims: one of them is out of date, but nothing here tells which
+            # two members claim it: one claim is out of date, but nothing here shows which
             holders[partition] = None if partition in holders else member
     return {
         member: frozenset(partition for partition in partitions if holders.get(partition, member) == member)
@@ -180,7 +181,7 @@ def give_back(
     given = {member: set(partitions) for member, partitions in target.items()}
     holder = {partition: member for member, partitions in target.items() for partition in partitions}
     owner = {partition: member for member, partitions in owned.items() for partition in partitions}
-    # partitions that are new to a member and not formerly its own; sorted, so that equal groups get equal results
+    # partitions that a member newly gets and did not own before; sorted, so that equal groups get equal results
     fresh: dict[str, dict[TopicPartition, None]] = {
         member: {p: None for p in sorted(partitions) if owner.get(p) != member and former.get(p) != member}
         for member, partitions in target.items()

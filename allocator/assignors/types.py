@@ -14,27 +14,28 @@ from allocator.types import TopicPartition
 __all__ = ["WANTABLE", "Assignor", "BuiltIn", "GroupView", "Member", "SubscriberClass", "wants"]
 
 WANTABLE = frozenset({"racks", "load"})
-"""Fields of `GroupView` that cost requests to Kafka: filled for an assignor that wants them, else empty."""
+"""Fields of `GroupView` that cost requests to Kafka. They are filled for an assignor that wants them, and
+empty otherwise."""
 
 
 @dataclass(frozen=True)
 class Member:
-    """One live member of the group, as it described itself when it joined."""
+    """One live member of the group, with the data that it gave when it joined."""
 
     id: str
     """Unique in the group, given by the membership."""
     name: str
-    """The client id the user gave; two members may share one."""
+    """The client id. Two members may share one."""
     topics: frozenset[str]
-    """Its subscription, patterns already resolved to topic names."""
+    """Its subscribed topics, with patterns resolved."""
     weight: float = 1.0
-    """Relative capacity; 2.0 asks for twice the partitions of 1.0. Functions may ignore it."""
+    """Relative capacity: a member with 2.0 should get twice the partitions of one with 1.0. Functions may ignore it."""
     rack: str | None = None
     host: str = ""
 
 
 class SubscriberClass(NamedTuple):
-    """Topics that exactly the same members subscribe to."""
+    """Topics with exactly the same subscribers."""
 
     members: tuple[Member, ...]
     topics: tuple[str, ...]
@@ -120,5 +121,5 @@ class BuiltIn:
 
 
 def wants(assignor: Any) -> frozenset[str]:
-    """The fields of `WANTABLE` that an assignor asks for."""
+    """Returns the fields of `WANTABLE` that an assignor needs."""
     return frozenset(getattr(assignor, "wants", ()))

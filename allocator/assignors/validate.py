@@ -38,7 +38,7 @@ def compute(assignor: Assignor, view: GroupView) -> dict[str, frozenset[TopicPar
 
 
 def left_out(view: GroupView, assignment: Mapping[str, Collection[TopicPartition]]) -> frozenset[TopicPartition]:
-    """The partitions of subscribed topics that an assignment omits."""
+    """Returns the partitions of subscribed topics that an assignment omits."""
     count = sum(view.partitions[topic] for _, topics in view.classes() for topic in topics)
     if count == sum(map(len, assignment.values())):
         return frozenset()
@@ -48,9 +48,9 @@ def left_out(view: GroupView, assignment: Mapping[str, Collection[TopicPartition
 def validate(
     view: GroupView, result: Mapping[str, Iterable[TopicPartition]], *, complete: bool = True
 ) -> dict[str, frozenset[TopicPartition]]:
-    """The assignment as sets, one entry for each member, if it is one.
+    """Checks an assignment, and returns it as one set for each member.
 
-    Guarantee: every partition of every topic that some member subscribes to stands in exactly one set (in at most one
+    Guarantee: every partition of every topic that some member subscribes to is in exactly one set (in at most one
     unless `complete`), and that member subscribes to the topic. Pairs of (topic, partition) count as TopicPartition.
 
     Raises BadAssignment, naming each kind of fault with its count and the first few offenders.
@@ -95,13 +95,13 @@ def _wanted(view: GroupView) -> frozenset[TopicPartition]:
 
 
 def _partitions(member: str, partitions: Any, faults: _Faults) -> list[TopicPartition]:
-    """The well-typed partitions of one member; the others become faults."""
+    """Returns the valid partitions of one member, and adds the others to the faults."""
     if isinstance(partitions, (str, bytes)) or not isinstance(partitions, Iterable):
         faults.add("members with something else than partitions", f"{member!r}: {_shown(partitions)}")
         return []
     try:
         items = list(partitions)
-    except Exception as error:  # a generator is user's code that runs only here
+    except Exception as error:  # a generator is user code that runs only here
         raise BadAssignment(f"its partitions for {member!r} raised {_shown(error)}") from error
     good = []
     for item in items:
@@ -119,7 +119,7 @@ def _as_partition(item: Any) -> TopicPartition | None:
     if not isinstance(item, tuple) or len(item) != 2 or not isinstance(item[0], str) or isinstance(item[1], bool):
         return None
     try:
-        return TopicPartition(item[0], operator.index(item[1]))  # numpy's integers too
+        return TopicPartition(item[0], operator.index(item[1]))  # numpy's integers are allowed too
     except TypeError:
         return None
 

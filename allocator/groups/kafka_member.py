@@ -20,7 +20,7 @@ __all__ = ["KafkaMember"]
 
 log = logging.getLogger(__name__)
 
-NO_COORDINATOR = 15  # also as long as the offsets topic cannot be created
+NO_COORDINATOR = 15  # brokers also return this code while the offsets topic cannot be created
 
 
 class KafkaMember(GroupMembership):

@@ -185,7 +185,7 @@ class SessionMembership(GroupMembership):
     # -- sessions ------------------------------------------------------------------------------------------------
 
     async def _run(self, joined: asyncio.Future[None], remove_listener: Callable[[], None]) -> None:
-        """One turn for each session, until the member leaves."""
+        """Runs one iteration for each session, until the member leaves."""
         try:
             while True:
                 await self._connected.wait()

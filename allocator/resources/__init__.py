@@ -1,4 +1,4 @@
-"""Any named resources (queues, shards, customers) shared out among the members of a group, without Kafka.
+"""Assigns any named resources (queues, shards, customers) to the members of a group, without Kafka.
 
 In: a group in ZooKeeper, the names of the resources (`sources`), an assignor. Out: calls to the user's functions, and
 `Allocation.hold`. May touch: the znodes of the group, and the children of a znode that names the resources.

@@ -29,14 +29,14 @@ __all__ = ["ROOT", "Allocation", "Hold", "OnResources", "ResourceLoad"]
 log = logging.getLogger(__name__)
 
 ROOT = "/allocator-resources"
-"""Apart from the groups of consumers: a consumer and an allocation of one name never meet."""
+"""not the root of consumers, so that a consumer and an allocation may have the same group name"""
 PREFERRED = "sticky"
 PATIENCE_S = 10.0  # how often the log names resources that wait for their holders
 
 OnResources = Callable[[frozenset[str]], Any]
-"""A function of names; it may be a coroutine."""
+"""A function that returns names; it may be a coroutine."""
 ResourceLoad = Callable[[Collection[str]], Union[Mapping[str, float], Awaitable[Mapping[str, float]]]]
-"""Names -> how much work each is, in any one unit; it may leave some out, and be a coroutine."""
+"""Names -> the load of each, in any one unit. It may omit names, and be a coroutine."""
 
 
 class Allocation:
@@ -134,7 +134,7 @@ class Allocation:
     async def close(self, *, restart: bool = True) -> None:
         """Releases every resource once its holders are done, and leaves the group. Safe to call twice.
 
-        `restart` False: the resources move at once although `restart_grace_s` reserves them.
+        `restart` False: the resources move at once, although `restart_grace_s` reserves them.
         """
         if self._closed:
             return
@@ -155,7 +155,7 @@ class Allocation:
 
     @property
     def held(self) -> frozenset[str]:
-        """The resources that this member owns now, those that it is about to release included."""
+        """The resources that this member owns now, including those that it is about to release."""
         return frozenset(self._holdings.held)
 
     @property
@@ -173,10 +173,10 @@ class Allocation:
         return name in self._holdings.held and self._membership.may_act()
 
     def hold(self, name: str) -> Hold:
-        """`async with` it: waits until this member owns the resource, and keeps it from moving until the end.
+        """A context manager: waits until this member owns the resource, and keeps it from moving until the end.
 
         Several tasks of one member may hold the same resource at once. Raises Closed if the allocation is closed while
-        it waits, and ResourceLost at its end if the ownership ended meanwhile with the session.
+        it waits, and ResourceLost at the end of the block if the ownership ended with the session.
         """
         return Hold(self, self._holdings, name)
 
@@ -197,11 +197,11 @@ class Hold:
 
     @property
     def wanted(self) -> bool:
-        """Whether the resource is to move, which waits for the end of this hold."""
+        """Whether the resource should move, as soon as this hold ends."""
         return self.lost or self.name in self._holdings.going
 
     async def until_wanted(self) -> None:
-        """Waits until the resource is to move, or is lost."""
+        """Waits until the resource should move, or is lost."""
         while not self.wanted:
             await self._holdings.news()
 
@@ -218,7 +218,7 @@ class Hold:
 
 
 class _Holdings:
-    """The `AssignmentListener` of an allocation: what it owns, and which tasks hold what."""
+    """The `AssignmentListener` of an allocation: tracks the owned resources, and the tasks that hold them."""
 
     def __init__(self, group: str, on_assigned: Any, on_revoked: Any, on_lost: Any) -> None:
         self.held: set[str] = set()
@@ -273,7 +273,7 @@ class _Holdings:
         names = _names(partitions)
         self.held |= names
         await self._call(self._on_assigned, names)
-        # some may have been taken away meanwhile
+        # some resources may have been revoked in the meantime
         self._ready |= (names & self.held) - self.going
         self._tell()
 
@@ -300,10 +300,10 @@ class _Holdings:
         await self._call(self._on_lost, names)
 
     def suspended(self, why: str) -> None:
-        """`may_act` says so."""
+        """Does nothing: `may_act` returns False while the lease is not valid."""
 
     def resumed(self) -> None:
-        """`may_act` says so."""
+        """Does nothing: `may_act` returns True again."""
 
     def failed(self, error: BaseException) -> None:
         log.error("%s: %s", self._group, error)
@@ -332,7 +332,8 @@ class _Holdings:
 
 
 def assignor_of(given: str | Assignor) -> Assignor:
-    """Built-in functions see the resources as one topic; others as they are. Raises AllocatorError."""
+    """Shows the resources to built-in functions as one topic, and to other functions unchanged. Raises
+    AllocatorError."""
     found = resolve(given)
     return OverNames(found) if built_in(found.name) is found else found
 

@@ -1,4 +1,4 @@
-"""The built-in assignors over names: they see one topic that has a partition for each resource. Pure."""
+"""Lets built-in assignors assign names: they see one topic with a partition for each resource. Pure."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ TOPIC = "resources"
 
 
 class OverNames:
-    """An assignor for a group whose topics are resources, of one partition each.
+    """An assignor for a group whose topics are resources with one partition each.
 
-    `range` and `naive` share out each topic by itself, so all of many topics with one partition would go to the same
-    few members. Here they see one topic. Its partitions are the names in their order, for this one computation.
+    `range` and `naive` assign each topic separately, so all topics with one partition would go to the same few members.
+    This assignor shows them one topic, whose partitions are the names in their order.
     """
 
     def __init__(self, inner: Assignor) -> None:

@@ -1,6 +1,6 @@
-"""Where the names of the resources come from: a list, a function, or the children of a znode.
+"""Sources of the names of resources: a list, a function, or the children of a znode.
 
-Only the leader asks. If members see different lists, the leader's counts, and no resource has two owners.
+Only the leader reads the source. If members see different lists, the leader's is used, and no resource has two owners.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class NameSource:
     """The `PartitionCountSource` of a group whose topics are resources."""
 
     certain = True
-    """A name that is missing after a successful `refresh` is gone."""
+    """A name that is missing after a successful `refresh` no longer exists."""
 
     def __init__(self, names: ResourceNames, zk: ZooKeeper) -> None:
         if isinstance(names, (str, bytes)) or not (isinstance(names, (Collection, ChildrenOf)) or callable(names)):
@@ -70,13 +70,13 @@ class NameSource:
             callback()
 
     def follow(self, topics: Iterable[str]) -> None:
-        """Nobody subscribes to single names."""
+        """Does nothing: no member subscribes to single names."""
 
     def follow_all(self) -> None:
-        """All names are read anyway."""
+        """Does nothing: every read returns all names."""
 
     async def refresh(self, topics: Iterable[str] | None = None) -> None:
-        """Asks for the names. Raises AllocatorError; then the names stay as they were."""
+        """Reads the names. If it raises AllocatorError, the earlier names stay."""
         try:
             found = self._read()
             if inspect.isawaitable(found):
@@ -102,7 +102,7 @@ class NameSource:
 
 
 def checked(names: Iterable[str]) -> frozenset[str]:
-    """Raises ConfigError for a name that cannot be one."""
+    """Raises ConfigError for an invalid name."""
     found = frozenset(names)
     for name in found:
         if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME:

@@ -1,6 +1,6 @@
-"""Listeners: what a user derives from to be told of partitions that come and go, and what else will do.
+"""Rebalance listeners: the base class for users, and the other objects that are accepted.
 
-Calling them is for the rooms that have a loop (`consumer/ownership.py`).
+`consumer/ownership.py` calls them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["RebalanceEvent", "RebalanceListener", "callback_of", "check_listener
 
 
 class RebalanceEvent(enum.Enum):
-    """What may befall partitions; each value is the method of a listener that hears of it."""
+    """The changes of partitions; each value is the name of the listener's method."""
 
     REVOKED = "on_partitions_revoked"
     ASSIGNED = "on_partitions_assigned"
@@ -26,9 +26,9 @@ class RebalanceEvent(enum.Enum):
 class RebalanceListener:
     """Override what you need; each method may be a plain one or a coroutine.
 
-    They run on the loop that keeps the membership alive: a plain one that blocks for longer than the session timeout
-    costs the membership. An exception is logged and the rebalance goes on, because the group cannot wait for one
-    member's bug.
+    They run on the loop that keeps the membership alive: if a plain method blocks for longer than the session timeout,
+    the member loses its membership. An exception is logged and the rebalance continues, because the group cannot wait
+    for one member's bug.
 
     Guarantee: before any member's `on_partitions_assigned` gets a partition, the `on_partitions_revoked` of the member
     that had it has returned, so the new owner finds what the old one stored. After a crash or an eviction the old
@@ -36,30 +36,32 @@ class RebalanceListener:
     """
 
     def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> Any:
-        """They are ours. Nothing of them is delivered before this returns; `seek` is welcome here."""
+        """The member owns these partitions now. Nothing of them is delivered before this returns. It may call
+        `seek`."""
 
     def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> Any:
-        """They are about to go, in a rebalance or because the consumer closes; nothing more of them is delivered.
+        """The member is about to give these partitions up, in a rebalance or because the consumer closes. Nothing more
+        of them is delivered.
 
-        Still ours until this returns: finish work on them and commit it.
+        The member owns them until this returns: finish the work on them and commit it.
         """
 
     def on_partitions_lost(self, partitions: frozenset[TopicPartition]) -> Any:
-        """They are gone already: the session expired, or the group shut this member out.
+        """The member has lost these partitions: the session expired, or the group removed this member.
 
-        Nothing of them can be committed any more. Called instead of `on_partitions_revoked`, and by default calls it.
+        Nothing of them can be committed any more. Called instead of `on_partitions_revoked`; by default calls it.
         """
         return self.on_partitions_revoked(partitions)
 
     def on_records_lost(self, loss: RecordsLost) -> Any:
-        """The log did not have the position of a partition, and `auto_offset_reset` has found another one.
+        """The log no longer has the position of a partition, and `auto_offset_reset` has found another one.
 
-        Nothing more is delivered before this returns; `seek` is welcome here.
+        Nothing more is delivered before this returns. It may call `seek`.
         """
 
 
 def check_listener(listener: Any) -> None:
-    """Raises `TypeError` if `listener` is neither None nor has the two methods that each listener must have."""
+    """Raises `TypeError` unless `listener` is None or has the two methods that each listener needs."""
     if listener is None:
         return
     if isinstance(listener, type):
@@ -73,9 +75,9 @@ def check_listener(listener: Any) -> None:
 
 
 def callback_of(listener: Any, event: RebalanceEvent) -> Callable[[Partitions], Any] | None:
-    """What to call, and to await if it returns an awaitable; None if nobody listens.
+    """Returns the method to call, and to await if it returns an awaitable; None without a listener.
 
-    A listener without `on_partitions_lost`, such as aiokafka's, is told by `on_partitions_revoked`.
+    For a listener without `on_partitions_lost`, such as aiokafka's, returns `on_partitions_revoked`.
     """
     if listener is None:
         return None

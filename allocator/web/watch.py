@@ -375,7 +375,7 @@ class Watcher:
         self.problems: dict[str, str] = {}
         """The present failures: "zookeeper", "kafka", "doctor" or "watcher" -> the reason."""
         self.away_since: dict[str, float] = {}
-        """The time since when each of `problems` exists."""
+        """Since when each of `problems` exists."""
         self.answered_at: dict[str, float] = {}
         """The time of the last known response of each cluster."""
         self.ready = False

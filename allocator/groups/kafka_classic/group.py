@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 
 class GroupPhase(enum.Enum):
-    """Where a member stands with its group."""
+    """The state of a member in its group."""
 
     OUT = "no member; nothing is held"
     PREPARING = "a rebalance is due; the partitions to give up are being drained and committed"
@@ -57,7 +57,8 @@ MOVES = {
     GroupPhase.OUT: {GroupPhase.PREPARING, GroupPhase.CLOSED},
     GroupPhase.PREPARING: {GroupPhase.JOINING, GroupPhase.OUT, GroupPhase.AWAY, GroupPhase.CLOSED},
     GroupPhase.JOINING: {GroupPhase.SYNCING, GroupPhase.OUT, GroupPhase.AWAY, GroupPhase.CLOSED},
-    # back to JOINING: the next rebalance began first, or the coordinator is away; the preparation still stands
+    # back to JOINING: another rebalance began first, or the coordinator is unreachable; the last preparation is still
+    # valid
     GroupPhase.SYNCING: {GroupPhase.STABLE, GroupPhase.JOINING, GroupPhase.OUT, GroupPhase.CLOSED},
     GroupPhase.STABLE: {GroupPhase.PREPARING, GroupPhase.OUT, GroupPhase.AWAY, GroupPhase.CLOSED},
     GroupPhase.AWAY: {GroupPhase.OUT, GroupPhase.CLOSED},
@@ -69,7 +70,7 @@ REMOVED = (GroupReaction.LOST, GroupReaction.RESET, GroupReaction.FENCED)
 
 @dataclass(frozen=True)
 class LostMembership:
-    """The end of a membership that this member did not choose."""
+    """Another process or the coordinator ended the membership."""
 
     why: str
     to: GroupPhase
@@ -77,8 +78,8 @@ class LostMembership:
 
 
 class Participant(KafkaGroupParticipant, Protocol):
-    """What a kind of group adds. The state machine calls one method at a time, except `lost`, `acknowledged` and
-    `failed`."""
+    """The parts that depend on the kind of group. The state machine calls one method at a time, except `lost`,
+    `acknowledged` and `failed`."""
 
     protocol_type: str
 
@@ -90,7 +91,7 @@ class Participant(KafkaGroupParticipant, Protocol):
         lost."""
 
     async def compute_assignment(self, protocol: str, members: Sequence[JoinedMember]) -> Mapping[str, bytes]:
-        """This member leads: returns what it assigns to each member."""
+        """Called when this member leads: returns the assignment of each member."""
 
     async def joined(self, generation: int, protocol: str, assignment: bytes) -> None:
         """A new generation has begun; `assignment` is for this member. Cancelled if the membership is lost."""
@@ -160,7 +161,7 @@ class GroupCoordinator(KafkaGroup):
 
     @property
     def rebalance_timeout_s(self) -> float:
-        """How long the group waits for this member once a rebalance has begun."""
+        """How long the group waits for this member after the start of a rebalance."""
         old = not self._client.api_version(JoinGroupRequest)  # before 0.10.1
         return self._settings.session_timeout_s if old else self._settings.rebalance_timeout_s
 
@@ -275,7 +276,7 @@ class GroupCoordinator(KafkaGroup):
         await unless(self._participant.joined(joined.generation, joined.protocol, assignment), self._lost)
 
     async def _prepare(self) -> None:
-        """Repeats the preparation until no request for another one came while it ran."""
+        """Repeats the preparation until no new request arrives while it runs."""
         while True:
             self._rejoin = None
             await unless(self._participant.prepare(), self._lost)
@@ -283,7 +284,7 @@ class GroupCoordinator(KafkaGroup):
                 return
 
     async def _join(self) -> JoinResult | None:
-        """One JoinGroup; None when it is to be tried again."""
+        """Sends one JoinGroup. Returns None if it must be repeated."""
         if self.closing:
             raise Interrupted
         offers = self._participant.offers()
@@ -318,7 +319,7 @@ class GroupCoordinator(KafkaGroup):
         return joined
 
     async def _sync(self, joined: JoinResult) -> bytes | None:
-        """The assignment of this member; None when it must join again."""
+        """Returns the assignment of this member; None if it must join again."""
         assignments: Mapping[str, bytes] = {}
         if joined.leads and not joined.skip_assignment:
             log.info("%s: leads %d members (generation %d)", self.group, len(joined.members), joined.generation)
@@ -338,7 +339,7 @@ class GroupCoordinator(KafkaGroup):
         return bytes(response.assignment or b"")
 
     async def _react(self, table: dict[int, GroupReaction], code: int, what: str) -> None:
-        """The coordinator refused a JoinGroup or SyncGroup."""
+        """Handles a refused JoinGroup or SyncGroup."""
         reaction = react(table, code)
         error = for_code(code, f"group {self.group!r}: {what}")
         if reaction in REMOVED:
@@ -357,13 +358,13 @@ class GroupCoordinator(KafkaGroup):
     # -- the end of a membership ----------------------------------------------------------------------------------
 
     def _draw_conclusion(self, reaction: GroupReaction, why: str) -> None:
-        """What the response to a heartbeat or a commit says about the present membership."""
+        """Handles the error code of a heartbeat or commit for the present membership."""
         if reaction is GroupReaction.REJOIN:
-            # older brokers send this also while they wait for the leader; a member that is joining knows already
+            # older brokers also send this while they wait for the leader; a joining member need not react
             if self.phase is GroupPhase.STABLE:
                 self.request_rejoin("the group rebalances")
         elif reaction is GroupReaction.LOST and self.phase is GroupPhase.JOINING:
-            pass  # the new generation has begun, and the response to our JoinGroup is on its way
+            pass  # the new generation has begun, and the response to this member's JoinGroup is on its way
         elif reaction in REMOVED:
             self._lose(reaction, why)
 
@@ -403,7 +404,8 @@ class GroupCoordinator(KafkaGroup):
         await self._leave_group(left, "closing")
 
     async def _give_up(self) -> None:
-        """The membership cannot go on: stop, and leave so that the others need not wait for the session timeout."""
+        """Ends a membership that cannot continue: stops, and leaves so that the others need not wait for the
+        session timeout."""
         left, self._generation = self._me, -1
         if left.generation >= 0:
             try:
@@ -433,10 +435,10 @@ class GroupCoordinator(KafkaGroup):
             log.warning("%s: the coordinator acknowledged nothing for a whole session timeout", self.group)
             self._coordinator.forget()
         me, started = self._me, self.heartbeat.sent_heartbeat()
-        # wait for a third of the session: if the coordinator hangs, the rest is enough to find its successor
+        # a third of the session: if the coordinator hangs, the rest is enough to find its successor
         deadline = time.monotonic() + self._settings.session_timeout_s / 3
         response = await self._coordinator.ask(heartbeat_request(self.group, me), deadline)
-        if me == self._me and self._keeps_alive():  # else the response is about a generation that is over
+        if me == self._me and self._keeps_alive():  # otherwise the response belongs to a generation that is over
             self._read_heartbeat(response.error_code, started)
         self.heartbeat.received_heartbeat()
 
@@ -486,7 +488,7 @@ class GroupCoordinator(KafkaGroup):
         self._loop.poke()
 
     def _poke(self, *, stop: bool = False) -> None:
-        if hasattr(self, "_changed"):  # else `run` has not begun
+        if hasattr(self, "_changed"):  # otherwise `run` has not begun
             self._changed.set()
             self._loop.poke()
             if stop:

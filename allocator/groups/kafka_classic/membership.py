@@ -162,7 +162,7 @@ class KafkaMembership(KafkaMember):
             self._left_out = without
         self._target = decision.target
         self._counts = counts
-        self._metadata_came()  # in case it changed during the computation
+        self._metadata_came()  # the metadata may have changed during the computation
         return decision.assignments
 
     async def joined(self, generation: int, protocol: str, assignment: bytes) -> None:

@@ -1,4 +1,4 @@
-// Changes to a group. Each says first what it will do, and is made only after that.
+// Changes to a group. Each one shows a preview first, and runs only after a confirmation.
 
 import { answers, ask, choice, credentials, field, offers, openDialog, part } from "./ask.js";
 import { element } from "./dom.js";
@@ -32,7 +32,7 @@ export const openActions = (group) => {
   const name = group.group, { node: answer, button, twice } = answers();
   let table = null;
   const members = plural(group.members.length, "member");
-  // words, action, what it will do, what is answered
+  // label, action, preview, result
   const asked = (words, what, says, done) => twice(words, `Yes, ${words.toLowerCase()} ${name}`, () => says, async () => { await ask(name, what, {}); return done; });
 
   // -- offsets ---------------------------------------------------------------------------------------------------
@@ -41,7 +41,7 @@ export const openActions = (group) => {
   const when = element("input", { type: "datetime-local", step: "1", name: "when" }), zone = choice("zone", [["local", `local time (${Intl.DateTimeFormat().resolvedOptions().timeZone})`], ["utc", "UTC"]]);
   const amount = element("input", { type: "number", name: "amount", value: "0", step: "1" });
   const topics = element("input", { name: "topics", placeholder: "all of the group", spellcheck: "false" });
-  // an input stands in one place only: each choice makes its labels when it is made
+  // an element has one parent only, so each choice creates its labels when it is chosen
   const fields = { time: () => [field("Date and time", when), field("Time zone", zone)], shift: () => [field("Records", amount, "negative: earlier, so records are read again")], offset: () => [field("Offset", amount)] };
   const more = element("div");
   const body = () => {

@@ -1,4 +1,4 @@
-// Requests of an operator: the token, the answer, and buttons that say first what they will do. The token stays in this page.
+// Requests of an operator: the token, the response, and buttons that show a preview first. The token stays in this page.
 
 import { element } from "./dom.js";
 import { state } from "./state.js";
@@ -32,7 +32,7 @@ export const credentials = (words = "Every change needs the token of the server,
   return element("form", { onsubmit: (event) => event.preventDefault() }, element("p", { class: "muted" }, words), field("Token", secret()));
 };
 
-// `node` shows what `tell` was answered, or why it failed; `button` makes a button whose work it tells
+// `node` shows the response of `tell`, or its error; `button` creates a button that reports its result there
 export const answers = () => {
   const node = element("p", { class: "answer", role: "status" });
   const fail = (error) => { node.className = "answer bad"; node.textContent = error.message; };
@@ -42,7 +42,7 @@ export const answers = () => {
     if (from) { from.disabled = false; if (from.isConnected) from.focus(); }
   };
   const button = (words, kind, work, attributes = {}) => element("button", { type: "button", class: kind, onclick: (event) => tell(work, event.currentTarget), ...attributes }, words);
-  // the first press says what will happen, the second does it. `says()` may throw; `yes` is the word of the second
+  // the first click shows a preview, the second one executes it. `says()` may throw; `yes` is the label for the second click
   const twice = (words, yes, says, work) => {
     const box = element("div", { class: "step" }), first = element("button", { type: "button" }, words);
     const close = () => { box.replaceChildren(first); if (box.isConnected) first.focus(); };
@@ -59,7 +59,7 @@ export const answers = () => {
   return { node, tell, fail, button, twice };
 };
 
-// Shows a dialog; `close` is called once it is closed. The keyboard goes back to where it was, or to `after`
+// Shows a dialog; `close` is called once it is closed. The focus returns to the former element, or to `after`
 const dialog = document.getElementById("dialog");
 export const openDialog = (title, children, { close = null, after = "#act" } = {}) => {
   const before = document.activeElement;

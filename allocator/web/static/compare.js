@@ -88,7 +88,7 @@ export const audit = (route, query) => {
   const load = async () => { const { changes } = await read("audit"); table.show(changes); found.hidden = false; return `${plural(changes.length, "change")}.`; };
   const found = element("div", { hidden: true }, table.node), form = element("div");
   let asked = false;
-  // a user who is logged in, or whose token this page has, sees the log at once
+  // show the log at once to a user who is logged in, or whose token this page has
   const update = () => {
     if (asked || !state.hello) return;
     asked = true;

@@ -1,4 +1,4 @@
-// Makes elements. Text is always a text node: names of groups, members and topics are foreign.
+// Creates elements. Text is always a text node, because names of groups, members and topics are untrusted.
 
 const NS = "http://www.w3.org/2000/svg";
 const fill = (node, attributes, children) => {
@@ -16,5 +16,5 @@ export const svg = (name, attributes = {}, ...children) => fill(document.createE
 export const badge = (words, kind = "quiet") => element("span", { class: `badge ${kind}` }, words);
 export const link = (href, words, attributes = {}) => element("a", { href, ...attributes }, words);
 export const set = (node, ...children) => { node.replaceChildren(...children.filter(Boolean)); return node; };
-// changes a text only if it differs, so that screen readers are not told again
+// changes a text only if it differs, so that screen readers do not repeat it
 export const say = (node, words) => { if (node.textContent !== words) node.textContent = words; };

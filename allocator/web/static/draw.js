@@ -17,7 +17,7 @@ const luminance = (hex, by) => {
   return 0.21 * part(1) ** 2.2 + 0.72 * part(3) ** 2.2 + 0.07 * part(5) ** 2.2;
 };
 
-// A member keeps its look for as long as it is there, whoever comes and goes
+// A member keeps its look while it exists, even if other members join or leave
 export class Looks {
   constructor() { this.slots = new Map(); }
   keep(ids) {
@@ -63,7 +63,7 @@ export const paint = (c, x, y, size, look, height = size) => {
   c.restore();
 };
 
-// Cells as large as lets all partitions be seen at once
+// The largest cells with which all partitions are visible
 export const sizeFor = (cells, width) => {
   const wide = Math.sqrt((width * 560) / Math.max(1, cells) / 1.25);
   return wide >= 26 ? { width: wide >= 36 ? 36 : 28, height: wide >= 36 ? 36 : 28, gap: 2 } : { width: Math.max(5, Math.floor(wide)), height: Math.max(7, Math.floor(wide * 1.25)), gap: 1 };
@@ -85,7 +85,7 @@ export class Grid {
     this.cells = cells;
     this.size = size;
     const width = this.canvas.parentElement.clientWidth;
-    // small cells touch, so that what one member owns in a row is one piece
+    // small cells touch, so that neighbours with one owner form one area
     const x = (this.x = size.width + (size.gap > 1 ? size.gap : 0)), y = (this.y = size.height + size.gap);
     this.columns = Math.max(1, Math.floor((width + 1) / x));
     const rows = Math.ceil(cells.length / this.columns), ratio = window.devicePixelRatio || 1;
@@ -150,7 +150,7 @@ export const piece = (c, x, y, width, height, cell, looks, ink, label = "") => {
     };
     if (label && height >= 34) { text(label, 600, 13, 14); text(look.tag, 400, 10, 27); } else text(look.tag, 600, Math.min(11, height), height / 2 + 0.5);
   }
-  if (cell.moved) { // a bar on what changed hands in the last rebalance
+  if (cell.moved) { // a bar on partitions that moved in the last rebalance
     const high = Math.max(2, Math.min(4, Math.round(height / 8)));
     c.fillStyle = ink.card; c.fillRect(x, y, width, high + 1);
     c.fillStyle = ink.ink; c.fillRect(x, y, width, high);

@@ -1,4 +1,4 @@
-// The findings of a group, the worst first. Infos are folded; a dismissed finding stays away in this browser.
+// The findings of a group, worst first. Infos are folded. A dismissed finding stays hidden in this browser.
 
 import { badge, element } from "./dom.js";
 

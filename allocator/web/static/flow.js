@@ -1,4 +1,4 @@
-// Who gave partitions to whom in a rebalance: bands between two columns of members. `layout` is pure.
+// The moves of a rebalance: bands from the former owners on one side to the new owners on the other. `layout` is pure.
 
 import { svg } from "./dom.js";
 import { plural } from "./format.js";

@@ -1,4 +1,4 @@
-// Dead letters of a topic: found by error, topic and time, looked at one by one, written back or discarded after a preview.
+// The dead letters of a topic: search by error, topic and time, show one, write back or discard after a preview.
 
 import { answers, credentials, field as line, offers, openDialog, part, post, read } from "./ask.js";
 import { element } from "./dom.js";
@@ -9,7 +9,7 @@ import { Table } from "./table.js";
 const path = (topic, what) => `deadletters/${encodeURIComponent(topic)}/${what}`;
 const place = (r) => (r.topic === null ? "unknown" : `${r.topic}:${r.partition}`);
 const settled = (r) => (r.settled === null ? "no" : `${r.settled.action} by ${r.settled.by}${r.settled.reason ? `: ${r.settled.reason}` : ""}`);
-const REFUSED = 5; // reasons in an answer
+const REFUSED = 5; // reasons shown of one response
 
 const columns = (open) => [
   { key: "letter", head: "letter", width: 90, value: (r) => r.letter, text: (r) => r.letter, cell: (r) => (open ? element("button", { type: "button", class: "quiet", "aria-label": `Letter ${r.letter}`, onclick: () => open(r) }, r.letter) : r.letter) },
@@ -71,10 +71,10 @@ export const letters = (route, query) => {
     ], { after: "#letters tbody button" });
     return "";
   });
-  // the dialog of a letter makes room for the one that settles it
+  // close the dialog of a letter before the one that settles it opens
   const again = (what, chosen) => { document.getElementById("dialog").close(); begin(what, chosen); };
 
-  // -- settling: a preview first, and then exactly those letters --------------------------------------------------
+  // -- settling: a preview first, then exactly those letters --------------------------------------------------
   const DOES = { redrive: ["Redrive", "written back to their topics, each once", "redriven"], discard: ["Discard", "noted as done with; they stay in the topic until its retention removes them", "discarded"] };
   const begin = (what, chosen) => tell(async () => {
     const name = named(), [verb, does, done] = DOES[what], seen = await post(path(name, what), chosen);

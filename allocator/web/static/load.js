@@ -1,4 +1,4 @@
-// The load of the members as bars, the unevenness as max/mean, and how much of the budget of moves is used. A group that
+// The load of the members as bars, its imbalance as max/mean, and the used part of the budget of moves. A group that
 // follows load has one more figure: what its members report.
 
 import { element, svg } from "./dom.js";

@@ -1,4 +1,4 @@
-// The form of an order to the leader: its kind, and what it is about. For the dialog of changes, and for plans.
+// The form of an order to the leader: its kind and arguments. The dialog of changes and the plans use it.
 
 import { choice, field } from "./ask.js";
 import { element } from "./dom.js";
@@ -14,7 +14,7 @@ export const partitionsOf = (text) => Object.fromEntries(text.trim().split(/\s+/
 // the allocator functions that the server or a member knows
 export const functionsOf = (group) => [...new Set([...(state.hello?.functions ?? []), ...group.members.flatMap((each) => each.strategies ?? [])])].map((each) => [each, each]);
 
-// What `allocator group canary` writes: an order that is there keeps the members that it knows, and those that were promoted
+// Arguments as `allocator group canary` writes them: an existing order keeps its known and promoted members
 const canary = (group, count) => {
   if (count === null) throw new Error("enter how many partitions each new member gets");
   const present = state.orders.find((each) => each.kind === "canary" && each.state !== "expired");

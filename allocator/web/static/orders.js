@@ -1,4 +1,4 @@
-// The orders of operators: what a group was told to do, and what became of it.
+// The orders of operators to a group, with their states.
 
 import { badge, element } from "./dom.js";
 import { ago, expand, moment, plural } from "./format.js";

@@ -122,7 +122,7 @@ const show = (first = false) => {
   get("missing").hidden = true; main.hidden = false;
   main.replaceChildren(...[head?.node, view.node].filter(Boolean));
   crumbs(); showTitle(); head?.update(); view.update("all"); load();
-  // the keyboard goes on where the new view begins
+  // move the focus to the start of the new view
   if (!first) { main.querySelector("h2")?.focus({ preventScroll: true }); scrollTo(0, 0); }
 };
 

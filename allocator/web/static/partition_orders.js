@@ -1,4 +1,4 @@
-// The dialog of orders about records: what is in force for some partitions, how to take it back, and what a new order would do.
+// The dialog of orders about records: orders in force for some partitions, their withdrawal, and a preview of a new order.
 
 import { answers, ask, choice, credentials, field, openDialog, part } from "./ask.js";
 import { sum } from "./act.js";
@@ -27,7 +27,7 @@ const argumentsOf = (cells) => {
   return Object.fromEntries([...topics].map(([topic, numbers]) => [topic, ranges(numbers)]));
 };
 
-// What an order would do, in a sentence
+// The effect of an order, in a sentence
 export const effect = (kind, rows, offset) => {
   const some = plural(rows.length, "partition"), waiting = rows.reduce((total, row) => (total === null || row.lag === null ? null : total + row.lag), 0);
   const unowned = rows.filter((row) => row.owner_name === null).length;
@@ -49,7 +49,7 @@ const ROWS = [
 ];
 
 let refresh = null;
-// Caller: the table of partitions, when orders may have changed
+// Called by the table of partitions when orders may have changed
 export const ordersChanged = () => refresh?.();
 
 export const openPartitionOrders = (cells) => {
@@ -67,7 +67,7 @@ export const openPartitionOrders = (cells) => {
     const says = `${called(partitions)}: ${ENDS[order.kind]}${called(order.arguments.partitions) === called(partitions) ? "" : " The order stays for its other partitions."}`;
     return twice(`Take back ${order.kind}`, `Yes, take back ${order.kind}`, () => says, async () => { await ask(name, "orders/withdraw", body); return "Taken back."; });
   };
-  // a seek says where each owner was before, so it can be undone by another one
+  // the result of a seek names the former positions, so another seek can undo it
   const backTo = (order) => order.results.flatMap((result) => {
     const was = / from (\d+)$/.exec(result.what)?.[1], partitions = Object.fromEntries(Object.entries(result.partitions).filter(([topic]) => topic in about));
     if (was === undefined || !Object.keys(partitions).length) return [];

@@ -22,7 +22,7 @@ const COLUMNS = [
   { key: "commit", head: "last commit", width: 105, rank: 7, numeric: true, value: (r) => r.committed_at, text: (r) => (r.committed_at === null ? "none seen" : ago(r.committed_at, now())), hint: "when the committed offset was seen to change last" },
   { key: "fence", head: "fence", width: 150, rank: 0, numeric: true, value: (r) => r.fence, text: (r) => (r.fence === null ? "unknown" : `${r.fence_exact ? "" : "at most "}${whole(r.fence)}`), hint: "the fencing token of the owner: a sink refuses writes with a smaller one" },
 ];
-// what operators ordered about the partition, and the way to change it; it stays in narrow windows
+// the orders about the partition, and a button to change them; visible in narrow windows too
 const standing = (row) => ordersOn(row.topic, row.number).filter(inForce);
 const ORDERS = {
   key: "orders", head: "orders", width: 150, value: (r) => standing(r).length || null, text: (r) => `${standing(r).map((each) => `${short(each)} ${each.state}`).join(", ")}${offers("orders/put") ? " Orders…" : ""}`,
@@ -37,7 +37,7 @@ const KEPT = {
   unknown: (r) => r.lag === null && !r.cell.retired, retired: (r) => r.cell.retired, ordered: (r) => standing(r).length > 0,
 };
 
-// `chosen(cell)` says which partitions belong here
+// `chosen(cell)` returns whether the table shows a partition
 export const partitionTable = (route, query, chosen, label, id = "partitions") => {
   const table = new Table({ id, label, columns: COLUMNS, key: (r) => `${r.topic}:${r.number}`, sort: route.query.sort ?? "", empty: "No partition matches.", onsort: (sort) => query({ sort }) });
   const count = element("p", { class: "muted", role: "status" });

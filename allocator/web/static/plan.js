@@ -1,4 +1,4 @@
-// What would move if something changed: suppositions and orders, and the plan as a picture. The code of the leader computes it.
+// The moves after a hypothetical change: suppositions, orders, and the plan as a picture. The leader's code computes it.
 
 import { answers, ask, choice, credentials, field, offers } from "./ask.js";
 import { element } from "./dom.js";
@@ -17,7 +17,7 @@ export const moved = (plan) => {
   const { move_s: each, failed_s: failed, duration_s: whole_s } = plan.standstill;
   return `${plural(plan.moves.length, "partition")} would move; each stands still for about ${span(each)} and its handler${failed === null ? "" : `, those of failed members for up to ${span(failed)} more`}${whole_s > each ? `; the last one has moved after about ${span(whole_s)}` : ""}.`;
 };
-// what else became of the orders: those that are not kept, and how a shadow differs
+// further states of the orders: orders that cannot be kept, and how a shadow differs
 export const said = (plan) => plan.orders.filter((each) => each.kind === "shadow" || !["kept", "done", "given"].includes(each.state)).map((each) => `Order ${each.kind} ${argumentsOf(each)} is ${each.state}${each.state_why ? `: ${each.state_why}` : ""}.`);
 // the suppositions and orders of a plan as the body of the request
 export const request = (items) => {

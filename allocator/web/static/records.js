@@ -7,13 +7,13 @@ import { choice, field } from "./parts.js";
 import { build } from "./route.js";
 import { state } from "./state.js";
 
-// Whether this user may look at records, perhaps with the token
+// Whether this user may read records, perhaps with the token
 export const offered = () => (state.hello?.records ?? "no") !== "no";
 
 const FROM = [["latest", "the newest"], ["earliest", "the oldest"], ["offset", "an offset"], ["time", "a time"]];
 const ISOLATION = [["read_uncommitted", "all records"], ["read_committed", "committed records only"]];
 const FORMATS = [["auto", "what they are"], ["json", "JSON"], ["text", "text"], ["hex", "hex"]];
-const WINDOWS = 12; // partitions of which the page says what was looked at
+const WINDOWS = 12; // partitions for which the page shows the range that was read
 
 const argumentsOf = (query) => {
   const { from = "latest", offset = "", time = "", ...rest } = query;
@@ -41,7 +41,7 @@ const one = (topic, record) => {
   });
   return element("li", {}, details);
 };
-// Objects over several lines. Only if no number changes on the way: JavaScript has no integers of 64 bits.
+// Formats objects over several lines, unless a number would change: JavaScript has no 64-bit integers.
 const pretty = (part) => {
   if (part.cut || !["json", "avro", "protobuf"].includes(part.format) || /\d{16}/.test(part.text)) return part.text;
   try { return JSON.stringify(JSON.parse(part.text), null, 2); } catch { return part.text; }

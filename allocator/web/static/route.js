@@ -8,7 +8,7 @@ const decoded = (text) => { try { return decodeURIComponent(text); } catch { ret
 // {view, group, item, query}; view "overview" has no group, and `item` is a member, a topic or the id of a rebalance; "records" has a topic, and no group
 export const parse = (hash) => {
   const text = hash.replace(/^#/, "");
-  if (text && !text.startsWith("/")) return { view: "summary", group: decoded(text), item: null, query: {} }; // as older versions wrote it
+  if (text && !text.startsWith("/")) return { view: "summary", group: decoded(text), item: null, query: {} }; // addresses of older versions
   const [path, search = ""] = text.split("?", 2);
   const query = Object.fromEntries(new URLSearchParams(search));
   const [kind, group, view = "summary", item = null] = path.split("/").slice(1).map(decoded);

@@ -1,4 +1,4 @@
-// Rows of tables: order, filters, which columns fit, which rows are in sight. Pure.
+// Rows of tables: order, filters, columns that fit, visible rows. Pure.
 
 const compare = (a, b) => (typeof a === "string" ? a.localeCompare(b, undefined, { numeric: true }) : a - b);
 
@@ -29,7 +29,7 @@ export const fit = (columns, width) => {
   return [columns.filter((column) => shown.has(column)), columns.filter((column) => !shown.has(column))];
 };
 
-// The rows [first, last) to draw for a scroll position, a few more than are in sight
+// The rows [first, last) to draw for a scroll position, a few more than are visible
 export const inSight = (count, height, top, room, spare = 12) => {
   const first = Math.max(0, Math.min(count, Math.floor(top / height)) - spare);
   return [first, Math.min(count, Math.ceil((top + room) / height) + spare)];

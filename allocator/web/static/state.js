@@ -1,4 +1,4 @@
-// What the page knows: filled by the stream of events, read by the views.
+// The state of the page: the stream of events writes it, the views read it.
 
 import { Looks } from "./draw.js";
 import { expand } from "./format.js";
@@ -41,7 +41,7 @@ export const ageOf = (cell) => state.lag?.ages[cell.topic]?.[cell.at] ?? null;
 export const nameOf = (id) => state.members.get(id)?.name ?? id;
 export const called = (id) => (state.members.has(id) ? `${looks.of(id).tag} ${nameOf(id)}` : id);
 
-// Marks for the timeline: what people and clusters did, and members that crashed
+// Marks for the timeline: orders and deployments, outages of clusters, and crashed members
 export const marks = (events = state.events, rebalances = state.rebalances) => [
   ...events.map((each) => ({ at: each.at, kind: each.kind, text: `${each.text}${each.who ? ` (${each.who})` : ""}` })),
   // orders that were given by a command; those of this page are events already

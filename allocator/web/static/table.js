@@ -1,4 +1,4 @@
-// A table that sorts, folds columns that do not fit under the first one, and draws only the rows in sight.
+// A table that sorts, folds columns that do not fit under the first one, and draws only the visible rows.
 
 import { element, say } from "./dom.js";
 import { whole } from "./format.js";
@@ -61,7 +61,7 @@ export class Table {
       const button = element("button", { type: "button", title: column.hint }, column.head);
       button.addEventListener("click", () => {
         const by = direction(this.sorting);
-        // what is large interests first, names begin at A
+        // numbers sort from the largest first, names from A
         this.sort(by[0] !== column.key ? (column.numeric ? `-${column.key}` : column.key) : by[1] ? column.key : `-${column.key}`);
         this.onsort?.(this.sorting);
       });
@@ -69,7 +69,7 @@ export class Table {
       return element("th", { scope: "col", class: column.numeric ? "n" : undefined, "aria-sort": state, "data-key": column.key }, button);
     }));
     if (focused !== null) this.head.querySelector(`[data-key="${CSS.escape(focused)}"] button`)?.focus();
-    this.nodes.clear(); // other columns: other rows
+    this.nodes.clear(); // with other columns every row must be drawn again
     this.body.replaceChildren(this.above, this.below);
   }
   draw() {
@@ -91,7 +91,7 @@ export class Table {
     for (const [key, node] of this.nodes) if (!wanted.has(key)) { node.fold?.remove(); node.remove(); this.nodes.delete(key); }
     if (after.nextSibling !== this.below) after.after(this.below);
     if (held === undefined || document.activeElement === active) return;
-    // the row was drawn anew or has moved, or is out of sight: the keyboard stays at it, or in the table
+    // if the row was redrawn, has moved or is not visible, keep the focus on it or in the table
     const places = this.nodes.get(held)?.querySelectorAll("a, button") ?? [];
     (places[which] ?? places[0] ?? this.box).focus({ preventScroll: true });
   }

@@ -10,7 +10,7 @@ from typing import Any, Union
 
 from allocator.errors import ConfigError
 from allocator.schemas.registry import Registry, RegistryFailed
-from allocator.schemas.schema import HEADER, as_reader_schema, schema_id
+from allocator.schemas.schema import HEADER, Schema, as_reader_schema, schema_id
 
 __all__ = ["RegistryDeserializer"]
 
@@ -88,7 +88,7 @@ class RegistryDeserializer:
         while True:
             try:
                 schema = await self.registry.schema(number)
-                self._decoders[number] = schema.decoder(self._reader)
+                self._decoders[number] = self._decoder(schema)
             except RegistryFailed as error:
                 log.warning("schema %d: %s; trying again in %g s", number, error, backoff_s)
             except (ConfigError, ValueError) as error:
@@ -101,6 +101,10 @@ class RegistryDeserializer:
                 return
             await asyncio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
+
+    def _decoder(self, schema: Schema) -> Callable[[bytes], Any]:
+        """Raises ValueError if the reader schema is of another kind."""
+        return schema.decoder(self._reader)
 
     def _refuse(self, number: int, why: str) -> None:
         log.warning("%s; its records cannot be decoded", why)

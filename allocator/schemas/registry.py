@@ -18,7 +18,7 @@ from tornado.httpclient import AsyncHTTPClient, HTTPClientError, HTTPRequest
 
 from allocator.errors import AllocatorError, ConfigError
 from allocator.foreign import shown
-from allocator.schemas.schema import Schema, avro_schema, json_schema, protobuf_schema
+from allocator.schemas.schema import Schema, avro_schema, json_schema, parsed_avro, protobuf_schema
 
 __all__ = ["Registry", "RegistryFailed", "check_url"]
 
@@ -89,16 +89,36 @@ class Registry:
             self._schemas[number] = known
         return known
 
+    async def latest(self, subject: str) -> Any:
+        """The latest schema of a subject as `as_reader_schema` gives it; None if it is not Avro.
+
+        Raises ConfigError when there is no such subject, RegistryFailed, and MissingExtra.
+        """
+        try:
+            answer = await self._ask(f"/subjects/{quote(subject, safe='')}/versions/latest")
+        except ConfigError:
+            raise ConfigError(
+                f"{self.url} has no subject {subject!r}; the serializers' default is TOPIC-value"
+            ) from None
+        if answer.get("schemaType", "AVRO") != "AVRO":
+            return None
+        name, named = f"the latest schema of subject {subject}", await self._named(answer)
+        return parsed_avro(_json_of(answer), named, name)
+
+    async def _named(self, answer: dict[str, Any]) -> dict[str, Any]:
+        """The types of Avro that a schema refers to."""
+        named: dict[str, Any] = {}
+        for name, other in await self._references(answer):
+            parsed_avro(_json_of(other), named, name)
+        return named
+
     async def _fetch(self, number: int) -> Schema:
         answer = await self._ask(f"/schemas/ids/{number}")
         kind, name = answer.get("schemaType", "AVRO"), f"schema {number} of {self.url}"
         if kind == "JSON":
             return json_schema()
         if kind == "AVRO":
-            named: dict[str, Any] = {}
-            for _, other in await self._references(answer):
-                avro_schema(_json_of(other), named, name)
-            return avro_schema(_json_of(answer), named, name)
+            return avro_schema(_json_of(answer), await self._named(answer), name)
         if kind == "PROTOBUF":
             files = [(path, await self._compiled(int(other["id"]))) for path, other in await self._references(answer)]
             return protobuf_schema([*files, (f"schema-{number}.proto", await self._compiled(number))], name)

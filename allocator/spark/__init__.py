@@ -16,14 +16,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from allocator.spark.decoding import decode_values
     from allocator.spark.ranges import stream_lag
     from allocator.spark.sessions import session
     from allocator.spark.source.source import AllocatorDataSource, register
 
-__all__ = ["AllocatorDataSource", "register", "session", "stream_lag"]
+__all__ = ["AllocatorDataSource", "decode_values", "register", "session", "stream_lag"]
 
 _HOME = {
     "AllocatorDataSource": "allocator.spark.source.source",
+    "decode_values": "allocator.spark.decoding",
     "register": "allocator.spark.source.source",
     "session": "allocator.spark.sessions",
     "stream_lag": "allocator.spark.ranges",

@@ -1,0 +1,190 @@
+"""Values of a DataFrame by a schema registry: one column of values, and one of the errors of those that fail."""
+
+from __future__ import annotations
+
+import asyncio
+import decimal
+import json
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any, Optional, TypeVar, Union
+
+from allocator.errors import ConfigError, MissingExtra
+from allocator.fetch.arrow import pyarrow
+from allocator.schemas.deserializer import RegistryDeserializer
+from allocator.schemas.registry import Registry, RegistryFailed
+from allocator.schemas.schema import Schema, as_reader_schema
+from allocator.spark.avro_types import ColumnType, column_type
+from allocator.tasks import within
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+__all__ = ["decode_values"]
+
+T = TypeVar("T")
+
+
+def decode_values(
+    df: DataFrame,
+    registry: str,
+    *,
+    subject: Optional[str] = None,
+    reader_schema: Any = None,
+    column: str = "value",
+    into: str = "decoded",
+    error: str = "decode_error",
+    timeout_s: float = 60.0,
+) -> DataFrame:
+    """`df`, a batch or a stream, with two columns more: decoded values, and why a value could not be decoded.
+
+    `registry` is the URL of a schema registry with Confluent's API; `column` has binary values in its wire format.
+
+    With an Avro schema (`reader_schema`: JSON text, dict or list) or a `subject` whose latest schema is Avro, the
+    column `into` has the type of that schema, and records of older and newer schemas are resolved to it. The subject
+    is read once, here, so the columns of a running stream never change. Otherwise the column has JSON text, for
+    records of Avro, Protobuf and JSON.
+
+    A row that cannot be decoded has null in `into` and the reason in `error`; its `column` stays, as a dead letter.
+    A null value has null in both. Each Python worker asks the registry for each schema once. A task waits `timeout_s`
+    seconds for a registry that does not respond, and then fails, so that Spark retries it.
+
+    Raises ConfigError for wrong arguments and a subject that does not exist, RegistryFailed, MissingExtra.
+    """
+    _need_pandas()
+    _check(df, column, into, error)
+    source = Registry(registry)
+    if subject is not None and reader_schema is not None:
+        raise ConfigError("subject and reader_schema exclude each other; set one of them")
+    reader = as_reader_schema(reader_schema)
+    if hasattr(reader, "DESCRIPTOR"):
+        raise ConfigError("reader_schema is a class of Protobuf; give an Avro schema, or none for JSON text")
+    if subject is not None:
+        reader = _run_apart(source.latest(subject))
+    shape = ColumnType("string", pyarrow().string()) if reader is None else column_type(reader)
+    from pyspark.sql.types import StringType, StructField, StructType
+
+    fields = [*df.schema.fields, StructField(into, _spark_type(shape.spark)), StructField(error, StringType())]
+    work = partial(
+        _decode_all,
+        url=registry,
+        reader=None if reader is None else json.dumps(reader),
+        column=column,
+        into=into,
+        error=error,
+        timeout_s=timeout_s,
+    )
+    return df.mapInArrow(work, StructType(fields))
+
+
+def _check(df: DataFrame, column: str, into: str, error: str) -> None:
+    kinds = dict(df.dtypes)
+    if kinds.get(column) != "binary":
+        found = f"is {kinds[column]}" if column in kinds else f"does not exist; columns are {', '.join(kinds)}"
+        raise ConfigError(f"column {column!r} must be binary; it {found}")
+    for name in (into, error):
+        if name in kinds or into == error:
+            raise ConfigError(f"column {name!r} exists already; choose another name with `into` and `error`")
+
+
+def _need_pandas() -> None:
+    try:
+        import pandas  # noqa: F401 - Spark's mapInArrow needs it
+    except ImportError as error:
+        raise MissingExtra("decode_values needs pandas, because Spark's mapInArrow does: pip install pandas") from error
+
+
+def _spark_type(text: str) -> Any:
+    from pyspark.sql.types import StructType, _parse_datatype_string
+
+    found = _parse_datatype_string(f"`it` {text}")
+    assert isinstance(found, StructType)
+    return found.fields[0].dataType
+
+
+def _run_apart(work: Coroutine[Any, Any, T]) -> T:
+    """In a thread: a notebook has a running loop in its own."""
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(asyncio.run, work).result()
+
+
+# -- in Python workers -------------------------------------------------------------------------------------------------
+
+
+class _JsonText(RegistryDeserializer):
+    """Gives JSON text instead of values of Python."""
+
+    def _decoder(self, schema: Schema) -> Callable[[bytes], Any]:
+        return lambda data: json.dumps(schema.read(data), ensure_ascii=False)
+
+
+@lru_cache(maxsize=16)
+def _deserializer(url: str, reader: Optional[str]) -> tuple[RegistryDeserializer, ColumnType]:
+    """One for all tasks of a worker, so that schemas are asked for once."""
+    if reader is None:
+        return _JsonText(url), ColumnType("string", pyarrow().string())
+    return RegistryDeserializer(url, reader_schema=reader), column_type(as_reader_schema(reader))
+
+
+def _decode_all(
+    batches: Iterable[pa.RecordBatch],
+    *,
+    url: str,
+    reader: Optional[str],
+    column: str,
+    into: str,
+    error: str,
+    timeout_s: float,
+) -> Iterator[pa.RecordBatch]:
+    decode, shape = _deserializer(url, reader)
+    for batch in batches:
+        values = batch.column(batch.schema.get_field_index(column)).to_pylist()
+        missing = decode.missing(values)
+        if missing:
+            _load(decode, missing, timeout_s)
+        decoded, errors = _decoded(values, decode, shape)
+        names = [*batch.schema.names, into, error]
+        yield pyarrow().RecordBatch.from_arrays([*batch.columns, decoded, errors], names=names)
+
+
+def _load(decode: RegistryDeserializer, missing: set[int], timeout_s: float) -> None:
+    async def load() -> None:
+        await within(decode.load(missing), timeout_s)
+
+    try:
+        asyncio.run(load())
+    except asyncio.TimeoutError:
+        raise RegistryFailed(f"{decode.registry.url} did not respond within {timeout_s:g} s") from None
+
+
+def _decoded(
+    values: list[Optional[bytes]], decode: Callable[[bytes], Any], shape: ColumnType
+) -> tuple[pa.Array, pa.Array]:
+    pa, found, errors = pyarrow(), [], []
+    for data in values:
+        value, why = _one(data, decode, shape)
+        found.append(value)
+        errors.append(why)
+    try:
+        made = pa.array(found, shape.arrow)
+    except (ValueError, TypeError, OverflowError):
+        # values that the column cannot hold, such as a decimal of too many digits
+        for number, value in enumerate(found):
+            try:
+                pa.array([value], shape.arrow)
+            except (ValueError, TypeError, OverflowError) as error:
+                found[number], errors[number] = None, f"does not fit into the column: {error}"
+        made = pa.array(found, shape.arrow)
+    return made, pa.array(errors, pa.string())
+
+
+def _one(data: Optional[bytes], decode: Callable[[bytes], Any], shape: ColumnType) -> tuple[Any, Union[str, None]]:
+    if data is None:
+        return None, None
+    try:
+        value = decode(data)
+        return (value if value is None or shape.convert is None else shape.convert(value)), None
+    except (ValueError, TypeError, OverflowError, RecursionError, decimal.DecimalException) as error:
+        return None, str(error)

@@ -23,11 +23,12 @@ def named(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-# pages whose code needs several clusters: parsed here, and tested in their rooms
+# pages whose code needs several clusters or other servers: parsed here, and tested in their rooms
 ELSEWHERE = {
     "README.md": "tests/repo/test_documents.py",
     "docs/doctor.md": "tests/migrate",
     "docs/howto/migration.md": "tests/migrate",
+    "docs/howto/schema-registry.md": "tests/schemas",
     "docs/index.md": "tests/repo/test_install.py",
     "docs/migration.md": "tests/migrate",
     "docs/old-groups.md": "tests/groups",

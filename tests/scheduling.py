@@ -47,7 +47,7 @@ _AHEAD = 2
 
 
 def servers_of(nodeid: str) -> str:
-    """The servers that a test needs, as far as its id tells; "" for none."""
+    """The servers that a test needs, as far as its id shows; "" for none."""
     path, _, test = nodeid.partition("::")
     room = path.split("/")[1] if "/" in path else ""
     if room == "spark":

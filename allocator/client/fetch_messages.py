@@ -177,16 +177,16 @@ BY_NAME: Final = 12
 # the fields before the topics, by the version that introduced them
 _LIMITS: Final = {
     0: struct.Struct(">iii"),  # replica, wait, least bytes
-    3: struct.Struct(">iiii"),  # most bytes
-    4: struct.Struct(">iiiib"),  # isolation level
-    7: struct.Struct(">iiiibii"),  # session, its epoch
+    3: struct.Struct(">iiii"),  # adds the maximum bytes
+    4: struct.Struct(">iiiib"),  # adds the isolation level
+    7: struct.Struct(">iiiibii"),  # adds session id and epoch
     15: struct.Struct(">iiibii"),  # without a replica id
 }
 _ASKED: Final = {
     0: struct.Struct(">iqi"),  # partition, offset, bytes
-    5: struct.Struct(">iqqi"),  # the start of a follower's log, before the bytes
-    9: struct.Struct(">iiqqi"),  # leader epoch, after the partition
-    12: struct.Struct(">iiqiqiB"),  # epoch of a follower's last record, after the offset; tags
+    5: struct.Struct(">iqqi"),  # adds the start offset of a follower's log, before the bytes
+    9: struct.Struct(">iiqqi"),  # adds the leader epoch, after the partition
+    12: struct.Struct(">iiqiqiB"),  # adds the epoch of a follower's last record, after the offset, and tagged fields
 }
 _CONSUMER: Final = -1  # replaces a replica's id, epoch and offset
 

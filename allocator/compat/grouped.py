@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 # more: a member without partitions connects later; less: `allocation` may be empty after `connect`
 FIRST_SHARE_S = 5.0
-COMMIT_BACKOFF_S = 0.1  # pause before a commit is retried; doubled each time, up to
+COMMIT_BACKOFF_S = 0.1  # pause before a commit is retried; doubled each time, up to COMMIT_BACKOFF_MAX_S
 COMMIT_BACKOFF_MAX_S = 2.0
 
 

@@ -176,7 +176,7 @@ class BrokerFetchers:
         self._buffers: dict[TopicPartition, PartitionBuffer] = {}
         self._brokers: dict[int, BrokerFetcher] = {}
         self._broker_of: dict[TopicPartition, int] = {}
-        # partition -> the epoch under which no more of it is wanted
+        # partition -> the epoch under which its records are not wanted any more
         self._discarded: dict[TopicPartition, int] = {}
         # topic -> its earlier ids: a broker with old metadata may still announce one
         self._former: dict[str, set[Any]] = {}

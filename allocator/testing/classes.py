@@ -72,7 +72,7 @@ def count_start(java: Java, jars: JarSet) -> None:
 
 
 def failed(java: Java, jars: JarSet) -> None:
-    """Notes that this Java cannot make this archive, so that nobody tries again."""
+    """Notes that this Java cannot create this archive, so that later sessions do not try again."""
     with contextlib.suppress(OSError):
         archive(java, jars).touch()
 

@@ -295,7 +295,7 @@ class FaultProxy:
                 if link.kept != source:
                     await queue.put((loop.time() + self._way(link, way).latency_s, data))
                 elif not data:
-                    self._abort(link)  # the other side has ended long ago
+                    self._abort(link)  # the other side ended its connection long ago
                 if not data:
                     return
 

@@ -38,7 +38,7 @@ def group_views(draw: st.DrawFn, *, equal: bool = False, weights: bool = False, 
     much = rng.choice([0.0, 0.3, 0.8, 1.0])
     favourites = rng.sample(who, rng.randint(1, len(who)))
     for topic, count in partitions.items():
-        for partition in range(count + 1):  # also a deleted one
+        for partition in range(count + 1):  # + 1: a partition that has been deleted since
             if rng.random() < much:
                 owned[rng.choice(favourites).id].add(TopicPartition(topic, partition))
     racks = {
@@ -124,7 +124,7 @@ def improvement(
                 if taker is not giver and partition.topic in taker.topics:
                     new = (0, *(b - a for a, b in zip(now, cost(partition, taker))))
                     arcs[giver.id, taker.id] = min(arcs.get((giver.id, taker.id), new), new)
-    # Bellman and Ford: whatever still shortens after as many rounds as there are nodes lies on such a ring
+    # Bellman-Ford: an edge that still shortens a path after as many rounds as there are nodes lies on such a ring
     length: dict[str, Cost] = dict.fromkeys(["", *(member.id for member in view.members)], (0, *zero))
     before: dict[str, str] = {}
     shortened = ""

@@ -83,7 +83,7 @@ def test_partitions_far_larger_than_the_rest_stay_and_few_make_room_for_them(see
     huge = rng.sample(range(len(lags)), members // 2)
     for number in huge:
         lags[number] = 60.0
-    # one each, and as many others as the rest have
+    # one large partition each, and as many others as the other members have
     holders = dict(zip(huge, range(members)))
     owned: dict[str, set[TopicPartition]] = {f"m-{index}": set() for index in range(members)}
     for number in range(len(lags)):

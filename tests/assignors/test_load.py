@@ -126,7 +126,7 @@ def test_a_hot_partition_stays_and_others_move_away() -> None:
 
 
 def test_a_partition_heavier_than_a_share_keeps_what_it_has_to_itself() -> None:
-    """The bound is its own load: moving the idle rest away would make hardly a difference."""
+    """The lower bound is the load of that partition: moving its idle neighbours away would make hardly a difference."""
     present = {"m0": parts(0, 1, 2), "m1": parts(3, 4, 5)}
     loads = dict.fromkeys(parts(1, 2, 3, 4, 5), 1.0) | {TopicPartition("t", 0): 1000.0}
     assert balance(members(2), present, loads, tolerance=1.1) == []

@@ -204,7 +204,7 @@ def test_a_target_is_a_word_a_time_or_an_offset() -> None:
         ("earliest", [2, 3]),
         ("latest", [10, 20]),
         (7, [7, 7]),
-        ("timestamp:5", [4, 20]),  # no record of P[1] is that new: its end
+        ("timestamp:5", [4, 20]),  # P[1] has no record at or after that time, so its end counts
     ],
 )
 def test_a_plan_says_where_each_partition_goes(target: Any, after: list[int]) -> None:

@@ -111,7 +111,7 @@ async def test_a_narrow_terminal_has_fewer_columns_and_the_lag_among_them(width:
     head = next(line for line in lines if line.startswith("  group ")).split()
     assert len(head) == heads
     assert "lag" in head
-    (own,) = (line for line in lines if line.startswith("> "))  # the mark is there without colours, too
+    (own,) = (line for line in lines if line.startswith("> "))  # the mark is visible without colours, too
     assert own.startswith("> invoices-of-25")
     assert "30 435" in own
     assert "and 42 more" in lines

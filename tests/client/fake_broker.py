@@ -93,7 +93,7 @@ class FakeBroker:
         self.seen: list[Any] = []
         self.connections = 0
         self.port = port
-        self.host = "127.0.0.1"  # as announced
+        self.host = "127.0.0.1"  # the host in metadata
         self.tls = tls
         self.topics: dict[str, list[int]] = {}  # leaders of the partitions
         self.lists_itself = True

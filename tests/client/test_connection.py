@@ -46,7 +46,7 @@ async def test_who_waited_for_a_full_socket_writes_before_who_comes_when_it_has_
     async with background() as tasks:
         connection.pause_writing()
         waiting = [tasks.start(write(number), f"{number}") for number in (1, 2, 3)]
-        await asyncio.sleep(0)  # all are waiting
+        await asyncio.sleep(0)  # all requests are waiting
         waiting[1].cancel()
         connection.resume_writing()
         waiting.append(tasks.start(write(4), "4"))

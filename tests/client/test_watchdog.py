@@ -51,7 +51,7 @@ async def test_a_process_that_was_frozen_as_a_whole_is_given_time_to_wake() -> N
     dog = Watchdog(0.2, bitten.set)
     task = asyncio.get_running_loop().create_task(dog.watch())
     await asyncio.sleep(0)
-    dog._fed -= 10  # as if both had slept
+    dog._fed -= 10  # as if both had been paused
     await asyncio.sleep(GRACE_S)
     task.cancel()
     await asyncio.wait({task})

@@ -317,7 +317,7 @@ async def test_closing_does_not_wait_for_a_lease_that_does_not_come(service: Ser
 
 @through_either
 def test_a_service_that_ctrl_c_stopped_leaves_at_once(service: Service) -> None:
-    """As kiel's worker: the loop is interrupted, and `close` is called when it does not run any more."""
+    """Like kiel's worker: Ctrl-C interrupts the loop, and the service calls `close` when the loop no longer runs."""
     asyncio.run(service.produce(list(range(8))))
     consumer = service.consumer()
     loop = IOLoop(make_current=False)

@@ -153,7 +153,7 @@ async def test_an_offset_that_cannot_be_set_is_refused(scene: Scene, topic_facto
 async def test_a_topic_taken_out_of_synced_offsets_is_read_again_from_what_is_committed(
     scene: Scene, topic_factory: Topics
 ) -> None:
-    """How services for kiel repeat a batch after a failure."""
+    """Services for kiel repeat a batch in this way after a failure."""
     topic = topic_factory(2)
     await scene.numbers(topic, 5)
     consumer = await scene.consumer(autocommit=False)

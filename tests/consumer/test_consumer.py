@@ -51,7 +51,7 @@ class Setting:
         return Consumer(self.topic, **settings)
 
     async def produce(self, count: int, first: int = 0) -> None:
-        """Values b"0", b"1", ... over the partitions in turn."""
+        """Produces b"0", b"1", ... to the partitions in turn."""
         records = [(None, b"%d" % n, n % len(self.partitions)) for n in range(first, first + count)]
         await in_thread(lambda: self.cluster.produce(self.topic, records))
 
@@ -275,7 +275,8 @@ async def test_where_to_begin_without_a_commit(setting: Setting) -> None:
     setting.group += "-time"
     async with setting.consumer(auto_offset_reset=int(time.time() * 1000) + 3_600_000) as consumer:
         await owns(consumer, 4)
-        assert await consumer.position(setting.partitions[0]) == 11  # no record is that new: the end
+        # no record is at or after that time, so the position is the end
+        assert await consumer.position(setting.partitions[0]) == 11
     setting.group += "-past"
     async with setting.consumer(auto_offset_reset=1) as consumer:
         await owns(consumer, 4)
@@ -410,7 +411,7 @@ async def test_a_broker_that_is_down_at_start_is_waited_for(
 async def test_zookeeper_killed_and_restarted_under_load(
     cluster_factory: Callable[..., LocalCluster], topic_factory: Callable[..., str], group: str
 ) -> None:
-    """Two consumers pause, go on, and lose, repeat and move nothing."""
+    """Two consumers pause and continue. They lose no record, repeat none and move no partition."""
     async with own_cluster(cluster_factory, kafka="3.9.1", heap="385m") as cluster:
         setting = Setting(cluster, topic_factory(4, cluster=cluster), group, 4)
         seen: list[int] = []
@@ -502,7 +503,7 @@ CLOSES: dict[str, Callable[[Consumer], Awaitable[Any]]] = {
 
 @through_zookeeper
 async def test_the_reader_may_close_by_a_task_of_its_own(setting: Setting) -> None:
-    """It waited for a task that waited for it; and nothing was committed."""
+    """Before the fix, the close waited for a task that waited for the close, and nothing was committed."""
     await setting.produce(40)
     group = setting.group
     for form, close in CLOSES.items():

@@ -245,7 +245,7 @@ async def test_a_refusal_is_told_and_nothing_is_tried_before_somebody_heard_it(k
 
 async def test_who_never_had_a_member_id_has_nothing_to_leave() -> None:
     async with GroupServer() as broker, broker.group() as group:
-        broker.versions = {**MODERN, JOIN: (0, 3)}  # where the join itself makes it
+        broker.versions = {**MODERN, JOIN: (0, 3)}  # versions in which the join itself creates the member id
         broker.codes[JOIN] = [NOT_AUTHORISED]
         with pytest.raises(BrokerError, match="cannot join"):
             await group.next()

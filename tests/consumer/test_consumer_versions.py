@@ -79,7 +79,7 @@ async def test_the_whole_path(
             assert committed is not None
             assert committed.offset == 200
             assert committed.metadata == ""
-            if version != "0.8.1.1":  # it keeps the number alone
+            if version != "0.8.1.1":  # 0.8.1.1 stores only the offset
                 stands = (await again._engine.offsets.fetch([partition]))[partition]
                 assert stands.metadata.startswith("generation ")
 

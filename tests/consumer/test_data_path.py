@@ -46,7 +46,7 @@ END = NEXT + 10  # the log end that the broker reports
 FORMS = (FetchAnswer, FetchedPartition, RecordSet, Chunk, Batch, Record, OffsetCommit, PendingCommit)
 # the compiled decoder shows no calls, so ignore the one in Python too
 DECODER = ("columns.py", "decode.py", "decode_plain.py", "record.py")
-# they store nothing of the record
+# these methods store nothing of the record
 QUERIES = {
     "BrokerFetchers.leader_epoch",
     "Fetcher.leader_epoch",
@@ -66,7 +66,7 @@ class Orders(FakeBroker):
         super().__init__(handlers, versions={**MODERN, 1: (0, 11)})
         self.topics = {P.topic: [1]}  # its leader
         self.committed: list[int] = []
-        # the first response brings nothing: for it the consumer still has to connect
+        # the first response has no records: the consumer still has to connect for it
         self._responses = [b"", batch([R(0, MARK)], OFFSET)]
         self.over = asyncio.Event()
 

@@ -177,7 +177,7 @@ class Follower(ZooKeeperGenerations):
 async def test_a_generation_waits_for_what_is_still_promised() -> None:
     tracker = GenerationTracker()
     member = Follower(tracker)
-    member.reads(parts(), parts(0, 1))  # it is about to take them
+    member.reads(parts(), parts(0, 1))  # the member is about to take the partitions
     assert tracker.pending is None
     member.reads(parts(0, 1), parts(0, 1), parts(2))
     assert tracker.pending is None

@@ -192,7 +192,7 @@ def test_headers_that_are_no_context_begin_a_trace_of_their_own(spans: Kept) -> 
 
 def test_without_a_provider_there_is_nothing_between() -> None:
     def plain(each: Any) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     handler = Handler("plain", plain)
     assert traced(handler, "billing") is handler

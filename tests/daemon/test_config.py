@@ -205,7 +205,7 @@ WRONG += ['"/"', '"\\u0000"', "9223372036854775807", "true", "[[]]"]
 
 
 def with_setting(section: str, key: str, value: str) -> str:
-    """GOOD with this one setting, whether or not it has it already."""
+    """GOOD with this setting added or replaced."""
     text = re.sub(rf"(?m)^{key} = .*\n", "", GOOD)
     text = text if f"[{section}]" in text else f"{text}\n[{section}]\n"
     return text.replace(f"[{section}]\n", f"[{section}]\n{key} = {value}\n")

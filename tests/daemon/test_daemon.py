@@ -514,7 +514,7 @@ async def test_a_partition_that_comes_back_goes_on_where_its_handler_stopped(pla
 
 
 async def test_records_of_a_topic_that_is_gone_are_handled_and_never_committed() -> None:
-    """Their offsets would skip the first records of the new topic."""
+    """Committing offsets of the deleted topic would skip the first records of the new one."""
     cluster, go_on = Cluster(records=20), asyncio.Event()
     handled: list[int] = []
 

@@ -31,7 +31,7 @@ async def fill(cluster: LocalCluster, dead: str, orders: str, count: int) -> Non
 
 
 async def values(cluster: LocalCluster, topic: str, isolation: str) -> list[tuple[int, bytes]]:
-    """What is in the topic now: partition and value."""
+    """The records in the topic now: partition and value."""
     found: list[tuple[int, bytes]] = []
     partitions = [TopicPartition(topic, n) for n in range(2)]
     async with Consumer(

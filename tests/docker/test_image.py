@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(1800), pytest.mark.xdist_gro
 PARTITIONS = 4
 RECORDS = 400
 GRACE_S = 40  # the compose files' stop_grace_period
-SESSION_S = 30  # a member that only died would be in the group for this long
+SESSION_S = 30  # a crashed member stays in the group for this long
 SLOW = """
 import time
 

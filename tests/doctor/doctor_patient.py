@@ -77,7 +77,7 @@ class Patient:
             )
         found: dict[str, list[Finding]] = {}
         for finding in findings:
-            if finding.id != "offsets-expire":  # they keep records for a century
+            if finding.id != "offsets-expire":  # the test servers keep records for a century
                 found.setdefault(finding.id, []).append(finding)
         return found
 

@@ -49,7 +49,7 @@ def tree(zk: Any, path: str) -> dict[str, bytes]:
 
 
 def make_groups(zk: Any) -> None:
-    """Two groups of empty znodes, and one of each kind that is in use in some way."""
+    """Creates two groups of empty znodes, and one group for each reason why a group is in use."""
     for group in ("empty", "emptied", "assigned", "ordered", "joined", "chosen", "odd"):
         for name in SKELETON:
             zk.ensure_path(f"/allocator/{group}/{name}")

@@ -56,7 +56,7 @@ def test_the_web_service_counts_serves_and_hands_over(
         return Program([sys.executable, "-m", "examples.web_service", *arguments], tmp_path / str(port))
 
     def counted() -> dict[str, int]:
-        """By all services together; -1 each while one does not answer."""
+        """Customer -> the count of all services together; -1 per service that does not answer."""
         found: Counter[str] = Counter()
         for port in ports:
             for name in CUSTOMERS:

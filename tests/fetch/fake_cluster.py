@@ -53,8 +53,9 @@ class Session:
 class FakeCluster:
     """A fake `KafkaClient`. `hold` stops the responses of a node, `errors` replaces those of partitions.
 
-    `refusals` are errors of whole answers, by node. `epochs` {partition: [(leader epoch, its first offset)]} is what
-    leaders know of their elections, `replicas` {partition: node} where they send those of a rack.
+    `refusals` are errors of whole answers, by node. `epochs` {partition: [(leader epoch, its first offset)]} are the
+    epochs that the leaders know, `replicas` {partition: node} the replicas to which leaders redirect clients with a
+    rack.
     """
 
     request_timeout_s = 5.0

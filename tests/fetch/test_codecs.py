@@ -96,7 +96,7 @@ def test_what_the_last_bytes_need_does_not_wrap(decoder: Any) -> None:
 
 @pytest.mark.parametrize("decoder", DECODERS, ids=name_of)
 def test_every_record_of_many_tiny_batches_is_found_in_time(decoder: Any) -> None:
-    """`batch[i]`: a walk over all record batches for each would take minutes."""
+    """Reads `batch[i]` for each record. A walk over all record batches for each would take minutes."""
     many = 40_000
     one = batch([R(0, None)])
     data = b"".join(struct.pack(">q", offset) + one[8:] for offset in range(many))

@@ -539,7 +539,7 @@ async def test_aborted_records_are_left_out_and_markers_move_the_position() -> N
     cluster.aborted[A0] = [(9, 0)]
     async with fetching(cluster, state, isolation_level="read_committed") as fetcher:
         waiting = asyncio.ensure_future(take(fetcher, state))
-        # nothing to see, yet the position passes over it
+        # no visible record, but the position passes over it
         await until(lambda: (at := state.position(A0)) is not None and at.offset == 3, "the position after the marker")
         assert not waiting.done()
         cluster.append(A0)

@@ -182,9 +182,10 @@ async def test_a_log_that_an_unclean_election_cut_is_noticed(reset: str) -> None
 
 @pytest.mark.parametrize("version", ["0.8.2.2", long("0.9.0.1"), long("0.10.2.2"), "3.9.1"])
 async def test_no_partition_starves(cluster_factory: Any, topic_factory: Callable[..., str], version: str) -> None:
-    """0.10.1 and newer fill an answer in the order of the request; older ones send as much of each as they are asked.
+    """0.10.1 and newer fill a response in the order of the request; older versions send up to the requested bytes of
+    each partition.
 
-    Each turn of all partitions may bring one at most this many batches more than another.
+    So a partition may be ahead of another by at most a few batches.
     """
     cluster = cluster_factory(kafka=version)
     topic = topic_factory(partitions=30, cluster=cluster)

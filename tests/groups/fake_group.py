@@ -129,7 +129,7 @@ class Recorder:
         self.go = asyncio.Event()
         self.wants = b"wants"
         self.prepared = b""
-        """What it wanted when it prepared last, and offers."""
+        """The value of `wants` at the last preparation, which the participant offers."""
 
     async def _note(self, call: str) -> None:
         name = call.split()[0]

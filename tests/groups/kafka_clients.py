@@ -101,7 +101,7 @@ class _TheirListener(_Calls, TheirListener):  # type: ignore[misc]
 
 
 class _AioListener(_Calls, ConsumerRebalanceListener):  # type: ignore[misc]
-    """For aiokafka."""
+    """The rebalance listener for aiokafka."""
 
 
 class _Threaded(_Member):

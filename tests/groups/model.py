@@ -66,9 +66,9 @@ class Member(NamedTuple):
     held: int = 0
     draining: int = 0  # draining
     claim: int = 0
-    claim_counts: bool = True  # its claim is as new as what it is waited for, if it is
+    claim_counts: bool = True  # its claim is as new as the claim that it is awaited for, if it is awaited
     current: bool = False  # the document it has read is the newest
-    has_seen: bool = True  # ... or at least as new as what it is waited for
+    has_seen: bool = True  # ... or at least as new as that claim
     leads: bool = False
     knows: bool = False  # the document that it continues from is the newest one
     believes: int = 0  # the assignment of an older document, in a model that does not check this

@@ -145,7 +145,7 @@ class OrdersOfGroup:
                     self.world.broken(f"{member} gains {sorted(gained)} under the order {order.kind}")
 
     def _free(self, members: dict[str, MemberInfo]) -> set[str]:
-        """Members that no order is about."""
+        """Members without an order about them."""
         about: set[str] = set()
         for order in self.orders.entries:
             for name in (order.arguments.get(key) for key in ("member", "old", "new")):

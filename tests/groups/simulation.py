@@ -47,7 +47,7 @@ FOLLOWING = 2_000_000
 GRACE_S = 3.0
 HEALED_S = 20.0  # within which every partition must have an owner that may act, once they end
 PARTITIONS = 6
-HOT_S = 4.0  # so long a partition is the heaviest
+HOT_S = 4.0  # seconds for which one partition stays the heaviest
 BASE = "/allocator/g"
 
 
@@ -232,7 +232,7 @@ class Simulation:
         self.fences[partition] = fence
 
     def check_alone(self, worker: Worker, partition: TopicPartition, does: str) -> None:
-        """Within a step too: it may begin and end what it does in one."""
+        """Also checks within a step: a member may begin and end work in one step."""
         for other in self.workers.values():
             if other is not worker and partition in other.active and other.may_act:
                 self.broken(f"{worker.name} {does} {partition.partition} while {other.name} may act on it")
@@ -256,7 +256,7 @@ class Simulation:
             document = AssignmentDocument.decode("assignment", data)
         except InvalidZnode:
             self._spoilt = True
-            return  # written by hand
+            return  # invalid content that a fault wrote into the znode
         last, self.document = self.document, document
         if self._spoilt:
             self.orders.forget()

@@ -150,7 +150,7 @@ def test_what_aiokafkas_sticky_members_send_is_read() -> None:
 # What Java's own classes wrote (ConsumerProtocol.serializeSubscription over the user data of each assignor), for a
 # member that subscribes to t and u, and was given t:0 and t:2 in generation 7; from 3.4 on it is in rack r1.
 JAVA = [
-    # 2.4.1, 2.7.2: no generation under cooperative-sticky
+    # 2.4.1 and 2.7.2: without a generation under cooperative-sticky
     ("range", "000100000002000174000175ffffffff00000000", 1),
     ("cooperative-sticky", "000100000002000174000175ffffffff00000001000174000000020000000000000002", 1),
     ("sticky", "00010000000200017400017500000017000000010001740000000200000000000000020000000700000000", 1),

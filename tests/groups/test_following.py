@@ -143,7 +143,7 @@ async def test_a_plan_of_an_unchanged_group_shows_what_load_will_move() -> None:
     assert GroupReport(state).headline().endswith("load max/mean 1.40")
     seen: Any = SimpleNamespace(report=GroupReport(state))
     assert [text.plain for text in top._load(seen)] == [f"load in records: max/mean 1.40, most at {state.name_of(A)}"]
-    # a change of the group is decided without the imbalance, which has to last first
+    # a change of the group does not react to the imbalance, which must last first
     more = await plan_of(Scenario.of(state, COUNTS).weighing("two", 1.5), view)
     assert not more.moves
 
@@ -189,7 +189,7 @@ def test_a_meter_tells_what_arrives_once_it_has_measured_for_a_while() -> None:
 
 
 def test_a_meter_counts_the_work_of_what_arrives() -> None:
-    """Of two partitions with as many new records, and a member that gets half of them done."""
+    """Two partitions get the same number of new records. The member processes half of them."""
     now = 0.0
     meter = LoadMeter(lambda: now)
     cheap, dear, idle, unread = (TopicPartition("t", number) for number in range(4))
@@ -275,7 +275,7 @@ async def test_the_leader_moves_others_away_from_a_hot_partition(
     kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(load_report, "KNOWN_S", 3.0)
-    # longer than any response of the broker takes, so that no half of a round of records looks like an imbalance
+    # longer than any response of the broker, so that a half-finished round of records does not look like an imbalance
     quick = partial(ZooKeeperSettings, report_s=0.3, leader=LeaderSettings(load_look_s=0.5, load_lasting_s=3.0))
     monkeypatch.setattr("allocator.consumer.membership_config.ZooKeeperSettings", quick)
     topic = topic_factory(6)

@@ -197,7 +197,7 @@ async def test_a_server_that_does_not_serve_costs_no_session(ensemble: LocalClus
 async def test_members_of_every_layout_own_everything_again(
     membership: str, ensemble: LocalCluster, kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str
 ) -> None:
-    """Of an ensemble that only they use: the brokers have another one."""
+    """The ensemble serves only the members; the brokers have another one."""
     topic = await asyncio.to_thread(topic_factory, 4)
 
     def member(name: str) -> Consumer:

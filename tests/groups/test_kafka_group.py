@@ -392,7 +392,8 @@ async def test_a_join_that_a_dead_coordinator_holds_is_given_up() -> None:
 
 @pytest.mark.parametrize("join", [0, 3, 9])
 async def test_a_first_join_that_a_hung_coordinator_holds_is_given_up(join: int) -> None:
-    """No heartbeats go then; nor do they once the members' ids come first, before the first generation."""
+    """No heartbeats go out then. None go out either if the coordinator assigns member ids first, before the first
+    generation."""
     async with (
         GroupBroker({JOIN: (0, join)}) as old,
         GroupBroker({JOIN: (0, join)}) as new,

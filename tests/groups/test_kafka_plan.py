@@ -149,7 +149,7 @@ def test_of_two_claims_the_newer_generation_counts_and_of_equal_ones_none() -> N
 
 
 def test_the_generation_of_a_claim_may_stand_in_the_user_data() -> None:
-    """Java from 2.8 to 3.3 writes it there alone."""
+    """Java from 2.8 to 3.3 writes the generation only there."""
     old = Subscription(("t",), generation_data(6), tp(0, 1), version=1).encode()
     new = Subscription(("t",), generation_data(7), tp(1, 2), version=1).encode()
     joined = GroupMembers("cooperative-sticky", [JoinedMember("old", None, old), JoinedMember("new", None, new)])
@@ -174,7 +174,7 @@ def eager(name: str, parts: Partitions, generation: int) -> JoinedMember:
 
 
 def test_what_moves_goes_back_to_the_member_that_had_it_before() -> None:
-    """b was alone for a generation, and a and c come back."""
+    """b was alone for one generation; then a and c return."""
     both = tp(0, 1, 2, 3) | tp(0, 1, topic="u")
     members = [eager("a", tp(0, 3), 1), eager("b", both, 2), eager("c", tp(2) | tp(1, topic="u"), 1)]
     joined = GroupMembers("sticky", members)

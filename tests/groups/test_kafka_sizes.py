@@ -1,4 +1,4 @@
-"""Brokers that deny topics for a while."""
+"""Groups on brokers that report topics as missing for a while."""
 
 from __future__ import annotations
 

@@ -200,7 +200,7 @@ async def test_a_group_goes_over_whole(bench: Bench) -> None:
         await adopt(zk, bench.group, "/allocator", 30.0, said.append)
         await bench.settled(a, b, c)
         carried = [parts for member in (a, b, c) for parts in member.offsets.carried]
-        assert carried == [everything(bench.topics)]  # once, by one of them
+        assert carried == [everything(bench.topics)]  # exactly one of them does it
         assert {m.offsets.storage for m in (a, b, c)} == {"kafka"}
         assert said[-1] == "3 members own 24 partitions under /allocator"
         await adopt(zk, bench.group, "/allocator", 5.0, said.append)  # again: nothing to do

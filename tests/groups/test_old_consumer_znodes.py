@@ -135,7 +135,7 @@ async def test_a_new_owner_waits_until_the_old_one_let_go(bench: Bench) -> None:
 
 
 async def test_a_claim_of_anybody_is_respected(bench: Bench) -> None:
-    """As a member of another client makes it, under its own name and its own idea of the leader."""
+    """A claim of another client, under its own name and with its own idea of the leader."""
     name = {ConsumersMembership: "t/4", PykafkaMembership: "b't'/1-4"}[bench.kind]
     path = f"/consumers/{bench.group}/owners/{name}"
     zk = ZooKeeper(bench.hosts)

@@ -113,7 +113,7 @@ async def test_an_old_owners_lingering_znode_stalls_its_own_partitions_and_no_lo
 
 
 async def test_a_restart_in_the_middle_of_a_rebalance_gives_nothing_to_two(pain: Pain) -> None:
-    """A member is cancelled while it drains for another, and started again under its name at once."""
+    """A member is cancelled while it drains for another one, and restarted at once under the same name."""
     async with pain.member("a") as a:
         await pain.settle(a)
         b = pain.member("b")
@@ -133,7 +133,7 @@ async def test_a_restart_in_the_middle_of_a_rebalance_gives_nothing_to_two(pain:
 
 
 async def test_nothing_begins_while_the_state_in_zookeeper_is_pending(pain: Pain) -> None:
-    """A newcomer that was promised partitions waits until the old owner's claim is smaller and its own is larger."""
+    """A new member with promised partitions waits until the old owner's claim has shrunk and its own has grown."""
     async with pain.member("a") as a:
         await pain.settle(a)
         a.owner.may_drain.clear()

@@ -13,7 +13,7 @@ TOPICS = {"s": 5, "t": 8, "u": 11}
 
 
 def revoked(seed: int, *, with_promises: bool) -> int:
-    """How many partitions are taken away from owners while members come and go faster than they release."""
+    """How many partitions owners lose while members come and go faster than they release."""
     chance = random.Random(seed)
     document, claims, born, total = AssignmentDocument(), {}, 0, 0
     for _ in range(60):

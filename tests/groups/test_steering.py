@@ -137,7 +137,7 @@ def test_new_members_are_canaries_until_they_are_promoted() -> None:
     assert constraints_of([canary], MEMBERS).canaries == {B: 2, C: 2}
     promoted = order("canary", arguments={"count": 2, "known": known, "promoted": ["two"]})
     assert constraints_of([promoted], MEMBERS).canaries == {C: 2}
-    # a process that was known and has a new session is not new
+    # a known process with a new session is not a new process
     again = {f"m-{'d' * 16}-0000000009": MEMBERS[A]}
     assert constraints_of([canary], again).canaries == {}
 

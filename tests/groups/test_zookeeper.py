@@ -122,7 +122,7 @@ async def test_a_lost_session_is_told_and_the_member_comes_back(bench: Bench) ->
         before, had = b.membership.member_id, b.owned
         async with cut_off(b):
             await bench.settle(a)
-            assert b.owned == had  # it has not heard of the loss, and may not act
+            assert b.owned == had  # it does not know of the loss yet, and must not act
             assert not b.membership.may_act()
         await wait_until_async(lambda: b.owner.lost_partitions == had, 30, "the loss to be told")
         await bench.settle(a, b)
@@ -139,7 +139,7 @@ async def test_a_reconnect_within_the_session_moves_nothing(bench: Bench) -> Non
         await wait_until_async(lambda: a.owner.suspensions and b.owner.suspensions, 30, "the pause")
         await wait_until_async(lambda: a.membership.may_act() and b.membership.may_act(), 30, "the end of the pause")
         async with bench.member("c", session_timeout_s=15.0) as c:
-            # their watches survived the reconnect, or this would not move
+            # this only moves if their watches survived the reconnect
             await bench.settle(a, b, c)
             assert a.membership.generation == generation + 1
         assert bench.history.moves() > moves

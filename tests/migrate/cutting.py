@@ -44,7 +44,7 @@ class World:
         self.read_from: set[str | None] = set()
         self.path = directory / "plan.toml"
         self.partitions: list[int] | None = None
-        """Where producers write; None: where keys lead."""
+        """The partitions to which producers write; None: the key chooses the partition."""
         self.options: dict[str, Any] = {}
         """Of the services, besides what all need."""
         self._number = 0

@@ -251,7 +251,7 @@ async def test_neither_offsets_nor_groups_move_by_the_map_of_a_former_topic(
     await Mirror(chosen).run(until_caught_up=True)
     await recreate(old, topic, 300)
     partition = TopicPartition(topic, 0)
-    async with KafkaClient(old.bootstrap) as client:  # a mirror that runs renews its commit
+    async with KafkaClient(old.bootstrap) as client:  # a running mirror renews its commit
         await client.refresh([topic])
         for name, offset in ((group, 50), (mirror, 100)):
             await GroupOffsets(client, name).commit({partition: OffsetAndMetadata(offset, "", -1)})

@@ -106,7 +106,7 @@ def test_a_topic_that_is_begun_again_shares_nothing_with_the_one_before() -> Non
     assert "was one" in str(known.recreated(PARTITION, "two"))
     known.learn(Entry(PARTITION, Incarnation(1, "two"), [Run(0, 100)]))
     assert known.positions(PARTITION).runs == [Run(0, 100)]
-    known.learn(former._replace(runs=[late]))  # a process that did not know yet
+    known.learn(former._replace(runs=[late]))  # a process that did not know of the new topic yet
     assert known.positions(PARTITION).runs == [Run(0, 100)]
     assert known.incarnation(PARTITION) == Incarnation(1, "two")
     known.learn(Entry(PARTITION, Incarnation(1), [Run(7, 110)]))

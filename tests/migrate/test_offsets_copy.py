@@ -89,7 +89,7 @@ async def test_what_kiel_left_in_zookeeper_comes_to_kafka_and_goes_back(
         await copy(source, target, file)
     done = await restore(file)
     assert await committed(old, group, topic) == {0: 7, 1: 0}
-    assert done.left == (TopicPartition(topic, 1),)  # 0.9 cannot take an offset back
+    assert done.left == (TopicPartition(topic, 1),)  # 0.9 cannot delete an offset
     back = await copy(target, source, tmp_path / "another.json")
     assert back.rows[0].before == 40
     assert await committed(old, group, topic, in_zookeeper=True) == {0: 7, 1: 0}
@@ -153,7 +153,7 @@ async def test_offsets_of_a_mirrored_topic_are_found_by_map_by_content_and_by_ti
             (row,) = (await plan_copy(source, target, by=by, mirror=mirror)).rows
             assert (row.after, row.problem) == (offset + 30, ""), by
     (row,) = (await plan_copy(source, target, by="timestamp")).rows
-    assert row.after == 230  # all was read
+    assert row.after == 230  # every record was read
     await commit(old, group, {partition: 120})
     (row,) = (await plan_copy(source, target, by="timestamp")).rows
     assert "have no timestamp" in row.problem
@@ -217,7 +217,7 @@ async def test_offsets_of_a_topic_that_was_created_again_are_neither_copied_nor_
     source, target = OffsetStore(new.bootstrap, group), OffsetStore(new.bootstrap, heir)
     await copy(source, target, file)
     async with KafkaClient(new.bootstrap) as client:
-        stored = await GroupOffsets(client, heir).fetch([partition])  # with the topic's id
+        stored = await GroupOffsets(client, heir).fetch([partition])  # the commit has the topic's id
     await asyncio.to_thread(new.delete_topic, topic)
     await asyncio.to_thread(new.create_topic, topic, 1)
     await filled(new, topic, 60)

@@ -22,7 +22,7 @@ ASSIGNORS = {
     "sarama": ("range", "roundrobin", "sticky"),
     "kafkago": ("range", "roundrobin"),
 }
-"""What each client has of the assignors that several clients have."""
+"""The assignors of each client that other clients have as well."""
 
 
 @cache

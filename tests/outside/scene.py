@@ -52,7 +52,7 @@ class Member:
         self.left = False
         self._held: set[int] = set()
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(ROOT)])}
-        # the clock of the journals against the clock of the day, in which Java and Go tell the time
+        # the difference between the clock of the journals and the wall clock, which Java and Go use
         self._offset = time.time() - time.monotonic()
         with self.log.open("wb") as log, self.journal.open("wb") as output:
             self.process = subprocess.Popen(
@@ -301,7 +301,7 @@ class Scene:
         return history
 
     def verdict(self) -> Verdict:
-        """After the last member has left."""
+        """The result of the checker, after the last member has left."""
         history = self._history()
         verdict = check(history, told=True)
         self.holds = verdict.holds

@@ -119,7 +119,7 @@ async def same(odd: Odd, cluster: LocalCluster, topic: str, isolation: str = "re
 
 
 def client(kafka: str) -> str:
-    """The version of Java's client for these brokers: `Odd.java` takes 2.0 or newer."""
+    """The version of Java's client for these brokers. `Odd.java` needs 2.0 or newer."""
     return kafka if number(kafka) >= (2,) else "2.8.2"
 
 

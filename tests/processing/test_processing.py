@@ -197,7 +197,7 @@ class Half:
 
 
 async def left_behind(cluster: Cluster) -> Half:
-    """A member has handled all but one key of ten, committed, and was killed."""
+    """A member handled all keys except one of ten, committed, and was killed."""
     half = Half()
     async with running(cluster, half, commit_interval_s=0.005) as it:
         await until(lambda: len(half.done) == 90 and sum(e - f for f, e in done_runs(cluster)) == 87)

@@ -1,4 +1,4 @@
-"""The engine in virtual time: how many calls run at once, and whom a failing record holds up."""
+"""The engine in virtual time: how many calls run at once, and which records a failing record delays."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_all_of_the_allowed_calls_are_at_work(concurrency: int) -> None:
 
 @pytest.mark.parametrize("by_batch", [False, True])
 def test_the_time_of_calls_is_measured_by_partition(by_batch: bool) -> None:
-    """Calls side by side count each, as do failed ones."""
+    """Parallel calls each count in full, and so do failed calls."""
     cluster = Cluster(partitions=2, records=20, keys=5)
     work = Effort()
     failed: list[int] = []

@@ -43,7 +43,7 @@ def record_sets(draw: st.DrawFn) -> bytes:
         for _ in range(draw(st.integers(1, 8))):
             offset += draw(st.one_of(st.just(1), st.integers(1, 300)))
             with_headers = draw(headers) if magic == 2 else ()
-            # no producer of v2 can write two that are further apart than 64 bits
+            # a v2 batch cannot hold two timestamps further apart than 64 bits
             many.append(R(offset, draw(field), draw(field), draw(near if magic == 2 else times), with_headers))
         append_time = draw(st.one_of(st.none(), near)) if magic else None
         if magic == 2:
@@ -56,7 +56,7 @@ def record_sets(draw: st.DrawFn) -> bytes:
 
 
 def sent(batches: list[Encoded]) -> bytes:
-    """As they stand on the new cluster, from offset 0 on."""
+    """The batches as the new cluster stores them, from offset 0 on."""
     out, target = [], 0
     for each in batches:
         out.append(struct.pack(">q", target) + each.stamped(7, 1, target)[8:])

@@ -64,7 +64,7 @@ def test_what_is_said_of_tornado_is_what_is_required() -> None:
 
 def test_the_audit_runs_each_night_on_the_oldest_and_the_newest_python() -> None:
     workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "audit.yml").read_text())
-    triggers = workflow[True]  # YAML 1.1 reads the key `on` so
+    triggers = workflow[True]  # YAML 1.1 reads the key `on` as true
     assert triggers["schedule"]
     assert triggers["push"]["paths"] == ["pyproject.toml"]
     job = workflow["jobs"]["audit"]

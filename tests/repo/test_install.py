@@ -25,7 +25,7 @@ else:
 NAME = "zk-partition-allocator"
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-# in Markdown and in the texts of errors: words of letters, or in quotes
+# in Markdown and in error texts: plain words, or words in quotes
 LINE = re.compile(r"\bpip install((?: (?:'[^'\n]+'|[\w.-]+(?:\[[\w,]+\])?))+)")
 # each extra works after its installation
 USE = {
@@ -154,7 +154,7 @@ def wheels(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("line", TOLD)
 def test_each_line_that_installs_does_so(line: str, source: Path, wheels: Path, tmp_path: Path) -> None:
-    """As it stands, in a shell whose environment is a fresh one; where it names a path, in the checkout."""
+    """Runs the line unchanged, in a shell with a fresh environment; a line with a path runs in the checkout."""
     run(sys.executable, "-m", "venv", tmp_path / "venv", cwd=tmp_path)
     report = tmp_path / "report.json"
     environ = dict(os.environ, PIP_FIND_LINKS=str(wheels), PIP_REPORT=str(report))

@@ -124,7 +124,7 @@ SOUND: tuple[dict[str, object], ...] = (
 
 @st.composite
 def damaged(draw: st.DrawFn) -> dict[str, object]:
-    """What we write, with at most two fields of something else."""
+    """Content that the library writes, with at most two fields replaced."""
     document: dict[str, object] = dict(draw(st.sampled_from(SOUND)))
     for _ in range(draw(st.integers(0, 2))):
         document[draw(st.sampled_from(sorted(document)))] = draw(by_member | partitions | values)

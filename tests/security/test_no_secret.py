@@ -49,7 +49,7 @@ def everything() -> Iterator[Everything]:
 
 
 def shown(text: str) -> list[str]:
-    # as it is, or in hexadecimal
+    # in plain text or in hexadecimal
     return [secret for secret in SECRETS if secret in text or secret.encode().hex() in text]
 
 

@@ -27,7 +27,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def new_store(place: str) -> Iterator[Callable[[], Store]]:
-    """Makes stores of one new table of effects and one new table of offsets, each as another process has it."""
+    """Creates stores on one new table of effects and one new table of offsets; each store acts for another process."""
     number, made = next(NUMBERS), []
 
     def make() -> Store:

@@ -37,7 +37,7 @@ def postgres_server() -> Iterator[str]:
         options.update(user=user.pw_uid, group=user.pw_gid, extra_groups=[])
     data = f"{directory}/data"
     subprocess.run([initdb, "-D", data, "-U", "postgres", "-A", "trust", "--no-sync"], **options)
-    # what `pg_ctl` starts keeps its pipes open
+    # processes that `pg_ctl` starts keep its pipes open
     quiet = {**options, "capture_output": False, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     settings = f"-k {directory} -c listen_addresses='' -c fsync=off"
     subprocess.run([pg_ctl, "-D", data, "-w", "-t", "100", "-l", f"{directory}/log", "-o", settings, "start"], **quiet)

@@ -48,7 +48,7 @@ class Store:
             connection.execute(sqlalchemy.text(statement), rows)
 
     def counts(self) -> Counter[tuple[int, int]]:
-        """(partition, offset) -> how often its effect is there."""
+        """(partition, offset) -> how often the store has its effect."""
         return Counter((part, number) for part, number in self._rows(f"SELECT part, number FROM {self.effects}"))
 
     def written(self) -> int:

@@ -244,7 +244,7 @@ async def test_any_order_of_owners_freezes_and_lost_numbers_stores_each_effect_o
         except (SinkError, Fenced):
             if process is processes[-1] and process.position is None:
                 raise
-            process.position = None  # as a consumer that lost it, and gets it again without noticing more
+            process.position = None  # like a consumer that lost the partition without noticing, and got it again
     last = processes[-1].store
     assert once(last, last.sink.offsets("billing")[P])
     for each in processes:

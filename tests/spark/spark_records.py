@@ -52,7 +52,8 @@ def frame(spark: SparkSession, topics: Iterable[tuple[str, Log]]) -> DataFrame:
 
 
 class Made:
-    """A topic that no broker has: what `Topic` gives the pipelines, with records that follow from their offsets."""
+    """A topic without a broker: it has the methods of `Topic` that the pipelines use, and computes records from
+    their offsets."""
 
     def __init__(self, sizes: Sequence[int], name: str = "made", **extent: Any) -> None:
         self.name = name

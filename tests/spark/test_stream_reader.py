@@ -42,7 +42,7 @@ class Query:
         self.readers.append(self.reader)
 
     def plan(self) -> tuple[str, str]:
-        """The next batch: from and up to, as texts that a checkpoint holds."""
+        """The next batch: its start and end, as the JSON texts of a checkpoint."""
         if self.at is None:
             self.at = json.dumps(self.reader.initialOffset())
         end = self.reader.latestOffset(json.loads(self.at), self.reader.getDefaultReadLimit())
@@ -257,7 +257,7 @@ def test_a_topic_made_anew_without_an_id_is_told_or_read_from_its_first_record_u
     strict = make_query(topics=f"{busy},{anew}")
     lenient = make_query(topics=f"{busy},{anew}", fail_on_data_loss="false", max_offsets_per_trigger=60)
     assert len(strict.batch()) == len(lenient.batch()) == 50
-    for query in (strict, lenient):  # as brokers before 2.8 have it written
+    for query in (strict, lenient):  # a checkpoint as brokers before 2.8 cause it: without topic ids
         query.at = json.dumps({name: what for name, what in json.loads(str(query.at)).items() if name != "@ids"})
     recreate(kafka_cluster, anew, 5)
     fill(kafka_cluster, busy, {0: 1000})

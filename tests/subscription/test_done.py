@@ -73,7 +73,7 @@ def test_a_damaged_text_is_not_believed(done: DoneSet, data: st.DataObject) -> N
 
 
 def test_a_set_for_another_offset_is_not_believed() -> None:
-    """A tool that resets offsets, or copies them to another cluster, may take the metadata along."""
+    """A tool that resets offsets, or copies them to another cluster, may copy the metadata too."""
     done = DoneSet(10, ((12, 20),))
     metadata = with_done(STAMP, done.encoded(100)[0])
     assert done_of(metadata, 10) == done

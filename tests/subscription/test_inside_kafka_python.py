@@ -42,7 +42,7 @@ class Reader:
             heartbeat_interval_ms=500,
             enable_auto_commit=group is not None,
             fetch_max_wait_ms=100,
-            metadata_max_age_ms=500,  # a leader that assigned before it knew the topic learns of it, and joins again
+            metadata_max_age_ms=500,  # a leader that assigned before it knew the topic learns of it and joins again
         )
         self.state: SubscriptionState = self.consumer._subscription
         assert isinstance(self.state, SubscriptionState)

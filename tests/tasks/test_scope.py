@@ -51,7 +51,7 @@ async def bounded(work: Coroutine[Any, Any, Any]) -> Any:
 
 
 def others() -> set[asyncio.Task[Any]]:
-    """Tasks besides the test, and what holds it to its deadline."""
+    """All tasks except the test and the one that enforces its deadline."""
     return {task for task in asyncio.all_tasks() - {asyncio.current_task()} if "_within" not in repr(task.get_coro())}
 
 
@@ -121,7 +121,7 @@ async def test_the_first_of_two_failures_is_raised_and_the_other_is_logged(caplo
     assert told.levelno == logging.WARNING
     assert "Oops('second')" in told.getMessage()
     assert "Oops('first')" in told.getMessage()
-    assert told.exc_info is not None  # a fault of ours needs its traceback
+    assert told.exc_info is not None  # a bug in the library needs its traceback
 
 
 async def test_main_fails_and_a_child_fails() -> None:

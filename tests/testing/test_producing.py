@@ -108,7 +108,7 @@ def test_records_wait_for_a_broker_that_comes_back(kafka_cluster, topic_factory)
         kafka_cluster.brokers[0].kill()
         kafka_cluster.brokers[0].start()
         assert counts.result(60) == {0: 20_000}
-    # what the broker took and could not acknowledge is there twice
+    # records that the broker stored but could not acknowledge are there twice
     got = [int(record.value) for record in consumed(kafka_cluster, topic)]
     assert set(got) == set(range(20_000))
 

@@ -24,7 +24,7 @@ linux = pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs /pr
 
 
 class Echo:
-    """Answers what it hears, in threads; knows its connections."""
+    """Sends received bytes back, in threads; knows its connections."""
 
     def __init__(self) -> None:
         self.listener = socket.create_server(("127.0.0.1", 0))

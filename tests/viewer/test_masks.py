@@ -1,4 +1,4 @@
-"""Masks hide what they name, and more rather than less: pure."""
+"""Masks hide their fields, and hide more rather than less if they cannot be applied. Pure."""
 
 from __future__ import annotations
 

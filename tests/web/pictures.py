@@ -38,7 +38,7 @@ SHOTS = (
     ("partitions", "#/group/billing/partitions?sort=-lag", 1280, 700, True),
 )
 FILM_WIDTH, FILM_HEIGHT = 960, 640
-COLOURS = 96  # of the film. More: smoother edges; less: a smaller file
+COLOURS = 96  # of the film; more: smoother edges; less: a smaller file
 
 
 class Camera:

@@ -25,7 +25,7 @@ PATIENCE_S = 60.0
 
 
 class Served:
-    """`url` is where the server is; `ask` speaks HTTP to it."""
+    """A running server. `url` is its address; `ask` sends it HTTP requests."""
 
     def __init__(self, port: int, watcher: Watcher) -> None:
         self.port = port

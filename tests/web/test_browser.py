@@ -104,7 +104,7 @@ class Page:
             selenium.ActionChains(self.driver).send_keys(key).perform()
 
     def go(self, hash_: str) -> None:
-        """Shows another view of the page that is open."""
+        """Shows another view of the open page."""
         self.run(f"location.hash = {hash_!r}")
 
     def focused(self) -> str:
@@ -295,7 +295,7 @@ async def test_every_view_of_a_large_group_fits_and_has_no_barrier(browser: Any,
 
         def fits() -> None:
             assert page.run("return document.documentElement.scrollWidth") <= width, "nothing to scroll sideways"
-            if width != 800:  # which has the views of 1440 in the colours of 390
+            if width != 800:  # 800 has the views of 1440 and the colours of 390, which are checked there
                 assert page.violations() == []
 
         def walk() -> None:
@@ -599,7 +599,7 @@ async def test_an_operator_orders_about_records_looks_at_plans_and_settles_lette
         press("Delete the group")
         page.sees("dialog .answer", "Deleted: 1 znode")
         press("Close")
-        page.go("#/audit")  # with the token that this page has already
+        page.go("#/audit")  # with the token that the page already has
         page.sees("#changes", "deadletters/redrive")
         fits(390)
         assert page.complaints() == []

@@ -71,7 +71,7 @@ def test_ready_is_a_member_that_reads_what_it_owns() -> None:
     assert health.ready() == ["none of its partitions has been read yet"]
     it.read = {P[0], P[1]}
     assert health.ready() == []
-    it.owned.add(P[2])  # a rebalance brings one more, which takes a moment
+    it.owned.add(P[2])  # a rebalance assigns it one more, which takes a moment
     assert health.ready() == []
     now[0] += READ_WITHIN_S + 1
     assert "1 of its partitions are not being read" in health.ready()[0]
@@ -81,7 +81,7 @@ def test_ready_is_a_member_that_reads_what_it_owns() -> None:
     assert health.ready() == [], "the time begins anew"
     it.owned, it.read = {P[1]}, {P[1]}
     assert health.ready() == []
-    it.owned = {P[2]}  # a rebalance takes all that it had and gives it something else
+    it.owned = {P[2]}  # a rebalance takes all its partitions and assigns it a different one
     assert health.ready() == [], "it goes on with its work"
     now[0] += READ_WITHIN_S + 1
     assert "1 of its partitions are not being read" in health.ready()[0]

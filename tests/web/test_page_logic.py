@@ -1,4 +1,5 @@
-"""What the page computes without a browser: addresses, order and filters of tables, texts, pictures. Node runs it."""
+"""The functions of the page that need no browser: addresses, order and filters of tables, texts, pictures. Node runs
+them."""
 
 from __future__ import annotations
 

@@ -284,7 +284,7 @@ async def test_a_plan_is_shown_applied_and_refused(zk_chroot: str) -> None:
         for wrong in (
             {"add": "new"},
             {"fly": []},
-            {"function": "os:system"},  # must not be imported because a request names it
+            {"function": "os:system"},  # a request must not be able to import a module
             {"add": ["new"], "apply": True},
             {"orders": ["freeze"]},
         ):

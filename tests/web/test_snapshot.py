@@ -90,7 +90,7 @@ def test_orders_and_the_use_of_the_budget_are_told() -> None:
     )
     known.learn(replace(state, document=document, orders=Orders((budget, freeze)), read_ms=wall_ms()), 3.0)
     assert [(each["text"], each["state"]) for each in shown_orders(known)] == [
-        ("freeze", "pending"),  # the member is of a version that said nothing of orders
+        ("freeze", "pending"),  # the member's version does not report which orders it knows
         ("budget 2 at once, 30 a minute", "kept"),
     ]
     used = detail(known)["budget"]

@@ -148,7 +148,7 @@ async def test_what_ends_the_watch_is_shown_and_the_watch_begins_again() -> None
 async def test_a_fault_of_ours_is_shown_and_the_rest_goes_on(
     zk_chroot: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An unexpected exception in the doctor, which a test has to inject."""
+    """Injects an unexpected exception into the doctor."""
     stumbles = True
 
     async def stumbling(*args: Any, **kwargs: Any) -> Any:

@@ -195,7 +195,10 @@ def uncordon_command(name: str, member: str, access: Any, default_group: Any, as
 @click.argument("new")
 @_with_order_options
 def swap_command(name: str, old: str, new: str, access: Any, as_json: bool, dry_run: bool, told: Any) -> None:
-    """NEW takes all partitions of OLD, and nothing else moves. NEW may join later."""
+    """NEW takes all partitions of OLD, and nothing else moves. NEW may join later.
+
+    If NEW has partitions already, all members share them.
+    """
     _give(access, name, as_json, dry_run, lambda orders: orders.swap(old, new, **told))
 
 

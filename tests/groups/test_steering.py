@@ -168,6 +168,11 @@ def test_new_members_are_canaries_until_they_are_promoted() -> None:
         (pin("0", rack="b"), {A: parts(0)}, {A: parts(0)}, "not kept", "can take t:0"),
         (exclude("0", {"member": "two"}), {B: parts(0)}, {A: parts(0)}, "waiting", "still there"),
         (exclude("0"), {}, {}, "kept", ""),
+        (pin("99", member="one"), {A: parts(0)}, {A: parts(0)}, "waiting", "the group has no partition t:99"),
+        (pin("0,99", member="one"), {A: parts(0)}, {A: parts(0)}, "kept", "the group has no partition t:99"),
+        (exclude("99", {"member": "two"}), {B: parts(0)}, {B: parts(0)}, "waiting", "no partition t:99"),
+        (exclude("99"), {A: parts(0)}, {A: parts(0)}, "kept", ""),
+        (pin("0", member="one"), {}, {}, "kept", ""),
     ],
 )
 def test_each_order_has_a_state(

@@ -176,17 +176,17 @@ def states_of(
     orders = tuple(orders)
     if not orders:
         return {}
-    view = _Outcome(members, document, goal, any(order.kind == "freeze" for order in orders))
+    view = _Outcome(members, document, goal, orders)
     return {order.id: told.get(order.id) or view.state(order) for order in orders}
 
 
 class _Outcome:
     def __init__(
-        self, members: Infos, document: AssignmentDocument, goal: Mapping[str, Partitions], frozen: bool
+        self, members: Infos, document: AssignmentDocument, goal: Mapping[str, Partitions], orders: Collection[Order]
     ) -> None:
         self._members = members
         self._document = document
-        self._frozen = frozen
+        self._frozen = any(order.kind == "freeze" for order in orders)
         self._goal = goal
         self._at: dict[TopicPartition, str] = {}
         for member, partitions in document.owners.items():
@@ -194,6 +194,10 @@ class _Outcome:
         for member, entry in document.waiting.items():
             self._at.update(dict.fromkeys(entry.partitions, member))
         self._to = {partition: member for member, partitions in goal.items() for partition in partitions}
+        without_owner = (
+            order.partitions for order in orders if order.kind == "exclude" and not order.arguments["places"]
+        )
+        self._known = document.left_out.union(self._at, self._to, *without_owner)
 
     def state(self, order: Order) -> OrderState:
         state: OrderState = getattr(self, f"_{order.kind}", self._plain)(order)
@@ -266,6 +270,10 @@ class _Outcome:
             return OrderState("not kept", f"no live member there can take {_partitions(wrong)}")
         if moving:
             return self._moving(moving, f"are {what}")
+        unknown = order.partitions - self._known if self._to else NO_PARTITIONS
+        if unknown:
+            state = "waiting" if unknown == order.partitions else "kept"
+            return OrderState(state, f"the group has no partition {_partitions(unknown)}")
         return OrderState("kept")
 
     def _canary(self, order: Order) -> OrderState:

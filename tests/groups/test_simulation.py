@@ -121,6 +121,41 @@ def test_orders_are_kept_though_the_leader_dies_at_any_step(every: int) -> None:
         ordered_leader_dies_at(step)
 
 
+# orders that end: one that is withdrawn, one that expires, and one that goes on beside them
+ENDED = parse(
+    """
+       0.000 start w1
+       0.000 start w2
+       0.000 start w3
+       2.000 order-evacuate w3
+       4.000 start w4
+       5.500 withdraw
+       6.000 order-exclude w2 3.000
+       6.500 grow
+       8.000 order-swap w2
+    """.splitlines()
+)
+
+
+def ended_leader_dies_at(step: int | None) -> Simulation:
+    def followed() -> bool:
+        has = {name: len(worker.active) for name, worker in run.workers.items() if not worker.gone}
+        return all(has[name] for name in has if name != "w2") and (not has.get("w2") or "w4" not in has)
+
+    run = Simulation(1, faults_s=14.0, schedule=ENDED, dies_at_step=step)
+    run.settled = followed
+    run.run()
+    return run
+
+
+@pytest.mark.parametrize("every", [90, pytest.param(1, marks=pytest.mark.long)])
+def test_orders_end_and_swaps_are_kept_though_the_leader_dies_at_any_step(every: int) -> None:
+    steps = ended_leader_dies_at(None).steps_of_leaders
+    assert steps > 300
+    for step in range(1, steps + 1, every):
+        ended_leader_dies_at(step)
+
+
 # load moves partitions before, between and under these orders
 FOLLOWED = parse(
     """

@@ -1,4 +1,4 @@
-"""A member of a group that reads what it owns."""
+"""A member of a group that reads the partitions it owns."""
 
 from __future__ import annotations
 
@@ -184,8 +184,8 @@ class Consumer:
     async def start(self) -> None:
         """Connects and joins the group.
 
-        Raises BrokersUnavailable or ZooKeeperUnavailable within `connect_timeout_s`. A topic that does not exist is
-        waited for, with a warning.
+        Raises BrokersUnavailable or ZooKeeperUnavailable within `connect_timeout_s`. If a topic does not exist, logs a
+        warning and waits for it.
         """
         if self._started:
             raise RuntimeError("start() was called already; make a new Consumer")
@@ -198,15 +198,16 @@ class Consumer:
             raise
 
     async def close(self, *, commit: bool = True, restart: bool = True) -> None:
-        """Commits what is done, releases every partition, leaves the group. Safe to call twice.
+        """Commits done records, releases every partition, and leaves the group. Safe to call twice.
 
-        A task that reads is waited for until it asks for more, which raises Closed. When the reader itself closes, or
-        a task that it has started since it began to read, what it was given last is not done, and comes again.
+        If a task is reading, `close` waits until it requests more records; that request raises Closed. If the reader
+        itself calls `close`, or a task that it started since it began to read, the records delivered last are not done,
+        and come again.
 
-        `commit` False: what is done and not committed yet comes again elsewhere.
+        `commit` False: records that are done but not committed come again at their next owner.
 
         `restart` False: the partitions move to other members at once, although `restart_grace_s` reserves them for the
-        next process of this `instance_id`. Without effect where nothing is reserved.
+        next process of this `instance_id`. Without a reservation it has no effect.
         """
         if self._closed or not self._started:
             self._closed = True
@@ -242,20 +243,22 @@ class Consumer:
         return batch
 
     async def getbatch(self, timeout_s: float | None = None) -> Batch | None:
-        """The next batch of one partition, or None after `timeout_s` seconds (None waits, 0 does not).
+        """Returns the next batch of one partition, or None after `timeout_s` seconds (None: no limit, 0: does not
+        wait).
 
-        Asking for it says that the one before is done.
+        The call marks the batch before it as done.
         """
         return await self._readable().batch(timeout_s)
 
     async def getone(self, timeout_s: float | None = None) -> Record | None:
-        """The next record, or None after `timeout_s` seconds. Asking for it says that the one before is done."""
+        """Returns the next record, or None after `timeout_s` seconds. The call marks the record before it as done."""
         return await self._readable().one(timeout_s)
 
     async def getmany(
         self, timeout_s: float | None = None, max_records: int | None = None
     ) -> dict[TopicPartition, list[Record]]:
-        """Records by partition: waits for the first up to `timeout_s` seconds, then takes what is there already."""
+        """Returns records by partition: waits up to `timeout_s` seconds for the first, then adds those that have
+        already arrived."""
         return await self._readable().many(timeout_s, max_records)
 
     def _readable(self) -> Reading:
@@ -298,19 +301,21 @@ class Consumer:
     ) -> None:
         """Calls `handler` for every record, until the consumer is closed or this call is cancelled.
 
-        A coroutine function runs on the loop, any other in a thread. A return says that the record is done, an
-        exception that it failed. Commits exactly what is done: the lowest offset that is not, and beyond it, in the
-        metadata of the commit, the records that are, so that a restart or another member repeats only the others.
-        Nothing else may read from this consumer or commit meanwhile; `auto_commit_interval_s` has no effect.
+        A coroutine function runs on the loop, any other in a thread. If the function returns, the record is done; if it
+        raises, the record has failed. A commit stores exactly the done records: its offset is the lowest one that is
+        not done, and its metadata names the done records beyond it, so that a restart or another member repeats only
+        the others. Nothing else may read from this consumer or commit during the call; `auto_commit_interval_s` has no
+        effect.
 
             async with Consumer("orders", brokers="b1:9092", group="billing", zookeeper="z1:2181") as consumer:
                 await consumer.process(bill, ordering="key", concurrency=100, dead_letter_topic="orders.failed")
 
         A cancelled call drains first, for at most `drain_timeout_s`, and commits. Afterwards the consumer still owns
-        its partitions, and reading goes on at what is not done. docs/reference/settings.md lists the settings.
+        its partitions, and reading continues at the first record that is not done. docs/reference/settings.md lists the
+        settings.
 
-        Raises HandlerFailed when a record cannot be handled and has nowhere to go, ConfigError for bad settings before
-        anything is read, and what reading raises.
+        Raises HandlerFailed when a record can be neither handled nor stored elsewhere, ConfigError for bad settings
+        before any read, and the errors of reading.
         """
         self._begun()
         given = {
@@ -352,11 +357,11 @@ class Consumer:
         return lambda record: deserialized(record, key, value)
 
     def report_load(self, partition: TopicPartition, load: float) -> None:
-        """Says how much work a partition is at present, with `follow_load="reported"`.
+        """Reports the present load of a partition, with `follow_load="reported"`.
 
-        `load` is in any unit that all members share, for example bytes or seconds of work per second. The number counts
-        until the next call; the group sees its mean over ten minutes. It says nothing about a partition that this
-        member does not own. Raises ValueError for a number that is not finite or below 0.
+        `load` is in any unit that all members share, for example bytes or seconds of work per second. It is valid until
+        the next call; the group uses its mean over ten minutes. It has no effect for a partition that this member does
+        not own. Raises ValueError for a number that is not finite or below 0.
         """
         if not 0 <= load < float("inf"):
             raise ValueError(f"load = {load!r}: must be a number from 0 on")
@@ -365,10 +370,11 @@ class Consumer:
     # -- offsets -------------------------------------------------------------------------------------------------
 
     async def commit(self, offsets: Mapping[TopicPartition, Offset] | None = None) -> None:
-        """Commits these offsets (each the next one to read), or everything delivered so far, which then is done.
+        """Commits these offsets (each the next one to read). Without offsets, marks all delivered records as done and
+        commits them.
 
-        Raises NotOwned for a partition that is not ours, ConfigError for an offset below 0, CommitFailed when the
-        lease lapsed or the coordinator refuses.
+        Raises NotOwned for a partition that this member does not own, ConfigError for an offset below 0, CommitFailed
+        when the lease has expired or the coordinator refuses.
         """
         if offsets is None:
             await self._engine.commit_progress(in_hand=True)
@@ -390,21 +396,22 @@ class Consumer:
     def commit_soon(
         self, offsets: Mapping[TopicPartition, Offset] | None = None, callback: OnCommit | None = None
     ) -> None:
-        """The former name of `commit_async`. It warns, and is removed in 0.3."""
+        """The former name of `commit_async`. It logs a warning, and is removed in 0.3."""
         warn_renamed("Consumer.commit_soon", "commit_async")
         self.commit_async(offsets, callback)
 
     async def committed(self, partition: TopicPartition) -> OffsetAndMetadata | None:
-        """The committed offset of the group, from the coordinator, or None. The partition need not be owned.
+        """Returns the committed offset of the group from the coordinator, or None. This member need not own the
+        partition.
 
-        Its metadata is what the user committed, "" if that was nothing; its leader epoch is -1 if it is not known.
+        The metadata is the user's, "" if there was none. The leader epoch is -1 if it is unknown.
         """
         partition = as_partition(partition)
         found = (await self._engine.offsets.fetch([partition])).get(partition)
         return None if found is None else as_written(found)
 
     async def position(self, partition: TopicPartition) -> int:
-        """The next offset to be delivered; waits until it is known. Raises NotOwned."""
+        """Returns the next offset to deliver; waits until it is known. Raises NotOwned."""
         partition = as_partition(partition)
         while True:
             self._engine.must_own([partition])
@@ -414,10 +421,10 @@ class Consumer:
             await self._engine.fetcher.news(0.1)
 
     def seek(self, partition: TopicPartition, offset: Offset) -> None:
-        """Goes on from `offset`, whatever was reached before. Raises NotOwned.
+        """Continues from `offset`, whatever the position was. Raises NotOwned.
 
-        What `committed` returns is compared with the log first: by its leader epoch, and by the id of the topic of
-        which it was committed.
+        If `offset` comes from `committed`, the consumer first compares it with the log, by its leader epoch and the id
+        of its topic.
         """
         partition, position = as_partition(partition), as_offset(offset)
         self._engine.must_own([partition])
@@ -429,14 +436,16 @@ class Consumer:
     async def seek_to_beginning(self, *partitions: TopicPartition | Iterable[TopicPartition]) -> None:
         """Seeks to the oldest record of these partitions, or of all owned ones.
 
-        Raises NotOwned, also when none is ours, and BrokerError when a leader does not answer within 30 s.
+        Raises NotOwned, also if this member owns no partition, and BrokerError if a leader does not respond within 30
+        s.
         """
         await self._seek_to(partitions, EARLIEST)
 
     async def seek_to_end(self, *partitions: TopicPartition | Iterable[TopicPartition]) -> None:
         """Seeks to the end of these partitions, or of all owned ones.
 
-        Raises NotOwned, also when none is ours, and BrokerError when a leader does not answer within 30 s.
+        Raises NotOwned, also if this member owns no partition, and BrokerError if a leader does not respond within 30
+        s.
         """
         await self._seek_to(partitions, LATEST)
 
@@ -445,8 +454,8 @@ class Consumer:
     ) -> dict[TopicPartition, int | None]:
         """Seeks to the committed offsets of these partitions, or of all owned ones, and returns them.
 
-        A partition of which nothing is committed stays where it is; its value is None. Raises NotOwned, also when none
-        is ours, IllegalState without a group, and NoOffsetsError.
+        A partition without a committed offset keeps its position; its value is None. Raises NotOwned, also if this
+        member owns no partition, IllegalState without a group, and NoOffsetsError.
         """
         chosen = self._owned(partitions)
         found = await self._engine.offsets.fetch(chosen)
@@ -461,7 +470,7 @@ class Consumer:
                 self.seek(partition, there.offset)
 
     def _owned(self, partitions: Iterable[Any]) -> tuple[TopicPartition, ...]:
-        """These partitions, or all owned ones. Raises NotOwned."""
+        """Returns these partitions, or all owned ones. Raises NotOwned."""
         chosen = as_partitions(partitions) or tuple(sorted(self.assignment()))
         if not chosen:
             raise NotOwned(
@@ -472,7 +481,7 @@ class Consumer:
         return chosen
 
     def pause(self, *partitions: TopicPartition | Iterable[TopicPartition]) -> None:
-        """Delivers no records of these until `resume`; the member still owns them. Raises NotOwned."""
+        """Delivers no records of these partitions until `resume`. The member still owns them. Raises NotOwned."""
         chosen = as_partitions(partitions)
         self._engine.must_own(chosen)
         for partition in chosen:
@@ -489,13 +498,13 @@ class Consumer:
         self._engine.fetcher.wake()
 
     def paused(self) -> frozenset[TopicPartition]:
-        """The partitions that are paused."""
+        """The paused partitions."""
         return frozenset(self._engine.state.paused_partitions())
 
     def may_act(self) -> bool:
         """Whether records may be handled and offsets committed at this instant.
 
-        Ask it before each record that was delivered a while ago: the lease may have lapsed since.
+        Check it before each record that was delivered a while ago, because the lease may have expired since.
         """
         return self._engine.membership.may_act()
 
@@ -512,12 +521,12 @@ class Consumer:
         pattern: str | None = None,
         listener: Listener | None = None,
     ) -> None:
-        """Reads these topics from now on, instead of what was subscribed before. May be called before `start`.
+        """Subscribes to these topics, and replaces the earlier subscription. May be called before `start`.
 
-        Partitions of topics that are not subscribed any more are released in good order with the rebalance that this
-        causes. `listener` takes the place of the one before, which stays if none is given.
+        The rebalance that follows releases the partitions of topics that are no longer subscribed. `listener` replaces
+        the earlier listener, which stays if none is given.
 
-        Raises ConfigError, or IllegalState after `assign`, and leaves everything as it was.
+        Raises ConfigError, or IllegalState after `assign`, and changes nothing.
         """
         wanted = as_topics((topics, *more) if more else (topics,))
         if not wanted and pattern is None:
@@ -530,36 +539,36 @@ class Consumer:
     def unsubscribe(self) -> None:
         """Ends the subscription: drains and releases all partitions.
 
-        Nothing is delivered any more, and what is done is committed as in a rebalance. The consumer stays in its
+        No more records are delivered, and done records are committed as in a rebalance. The consumer stays in its
         group, without partitions, so that it can `subscribe` again.
         """
         self._engine.subscribe((), None)
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
-        """Reads these partitions from now on, and no others; with membership "fixed" only.
+        """Assigns these partitions and no others; only with membership "fixed".
 
-        They are assigned when this returns, so `seek` may follow at once; before `start`, they are once that returns.
-        Those that were assigned before and are not named any more can be committed until the batch in hand is done.
-        Without any it is as `unsubscribe`.
+        They are assigned when this returns, so `seek` may follow at once; before `start`, they are assigned when
+        `start` returns. Partitions that were assigned before and are not named now can be committed until the records
+        in hand are done. Without partitions it works like `unsubscribe`.
 
-        Raises IllegalState when topics are subscribed or a group assigns, ConfigError for a partition that its topic
-        has not, and leaves everything as it was.
+        Raises IllegalState when topics are subscribed or a group assigns, and ConfigError for a partition that its
+        topic does not have; in both cases it changes nothing.
         """
         self._engine.assign(as_partitions(partitions))
 
     def subscription(self) -> frozenset[str]:
-        """The topics that are subscribed; of a pattern, those that match and are known. None by `assign`."""
+        """The subscribed topics; with a pattern, the known topics that match. None after `assign`."""
         return self._engine.subscription()
 
     # -- what the cluster has ------------------------------------------------------------------------------------
 
     async def topics(self) -> set[str]:
-        """Every topic that this user may see, without Kafka's own. Raises BrokerError."""
+        """Returns every topic that this user may see, without Kafka's internal ones. Raises BrokerError."""
         self._must_be_started()
         return set(await self._engine.client.list_topics())
 
     async def partitions_for_topic(self, topic: str) -> set[int] | None:
-        """The numbers of a topic's partitions, asked of the brokers; None if there is none such.
+        """Asks the brokers for the partition numbers of a topic; None if it does not exist.
 
         The topic need not be subscribed, and is not created. Raises BrokersUnavailable.
         """
@@ -569,28 +578,29 @@ class Consumer:
         return None if found is None else set(found)
 
     async def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """The offset of the oldest record of each. They need not be owned, and no position changes.
+        """Returns the offset of the oldest record of each partition. The member need not own them. Positions stay.
 
-        Raises TopicNotFound, and BrokerError when a leader does not answer within 30 s.
+        Raises TopicNotFound, and BrokerError if a leader does not respond within 30 s.
         """
         return await self._ends(partitions, EARLIEST)
 
     async def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """The offset of the next record of each; with "read_committed", of the first that is not decided.
+        """Returns the end offset of each partition; with "read_committed", the last stable offset.
 
-        They need not be ours, and no position changes. Raises as `beginning_offsets`.
+        The member need not own them. Positions stay. Raises as `beginning_offsets`.
         """
         return await self._ends(partitions, LATEST)
 
     async def offsets_for_times(
         self, timestamps: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """Of each, the first record at or after its time, in milliseconds since the epoch; None: there is none.
+        """Returns for each partition the first record at or after a time, in milliseconds since the epoch; None if
+        there is none.
 
-        They need not be ours, and no position changes. Brokers before 0.10.1 know only the times of log segments: the
-        offset is then the start of a segment at or before that record, with timestamp -1.
+        The member need not own the partitions. Positions stay. Brokers before 0.10.1 know only the times of log
+        segments: the offset is then the start of a segment at or before that record, with timestamp -1.
 
-        Raises ConfigError (a ValueError) for a time below 0, else as `beginning_offsets`.
+        Raises ConfigError (a ValueError) for a time below 0, otherwise as `beginning_offsets`.
         """
         at = {as_partition(partition): time for partition, time in timestamps.items()}
         for (topic, number), time in at.items():
@@ -620,7 +630,7 @@ class Consumer:
         """The fencing token of this ownership: a number that grows with each new owner of the partition.
 
         A store that remembers the highest number it has seen, and refuses writes with a lower one, is safe from a
-        process that was frozen and goes on after it lost the partition. `batch.fence` and `record.fence` have the
+        process that was paused and continues after it lost the partition. `batch.fence` and `record.fence` have the
         number of the ownership under which they were delivered. docs/howto/effects-once.md says what each membership
         promises. Raises NotOwned.
         """
@@ -629,34 +639,36 @@ class Consumer:
         return self._engine.membership.fence(partition)
 
     async def next_owners(self, *partitions: TopicPartition | Iterable[TopicPartition]) -> dict[TopicPartition, str]:
-        """The ids of the members that get these partitions next. For a listener's `on_partitions_revoked`.
+        """Returns the ids of the members that get these partitions next. For a listener's `on_partitions_revoked`.
 
-        The partitions are released when that method returns, so it may pass state on: docs/howto/handover.md. A
-        partition is left out if its next owner is not known: nobody is promised it, or the membership does not tell
-        (only "zookeeper" does). Raises AllocatorError when ZooKeeper does not respond.
+        The member releases the partitions when that method returns, so the method may pass state on:
+        docs/howto/handover.md. A partition is left out if its next owner is unknown: the assignment names none, or the
+        membership does not report it (only "zookeeper" does). Raises AllocatorError if ZooKeeper does not respond.
         """
         return dict(await self._engine.membership.next_owners(frozenset(as_partitions(partitions))))
 
     async def former_owners(self, *partitions: TopicPartition | Iterable[TopicPartition]) -> dict[TopicPartition, str]:
-        """The ids of the members that committed these partitions last. For a listener's `on_partitions_assigned`.
+        """Returns the ids of the members that committed these partitions last. For a listener's
+        `on_partitions_assigned`.
 
-        With every membership, because the id is in the metadata of the commit. It is this member's own id if nobody
-        else has committed since. A partition is left out if nothing is committed, if the commit is of another client
-        or carries metadata of its user, and if offsets are in ZooKeeper. Raises IllegalState without a group, and
-        AllocatorError when the coordinator does not respond.
+        It works with every membership, because the id is in the metadata of the commit. It is this member's own id if
+        no other member has committed since. A partition is left out if it has no committed offset, if another client
+        committed it, if its user added metadata, or if offsets are in ZooKeeper. Raises IllegalState without a group,
+        and AllocatorError if the coordinator does not respond.
         """
         found = await self._engine.offsets.fetch(set(as_partitions(partitions)))
         members = {partition: as_written(offset).member for partition, offset in found.items()}
         return {partition: member for partition, member in members.items() if member is not None}
 
     def high_watermark(self, partition: TopicPartition) -> int | None:
-        """The offset after the partition's last record as of the last fetch; None before the first."""
+        """The offset after the partition's last record as of the last fetch; None before the first fetch."""
         partition = as_partition(partition)
         self._engine.must_own([partition])
         return self._engine.state.high_watermark(partition)
 
     def lag(self) -> dict[TopicPartition, int]:
-        """Records between position and end of each owned partition, if its end is known from fetches."""
+        """The number of records between the position and the end of each owned partition whose end is known
+        from fetches."""
         return lags(self._engine.state)
 
     @property
@@ -669,7 +681,8 @@ class Consumer:
         return reference_metrics(self.measures, self.lag(), len(self.assignment()))
 
     def topic_id(self, partition: TopicPartition) -> uuid.UUID | None:
-        """Of the topic that the position belongs to; None if it is not known (yet), or the brokers are below 2.8."""
+        """The id of the topic that the position belongs to; None if it is unknown, or the brokers are older
+        than 2.8."""
         partition = as_partition(partition)
         self._engine.must_own([partition])
         found: uuid.UUID | None = self._engine.state.topic_id(partition)

@@ -412,7 +412,7 @@ class ConsumerCore:
         return self.may_deliver
 
     def deliver(self, batch: Batch, next_offset: int) -> None:
-        """Records that the user gets the records of `batch` up to `next_offset`."""
+        """Notes that the user gets the records of `batch` up to `next_offset`."""
         partition = TopicPartition(batch.topic, batch.partition)
         # with the leader epoch of the record before it, so that a truncated log is distinguished from one that grew
         # (KIP-320)

@@ -283,7 +283,8 @@ class Ownership:
                 continue
             for partition in self._missing(partitions):
                 if partition in stored:
-                    # effects up to the sink's offset exist, whatever position was reached or committed in Kafka
+                    # the database has the effects up to the sink's offset, whatever position was reached or committed
+                    # in Kafka
                     self._progress.rewind(partition, stored[partition].offset)
                     self._state.seek(partition, stored[partition])
                     continue

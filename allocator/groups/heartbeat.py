@@ -64,7 +64,7 @@ class HeartbeatTimer:
         return self.last_sent
 
     def received_heartbeat(self) -> None:
-        """Records that the coordinator acknowledged the last heartbeat. The next one is due an interval after that one
+        """Notes that the coordinator acknowledged the last heartbeat. The next one is due an interval after that one
         was sent."""
         self.last_received = self.clock()
         self._soon_s = min(2 * self._soon_s, self.interval_s)
@@ -74,7 +74,7 @@ class HeartbeatTimer:
         self._due = self.clock() + pause_s
 
     def polled(self) -> None:
-        """Records a poll of the user."""
+        """Notes a poll of the user."""
         self._last_polled = self.clock()
 
     @property

@@ -86,7 +86,7 @@ class KafkaGroup:
         raise NotImplementedError
 
     def polled(self) -> None:
-        """Records a poll of the user. A member that left because the user did not poll joins again."""
+        """Notes a poll of the user. A member that left because the user did not poll joins again."""
         raise NotImplementedError
 
     def leave(self) -> None:

@@ -123,7 +123,7 @@ class Membership(Protocol):
         """
 
     def polled(self) -> None:
-        """Records a poll of the user. Without a poll for `max_poll_interval_s` the member leaves until the next one."""
+        """Notes a poll of the user. Without a poll for `max_poll_interval_s` the member leaves until the next one."""
 
     def subscribe(self, topics: Iterable[str], pattern: str | None = None) -> None:
         """Replaces the subscription; takes effect with the rebalance that this causes. Raises ConfigError."""

@@ -334,7 +334,7 @@ class PollTimer:
         self._heard: asyncio.Event | None = None
 
     def polled(self) -> None:
-        """Records a poll of the user."""
+        """Notes a poll of the user."""
         self._last = self._clock()
         if self._heard is not None:
             self._heard.set()

@@ -255,7 +255,7 @@ class History:
             )
 
     def _time_claims(self, current: Rebalance, last: GroupState, state: GroupState, at: float) -> None:
-        """Records which partitions lost or got an owner between two observations."""
+        """Notes which partitions lost or got an owner between two observations."""
         was, now = last.owners, state.owners
         if was == now:
             return
@@ -441,7 +441,7 @@ class Series:
         self._logs: Optional[Logs] = None
 
     def unknown(self, now: float) -> None:
-        """Records that Kafka does not respond: the last figures are out of date."""
+        """Notes that Kafka does not respond: the last figures are out of date."""
         self._logs = None
         if self.points and self.points[-1] != Point(self.points[-1].at, None):
             self.points.append(Point(now, None))

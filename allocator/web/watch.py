@@ -410,14 +410,14 @@ class Watcher:
             event.set()
 
     def complain(self, what: str, why: str) -> None:
-        """Records that a part does not respond."""
+        """Notes that a part does not respond."""
         if self.problems.get(what) != why:
             self.problems[what] = why
             self.changed()
         self.away_since.setdefault(what, time.time())
 
     def mend(self, what: str) -> None:
-        """Records that a part responds."""
+        """Notes that a part responds."""
         since = self.away_since.pop(what, None)
         if self.problems.pop(what, None) is None or since is None:
             return
@@ -474,7 +474,7 @@ class Watcher:
             self.unsubscribe(news)
 
     def fail(self, error: BaseException) -> None:
-        """Records why the watcher ended. Called by the task that ran `run`."""
+        """Notes why the watcher ended. Called by the task that ran `run`."""
         self.problems = {"watcher": f"{error}" if isinstance(error, AllocatorError) else repr(error)}
         self.away_since = {"watcher": time.time()}
         self._outdated()

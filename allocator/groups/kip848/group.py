@@ -312,7 +312,8 @@ class Kip848Group(KafkaGroup):
             await self._react(response)
             return
         self._adopt(response)
-        # after a lost response, the coordinator may have waited for a release since the assignment in that response
+        # the response was lost: the coordinator may have waited for a release since it sent the assignment in that
+        # response
         missed = reported is None and epoch != JOIN_EPOCH
         assigned = self._assigned if missed and response.assignment is not None else assigned
         unsure = missed and response.assignment is None

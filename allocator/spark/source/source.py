@@ -82,7 +82,7 @@ class AllocatorDataSource(DataSource):  # type: ignore[misc]  # pyspark is not f
 
 
 class _PushingDataSource(AllocatorDataSource):
-    """The same with filters pushed down, if the session supports that."""
+    """An `AllocatorDataSource` with filter pushdown, for sessions that support it."""
 
     @in_one_line()
     def reader(self, schema: Any) -> DataSourceReader:

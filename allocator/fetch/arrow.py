@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["field", "pyarrow", "record_batch", "schema"]
 
-# the first that makes arrays of views from several buffers
+# the first pyarrow version that builds arrays of views from several buffers
 OLDEST = 19
 FIELDS = ("offset", "timestamp", "timestamp_type", "key", "value", "headers")
 
@@ -140,7 +140,7 @@ def _headers(columns: Any) -> pa.Array:
     try:
         names.validate(full=True)
     except pa.ArrowInvalid:
-        # names are to be UTF-8; what is not has no place in a text column
+        # header names should be UTF-8; other bytes do not fit into a text column
         raw = names.view(pa.binary_view()).to_pylist()
         names = pa.array([name.decode("utf-8", "replace") for name in raw], pa.string_view())
     present = pa.py_buffer(value_bits) if nulls else None
@@ -153,12 +153,12 @@ _MAKERS = dict(zip(FIELDS, (_offsets, _timestamps, _timestamp_types, _keys, _val
 
 
 def _none_of(kind: pa.DataType) -> pa.Array:
-    # not pa.array([]), which imports pandas if it is there, for half a second
+    # not pa.array([]): it imports pandas, if installed, which takes half a second
     return pyarrow().nulls(0, kind)
 
 
 def _text(name: str) -> str:
-    """The same as for names of the compiled decoder: what is no UTF-8 is replaced."""
+    """Replaces bytes that are not UTF-8, as for names of the compiled decoder."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 

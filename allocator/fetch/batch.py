@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Batch", "deserialized"]
 
-# before each record batch: its first offset, and how many bytes follow; and where the number of the format stands
+# before each record batch: its first offset and its length; and the position of the format's number
 _OFFSET_LENGTH: Final = struct.Struct(">qi")
 _MAGIC_AT: Final = 16
 
@@ -75,11 +75,11 @@ class Batch(Sequence[Record]):
         self.partition = partition
         self.high_watermark = high_watermark
         self._found = found
-        # the segments from which records are wanted
+        # the segments with wanted records
         self._first = 0
         self._end = len(found.segments)
         self._start = start
-        # the offset after the last that belongs here; not after the last record: there may be none at the end
+        # the offset after this batch; invisible records may follow its last record
         self._stop = found.next_offset
         self._key_deserializer = key_deserializer
         self._value_deserializer = value_deserializer
@@ -339,7 +339,7 @@ class Batch(Sequence[Record]):
         return self._cut(columns, number, number + 1)
 
     def _columns(self) -> tuple[Columns | None, int, int]:
-        """The same of all segments."""
+        """The columns of all segments."""
         if self._first == self._end:
             return None, 0, 0
         return self._cut(self._found.columns(self._first, self._end), self._first, self._end)
@@ -356,7 +356,7 @@ class Batch(Sequence[Record]):
             if len(made) != len(array):
                 raise ValueError(f"{len(made)} values for {len(array)} records")
         except Exception as error:
-            # whatever the user's code raises, the batch that it fell over must be known
+            # the error must name the batch, whatever the user's code raises
             raise DeserializationError(self.topic, self.partition, self.base_offset, part, error) from error
         return made
 
@@ -386,5 +386,5 @@ def _apply(deserializer: Deserializer, record: Record, part: str) -> Any:
     try:
         return deserializer(data)
     except Exception as error:
-        # whatever the user's code raises, the record that it fell over must be known
+        # the error must name the record, whatever the user's code raises
         raise DeserializationError(record.topic, record.partition, record.offset, part, error) from error

@@ -240,7 +240,7 @@ class BrokerFetchers:
         self._new_metadata = True
         self._seen_version = -1
         for buffer in self._buffers.values():
-            buffer.wanted = None  # it has the leader's epoch
+            buffer.wanted = None  # the metadata has the leader's epoch
         self.wake()
 
     def is_current(self, buffer: PartitionBuffer) -> bool:
@@ -297,14 +297,14 @@ class BrokerFetchers:
                     self._spawn(self._do(chore, due))
                 at = self._due_at[chore] = chore.next_time()
             if at is not None:
-                times.append(at + 0.001)  # it is allowed only after that time, not at it
+                times.append(at + 0.001)  # the request is allowed only after that time, not at it
         topics = self._lookups.due(now, times)
         if topics:
             self._spawn(self._lookups.run(topics))
         self._pressed = False
         for broker in list(self._brokers.values()):
             if self._plan_broker(broker, now, times):
-                # the others come first when there is not room for all
+                # if there is not room for all, the other partitions come first
                 self._brokers[broker.node_id] = self._brokers.pop(broker.node_id)
         return min(times, default=None)
 
@@ -364,7 +364,7 @@ class BrokerFetchers:
             if broker is None:
                 self._lookups.lost.add(tp.topic)
                 if tp in self._broker_of:
-                    broker_of[tp] = self._broker_of[tp]  # to notice that the next one is another
+                    broker_of[tp] = self._broker_of[tp]  # shows later that the next broker is another one
                 continue
             broker_of[tp] = broker
             fetchable.setdefault(broker, set()).add(tp)
@@ -479,7 +479,7 @@ class BrokerFetchers:
             rack="" if leader_only else self._rack,
         )
         timeout_s = client.request_timeout_s + fetch.wait_s
-        # a span belongs to a task
+        # a tracing span belongs to a task
         if client.measures.spans is None and client.send_now(
             fetch.node, request, timeout_s, partial(self._responded, fetch)
         ):
@@ -648,7 +648,7 @@ class BrokerFetchers:
         if part.code and reaction is not FetchReaction.RESET:
             log.info("%s:%d at offset %d: error %d, %s", *tp, offset, part.code, reaction.value)
         if self._leave_replica(buffer, fetch.broker.node_id):
-            # the leader may have what a replica lacks or refuses, and its error is the real one
+            # the leader may have records that a replica lacks, and its error is the relevant one
             self._want_metadata(tp.topic)
         elif reaction in (FetchReaction.RETRY, FetchReaction.REFRESH, FetchReaction.VALIDATE):
             buffer.back_off(time.monotonic(), *self._backoff)

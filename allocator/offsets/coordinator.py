@@ -23,9 +23,9 @@ __all__ = ["METADATA_BYTES", "SHORTEST_RETENTION_S", "Coordinator"]
 
 log = logging.getLogger(__name__)
 
-MAX_VERSION = 3  # from v4 on one request may ask for many groups; this one asks for its own
+MAX_VERSION = 3  # from v4 on, one request can name many groups; this client names its own
 
-# for one request. more: its successor is found later when it hangs; less: a slow one gets the request twice
+# seconds for one request. more: a hung broker is replaced later; less: a slow one gets the request twice
 PATIENCE_S = 10.0
 
 METADATA = "offset.metadata.max.bytes"

@@ -40,8 +40,8 @@ FENCING = (
     GroupReaction.LOST,
     GroupReaction.RESET,
     GroupReaction.FENCED,
-)  # no member, or not of this generation
-PASSING = (GroupReaction.REJOIN, GroupReaction.NEW_EPOCH)  # still a member, which may commit again soon
+)  # not a member, or not a member of this generation
+PASSING = (GroupReaction.REJOIN, GroupReaction.NEW_EPOCH)  # still a member, whose next attempt may succeed
 # more: a commit succeeds later after a failure of the coordinator; less: more requests to one that struggles
 BACKOFF_MAX_S = 1.0
 # retries of a partition after "unknown server error", which may be temporary. more: 0.8.1 has longer for its
@@ -98,10 +98,10 @@ class GroupOffsets:
         self.committer = committer
         """The member that commits; None: commits carry no member."""
         self._in_zookeeper = in_zookeeper
-        self._tasks: set[asyncio.Task[None]] = set()  # of `commit_async`
-        self._waiting: list[PendingCommit] = []  # in the order of the calls
+        self._tasks: set[asyncio.Task[None]] = set()  # tasks of `commit_async`
+        self._waiting: list[PendingCommit] = []  # waiting commits, in the order of the calls
         self._turn: asyncio.Lock | None = None
-        self._abandoned = False  # a caller was cancelled: its request may be under way
+        self._abandoned = False  # whether a cancelled caller's request may still be under way
         self._failures = 0  # failed commit requests in a row
 
     @property
@@ -208,7 +208,7 @@ class GroupOffsets:
                 continue
             reaction = react(OFFSET_FETCH, code)
             if reaction is GroupReaction.CHECK_TOPIC:
-                # v0 says this of every partition without an offset in ZooKeeper
+                # v0 returns this code for every partition without an offset in ZooKeeper
                 if response.API_VERSION > 0:
                     unknown.add(tp)
             elif reaction is GroupReaction.FAIL:
@@ -221,14 +221,14 @@ class GroupOffsets:
             some = min(refused)
             raise for_code(refused[some], f"{some.topic}:{some.partition}")
         if unknown:
-            # a coordinator that has just started says this of partitions that it does not know yet. If we believed
-            # it, they would start again from the beginning, or from the end
+            # A coordinator that has just started returns this code for partitions that it does not know yet. If the
+            # client accepted it as "no offset", these partitions would start from the beginning or the end.
             await self._refresh({tp.topic for tp in unknown})
             again |= {tp for tp in unknown if tp.partition in (self._client.partitions(tp.topic) or ())}
         return again
 
     async def _all_partitions(self) -> set[TopicPartition]:
-        await self._refresh(())  # such old brokers list all topics whichever are asked for
+        await self._refresh(())  # such old brokers return all topics, whatever the request names
         topics = self._client.topics()
         return {TopicPartition(t, p) for t in topics for p in self._client.partitions(t) or ()}
 
@@ -302,7 +302,7 @@ class GroupOffsets:
     def _enter(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> PendingCommit:
         """Gives a commit its place in the order; the caller then awaits `_finish`."""
         cluster = self._client.metadata.cluster_id
-        texts = {each.metadata for each in offsets.values()}  # mostly one for all
+        texts = {each.metadata for each in offsets.values()}  # usually the same text for all partitions
         sent = {text: as_committed(text or "", cluster) for text in texts}
         call = PendingCommit({tp: OffsetAndMetadata(o, sent[text], epoch) for tp, (o, text, epoch) in offsets.items()})
         self._waiting.append(call)
@@ -331,7 +331,7 @@ class GroupOffsets:
 
     async def _send_some(self, deadline: float) -> None:
         """Sends one request for all waiting callers, and notes the result for each of them."""
-        if self._abandoned:  # that request must not take effect after this one
+        if self._abandoned:  # an earlier request must not take effect after this one
             await self._coordinator.settled(OffsetCommit)
             self._abandoned = False
         callers = list(self._waiting)
@@ -401,7 +401,8 @@ class GroupOffsets:
         return pause
 
     def _identity(self, callers: Iterable[PendingCommit], some: Offsets) -> Identity:
-        """The identity for the next request. Removes from `some` the partitions that it may not commit (any more)."""
+        """The identity for the next request. Removes the partitions from `some` that the member may no longer
+        commit."""
         if self.committer is None:
             return OUTSIDE
         identity, may_commit = self.committer.identity, self.committer.may_commit
@@ -416,7 +417,7 @@ class GroupOffsets:
         return OUTSIDE if identity is None else identity
 
     def _reaction(self, code: int, sent: Identity) -> GroupReaction:
-        """To a code other than success."""
+        """The reaction to an error code."""
         if self.committer is None:
             return react(COMMIT, code)
         reaction = react(MEMBER_COMMIT, code)

@@ -24,14 +24,14 @@ log = logging.getLogger(__name__)
 
 Known = Callable[[TopicPartition], "int | None"]
 
-# of the retention. An offset is committed again at half of its retention at the latest. more: fewer requests; less: the
-# coordinator may be away for longer
+# fraction of the retention. An offset is committed again at half of its retention at the latest. more: fewer requests;
+# less: the coordinator may be unavailable for longer
 PERIOD: Final = 0.25
 MAX_PERIOD_S: Final = 6 * 3600.0  # the setting may change with a restart of the brokers
-# how soon the member commits an offset that another member committed, which may be old. more: a member that lives
-# shortly commits none; less: more turns
+# how soon the member commits an offset again that another member committed, which may be old. more: a short-lived
+# member commits none; less: more turns
 CHECK_S: Final = 20.0
-IDLE_S: Final = 5.0  # between turns while the member owns nothing
+IDLE_S: Final = 5.0  # seconds between turns while the member owns nothing
 
 
 class IdleOffsets:
@@ -54,15 +54,15 @@ class IdleOffsets:
         self._retention_s = retention_s
         self._clock = clock
         self._committed: dict[TopicPartition, float] = {}
-        self._period_s: float | None = None  # as of `_learnt`
+        self._period_s: float | None = None  # computed at the time `_learnt`
         self._learnt = float("-inf")
 
     def committed(self, partitions: Iterable[TopicPartition]) -> None:
-        """These were committed just now."""
+        """Notes that these offsets were committed just now."""
         self._committed.update(dict.fromkeys(partitions, self._clock()))
 
     def not_ours(self) -> set[TopicPartition]:
-        """Partitions that no commit is known of since this member owns them."""
+        """Partitions without a known commit since this member owns them."""
         return set(self._owned()) - self._committed.keys()
 
     def due(self, period_s: float) -> set[TopicPartition]:
@@ -86,7 +86,7 @@ class IdleOffsets:
             except AllocatorError as error:
                 log.debug("%d idle offsets are committed later: %s", len(due), error)
             else:
-                self.committed(due)  # also the ones left out, which another member has committed
+                self.committed(due)  # including those left out, which another member has committed
         return min(period_s / 2, CHECK_S)
 
     async def run(self) -> None:
@@ -103,7 +103,7 @@ class IdleOffsets:
                 MAX_PERIOD_S, max(1.0, PERIOD * (SHORTEST_RETENTION_S if retention_s is None else retention_s))
             )
             if retention_s is None:
-                return period_s  # the next turn asks again
+                return period_s  # the next turn asks again for the retention
             self._period_s, self._learnt = period_s, now
         return self._period_s
 

@@ -29,11 +29,11 @@ __all__ = [
     "fetch_results",
 ]
 
-# v9 is v8 for a member by epoch; from v10 on topics go by id instead of by name
+# v9 is v8 with a member epoch; from v10 on, topics have ids instead of names
 MAX_COMMIT = 8
 EPOCH_COMMIT = 9
 MAX_RETAINED_COMMIT = 4  # the last version in which a commit has a retention time
-# from v8 on one request may ask for several groups; v9 names the member
+# from v8 on, one request can name several groups; v9 names the member
 MAX_FETCH = 7
 EPOCH_FETCH = 9
 STABLE = 7  # from this version of OffsetFetch on, a request can wait for open transactions (KIP-447)
@@ -46,7 +46,7 @@ class Identity(NamedTuple):
     generation: int
     member_id: str
     instance_id: Optional[str] = None
-    """Of a static member (KIP-345)."""
+    """The group instance id of a static member (KIP-345)."""
     by_epoch: bool = False
     """`generation` is the member epoch of KIP-848."""
 

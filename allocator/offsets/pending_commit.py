@@ -13,12 +13,12 @@ __all__ = ["MOST_PARTITIONS", "Offsets", "PendingCommit", "names_of", "take_some
 
 Offsets = dict[TopicPartition, OffsetAndMetadata]
 
-# of one request. more: encoding it and reading the answer holds up the loop, and beyond `max.message.bytes` of the
-# offsets topic the coordinator refuses it; less: more round trips. 500 partitions cost about 2 ms at a time.
+# partitions of one request. more: encoding it and reading the response blocks the loop, and beyond `max.message.bytes`
+# of the offsets topic the coordinator refuses it; less: more round trips. 500 partitions cost about 2 ms at a time.
 MOST_PARTITIONS = 500
 MOST_BYTES = 250_000
-RECORD_BYTES = 100  # about the size of a record in the offsets topic, without names and metadata
-NAMED = 10  # partitions that an error lists
+RECORD_BYTES = 100  # about the size of one record in the offsets topic, without names and metadata
+NAMED = 10  # maximum number of partitions that an error lists
 
 
 class PendingCommit:
@@ -43,7 +43,7 @@ class PendingCommit:
                 del self.left[tp]
                 self.failed[tp] = exc
             else:
-                self.left[tp] = self.left.pop(tp)  # behind those that were not sent yet
+                self.left[tp] = self.left.pop(tp)  # moves them behind the partitions that were not sent yet
                 self.last[tp] = exc
 
 

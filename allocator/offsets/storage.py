@@ -57,7 +57,7 @@ class StoredOffsets(GroupOffsets):
             return super().commit_async(offsets, callback)
         if self.storage == "zookeeper":
             return self._old.commit_async(offsets, callback or self._on_commit)
-        # both have their place in the order when this returns; the callback gets one result for the two
+        # both commits have their place in the order when this returns; the callback gets one result for both
         each = super().commit_async(offsets, _ignore), self._old.commit_async(offsets, _ignore)
         task = asyncio.get_running_loop().create_task(_both(*each), name="commit")
         self._tasks.add(task)

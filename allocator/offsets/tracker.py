@@ -1,4 +1,4 @@
-"""How far the user has got, partition by partition. Pure."""
+"""Tracks how far the user has processed each partition. Pure."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["OffsetTracker"]
 
 
 class OffsetTracker:
-    """Offsets handed out, done, and committed; each is the offset *after* the last record it covers.
+    """Delivered, done and committed offsets; each is the offset *after* the last record that it covers.
 
-    What was handed out counts as done when the user asks for more. Only what is done may be committed without being
-    asked, so a crash in the middle of a batch repeats that batch and never skips it.
+    Delivered records count as done when the user requests more. Automatic commits contain only done records, so a crash
+    in the middle of a batch repeats that batch and never skips it.
 
     `asking_is_done`: whether what is done was processed as well, so that a partition that comes back need not begin
     before it. A user who commits by hand says that by committing, and may ask for more long before.
@@ -29,40 +29,42 @@ class OffsetTracker:
         self._done: dict[TopicPartition, int] = {}
         self._committed: dict[TopicPartition, int] = {}
         self._reached: dict[TopicPartition, int] = {}
-        self._beyond: dict[TopicPartition, DoneSet] = {}  # done already, beyond where a partition began
-        self._topics: dict[TopicPartition, Any] = {}  # the id of the topic that was reached, where it is known
+        self._beyond: dict[
+            TopicPartition, DoneSet
+        ] = {}  # records done before, beyond the offset where the partition began
+        self._topics: dict[TopicPartition, Any] = {}  # the id of the topic, where it is known
         self._waiters: list[tuple[frozenset[TopicPartition], asyncio.Future[None]]] = []
 
     @property
     def in_hand(self) -> bool:
-        """Whether the user works on something."""
+        """Whether the user is working on delivered records."""
         return bool(self._handed)
 
     def hand_out(self, partition: TopicPartition, next_offset: int) -> None:
-        """The user works on everything before `next_offset` now."""
+        """The user now works on everything before `next_offset`."""
         self._handed[partition] = next_offset
 
     def finish(self, topic: str | None = None) -> None:
-        """The user asked for more (of one topic, or of all): what was handed out is done."""
+        """The user requested more (of one topic, or of all): the delivered records are done."""
         if self._handed:
             for partition in [p for p in self._handed if topic is None or p.topic == topic]:
                 self._move(partition)
             self._wake()
 
     def finish_up_to(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Exactly these are done; what was handed out since is not."""
+        """Exactly these offsets are done; records delivered since are not."""
         for partition, offset in offsets.items():
             if self._handed.get(partition) == offset:
                 self._move(partition)
         self._wake()
 
     def abandon(self) -> None:
-        """The user will not ask again: what was handed out is neither done nor waited for."""
+        """The user will not request more: the delivered records are not done, and nothing waits for them."""
         self._handed.clear()
         self._wake()
 
     def rewind(self, partition: TopicPartition, offset: int, done: DoneSet | None = None) -> None:
-        """The user chose another position, which replaces whatever was reached before; `done`: beyond it."""
+        """The user chose another position, which replaces the former one; `done`: beyond it."""
         self._note_beyond(partition, done)
         self._handed.pop(partition, None)
         self._committed.pop(partition, None)
@@ -90,7 +92,7 @@ class OffsetTracker:
         return OffsetAndMetadata(reached, stamped("", topic), -1)
 
     def done_beyond(self, partition: TopicPartition) -> DoneSet | None:
-        """What was done already, beyond the offset where the partition began or was set to."""
+        """Records that were done before, beyond the offset where the partition began or was set to."""
         return self._beyond.get(partition)
 
     def _note_beyond(self, partition: TopicPartition, done: DoneSet | None) -> None:
@@ -111,14 +113,14 @@ class OffsetTracker:
     def uncommitted(
         self, partitions: Iterable[TopicPartition] | None = None, *, in_hand: bool = False
     ) -> dict[TopicPartition, int]:
-        """What is done and not committed yet; with `in_hand`, also what was handed out and is not done."""
+        """The done offsets that are not committed yet; with `in_hand`, also the delivered ones that are not done."""
         reached = {**self._done, **self._handed} if in_hand else self._done
         chosen = reached if partitions is None else [p for p in partitions if p in reached]
-        # what is in hand may have been committed already, and must not be set back to what is done
+        # a delivered offset may have been committed already, and must not be set back to the done one
         return {p: reached[p] for p in chosen if reached[p] > self._committed.get(p, -1)}
 
     def forget(self, partitions: Iterable[TopicPartition], topic_id: Callable[[TopicPartition], Any]) -> None:
-        """They are no longer ours; only how far they were done is remembered, and of which topic."""
+        """The partitions are no longer owned. Keeps only the done offset and its topic."""
         for partition in partitions:
             self._topics[partition] = topic_id(partition)
             for offsets in (self._handed, self._done, self._committed):
@@ -127,7 +129,7 @@ class OffsetTracker:
         self._wake()
 
     async def finished(self, partitions: frozenset[TopicPartition]) -> None:
-        """Returns when nothing of these partitions is in the user's hands."""
+        """Returns when the user works on no record of these partitions."""
         if partitions.isdisjoint(self._handed):
             return
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -19,12 +19,13 @@ __all__ = ["AnyBatch", "BatchBuilder", "EncodeRows", "MessageSet"]
 _LZ4: Final = CODECS["lz4"]
 _NULL: Final = b"\xff\xff\xff\xff"
 
-# (time after the batch's first, index in the batch, target in bytes) -> the bytes and how many records they are
+# a function: (ms after the batch's first timestamp, index in the batch, target in bytes) -> (the bytes, their number of
+# records)
 EncodeRows = Callable[[int, int, int], tuple[bytes, int]]
 
 
 class MessageSet(NamedTuple):
-    """Messages of v0 or v1, as they are sent. These formats have no producer id."""
+    """Messages of v0 or v1 as bytes on the wire. These formats have no producer id."""
 
     records: int
     data: bytes
@@ -34,7 +35,7 @@ class MessageSet(NamedTuple):
         return len(self.data)
 
     def stamped(self, producer: int, epoch: int, sequence: int) -> bytes:
-        """The bytes to send; the arguments are those of `Encoded.stamped`, and have no field here."""
+        """The bytes to send. The arguments are those of `Encoded.stamped`; these formats have no fields for them."""
         return self.data
 
 

@@ -57,7 +57,7 @@ def by_partition(
         placed = pc.coalesce(chosen.cast(pa.int32()), placed)
     runs = pc.run_end_encode(placed.cast(pa.int32()))
     if len(runs.values) > 1:
-        order = pc.array_sort_indices(placed)  # stable
+        order = pc.array_sort_indices(placed)  # a stable sort keeps the order of rows
         columns = columns.each(lambda column: column.take(order))
         runs = pc.run_end_encode(placed.cast(pa.int32()).take(order))
     start = 0

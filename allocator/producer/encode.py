@@ -50,11 +50,11 @@ TARGET_BYTES: Final = 512 << 10
 # the length of a batch, without the 12 bytes up to it, is a signed number of 32 bits
 MOST_BYTES: Final = (1 << 31) - 1 + 12
 
-_ATTRIBUTES, _NULL, _NONE = b"\0", b"\x01", b"\0"  # of a record: unused; a null's length; no headers
+# fields of a record: unused attributes; the length of a null; no headers
+_ATTRIBUTES, _NULL, _NONE = b"\0", b"\x01", b"\0"
 _INT64: Final = 1 << 63
 
-# the bytes, how many records, base and max timestamp, the runs of old offsets as in `Encoded`, and the offset after
-# the last
+# (bytes, number of records, base and max timestamp, runs of old offsets as in `Encoded`, offset after the last record)
 Rows = tuple[bytes, int, int, int, list[tuple[int, int]], int]
 
 
@@ -93,7 +93,7 @@ class Encoded(NamedTuple):
             self.records,
         )
         checked = _CHECKED.pack(*fields)
-        length = self.size - 12  # of what follows it
+        length = self.size - 12  # length of the remaining batch
         front = _FRONT.pack(0, length, -1, 2, crc32c(self.payload, crc32c(checked)))
         return b"".join((front, checked, self.payload))
 
@@ -110,7 +110,7 @@ class BatchTooLarge(AllocatorError):
 
 
 def encode(batch: Batch) -> Iterator[Encoded]:
-    """All records of `batch` in order. The last one's `next` is past records that are not visible.
+    """All records of `batch` in order. `next` of the last batch also covers invisible records.
 
     A batch of v2 keeps its payload where a broker accepts it from a producer. Raises CorruptRecordError and
     BatchTooLarge, after the batches before the fault.
@@ -134,7 +134,8 @@ def encode(batch: Batch) -> Iterator[Encoded]:
 
 
 def _as_it_came(part: Batch, data: memoryview) -> Encoded | None:
-    """None if a broker refuses the batch from a producer: compaction left gaps, or a broker set the timestamps."""
+    """The unchanged batch; None if a broker would refuse it from a producer: compaction left gaps, or a broker set
+    the timestamps."""
     attributes, last_delta, base_time, max_time, _, _, _, count = _CHECKED.unpack_from(data, _FRONT.size)
     if count != last_delta + 1 or attributes & ~(_CODEC | _TRANSACTIONAL):
         return None
@@ -194,7 +195,7 @@ class Writer:
 
     def __init__(self, records: Iterator[Record]) -> None:
         self._records = records
-        self._held: Record | None = None  # it did not go into the last batch
+        self._held: Record | None = None  # a record that did not fit into the last batch
 
     def write(self, target: int) -> Rows | None:
         """The next records, up to the one that reaches `target` bytes; None after the last.
@@ -231,7 +232,7 @@ class Writer:
                     break
         except CorruptRecordError:
             if not index:
-                raise  # and at the next call, where something good stands before
+                raise  # raised again by the next call, if this one has records before the fault
         if not index:
             return None
         return b"".join(parts), index, base_time, max_time, runs, expected
@@ -274,7 +275,7 @@ def encode_headers(headers: Sequence[tuple[str, bytes | None]]) -> bytes:
 
 
 def _varint(value: int) -> bytes:
-    """Zigzag."""
+    """A zigzag varint."""
     return _SHORT[value] if 0 <= value < len(_SHORT) else uvarint(zigzag(value))
 
 

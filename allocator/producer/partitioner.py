@@ -18,7 +18,7 @@ class Partitioner:
 
     def __init__(self) -> None:
         self.keyless = random.randrange(1 << 20) * RUN
-        """How many keyless records were placed; it starts at random, so that many producers spread their first runs."""
+        """Number of keyless records so far. It starts at random, so that many producers spread their first runs."""
 
     def choose(self, key: bytes | None, partitions: int) -> int:
         if key is not None:

@@ -34,11 +34,12 @@ __all__ = ["DeliveryFailed", "ProduceQueue", "Producer", "SequenceLost", "append
 
 log = logging.getLogger(__name__)
 
-MAX_VERSION: Final = 12  # in later versions topics have ids
-V1, V2, ZSTD = 2, 3, 7  # the first versions of Produce that take message sets of v1, batches of v2, and zstd in them
-# Brokers remember this many batches of a producer for a partition. With more under way, a repeated one might be unknown
+MAX_VERSION: Final = 12  # later versions use topic ids
+V1, V2, ZSTD = 2, 3, 7  # the first Produce versions with message sets of v1, with batches of v2, and with zstd
+# Brokers remember this many batches per producer and partition. With more under way, they might not recognise a
+# repeated one.
 UNDER_WAY: Final = 5
-# Bytes of one request. More: fewer requests; less: the leader's other partitions wait for less
+# Bytes of one request. More: fewer requests; less: the leader's other partitions wait for a shorter time
 REQUEST_BYTES: Final = 4 << 20
 # seconds between two calls of `may_send`
 ASK_AGAIN_S: Final = 0.1
@@ -76,7 +77,7 @@ class DeliveryFailed(AllocatorError):
 
 @dataclass
 class _Item:
-    batch: Any  # an `AnyBatch`; those that `put` took are `Encoded`
+    batch: Any  # an `AnyBatch`; batches from `put` are `Encoded`
     sequence: int
     expires_at: float = math.inf
     delivered: Optional[asyncio.Future[None]] = None
@@ -104,8 +105,8 @@ class ProduceQueue:
     open: Optional[_Open] = None
     waiting: deque[_Item] = field(default_factory=deque)
     sent: deque[_Item] = field(default_factory=deque)
-    unanswered: int = 0  # requests
-    most: int = 1  # under way: brokers take any sequence for the first batch of a producer that they do not know
+    unanswered: int = 0  # requests under way
+    most: int = 1  # under way: brokers accept any sequence in the first batch of a producer that is new to them
     broken: bool = False
     resume_at: float = 0.0
     tries: int = 0
@@ -154,11 +155,11 @@ class Producer:
         """Version of the record format that the brokers take; known after `open`."""
         self._queues: dict[TopicPartition, ProduceQueue] = {}
         self._under_way: dict[int, int] = defaultdict(int)
-        self._ready: dict[TopicPartition, None] = {}  # those that have something to send, in turn
+        self._ready: dict[TopicPartition, None] = {}  # partitions with batches to send, in turn
         self._wait_s: float | None = None
         self._held = 0
         self.stopped = False
-        """Whether it was closed, or failed in a way that ends it."""
+        """Whether the producer was closed, or ended by a failure."""
         self._wake: asyncio.Event
         self._progress: asyncio.Event
         # of records
@@ -279,7 +280,7 @@ class Producer:
         self.raise_if_failed()
 
     def raise_if_failed(self) -> None:
-        """Raises the first DeliveryFailed since the last one that this raised."""
+        """Raises the first DeliveryFailed that this method has not raised yet."""
         if self._failed is not None:
             failed, records = self._failed, self._failed_records
             self._failed, self._failed_records = None, 0
@@ -342,7 +343,7 @@ class Producer:
             self._queues[partition] = ProduceQueue(*identity)
 
     def drop(self, partitions: Iterable[TopicPartition]) -> None:
-        """Forgets what is not acknowledged of these."""
+        """Forgets the unacknowledged batches of these partitions."""
         for partition in partitions:
             queue = self._queues.pop(partition, None)
             if queue is not None:
@@ -371,12 +372,12 @@ class Producer:
         return True
 
     def idle(self, partition: TopicPartition) -> bool:
-        """Whether everything of it is acknowledged."""
+        """Whether everything of the partition is acknowledged."""
         queue = self._queues.get(partition)
         return queue is None or not (queue.waiting or queue.sent or queue.open)
 
     async def drained(self, partitions: Iterable[TopicPartition]) -> None:
-        """Returns when everything of these is acknowledged or failed, or nothing is sent any more."""
+        """Returns when everything of these partitions is acknowledged or failed, or when sending has ended."""
         wanted = list(partitions)
         while not (self.stopped or all(map(self.idle, wanted))):
             self._progress.clear()
@@ -447,7 +448,8 @@ class Producer:
             chosen[leader][partition] = queue.waiting.popleft()
             queue.sent.append(item)
             queue.unanswered += 1
-            self._ready[partition] = self._ready.pop(partition)  # its turn comes again after the others'
+            # the partition's next turn comes after those of the others
+            self._ready[partition] = self._ready.pop(partition)
         for leader, items in chosen.items():
             self._under_way[leader] += 1
             tasks.start(self._exchange(leader, items, {each: self._queues[each] for each in items}), "produce")
@@ -485,7 +487,7 @@ class Producer:
             queue = queues[partition]
             queue.unanswered -= 1
             if self._queues.get(partition) is not queue:
-                continue  # dropped meanwhile
+                continue  # the partition was dropped in the meantime
             code, base = codes.get(partition, (-1, -1))
             if code == 0 or (code == DUPLICATE_SEQUENCE and item.delivered is not None):
                 item.target, queue.tries = base, 0
@@ -503,7 +505,7 @@ class Producer:
                 self._settle(partition, queue)
         self._progress.set()
         if failed:
-            # the leader may have moved; if no broker answers, the next try shows it
+            # the leader may have moved; if no broker answers, the next attempt shows it
             with contextlib.suppress(AllocatorError):
                 await self._client.refresh()
 
@@ -540,7 +542,8 @@ class Producer:
             if self._acked is not None:
                 self._acked(partition, item.batch, item.target)
         if queue.broken and not queue.unanswered:
-            # in their order again; the broker knows those that it acknowledged out of turn, and counts them once
+            # restores their order; the broker recognises batches that it acknowledged out of order, and counts them
+            # once
             queue.waiting.extendleft(reversed(queue.sent))
             for item in queue.sent:
                 item.target = None
@@ -555,19 +558,19 @@ class Producer:
     def _fail(
         self, partition: TopicPartition, queue: ProduceQueue, error: AllocatorError, refused: _Item | None = None
     ) -> None:
-        """Gives up all of a partition: with a batch missing, the brokers would refuse the sequence of the next one.
+        """Gives up all batches of a partition: with one missing, brokers would refuse the sequence of the next.
 
-        `refused`: the batch that a broker refused, if one did.
+        `refused`: the batch that a broker refused, if any.
         """
         self.drop([partition])
-        self._identity = None  # a new queue of the partition begins another sequence
+        self._identity = None  # a new queue of the partition begins a new sequence
         items = [*queue.sent, *queue.waiting]
         if queue.open is not None:
             items.append(_Item(queue.open.builder, 0, delivered=queue.open.delivered))
         under_way = len(queue.sent)
         for number, item in enumerate(items):
             if item.target is not None:
-                continue  # acknowledged out of turn
+                continue  # acknowledged out of order
             maybe_written = item.maybe_written or (number < under_way and item is not refused)
             failed = DeliveryFailed(partition, item.batch.records, error, maybe_written)
             self._failed = self._failed or failed
@@ -585,7 +588,8 @@ class Producer:
 
 
 async def append(client: KafkaClient, partition: TopicPartition, encoded: Encoded, timeout_s: float = 30.0) -> int:
-    """One record batch by itself: the offset of its first record. It may stand there twice if an answer was lost.
+    """Appends one record batch, without sequence numbers, and returns the offset of its first record. After a lost
+    response it may be stored twice.
 
     Raises BrokerError.
     """
@@ -607,7 +611,7 @@ async def append(client: KafkaClient, partition: TopicPartition, encoded: Encode
         if not error.retriable or asyncio.get_running_loop().time() > deadline:
             raise error
         await asyncio.sleep(client.retry_backoff_s)
-        with contextlib.suppress(AllocatorError):  # if no broker answers, the next try shows it
+        with contextlib.suppress(AllocatorError):  # if no broker answers, the next attempt shows it
             await client.refresh([partition.topic])
 
 
@@ -626,13 +630,13 @@ def _produce(records: dict[TopicPartition, bytes], timeout_s: float) -> Any:
 
 
 def _retrieve(delivered: asyncio.Future[None]) -> None:
-    """A caller that awaits `flush` alone does not read the future's error."""
+    """Reads the future's error, because a caller that only awaits `flush` does not."""
     if not delivered.cancelled():
         delivered.exception()
 
 
 def _creating(topic: str) -> Any:
-    """A request for metadata at which brokers create the topic, if auto.create.topics.enable is set."""
+    """A metadata request that makes brokers create the topic, if auto.create.topics.enable is set."""
     return MetadataRequest(
         topics=[MetadataRequest.MetadataRequestTopic(name=topic)],
         allow_auto_topic_creation=True,

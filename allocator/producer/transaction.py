@@ -28,9 +28,9 @@ __all__ = ["NewRecord", "TransactionalWriter"]
 
 log = logging.getLogger(__name__)
 
-TRANSACTION: Final = 1  # the kind of coordinator
-TRANSACTIONAL: Final = 0x10  # attribute of a batch
-# the newest versions in which partitions are added by a request of their own, and the epoch stays in a commit
+TRANSACTION: Final = 1  # the kind of coordinator: for transactions
+TRANSACTIONAL: Final = 0x10  # the attribute that marks a transactional batch
+# the newest versions with a separate request to add partitions, and with an epoch that a commit does not change
 ADD_VERSION, PRODUCE_VERSION, END_VERSION, INIT_VERSION = 3, 11, 4, 4
 LOADING, NOT_AVAILABLE, NOT_COORDINATOR, CONCURRENT = 14, 15, 16, 51
 DUPLICATE_SEQUENCE = 46

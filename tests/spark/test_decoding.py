@@ -142,10 +142,10 @@ async def test_a_frame_gets_columns_of_values_and_of_errors(spark: SparkSession)
 
     old = framed(1, avro(V1, {"id": 1, "price": decimal.Decimal("1.50")}))
     large = framed(1, avro(record(id="int", price="bytes"), {"id": 2, "price": b"\x7f" * 9}))
-    frame = spark.createDataFrame(
-        [(n, value) for n, value in enumerate([old, b"text", None, large, framed(2, b'{"a": 1}')])],
-        "offset long, value binary",
-    ).coalesce(1)
+    values = [old, b"text", None, large, framed(2, b'{"a": 1}')]
+    texts = ["null" if each is None else f"X'{each.hex()}'" for each in values]
+    rows = ", ".join(f"({number}L, {text})" for number, text in enumerate(texts))
+    frame = spark.sql(f"select * from values {rows} as it(offset, value)").coalesce(1)  # one Python worker
     answers = {
         "/schemas/ids/1": {"schema": json.dumps(V1)},
         "/schemas/ids/2": {"schemaType": "JSON", "schema": "{}"},
@@ -154,8 +154,8 @@ async def test_a_frame_gets_columns_of_values_and_of_errors(spark: SparkSession)
     asked: list[str] = []
     async with registry(answers, asked) as url:
         found = await in_thread(lambda: decode_values(frame, url, subject="orders-value").collect())
-        values = [row.decoded and row.decoded.asDict() for row in found]
-        assert values == [{"number": 1, "price": decimal.Decimal("1.50"), "currency": "EUR"}, None, None, None, None]
+        decoded = [row.decoded and row.decoded.asDict() for row in found]
+        assert decoded == [{"number": 1, "price": decimal.Decimal("1.50"), "currency": "EUR"}, None, None, None, None]
         errors = [row.decode_error for row in found]
         assert errors[0] is None
         assert errors[2] is None

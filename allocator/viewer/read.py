@@ -131,7 +131,8 @@ class Reader:
         self._timeout_s = timeout_s
 
     async def read(self, query: Query) -> ReadResult:
-        """Raises TopicNotFound, ConfigError for a partition that does not exist, BrokersUnavailable, BrokerError."""
+        """Reads the records of a query. Raises TopicNotFound, ConfigError for a missing partition,
+        BrokersUnavailable, BrokerError."""
         async with Consumer(
             brokers=self._brokers,
             group=None,

@@ -29,7 +29,7 @@ class Fetcher:
 
 
 class Offsets:
-    """Returns these in turn, and then always the last one."""
+    """A fake of the offsets: each call returns the next of `answers`, and later always the last one."""
 
     def __init__(self, *answers: AllocatorError | int) -> None:
         self.answers = list(answers)

@@ -17,7 +17,7 @@ from repository import ROOT
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(2400), pytest.mark.xdist_group("docker")]
 
-UP_S = 1800  # builds images
+UP_S = 1800  # the first start builds images
 STEP_S = 120
 DOCKER = ROOT / "docker"
 FILES = ("new.yaml", "old.yaml", "compose.yaml")

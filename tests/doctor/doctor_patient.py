@@ -97,7 +97,7 @@ class Patient:
 
 
 async def commit_to_zookeeper(bootstrap: str, group: str, offsets: dict[TopicPartition, int]) -> None:
-    """As kiel does, and consumers of 0.8."""
+    """Commits offsets to ZooKeeper, as kiel and consumers of 0.8 do."""
     async with KafkaClient(bootstrap) as client:
         old = GroupOffsets(client, group, in_zookeeper=True)
         await old.commit({p: OffsetAndMetadata(offset, "", -1) for p, offset in offsets.items()})

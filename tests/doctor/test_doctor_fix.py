@@ -24,7 +24,7 @@ pytestmark = pytest.mark.deadline(150)
 NOW_MS = int(time.time() * 1000)
 LATER_S = YOUNG_MS / 1000 + 60
 SKELETON = ("members", "claims", "shards")
-# findings that one command neither mends nor narrows down: a setting of members or brokers, or a decision
+# findings without a fix by one command: they need a change of settings, or a decision
 WITHOUT_COMMAND = {
     "could-not-look",
     "session-timeout-out-of-range",

@@ -70,5 +70,6 @@ def test_nor_in_ten_minutes(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.servers
 @pytest.mark.long
 def test_nor_when_the_ensemble_comes_back_empty(capsys: pytest.CaptureFixture[str]) -> None:
-    """At least three times. The brokers work without ZooKeeper, so it only affects the group."""
+    """The ensemble comes back empty at least three times. The brokers work without ZooKeeper, so only the group is
+    affected."""
     disturb(150.0, capsys, FORGETFUL, Settings(kafka="4.1.1"))

@@ -110,7 +110,7 @@ def damaged(draw: st.DrawFn) -> bytes:
     parts = [bytearray(part) for part in split(draw(record_sets()))]
     for _ in range(draw(st.integers(1, 3))):
         part = draw(st.sampled_from(parts))
-        # past the length mostly: a wrong one only cuts
+        # often behind the length field, because a wrong length only cuts the batch off
         at = draw(st.integers(8 if draw(st.booleans()) else 16, len(part) - 1))
         part[at] = draw(st.one_of(st.integers(0, 255), st.sampled_from([0, 1, 0x7F, 0x80, 0xFF])))
     if draw(st.integers(0, 4)):

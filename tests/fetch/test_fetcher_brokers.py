@@ -33,7 +33,7 @@ ALL_CODECS = (None, "gzip", "snappy", "lz4", "zstd")
 
 
 def known(cluster: LocalCluster, topic: str) -> None:
-    """All brokers know the topic."""
+    """Waits until all brokers know the topic."""
     wait_until(lambda: all(topic in m.topics for m in cluster.metadata()), 30, f"{topic} to be known")
 
 

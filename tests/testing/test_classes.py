@@ -1,4 +1,4 @@
-"""Class archives: the second session makes one, or one of many starts, and servers use it."""
+"""Class archives: the second session creates one, or one session with many starts does, and servers use it."""
 
 from __future__ import annotations
 

@@ -20,10 +20,18 @@ from allocator.types import TopicPartition
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Query"]
+__all__ = ["Query", "never_connected"]
 
 PATIENCE_S = 240.0
 INTERVAL_S = 0.2  # to see what a query wrote is to read its files
+
+
+def never_connected(query: Any) -> bool:
+    """Whether the query ended before it read anything, and may be started again.
+
+    Spark gives a new Python process 10 s to import what it needs, which on a busy machine is too little.
+    """
+    return "failed to connect back" in str(query.exception())
 
 
 class Query:
@@ -39,8 +47,7 @@ class Query:
         while True:
             query = self._start(**trigger)
             wait_until(lambda query=query: _begun(query), PATIENCE_S, "the query to begin")
-            # Spark gives a new Python process 10 s to import what it needs, which on a busy machine is too little
-            if "failed to connect back" not in str(query.exception()):
+            if not never_connected(query):
                 return query
 
     def _start(self, **trigger: Any) -> Any:

@@ -23,6 +23,7 @@ from allocator.daemon.daemon import Daemon
 from allocator.daemon.following import FollowingDaemon
 from allocator.daemon.notify import Notifier
 from allocator.daemon.preflight import refuse_new_chroot
+from allocator.daemon.stacks import dump_when_stuck
 from allocator.errors import AllocatorError, AssignorError, ConfigError, HandlerFailed
 from allocator.foreign import CONTROL, plain
 from allocator.processing.dead_letter import DeadLetterTopic
@@ -235,7 +236,7 @@ async def _until_signal(
         loop.add_signal_handler(number, on_signal, number)
     try:
         async with (beside or AsyncExitStack)():
-            await TaskGroup().run(main(), watchdog=notifier.keep_alive())
+            await TaskGroup().run(main(), watchdog=notifier.keep_alive(), stacks=dump_when_stuck())
     except HandlerFailed as error:
         log.error("%s", error, extra={"topic": error.topic, "partition": error.partition, "offset": error.offset})
         return HANDLER_FAILED

@@ -12,8 +12,8 @@ import time
 from typing import Any
 
 from allocator import AllocatorError, Consumer, RebalanceListener, Record, TopicPartition
+from allocator.daemon.stacks import dump_when_stuck
 from bench.faults.journal import Journal
-from bench.faults.members.stacks import dump_when_stuck
 
 
 class Service(RebalanceListener):

@@ -310,7 +310,8 @@ def run_and_kill(directory: Path, sizes: list[int], when: Callable[[], object]) 
             wait_until(lambda: child.poll() is not None or when(), 240, "the moment to kill", interval_s=0.01)
         finally:
             # Python and Spark, as a machine that loses its power
-            os.killpg(child.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it came to its end first
+                os.killpg(child.pid, signal.SIGKILL)
             code = child.wait()
     assert code in (0, -signal.SIGKILL), (directory.parent / "log").read_text()[-3000:]
     return code == 0

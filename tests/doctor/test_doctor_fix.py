@@ -21,7 +21,6 @@ from allocator.zookeeper.client import ZooKeeper
 
 pytestmark = pytest.mark.deadline(150)
 
-NOW_MS = int(time.time() * 1000)
 LATER_S = YOUNG_MS / 1000 + 60
 SKELETON = ("members", "claims", "shards")
 # findings without a fix by one command: they need a change of settings, or a decision
@@ -94,9 +93,10 @@ async def test_only_groups_of_empty_znodes_are_deleted_and_young_ones_are_not(zk
 
 
 def test_expired_orders_are_withdrawn_and_no_other(zk_chroot: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    long_ago = order("freeze", NOW_MS - 10 * CLOCK_MS, NOW_MS - 2 * CLOCK_MS)
-    just_now = order("cordon", NOW_MS - 10 * CLOCK_MS, NOW_MS - 1000, member="a")
-    in_force = order("budget", NOW_MS, at_once=1, per_minute=None)
+    now_ms = int(time.time() * 1000)  # not when the module was loaded: a whole run is longer than CLOCK_MS
+    long_ago = order("freeze", now_ms - 10 * CLOCK_MS, now_ms - 2 * CLOCK_MS)
+    just_now = order("cordon", now_ms - 10 * CLOCK_MS, now_ms - 1000, member="a")
+    in_force = order("budget", now_ms, at_once=1, per_minute=None)
     where = ["--zookeeper", zk_chroot, "--interval", "0"]
 
     def run(*options: str, typed: str = "") -> Any:

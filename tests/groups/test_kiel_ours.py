@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 
 import pytest
 from click.testing import CliRunner
@@ -30,7 +30,7 @@ from allocator.groups.zookeeper.membership import ZooKeeperMembership, ZooKeeper
 from allocator.groups.zookeeper.znodes import InvalidZnode, Paths
 from allocator.testing import wait_until_async
 from allocator.types import TopicPartition
-from allocator.zookeeper.client import ZooKeeper
+from allocator.zookeeper.client import Op, ZooKeeper
 
 
 class Offsets:
@@ -190,6 +190,38 @@ async def test_who_comes_back_in_its_session_takes_nothing_from_whoever_took_ove
         await wait_until_async(lambda: len(a.owner.owned) == 12, 30, "a to come back")
         await bench.settled(a, b)
         assert left == [24], "those of b"
+
+
+async def test_a_claim_whose_deletion_was_not_acknowledged_is_not_deleted_twice(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second deletion would hit the claim of the next owner, whose znode has the same name."""
+    async with bench.zookeeper() as zk, bench.members("a") as (a,):
+        await bench.settled(a)
+        ours = a.membership._current._zk
+        multi, begin = ours.multi, a.membership._current._begin_session
+        left: list[int] = []
+
+        async def unacknowledged(ops: Sequence[Op]) -> int:
+            done = await multi(ops)
+            if ops[0].kind == "delete":
+                await asyncio.Event().wait()
+            return done
+
+        async def late() -> None:
+            await wait_until_async(lambda: len(b.owner.owned) == 24, 30, "b to have everything")
+            left.append(len(await zk.get_children(bench.paths.owners)))
+            await begin()
+
+        monkeypatch.setattr(ours, "multi", unacknowledged)
+        monkeypatch.setattr(a.membership._current, "_begin_session", late)
+        async with bench.members("b") as (b,):
+            await wait_until_async(lambda: len(b.owner.owned) == 12, 30, "b to claim what a deleted")
+            await zk.delete(bench.paths.member(a.membership.member_id))
+            await wait_until_async(lambda: bool(left), 30, "a to begin again")
+            monkeypatch.setattr(ours, "multi", multi)
+            await bench.settled(a, b)
+            assert left == [24], "the claims of b"
 
 
 async def test_a_group_goes_over_whole(bench: Bench) -> None:

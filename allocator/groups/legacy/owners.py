@@ -230,7 +230,7 @@ class OwnersMembership(SessionMembership):
             for (partition, paths), stat in zip(some, stats):
                 if stat is not None and stat.owner == self._zk.session_id:
                     self._claimed[partition] = paths
-                del self._doubtful[partition]
+                self._doubtful.pop(partition, None)
 
     async def _await_claims(self, partitions: Partitions) -> float | None:
         """Watches claims of others. Returns the seconds until the next try; None: the watch triggers it."""
@@ -251,26 +251,49 @@ class OwnersMembership(SessionMembership):
         await self._unclaim(partitions)
 
     async def _unclaim(self, partitions: Iterable[TopicPartition]) -> None:
-        """Deletes claims; retries until they or the session have ended."""
+        """Deletes claims; retries until they or the session have ended.
+
+        A claim is doubtful until ZooKeeper has acknowledged its deletion. The claim of the next owner has the same
+        path, so a second deletion could hit that one.
+        """
         left = [p for p in sorted(partitions) if p in self._claimed]
         while left and self._claim_session == self._zk.session_id:
-            some = left[:AT_ONCE]
+            some = {p: self._claimed.pop(p) for p in left[:AT_ONCE] if p in self._claimed}
+            self._doubtful.update(some)
             try:
-                await self._delete_all(list(chain(*(self._claimed[p] for p in some))))
+                if some:
+                    await self._delete_all(list(chain(*some.values())))
             except ConnectionLost:
-                await asyncio.sleep(RETRY_S)
+                await self._recover_later()
                 continue
             for partition in some:
+                self._doubtful.pop(partition, None)
                 self._claimed.pop(partition, None)
             del left[:AT_ONCE]
+
+    async def _recover_later(self) -> None:
+        """Checks the doubtful claims as soon as ZooKeeper responds again."""
+        while self._claim_session == self._zk.session_id:
+            await asyncio.sleep(RETRY_S)
+            with contextlib.suppress(ConnectionLost):
+                await self._recover()
+                return
 
     async def _delete_all(self, paths: Sequence[str]) -> None:
         try:
             await self._zk.multi([Op("delete", path) for path in paths])
         except NoZnode:
             for path in paths:
-                with contextlib.suppress(NoZnode):
-                    await self._zk.delete(path)
+                stat = await self._zk.exists(path)
+                if stat is not None and stat.owner == self._zk.session_id:
+                    with contextlib.suppress(NoZnode):
+                        await self._zk.delete(path)
+
+    async def _delete_ours(self, released: bool) -> None:
+        # ZooKeeper executes the requests of a session in order: a deletion that was sent before has taken effect
+        with contextlib.suppress(ConnectionLost):
+            await self._recover()
+        await super()._delete_ours(released)
 
     def _claim_znodes(self) -> Iterable[str]:
         """For `_znodes`: the claims of this session."""

@@ -28,7 +28,7 @@ class Constraints:
     swapped: Mapping[str, str] = field(default_factory=dict)
     """Member -> the member that replaces it."""
     allowed: Mapping[TopicPartition, frozenset[str]] = field(default_factory=dict)
-    """Partition -> the only members that may have it. A partition without an entry may go to any member."""
+    """For each restricted partition, the members that may own it. Every member may own a partition without an entry."""
     nobody: Partitions = frozenset()
     """Partitions that no member gets."""
     canaries: Mapping[str, int] = field(default_factory=dict)

@@ -585,9 +585,10 @@ class Consumer:
         return await self._ends(partitions, EARLIEST)
 
     async def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Returns the end offset of each partition; with "read_committed", the last stable offset.
+        """Returns the offset after the last record of each partition. With the isolation level "read_committed" it
+        returns the last stable offset: the first offset of a transaction that is still open, or the end.
 
-        The member need not own them. Positions stay. Raises as `beginning_offsets`.
+        The member need not own the partitions. Positions stay. Raises as `beginning_offsets`.
         """
         return await self._ends(partitions, LATEST)
 

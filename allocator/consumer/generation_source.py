@@ -37,8 +37,9 @@ __all__ = [
 
 T = TypeVar("T")
 
-# a ZooKeeper assignment does not list members without partitions, only the partitions of the others. more: a member
-# without partitions gets its generation later; less: a member that is about to get some gets two generations
+# An assignment in ZooKeeper lists only members that own partitions. So a member that finds none waits this long before
+# its generation begins without partitions. More: that generation begins later. Less: a member whose partitions arrive
+# late has two generations, the first of them without partitions.
 NOTHING_AFTER_S = 1.0
 
 

@@ -106,11 +106,10 @@ async def remains(
 async def delete_group(
     zk: Optional[ZooKeeper], client: Optional[KafkaClient], group: str, root: str, *, keep_offsets: bool = False
 ) -> GroupRemains:
-    """Deletes the group and returns what was deleted. If the group has members, raises GroupHasMembers and deletes
-    nothing.
+    """Deletes the znodes and the committed offsets of a group, and returns them.
 
-    It deletes the znodes first. A member that joins during the deletion either makes it fail, or starts while its
-    committed offsets still exist.
+    Raises GroupHasMembers if the group has members, and deletes nothing then. It deletes the znodes before the offsets.
+    If a member joins at the same time, either the deletion fails, or the member still finds its committed offsets.
     """
     for attempt in range(TRIES):
         found = await remains(zk, client, group, root, keep_offsets=keep_offsets)

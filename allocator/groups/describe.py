@@ -118,13 +118,22 @@ class GroupState:
         return function.source if isinstance(function, LoadAssignor) else None
 
     @cached_property
+    def held(self) -> dict[str, Partitions]:
+        """Each member with the partitions that it claims."""
+        return {member: self.claims[member].held if member in self.claims else NO_PARTITIONS for member in self.members}
+
+    @cached_property
+    def partition_loads(self) -> dict[TopicPartition, float]:
+        """The reported loads; empty if load moves nothing in this group."""
+        return {} if self.load_source is None else loads_of(self.loads, self.load_source)
+
+    @cached_property
     def load(self) -> MemberLoads | None:
         """The load of each member, and how even the loads are; None if load moves nothing in this group."""
         if self.load_source is None:
             return None
-        owned = {m: self.claims[m].held if m in self.claims else NO_PARTITIONS for m in self.members}
         weights = {member: info.weight for member, info in self.members.items()}
-        return member_loads(owned, loads_of(self.loads, self.load_source), weights)
+        return member_loads(self.held, self.partition_loads, weights)
 
     @property
     def left_out(self) -> Partitions:

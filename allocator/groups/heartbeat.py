@@ -74,7 +74,7 @@ class HeartbeatTimer:
         self._due = self.clock() + pause_s
 
     def polled(self) -> None:
-        """Notes a poll of the user."""
+        """Call it when the user asks for records."""
         self._last_polled = self.clock()
 
     @property

@@ -86,7 +86,7 @@ class KafkaGroup:
         raise NotImplementedError
 
     def polled(self) -> None:
-        """Notes a poll of the user. A member that left because the user did not poll joins again."""
+        """Call it when the user asks for records. A member that left because the user did not ask joins again."""
         raise NotImplementedError
 
     def leave(self) -> None:

@@ -123,7 +123,8 @@ class Membership(Protocol):
         """
 
     def polled(self) -> None:
-        """Notes a poll of the user. Without a poll for `max_poll_interval_s` the member leaves until the next one."""
+        """Call it when the user asks for records. After `max_poll_interval_s` seconds without a call, the member leaves
+        the group. It joins again at the next call."""
 
     def subscribe(self, topics: Iterable[str], pattern: str | None = None) -> None:
         """Replaces the subscription; takes effect with the rebalance that this causes. Raises ConfigError."""

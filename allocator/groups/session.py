@@ -334,7 +334,7 @@ class PollTimer:
         self._heard: asyncio.Event | None = None
 
     def polled(self) -> None:
-        """Notes a poll of the user."""
+        """Call it when the user asks for records."""
         self._last = self._clock()
         if self._heard is not None:
             self._heard.set()

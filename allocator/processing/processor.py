@@ -251,7 +251,7 @@ class Processor(RebalanceListener):
             await self._commit(workers)
         except AllocatorError as error:
             log.warning("%d revoked partitions: what was handled is handled again by others: %s", len(workers), error)
-        # an internal error must not leave stopped workers behind, because the partitions may come back
+        # catch every error: a stopped worker that stays here would block the partition if the member gets it again
         except Exception:
             log.exception("committing %d revoked partitions failed", len(workers))
         self._forget(workers)

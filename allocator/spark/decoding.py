@@ -1,4 +1,4 @@
-"""Values of a DataFrame by a schema registry: one column of values, and one of the errors of those that fail."""
+"""Decodes a column of a DataFrame by a schema registry. Adds a column of decoded values and a column of errors."""
 
 from __future__ import annotations
 

@@ -40,10 +40,10 @@ class RebalanceListener:
         `seek`."""
 
     def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> Any:
-        """The member is about to give these partitions up, in a rebalance or because the consumer closes. Nothing more
-        of them is delivered.
+        """The member will release these partitions, because of a rebalance or because the consumer closes.
 
-        The member owns them until this returns: finish the work on them and commit it.
+        The consumer delivers no more records of them. The member owns them until this method returns: finish the work
+        on their records, and commit.
         """
 
     def on_partitions_lost(self, partitions: frozenset[TopicPartition]) -> Any:

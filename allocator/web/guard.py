@@ -104,7 +104,7 @@ class Guard:
         return self.token is None and (self.login is None or not self.login.operators)
 
     def user(self, headers: Mapping[str, str], address: str) -> Optional[User]:
-        """Returns the sender of a request; None: the sender must log in first."""
+        """Returns the user who sent the request, or None if the user must log in first."""
         if self.allows(headers.get("Authorization")):
             return User("token", "operator")
         return User("", "viewer") if self.login is None else self.login.user(headers, address)

@@ -12,7 +12,7 @@ from allocator.groups.zookeeper.orders import KINDS
 from allocator.groups.zookeeper.plan import in_flight
 from allocator.groups.zookeeper.steering import Budget, budget_of
 from allocator.groups.zookeeper.znodes import to_ranges
-from allocator.types import NO_PARTITIONS, TopicPartition
+from allocator.types import TopicPartition
 from allocator.web.history import REBALANCES
 from allocator.web.watch import WatchedGroup, Watcher
 
@@ -222,8 +222,7 @@ def loads(group: WatchedGroup) -> dict[str, Any] | None:
     state = group.report.state
     if state.load is None:
         return None
-    known = {p for report in state.loads.values() if report.source == state.load_source for p in report.loads}
-    held = {member: state.claims[member].held if member in state.claims else NO_PARTITIONS for member in state.members}
+    known = state.partition_loads.keys()
     return {
         "source": state.load_source,
         "mean": _significant(state.load.mean) if known else None,
@@ -231,7 +230,7 @@ def loads(group: WatchedGroup) -> dict[str, Any] | None:
         "unknown": state.load.unknown,
         "members": {
             member: None if parts and parts.isdisjoint(known) else _significant(state.load.by_member[member])
-            for member, parts in held.items()
+            for member, parts in state.held.items()
         },
     }
 

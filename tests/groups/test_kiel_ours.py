@@ -195,7 +195,8 @@ async def test_who_comes_back_in_its_session_takes_nothing_from_whoever_took_ove
 async def test_a_claim_whose_deletion_was_not_acknowledged_is_not_deleted_twice(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second deletion would hit the claim of the next owner, whose znode has the same name."""
+    """Member a deletes a claim, and loses its membership before ZooKeeper has acknowledged the deletion. Member b
+    claims the partition with a znode of the same name. If a sent the deletion again, it would delete the claim of b."""
     async with bench.zookeeper() as zk, bench.members("a") as (a,):
         await bench.settled(a)
         ours = a.membership._current._zk

@@ -60,20 +60,29 @@ REBALANCES = parse(
 )
 
 
-def leader_dies_at(step: int | None) -> Simulation:
-    run = Simulation(1, faults_s=14.0, schedule=REBALANCES, dies_at_step=step)
+def leader_dies_at(
+    step: int | None, schedule: Sequence[Event], settled: Callable[[Simulation], bool] = lambda run: True
+) -> Simulation:
+    run = Simulation(1, faults_s=14.0, schedule=schedule, dies_at_step=step)
+    run.settled = lambda: settled(run)
     run.run()
     return run
+
+
+def leader_dies_at_every(
+    every: int, schedule: Sequence[Event], settled: Callable[[Simulation], bool] = lambda run: True
+) -> None:
+    steps = leader_dies_at(None, schedule, settled).steps_of_leaders
+    assert steps > 300
+    for step in range(1, steps + 1, every):
+        leader_dies_at(step, schedule, settled)
 
 
 @pytest.mark.parametrize("every", [10, pytest.param(1, marks=pytest.mark.long)])
 def test_the_leader_may_die_at_every_step(every: int) -> None:
     """Every step of the leader after its election: the same rebalances run again, and each time the leader dies one
     step later."""
-    steps = leader_dies_at(None).steps_of_leaders
-    assert steps > 300
-    for step in range(1, steps + 1, every):
-        leader_dies_at(step)
+    leader_dies_at_every(every, REBALANCES)
 
 
 # orders of each kind, and every one of them has to be kept by the leader's successor too
@@ -105,20 +114,10 @@ def ordered(run: Simulation) -> bool:
     return kept and ("w4" not in parts or {0, 1} <= parts["w4"])
 
 
-def ordered_leader_dies_at(step: int | None) -> Simulation:
-    run = Simulation(1, faults_s=14.0, schedule=ORDERED, dies_at_step=step)
-    run.settled = lambda: ordered(run)
-    run.run()
-    return run
-
-
 @pytest.mark.parametrize("every", [20, pytest.param(1, marks=pytest.mark.long)])
 def test_orders_are_kept_though_the_leader_dies_at_any_step(every: int) -> None:
     """Freeze, budget and cordon hold in each document on the way; see `simulated_orders`."""
-    steps = ordered_leader_dies_at(None).steps_of_leaders
-    assert steps > 300
-    for step in range(1, steps + 1, every):
-        ordered_leader_dies_at(step)
+    leader_dies_at_every(every, ORDERED, ordered)
 
 
 # orders that end: one that is withdrawn, one that expires, and one that goes on beside them
@@ -137,23 +136,15 @@ ENDED = parse(
 )
 
 
-def ended_leader_dies_at(step: int | None) -> Simulation:
-    def followed() -> bool:
-        has = {name: len(worker.active) for name, worker in run.workers.items() if not worker.gone}
-        return all(has[name] for name in has if name != "w2") and (not has.get("w2") or "w4" not in has)
-
-    run = Simulation(1, faults_s=14.0, schedule=ENDED, dies_at_step=step)
-    run.settled = followed
-    run.run()
-    return run
+def ended(run: Simulation) -> bool:
+    """Whether every member has partitions again, but for w2 once w4 has replaced it."""
+    has = {name: len(worker.active) for name, worker in run.workers.items() if not worker.gone}
+    return all(has[name] for name in has if name != "w2") and (not has.get("w2") or "w4" not in has)
 
 
 @pytest.mark.parametrize("every", [90, pytest.param(1, marks=pytest.mark.long)])
 def test_orders_end_and_swaps_are_kept_though_the_leader_dies_at_any_step(every: int) -> None:
-    steps = ended_leader_dies_at(None).steps_of_leaders
-    assert steps > 300
-    for step in range(1, steps + 1, every):
-        ended_leader_dies_at(step)
+    leader_dies_at_every(every, ENDED, ended)
 
 
 # load moves partitions before, between and under these orders

@@ -29,7 +29,7 @@ Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 @contextlib.asynccontextmanager
 async def serving(health: Health | None = None, **limits: Any) -> AsyncIterator[int]:
-    """Serves the page without a running watcher."""
+    """Serves the page. Its watcher is not running, so the page has no groups."""
     watcher = Watcher(Access("127.0.0.1:1"))
     watcher.ready = True
     site = Site(Guard.make(), CollectorRegistry(), health or Health(), watcher, limits=Limits(**limits))

@@ -226,9 +226,9 @@ class OwnersMembership(SessionMembership):
         """Checks which of the doubtful claims belong to this session."""
         doubtful = iter(sorted(self._doubtful.items()))
         while some := list(islice(doubtful, AT_ONCE)):
-            stats = await asyncio.gather(*(self._zk.exists(paths[0]) for _, paths in some))
-            for (partition, paths), stat in zip(some, stats):
-                if stat is not None and stat.owner == self._zk.session_id:
+            ours = await asyncio.gather(*(self._is_ours(paths[0]) for _, paths in some))
+            for (partition, paths), is_ours in zip(some, ours):
+                if is_ours:
                     self._claimed[partition] = paths
                 self._doubtful.pop(partition, None)
 
@@ -284,10 +284,14 @@ class OwnersMembership(SessionMembership):
             await self._zk.multi([Op("delete", path) for path in paths])
         except NoZnode:
             for path in paths:
-                stat = await self._zk.exists(path)
-                if stat is not None and stat.owner == self._zk.session_id:
+                if await self._is_ours(path):
                     with contextlib.suppress(NoZnode):
                         await self._zk.delete(path)
+
+    async def _is_ours(self, path: str) -> bool:
+        """Whether this session created the znode at `path`."""
+        stat = await self._zk.exists(path)
+        return stat is not None and stat.owner == self._zk.session_id
 
     async def _delete_ours(self, released: bool) -> None:
         # ZooKeeper executes the requests of a session in order: a deletion that was sent before has taken effect

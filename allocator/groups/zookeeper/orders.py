@@ -363,7 +363,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Orders:
-    """All orders of a group, oldest first. Immutable: a method that changes them returns new ones."""
+    """All orders of a group, the oldest first. Immutable: methods such as `put` return a new object."""
 
     entries: tuple[Order, ...] = ()
 

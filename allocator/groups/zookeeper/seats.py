@@ -44,7 +44,7 @@ def unaware(members: Mapping[str, MemberInfo]) -> list[str]:
 
 
 def lasting(info: MemberInfo) -> MemberInfo:
-    """The member's info without the fields that differ between two processes of one instance."""
+    """The member's info without the process id and other fields that change when its process restarts."""
     return (
         replace(info, pid=None, session_timeout_s=None, orders=(), features=(), version=None)
         if info.instance_id is not None
@@ -159,9 +159,9 @@ class GraceTimer:
         self._ends: dict[str, float] = {}
 
     def see(self, seats: Mapping[str, Seat], now_ms: int, begun: Collection[str] = ()) -> None:
-        """Starts a timer for each new reservation, and drops the timers of those that have ended.
+        """Starts a timer for each new reservation. Removes the timers of reservations that have ended.
 
-        `begun`: the reservations that this leader begins now; an earlier leader began the others.
+        `begun`: the members whose reservations this leader begins now. An earlier leader began the other reservations.
         """
         ends = {}
         for member, seat in seats.items():

@@ -3,10 +3,17 @@
 An order takes effect once every live member knows its kind. Until then it is `pending`, and its state names the members
 of older versions. An order that is in effect stays so when such a member joins later.
 
-Orders name members by text. The text is one of: the member's id, its client id, its instance id, the name that tables
-show (billing@web1:4242#12), that name without the session number (billing@web1:4242), or #12. An order by client id, or
-by the name without #12, also applies to the next session of the same process. An order by instance id also applies to
-the next process.
+An order names a member in one of these ways:
+
+- the id of the member
+- the client id
+- the instance id
+- the name in tables, billing@web1:4242#12: client id, host, process id, and the number of the session
+- that name without the number: billing@web1:4242
+- the number alone: #12
+
+With the client id, or the name without the number, the order also applies after the process has joined again in a new
+session. With the instance id it also applies to the process that replaces this one.
 """
 
 from __future__ import annotations

@@ -260,7 +260,7 @@ class Seat:
     """
 
     info: MemberInfo
-    """The member's info without the fields that differ between two processes of one instance."""
+    """The member's info without the process id and other fields that change when its process restarts."""
     reserved_until_ms: int | None = None
     """When the reservation ends, in milliseconds since the epoch by the leader's wall clock; None while the
     member lives."""

@@ -139,22 +139,21 @@ def _write_file(files: Any, home: str, partition: int, tables: Iterator[pyarrow.
     name = f"partition={partition}/part-{uuid.uuid4().hex}.parquet"
     path = f"{home}/{name}"
     files.create_dir(f"{home}/partition={partition}", recursive=True)
-    first, last, records = -1, -1, 0
+    start = next(tables)
+    first = last = start.column("offset")[0].as_py()
+    records = 0
     waiting: list[pyarrow.Table] = []
-    table = next(tables)
-    first = table.column("offset")[0].as_py()
-    with parquet.ParquetWriter(path, table.schema, filesystem=files, compression="snappy") as writer:
+    with parquet.ParquetWriter(path, start.schema, filesystem=files, compression="snappy") as writer:
 
         def flush() -> None:
             writer.write_table(pyarrow.concat_tables(waiting), row_group_size=_ROWS_PER_GROUP)
             waiting.clear()
 
-        while table is not None:
+        for table in itertools.chain((start,), tables):
             waiting.append(table)
             records, last = records + table.num_rows, table.column("offset")[-1].as_py()
             if sum(part.nbytes for part in waiting) >= _BYTES_PER_GROUP:
                 flush()
-            table = next(tables, None)
         if waiting:
             flush()
     if isinstance(files, LocalFileSystem):

@@ -1,13 +1,13 @@
-"""Builds the compiled decoder, `allocator/_records`; all else stands in pyproject.toml.
+"""Builds the compiled decoder, `allocator/_records`. All other settings are in pyproject.toml.
 
-The decoder is optional: where there is no C compiler, or no Cython, the installation goes on without it, says so, and
-records are decoded in Python. In the environment of a build:
+The decoder is optional: without a C compiler or Cython, the installation prints a warning and continues without it, and
+records are decoded in Python. Environment variables of a build:
 
-    ALLOCATOR_PURE_PYTHON=1        leaves it out on purpose: a wheel for any machine
-    ALLOCATOR_REQUIRE_EXTENSION=1  fails where it cannot be built: for those who make wheels
-    ALLOCATOR_SANITIZE=1           builds it under the address and undefined-behaviour sanitizers, for the tests
+    ALLOCATOR_PURE_PYTHON=1        omits it: a wheel for any machine
+    ALLOCATOR_REQUIRE_EXTENSION=1  fails if it cannot be built: for builds of wheels
+    ALLOCATOR_SANITIZE=1           builds it with the address and undefined-behaviour sanitizers, for the tests
 
-The C that Cython makes is in no archive: it fits one version of Cython, and whoever builds gets Cython from
+No archive contains the C code that Cython generates, because it fits one version of Cython. A build gets Cython from
 build-system.requires.
 """
 

@@ -65,10 +65,10 @@ def resolve(spec: AssignorSpec) -> Assignor:
     `allocator.assignors`; "package.module:function"; or the callable itself. A callable takes one positional
     argument (a `GroupView`) or two, kiel's (members, partitions); a class is called without arguments first.
 
-    The name that members agree on is the given one for built-ins and entry points, an attribute `name` where
-    the callable has one, else "module:qualname": a function and the text that leads to it agree.
+    Members agree on a name: that of the built-in or the entry point, or the attribute `name` of the callable, or
+    "module:qualname". So a function and a text that names it agree.
 
-    Raises AssignorError, saying what was asked for and what there is.
+    Raises AssignorError, which names `spec` and the functions that exist.
     """
     if isinstance(spec, str):
         return _by_text(spec)

@@ -25,16 +25,17 @@ __all__ = ["cutover"]
 def cutover(plan: str, until: str, rollback: bool, status: bool, quiet: bool, as_json: bool) -> None:
     """Move groups to a new cluster by PLAN (TOML), while services and producers run.
 
-    The mirror has to run meanwhile. What is done stands in a state file: run it again after a failure and it goes on.
+    The mirror must run meanwhile. A state file notes the completed steps: after a failure, run the command again and it
+    continues.
 
     \b
-    check      everything is there, nothing is touched
+    check      check that everything is there; change nothing
     freeze     the members of the groups finish, commit and leave
-    drain      the mirror has come as far as the groups
-    offsets    committed offsets are mapped to the new cluster
+    drain      wait until the mirror has copied the records that the groups have read
+    offsets    map the committed offsets to the new cluster
     start      the members join again, on the new cluster
-    verify     every partition has an owner, and commits go on
-    producers  old topics stand still and are mirrored; producers go over; no rollback from here on
+    verify     every partition has an owner, and commits continue
+    producers  wait until the old topics get no records and are mirrored; move the producers; no rollback from here on
     finish     the audit
 
     \b

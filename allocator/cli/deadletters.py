@@ -29,8 +29,8 @@ SHOWN_BYTES = 4096
 def deadletters() -> None:
     """List the records that a handler refused for good, write them back to their topics, or discard them.
 
-    Reads what `allocator run`, Spring Kafka and Kafka Connect write to a dead-letter topic. What was done with a letter
-    is noted in the topic TOPIC.settled.
+    Reads dead-letter topics of `allocator run`, Spring Kafka and Kafka Connect. The topic TOPIC.settled notes which
+    letters were redriven or discarded.
     """
 
 

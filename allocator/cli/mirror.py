@@ -130,9 +130,10 @@ def mirror(
 ) -> None:
     """Copy topics from the brokers OLD to the brokers NEW as they grow, and keep a map of the offsets.
 
-    Start it as often as you like: the processes share the partitions. It may be killed at any point and goes on where
-    it was. A signal ends it after what is under way. What the old cluster deletes before it is mirrored is counted and
-    named. A topic that was deleted and created again stops, until --recreated says how to go on with it.
+    You can start several processes: they share the partitions. After a kill at any point, the next start continues at
+    the same place. A signal ends the process after the requests under way. Records that the old cluster deletes before
+    they are mirrored are counted and named. A topic that was deleted and created again stops, until --recreated says
+    how to go on with it.
 
     \b
     Exit codes:

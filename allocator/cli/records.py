@@ -177,7 +177,7 @@ def _key(text: Optional[str], as_hex: Optional[str]) -> Optional[bytes]:
         raise ConfigError(f"--key-hex {as_hex!r} is not hex, such as 00ff10") from None
 
 
-# -- for people --------------------------------------------------------------------------------------------------------
+# -- output ------------------------------------------------------------------------------------------------------------
 
 
 def _print(view: View) -> None:

@@ -94,7 +94,7 @@ class KafkaClient:
         where = ",".join(f"{b.host}:{b.port}" for b in self._addresses)
         return f"<KafkaClient {where} version={'.'.join(map(str, self.broker_version)) or 'unknown'}>"
 
-    # -- begin and end --------------------------------------------------------------------------------------------
+    # -- start and close ------------------------------------------------------------------------------------------
 
     async def connect(self, timeout_s: float | None = 30.0) -> None:
         """Reach any broker, find its version and read the metadata of the followed topics.
@@ -169,7 +169,7 @@ class KafkaClient:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    # -- what is known --------------------------------------------------------------------------------------------
+    # -- known metadata -------------------------------------------------------------------------------------------
 
     @property
     def broker_version(self) -> tuple[int, ...]:

@@ -155,7 +155,7 @@ class BrokerConnection(FrameProtocol):
         # the tokens of SASL v0 are requests without an API key
         return [each.until_end() for each in requests if getattr(each.request, "API_KEY", None) == api_key]
 
-    # -- begin and end --------------------------------------------------------------------------------------------
+    # -- open and close -------------------------------------------------------------------------------------------
 
     def open(self, timeout_s: float) -> None:
         """Begin to connect; `ready` tells the result."""

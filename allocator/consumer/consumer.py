@@ -512,7 +512,7 @@ class Consumer:
         """Returns once `may_act` is true; at once if it is."""
         await self._engine.until_may_act()
 
-    # -- what is read --------------------------------------------------------------------------------------------
+    # -- subscription --------------------------------------------------------------------------------------------
 
     def subscribe(
         self,
@@ -560,7 +560,7 @@ class Consumer:
         """The subscribed topics; with a pattern, the known topics that match. None after `assign`."""
         return self._engine.subscription()
 
-    # -- what the cluster has ------------------------------------------------------------------------------------
+    # -- metadata and offsets of the cluster ---------------------------------------------------------------------
 
     async def topics(self) -> set[str]:
         """Returns every topic that this user may see, without Kafka's internal ones. Raises BrokerError."""
@@ -621,7 +621,7 @@ class Consumer:
         if not self._started:
             raise Closed("the consumer is not started; use `async with`, or call start() first")
 
-    # -- what is so ----------------------------------------------------------------------------------------------
+    # -- state ---------------------------------------------------------------------------------------------------
 
     def assignment(self) -> frozenset[TopicPartition]:
         """The partitions that this member owns now."""

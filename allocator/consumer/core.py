@@ -252,7 +252,7 @@ class ConsumerCore:
             self._ownership.stop_committing()
         try:
             if self._offsets is not None:
-                await self._offsets.close()  # what was to be committed without waiting
+                await self._offsets.close()  # sends the commits that no caller waits for
                 if commit and self._offsets.committer is None:
                     await self._leave_fresh()
             if not restart:
@@ -639,7 +639,7 @@ class ConsumerCore:
                     await self.until_may_act()
                     wait_s, backoff_s = min(interval_s, backoff_s), 2 * backoff_s
 
-    # -- what is owned -------------------------------------------------------------------------------------------
+    # -- ownership -----------------------------------------------------------------------------------------------
 
     def must_own(self, partitions: Iterable[TopicPartition]) -> None:
         """Raises NotOwned with the partitions that are not owned."""

@@ -19,7 +19,7 @@ __all__ = ["Generation", "PartitionStart"]
 
 log = logging.getLogger(__name__)
 
-# the generation of which the current task is a function, or was started by one
+# the generation whose function runs in the current task, or started it
 _generation_here: ContextVar[Optional[Generation]] = ContextVar("allocator_generation_here")
 
 

@@ -84,7 +84,7 @@ class ConsumerGroupConfig:
         self._parts(faults)
         faults.raise_if_any()
 
-    # -- what is made of it ---------------------------------------------------------------------------------------
+    # -- derived settings -----------------------------------------------------------------------------------------
 
     def assignors(self) -> dict[str, Assignor]:
         """By their names, the preferred one first."""
@@ -100,7 +100,7 @@ class ConsumerGroupConfig:
         """The start of a partition without a committed offset."""
         return START_OFFSETS[self.start_offset]
 
-    # -- what can be wrong with it --------------------------------------------------------------------------------
+    # -- checks ---------------------------------------------------------------------------------------------------
 
     def _choices(self, faults: Faults) -> None:
         if not self.group:

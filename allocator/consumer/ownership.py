@@ -47,9 +47,9 @@ class SinkOffsets(Protocol):
 class Ownership:
     """The `AssignmentListener` of a membership, for one consumer.
 
-    Guarantee: when `revoked` returns, the user has no record of those partitions that is not done, none will be
-    delivered, what was done is committed (or its commit has failed for good, and those records are processed again),
-    and no commit of theirs is under way, whoever began it.
+    Guarantee, when `revoked` returns: the user holds no unprocessed record of the revoked partitions, and gets no more
+    of them. The offsets of processed records are committed, or their commit has failed for good and another member
+    processes these records again. No commit of these partitions is under way.
     """
 
     def __init__(
@@ -104,8 +104,8 @@ class Ownership:
     def assign(self, partitions: Partitions) -> None:
         """Like `assigned`, for partitions that the user chose: they are assigned when this returns.
 
-        Nothing of them is delivered before the listener was told. One that is being revoked since an earlier choice is
-        given up on the spot, and begins anew: what is in the user's hands of it comes again.
+        None of their records is delivered before the listener was called. If an earlier choice is still being revoked,
+        its partitions are released at once and start again: records that the user holds are delivered again.
         """
         assert self._tasks is not None
         again = partitions & self._state.assigned_partitions()

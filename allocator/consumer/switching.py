@@ -174,13 +174,15 @@ class ChoiceWatcher:
 class SwitchingConsumer:
     """A `Consumer` that follows the cluster choice of its group.
 
-    Takes what `Consumer` takes; `brokers` are read as long as the znode says nothing else. Group, membership and
-    ZooKeeper stay; with other brokers the group goes on from what is committed there. `securities` has TLS and SASL
-    of brokers that the znode may name, by their text there, where they differ from `security`.
+    Takes the arguments of `Consumer`. It reads `brokers` until the znode names other brokers. Group, membership and
+    ZooKeeper stay the same. On other brokers the group continues at the offsets that are committed there. `securities`
+    maps the brokers' text in the znode to their TLS and SASL settings, for brokers whose settings differ from
+    `security`.
 
-    Guarantee: when the choice changes, what was delivered is done (asked for more, and with auto-commit committed)
-    before the member leaves, and nothing of the other cluster is delivered before. While the group is frozen it has no
-    members: offsets can be moved. A member that loses its ZooKeeper session reads the choice again before it joins.
+    Guarantee: after a change of the choice, the member leaves when all delivered records are done (you requested more,
+    and with auto-commit they are committed). It delivers no record of the other cluster before. A frozen group has no
+    members, so its offsets can be moved. A member that loses its ZooKeeper session reads the choice again before it
+    joins.
     """
 
     def __init__(

@@ -22,7 +22,7 @@ __all__ = ["Letter", "LetterFilter", "Settled"]
 
 
 class Settled(NamedTuple):
-    """What became of a letter: "redriven" or "discarded", when (milliseconds since the epoch), by whom, and why."""
+    """How a letter was settled: "redriven" or "discarded", when (ms since the epoch), by which operator, and why."""
 
     action: str
     at_ms: int

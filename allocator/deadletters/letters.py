@@ -1,9 +1,9 @@
-"""The letters of one topic: what is in it, and what is done with it.
+"""The letters of one dead-letter topic: lists, redrives and discards them.
 
 Guarantee of `redrive` and `discard`: a letter is settled once. The record in its first topic and the note that the
-letter is settled are one transaction. A process that is killed leaves none of the two or both, and the next one goes on
-where it stopped. A process that was frozen meanwhile cannot write any more. Consumers of the first topic that read
-uncommitted records also see those of a transaction that was cut off, and so may see a letter twice.
+letter is settled are one transaction. A killed process leaves either both or none, and the next one continues where it
+stopped. A process that was frozen meanwhile cannot write any more. Consumers of the first topic that read uncommitted
+records also see the records of an aborted transaction, so they may see a letter twice.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ REPLICATION = 3
 
 @dataclass
 class Outcome:
-    """What was done, or without `execute` would be. `refused` has the reason of each letter that is left."""
+    """The settled letters, or without `execute` those that would be. `refused`: the others, with the reasons."""
 
     done: list[Letter] = field(default_factory=list)
     refused: list[tuple[Letter, str]] = field(default_factory=list)
@@ -53,7 +53,8 @@ class DeadLetterQueue:
                 print(letter.name, letter.error)
             await letters.redrive(LetterFilter(error="Timeout"), execute=True)
 
-    `by` is written beside what is done; by default the user and the host. `timeout_s` is for the brokers to respond.
+    Each settled letter is noted with `by`, by default the user and the host. `timeout_s`: seconds for the brokers to
+    respond.
     """
 
     def __init__(

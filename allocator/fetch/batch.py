@@ -31,8 +31,8 @@ _MAGIC_AT: Final = 16
 class Batch(Sequence[Record]):
     """Consecutive records of one partition, still the bytes that the broker sent.
 
-    Iterating gives `Record`s and decodes one record batch of the wire at a time; what is not looked at is not
-    decoded. `batch[i]` is a record, `batch[a:b]` and `batch.from_offset(n)` are batches of the same bytes.
+    Iterating gives `Record`s and decodes one record batch of the wire at a time; batches that are not reached
+    are not decoded. `batch[i]` is a record, `batch[a:b]` and `batch.from_offset(n)` are batches of the same bytes.
     `to_arrow()`, `keys` and `values` give columns without an object for each record. Records, slices and columns hold
     on to the bytes that they need; a batch may be shared by threads.
     `high_watermark` is the partition's when the broker answered, `leader_epoch` that of the last record (None before

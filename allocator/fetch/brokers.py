@@ -248,7 +248,7 @@ class BrokerFetchers:
         return self._buffers.get(buffer.tp) is buffer and self._state.epoch(buffer.tp) == buffer.epoch
 
     def discard(self, tp: TopicPartition) -> None:
-        """Forget what is held of a partition, and fetch no more of it under this epoch."""
+        """Drops the buffered records of a partition, and fetches no more of it under this epoch."""
         epoch = self._state.epoch(tp)
         if epoch is not None:
             self._discarded[tp] = epoch

@@ -20,7 +20,7 @@ _FRONT: Final = struct.Struct(">qiib")
 _BEFORE_LENGTH: Final = 12
 # the least worth requesting from a broker before 0.10.1, which bounds each partition and not the whole response
 LEAST_OLD: Final = 1 << 16
-# while a response is taken apart it is in memory twice: as it was received, and in the buffers
+# while a response is read it is in memory twice: as received, and in the buffers
 COPIES: Final = 2
 
 

@@ -153,7 +153,7 @@ def scan(
 
 
 class _Bad(ValueError):
-    """Data that does not decode. The text says what is wrong."""
+    """Data that does not decode. The text gives the reason."""
 
 
 class _Walk:
@@ -170,7 +170,7 @@ class _Walk:
         self.start = start
         self.check_crcs = check_crcs
         self.pos = 0
-        # transactions not begun yet, by first offset, and the producers whose aborted one is open
+        # transactions that begin later, by first offset, and the producers with an open aborted transaction
         self.aborted = [(first, producer) for producer, first in aborted]
         heapq.heapify(self.aborted)
         self.aborting: set[int] = set()
@@ -229,7 +229,7 @@ class _Walk:
             log_append_time=max_time if attributes & _APPEND_TIME else None,
             leader_epoch=epoch if epoch >= 0 else None,
         )
-        # of every batch: the first of a transaction may be gone, and another one show that it has begun
+        # check every batch: the first batch of a transaction may be deleted, and a later one shows that it began
         aborted = self.is_aborted(segment, attributes, producer)
         visible = not attributes & _CONTROL and not aborted
         if attributes & _CONTROL:

@@ -250,7 +250,7 @@ class Lookups:
         self._changed = changed
         # topics with a partition whose leader is unknown; set by the fetch loop
         self.lost: set[str] = set()
-        # topics of which a broker said that it does not lead a partition
+        # topics with a partition that the asked broker does not lead
         self.doubted: set[str] = set()
         self._under_way = False
         self._failures = 0

@@ -66,7 +66,7 @@ class KafkaMember(GroupMembership):
     def polled(self) -> None:
         self._group.polled()
 
-    # -- begin and end --------------------------------------------------------------------------------------------
+    # -- start and close ------------------------------------------------------------------------------------------
 
     async def connect(self) -> None:
         """The client whose connections the consumer uses."""

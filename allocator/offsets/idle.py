@@ -75,7 +75,7 @@ class IdleOffsets:
         return {p for p, age in ages.items() if age >= period_s / 2}
 
     async def turn(self) -> float:
-        """Commits what is due; returns the seconds until it should be called again."""
+        """Sends the due commits; returns the seconds until the next call."""
         if not self._owned():
             return IDLE_S
         period_s = await self._period()

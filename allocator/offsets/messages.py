@@ -52,7 +52,7 @@ class Identity(NamedTuple):
 
 
 class Committer(Protocol):
-    """The member that commits. The memberships of both Kafka protocols are one."""
+    """The member that commits: a membership of one of the two Kafka protocols."""
 
     @property
     def identity(self) -> Identity | None:
@@ -87,8 +87,8 @@ def commit_request(
 ) -> OffsetCommit:
     """A commit of a member of the group, or from outside Kafka's own group membership: generation -1, no member id.
 
-    `retention_s`: for how long it is to be kept, None for as long as the broker is configured to; v1 cannot say it.
-    `in_zookeeper`: v0, which keeps the offset alone.
+    `retention_s`: seconds to keep the offsets, None for the broker's setting; v1 has no such field.
+    `in_zookeeper`: v0, which keeps only the offset.
     """
     newest = EPOCH_COMMIT if identity.by_epoch else MAX_COMMIT if retention_s is None else MAX_RETAINED_COMMIT
     return OffsetCommit(

@@ -19,8 +19,8 @@ class OffsetTracker:
     Delivered records count as done when the user requests more. Automatic commits contain only done records, so a crash
     in the middle of a batch repeats that batch and never skips it.
 
-    `asking_is_done`: whether what is done was processed as well, so that a partition that comes back need not begin
-    before it. A user who commits by hand says that by committing, and may ask for more long before.
+    `asking_is_done`: whether done records are also processed, so that a partition that returns continues after them. A
+    user that commits by hand confirms processing with the commit, and may request more records long before.
     """
 
     def __init__(self, asking_is_done: bool) -> None:

@@ -3,14 +3,14 @@
 Guarantees, as long as the handler tells failure by raising:
 
 - With ordering "partition", records of a partition are handled one after the other, in the order of the log. With
-  "key", those of one key in a partition are, and others side by side. With "none", all side by side. Never more than
-  `concurrency` calls at a time.
-- Offsets are committed as done only if they were handled, or are dead letters that their topic acknowledged, or are
+  "key", records of one key in a partition are handled one after the other, and different keys concurrently. With
+  "none", all records are handled concurrently. At most `concurrency` calls run at a time.
+- An offset is committed as done only if its record was handled, or is a dead letter that its topic acknowledged, or is
   skipped by a setting. A record may be handled twice (after a crash, or when a call is cut off); none is skipped.
-- A partition that is taken away gets no further call; the calls that run are waited for up to `drain_timeout_s`, and
-  what was finished is committed before the next owner begins. One that was lost is dropped, and nothing committed.
-- Memory is bounded: a partition with `queue_batches` waiting is paused, and records in hand are bounded by
-  `in_hand_records` for a partition and by `in_hand_bytes` for all.
+- A revoked partition gets no further call. The processor waits for running calls, up to `drain_timeout_s`, and commits
+  finished records before the next owner starts. A lost partition is dropped without a commit.
+- Memory is bounded: a partition with `queue_batches` waiting batches is paused. `in_hand_records` bounds the records in
+  work for a partition, and `in_hand_bytes` those of all partitions.
 """
 
 from __future__ import annotations
@@ -276,7 +276,7 @@ class Processor(RebalanceListener):
                 self._past[worker.partition] = worker
 
     async def _go_on(self, partition: TopicPartition) -> None:
-        """Seeks, in a partition that returns, to its handled position, or to a later commit of another member.
+        """Seeks in a returning partition to its handled position, or to a later commit of another member.
 
         Otherwise the consumer would continue after the records that it delivered, of which some were dropped before
         they were handled.

@@ -1,7 +1,7 @@
 """Schemas of records, by a schema registry or from files: Avro, Protobuf and JSON.
 
-In: bytes of keys and values, a registry's URL, a reader schema. Out: JSON for people, or Python values for a handler.
-May touch: the schema registry, and files that are named. It asks for nothing twice that cannot change.
+In: bytes of keys and values, a registry's URL, a reader schema. Out: readable JSON, or Python values for a handler.
+May touch: the schema registry, and the given files. It requests a schema that cannot change only once.
 """
 
 from allocator.schemas.deserializer import RegistryDeserializer

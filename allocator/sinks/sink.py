@@ -208,7 +208,7 @@ class TransactionalSink:
         return found
 
     async def rewind(self, partition: TopicPartition, offset: int, topic_id: Any = None) -> None:
-        """The next records have other contents from this lower offset on, or are to be stored once more.
+        """Lets records from this lower offset on be stored again, because they have other contents or you request it.
 
         The consumer calls it when the log was cut or the topic was created again. Call it yourself before
         `Consumer.seek` to a lower offset. Raises `Fenced` or `SinkError`.

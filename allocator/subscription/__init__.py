@@ -1,8 +1,8 @@
-"""What is subscribed and assigned, and where each partition stands.
+"""The subscription, the assignment, and the position of each partition.
 
-In: the consumer's choices (topics, pattern, partitions, seeks, pauses), the membership's assignments, and what fetch
-learns of the logs. Out: what fetch may read and from which position, and who is to be told of rebalances.
-Touches nothing: no lock, no I/O, no task; the rooms meet here.
+In: the consumer's choices (topics, pattern, partitions, seeks, pauses), the membership's assignments, and the offsets
+of logs from fetch. Out: the partitions that fetch may read with their positions, and the listeners to call in a
+rebalance. Touches nothing: no lock, no I/O, no task; the rooms meet here.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ __all__ = [
 _UUID: Final = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 _STAMP: Final = re.compile(rf"(?:^| )topic ({_UUID})$")
 _MEMBER_STAMP: Final = re.compile(r"generation \d+ member (.*?)(?: done [A-Za-z0-9_-]+)?", re.DOTALL)
-# what is done beyond the offset, in the text that members add
+# the done records beyond the offset, in the metadata that members commit
 _DONE: Final = re.compile(r"(generation \d+ member .* done [A-Za-z0-9_-]+)((?: topic \S+)?)", re.DOTALL)
 _DONE_OF_CLUSTER: Final = re.compile(
     r"(generation \d+ member .*)( done [A-Za-z0-9_-]+)@(\S+)((?: topic \S+)?)", re.DOTALL

@@ -35,7 +35,7 @@ class Positions:
         """A number that grows with each change that may affect what to fetch."""
         return self._changes.version
 
-    # -- what is assigned
+    # -- assignment
 
     def assigned_partitions(self) -> set[TopicPartition]:
         """A copy of the assigned set."""
@@ -54,7 +54,7 @@ class Positions:
             if tp in self.assignment:
                 self.assignment[tp].mark_pending_revocation()
 
-    # -- what may be fetched
+    # -- fetching
 
     def pause(self, partition: TopicPartition) -> None:
         """Deliver nothing of the partition until `resume`. Its position stays."""

@@ -1,4 +1,4 @@
-"""What is subscribed and assigned: the state in which the rooms meet."""
+"""The subscription and the assignment: the state in which the rooms meet."""
 
 from __future__ import annotations
 

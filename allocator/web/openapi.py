@@ -535,7 +535,7 @@ def _text(summary: str, kind: str, *parameters: Schema, errors: tuple[int, ...] 
 
 
 def describe_api() -> dict[str, Any]:
-    """The description, made anew: the caller may change it."""
+    """A new copy of the description: the caller may change it."""
     watched = {"name": "group", "in": "query", "required": False, "schema": TEXT}
     return {
         "openapi": "3.1.0",

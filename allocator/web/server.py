@@ -51,7 +51,7 @@ class PortTaken(AllocatorError):
 
 
 class Refused(web.HTTPError):
-    """An error response with a message for people."""
+    """An error response with a readable message."""
 
     def __init__(self, status: int, message: str, retriable: bool = False) -> None:
         super().__init__(status)

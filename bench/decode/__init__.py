@@ -1,4 +1,4 @@
 """Compares the speed of decoders on the same bytes, without a broker.
 
-`python -m bench.decode --help`; what is measured and what came out is in docs/performance.md.
+`python -m bench.decode --help`; docs/performance.md has the method and the results.
 """

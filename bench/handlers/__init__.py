@@ -1,4 +1,4 @@
-"""How many records a slow handler gets through, what is repeated after a crash, and what the engine costs.
+"""Measures the throughput of a slow handler, the repeated records after a crash, and the cost of the engine.
 
-`python -m bench.handlers --help`; what is measured and what came out is in docs/performance.md.
+`python -m bench.handlers --help`; docs/performance.md has the method and the results.
 """

@@ -1,4 +1,4 @@
-"""One process that handles records until it is told to stop; prints what it measured as one JSON line.
+"""One process that handles records until a signal; prints its measurements as one JSON line.
 
 `python -m bench.handlers.worker JOB`, a JSON object: contender, brokers, topic, group, concurrency, work_s, seconds,
 journal (a file for the offset of each handled record, or null), slow_key (a key whose records take 60 s, or null).

@@ -1,4 +1,4 @@
 """Measures how long a group takes to recover after a member joined, left or crashed, beside other clients.
 
-`python -m bench.rebalance --help`; what is measured and what came out is in docs/performance.md.
+`python -m bench.rebalance --help`; docs/performance.md has the method and the results.
 """

@@ -29,7 +29,7 @@ with progress("copying", "--quiet" in sys.argv) as meter:
 
 
 def drawn(step: Step, width: int, seconds: int = 10) -> str:
-    """The line after so many seconds, in each of which a tenth of `step.done` was done."""
+    """The line after so many seconds; in each second, a tenth of `step.done` is done."""
     now, steps = (
         0.0,
         [Step(step.what, step.done * n / seconds, step.total, step.unit, step.rate) for n in range(seconds)],

@@ -491,7 +491,7 @@ async def test_partitions_that_are_added_end_the_generation_when_they_are_watche
             following = await group.next()
             assert task.cancelled()
             assert len(following.partitions) == 5
-            broker.topics["later"] = [1]  # of which there were none
+            broker.topics["later"] = [1]  # there was no such topic before
             assert (await group.next()).assignments["later"] == ((0, -2),)
             assert broker.requests(LEAVE) == []
 

@@ -221,7 +221,7 @@ async def _refreshed(consumer: Consumer, count: int) -> bool:
     return len(consumer.assignment()) == count
 
 
-# -- what is subscribed may change ----------------------------------------------------------------------------------
+# -- subscription changes -------------------------------------------------------------------------------------------
 
 
 @each(*MEMBERSHIPS)
@@ -246,7 +246,7 @@ async def test_another_subscription_takes_the_place_of_the_first(
         assert sorted(await read(consumer, 40)) == list(range(40, 80))
 
 
-# -- a user who is silent -------------------------------------------------------------------------------------------
+# -- a user that does not poll --------------------------------------------------------------------------------------
 
 
 @each(*GROUPS)

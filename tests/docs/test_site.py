@@ -63,7 +63,7 @@ def test_every_public_name_has_a_place_in_the_reference(site: Path) -> None:
     assert not [name for name in allocator.__all__ if not name.startswith("__") and name not in pages]
 
 
-# -- what the build is told besides --------------------------------------------------------------------------------
+# -- other settings of the build -----------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,7 @@
 """Fuzz targets: functions of any bytes, which raise only if the code breaks a promise.
 
-Each target has seeds: good inputs, of which a fuzzer makes others. An input that broke a target once belongs into
-tests/fuzz/corpus/<target>/, and is tried in each run of the tests from then on.
+Each target has seeds: valid inputs that a fuzzer changes. Store an input that broke a target in
+tests/fuzz/corpus/<target>/. The tests then try it in each run.
 """
 
 from __future__ import annotations

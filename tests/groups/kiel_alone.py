@@ -2,8 +2,8 @@
 
     python2.7 kiel_alone.py BROKERS ZOOKEEPER GROUP TOPIC
 
-Reads and commits what is there, waits for a line on standard input, and reads what came since. Another member's znode
-is made while an answer with records is on its way, and deleted while offsets are asked for. Prints all values read.
+Reads and commits all records, waits for a line on standard input, and reads the newer records. Another member's znode
+is created while a response with records is on its way, and deleted during a request for offsets. Prints all values.
 """
 
 import json

@@ -1,23 +1,24 @@
 """A model of the ownership protocol that is small enough to check all its states.
 
 Three members, two partitions; members join, leave, crash, are frozen or cut off, lose their sessions, have their znodes
-deleted by hand, and lead one after the other, in every order. One step here is what nobody can come in between of.
+deleted by hand, and lead one after the other, in every order. One step is atomic: no other member acts during it.
 
-In ZooKeeper stand, in one order of writes, the document (who owns each partition, or whom it waits for), the members'
-znodes, and their claims. What a member goes by may be old, for it reads at one time and acts at another:
+ZooKeeper holds, in one order of writes, the document (the owner of each partition, or the member that it waits for),
+the members' znodes, and their claims. A member may act on old data, because it reads at one time and acts at another:
 
-- a follower has read some document, and that may have been replaced since;
-- a leader goes on from some document; what it has not heard of yet (a newcomer, an end, a claim) it leaves out. Two may
-  lead at once: one whose znode was deleted by hand goes on until it notices.
+- a follower has read some document, which may have been replaced since;
+- a leader continues from some document, and leaves out events that it has not seen yet (a new member, an end, a claim).
+  Two members may lead at once: one whose znode was deleted by hand leads until it notices.
 
-Abstractions, each with more behaviours than there are, not with fewer:
+Each abstraction allows more behaviours than the code has, not fewer:
 
-- *The lease* is that a session ends only after its member has stopped: `expire` is both in one step. Who is frozen, cut
-  off or dead is a member that takes no steps until then.
-- *Revisions* are compared in one place: is a claim as new as what it is waited for? So there are two bits for each
-  member, of its claim and of the document it has read, instead of numbers that grow for ever.
-- *The allocator function* is any: whatever is owned may be revoked, whatever is free may be given to anyone, at any
-  time. So it does not matter to whom a partition is promised, and promises are left out.
+- *The lease* means that a session ends only after its member has stopped: `expire` does both in one step. A member that
+  is frozen, cut off or dead takes no steps until then.
+- *Revisions* are compared in one place: is a claim at least as new as the document that waits for it? So the model has
+  two bits for each member, for its claim and for the document that it has read, instead of growing numbers.
+- *The allocator function* is any function: each owned partition may be revoked, and each free partition may be assigned
+  to any member, at any time. So it does not matter which member a partition is promised to, and the model has no
+  promises.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class Member(NamedTuple):
 
     @property
     def acting_on(self) -> int:
-        """The partitions of which it may deliver records and commit offsets."""
+        """The partitions whose records it may deliver and whose offsets it may commit."""
         return self.held | self.draining
 
 
@@ -206,9 +207,9 @@ def _released(partition: int, by: int, members: tuple[Member, ...], broken: str)
 
 @cache
 def decisions(document: Document, alive: int, freed: int, broken: str = "") -> frozenset[Document]:
-    """The documents that may come next, when these members are alive and these partitions shown to be released.
+    """The possible next documents, when these members are alive and these partitions are seen to be released.
 
-    What a leader has not heard of yet it leaves as it is, so that is among them.
+    A leader leaves entries unchanged if it has not seen an event for them, so such documents are among them.
     """
     takers = [place for place in range(MEMBERS) if alive >> place & 1]
     choices = []
@@ -226,7 +227,7 @@ def decisions(document: Document, alive: int, freed: int, broken: str = "") -> f
 
 
 def written(state: State, me: int, document: Document, broken: str = "") -> State:
-    """By compare-and-set on the one that it was decided from: whoever has read that has an old one now."""
+    """Compare-and-set of the document that the decision used: members that have read it now have an old one."""
     members = []
     for place, member in enumerate(state.members):
         waited, newly = _waits(state.document, document, place)

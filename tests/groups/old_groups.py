@@ -246,7 +246,7 @@ class OldGroup:
         return dict(found)
 
     def in_zookeeper(self) -> dict[int, int]:
-        """What is committed there, by partition."""
+        """The offsets that are committed in ZooKeeper, by partition."""
         path = f"/consumers/{self.group}/offsets/{self.topic}"
         with zookeeper_client(self.cluster.zookeeper) as client:
             names = client.get_children(path) if client.exists(path) else ()

@@ -1,17 +1,17 @@
 """A ZooKeeper ensemble in virtual time: one history of writes, followers that lag behind it, sessions, watches.
 
-What it keeps of the real one, because the ownership protocol leans on it:
+It has the properties of a real ensemble that the ownership protocol depends on:
 
-- writes are atomic and in one order; each is decided by the state that all earlier ones left;
+- writes are atomic and in one order; each sees the state after all earlier writes;
 - a client reads from its follower, which may be behind the newest write but never goes back, and has applied the
-  client's own writes before they are answered;
-- answers reach a client in the order in which its follower came to them, and so do watch events; but one kind may
-  overtake the other, since the client library tells them in two threads;
-- a session ends when the leader has heard nothing of it for the timeout, which it learns from followers with a delay
-  of up to half a tick, or not at all of a request or ping before a cut: then the follower may have died with the
-  news. Its ephemeral znodes go in one write;
-- a client that is cut off notices by itself after two thirds of the timeout, tells SUSPENDED, and hears whether its
-  session lives only when it is connected again. A request under way is then lost: carried out, or not.
+  client's own writes before it responds to them;
+- a client receives responses in the order in which its follower processed them, and likewise watch events; but a
+  response may overtake an event and an event a response, because the client library delivers them in two threads;
+- a session ends when the leader has received no sign of it for the timeout. Followers report signs with a delay of up
+  to half a tick. After a cut, the last request or ping may never be reported, because the follower may have died with
+  it. One write removes the session's ephemeral znodes;
+- a client that is cut off notices after two thirds of the timeout, and reports SUSPENDED. It learns whether its session
+  lives only when it is connected again. A request under way is then lost: it was executed, or not.
 """
 
 from __future__ import annotations

@@ -1,19 +1,20 @@
 """The real membership code over a simulated ZooKeeper, in virtual time, with faults drawn from a seed.
 
-`Simulation(seed).run()` raises `Broken` with the schedule that led there. The seed decides all that is left to chance
-in the network and the members; the faults are a schedule, drawn from the seed too or given. `simulate.py` replays one.
+`Simulation(seed).run()` raises `Broken` with the schedule that led there. The seed decides all random delays and
+choices of the network and the members. The faults are a schedule, drawn from the seed or given. `simulate.py` replays
+one.
 
 Promises, checked after every step of every member and every write to ZooKeeper:
 
 - at most one member may act on a partition, and at most one claims it;
 - no document gives a partition to two, and generations and revisions only grow, at each member too;
-- a committed offset never exceeds what was processed, no record is skipped, and no member sets an offset back that it
-  has seen: only a commit that was under way when its sender lost the partition may arrive too late;
-- every partition has an owner that may act within `HEALED_S` once faults end, whatever an operator has ordered;
-- what is ordered holds in each document of a leader that has noted the order (`simulated_orders`).
+- a committed offset never exceeds the processed records, no record is skipped, and no member sets an offset back that
+  it has seen: only a commit that was under way when its sender lost the partition may arrive too late;
+- every partition has an owner that may act within `HEALED_S` after the last fault, whatever an operator has ordered;
+- each order holds in each document of a leader that has read the order (`simulated_orders`).
 
-From seed `SEATED` on, members have instance ids and a grace: a member that starts may be the next process of one that
-is gone, or a second one of one that lives. Then healing takes as much longer as the grace. From seed `FOLLOWING` on,
+From seed `SEATED` on, members have instance ids and a grace: a starting member may be the next process of a member that
+has ended, or a second process of one that lives. Then healing may take longer by the grace. From seed `FOLLOWING` on,
 members follow load, those of odd seeds with a grace too, and another partition is the heaviest every few seconds.
 """
 
@@ -56,7 +57,7 @@ class Broken(AssertionError):
 
 
 class Simulation:
-    """One run. `schedule`: these faults and no others; `dies_at_step`: the step at which whoever leads is killed."""
+    """One run. `schedule`: these faults and no others; `dies_at_step`: the step at which the leader is killed."""
 
     def __init__(
         self,

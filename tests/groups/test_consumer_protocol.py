@@ -238,7 +238,7 @@ def test_rubbish_is_refused_or_read_but_nothing_else(rubbish: bytes) -> None:
         b"\x00\x00\x7f\xff\xff\xff",  # two thousand million topics
         b"\x00\x00\x00\x00\x00\x01\xff\xff",  # a topic without a name
         b"\x00\x00\x00\x00\x00\x01\x00\x01\xff",  # a name that is no UTF-8
-        b"\x00\x00\x00\x00\x00\x00\x00\x00\x00\x09x",  # nine bytes of user data, of which one is there
+        b"\x00\x00\x00\x00\x00\x00\x00\x00\x00\x09x",  # user data of nine bytes by its length, but one byte
     ],
 )
 def test_what_is_cut_short_or_claims_too_much_is_refused(rubbish: bytes) -> None:

@@ -265,7 +265,7 @@ async def test_a_group_with_members_of_kiels_is_not_given_away(bench: Bench) -> 
         assert (await candidate(zk, bench.group)).foreign == ("host:1",)
         with pytest.raises(AdoptionRefused, match="still has members of kiel: host:1"):
             await adopt(zk, bench.group, "/allocator", 1.0, print)
-        # as if it had joined while the group was being given away
+        # as if it had joined during the move of the group to another layout
         with pytest.raises(AdoptionRefused, match=r"joined group .* meanwhile: host:1"):
             await seal(zk, bench.paths, "/allocator")
         assert json.loads((await zk.get(bench.paths.partitions))[0]) == json.loads(before)

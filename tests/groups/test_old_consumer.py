@@ -97,7 +97,7 @@ def test_a_member_that_was_frozen_sets_nobody_back(group_of: Callable[[str], Old
     before = len(frozen.told)
     frozen.process.send_signal(signal.SIGCONT)
     group.shared(frozen, other)
-    # what was in its hands may be told of; it was told itself that it has lost the partitions, and commits nothing
+    # it may report records that it held; its listener knows that the partitions are lost, and it commits nothing
     woken = [line["what"] for line in frozen.told[before:]]
     assert "end" in woken
     assert woken[: woken.index("end")].count("got") <= 1

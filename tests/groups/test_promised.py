@@ -45,7 +45,8 @@ def view_of(document: AssignmentDocument, members: list[str], *, with_promises: 
 
 
 def test_less_is_taken_away_from_owners_when_promises_do_not_count_as_owned() -> None:
-    """A promise costs nothing to break: nobody has begun. Counted as owned it is kept at the cost of what is."""
+    """To break a promise costs nothing, because no member has started the partition. A function that counts promises as
+    owned keeps them and moves owned partitions instead."""
     without = sum(revoked(seed, with_promises=False) for seed in range(60))
     with_them = sum(revoked(seed, with_promises=True) for seed in range(60))
     assert without < 0.97 * with_them

@@ -142,7 +142,7 @@ def test_new_members_are_canaries_until_they_are_promoted() -> None:
     assert constraints_of([canary], again).canaries == {}
 
 
-# -- what became of them ---------------------------------------------------------------------------------------------
+# -- results of orders -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -279,7 +279,7 @@ async def test_subscriptions_may_differ(bench: Bench) -> None:
 
 
 def two_arguments(members, partitions):
-    """As kiel's users wrote them."""
+    """An allocator function with kiel's signature."""
     mapping: dict = {}
     for number, partition in enumerate(reversed(partitions)):
         topic, _, identifier = partition.partition(":")

@@ -172,7 +172,7 @@ async def test_members_that_do_not_go_stop_it_and_are_named(make_world: Any) -> 
         options = {"brokers": world.old.bootstrap, "group": world.group, "zookeeper": world.zookeeper}
         async with Consumer(world.topic, **options) as stubborn:
             read = set()
-            while len(read) < 3:  # in none of which there is nothing committed
+            while len(read) < 3:  # each of them has a commit
                 batch = await stubborn.getbatch(0.1)
                 read |= set() if batch is None else {batch.partition}
             await stubborn.commit()

@@ -258,7 +258,7 @@ async def test_a_first_batch_that_fails_is_not_overtaken(
             nonlocal sent
             sent += 1
             if sent == 1:
-                for _ in range(1000):  # whoever does not wait for it has sent by then
+                for _ in range(1000):  # a mirror that does not wait for it has sent by then
                     await asyncio.sleep(0)
                 raise BrokerError("not the leader yet", code=6, retriable=True)
             return await send(*args)

@@ -15,7 +15,7 @@ from allocator.types import TopicPartition
 
 
 class Member:
-    """A committer whose fate the test writes: `next` is who it is after each refusal."""
+    """A committer controlled by the test: `next` has its identity after each refusal."""
 
     def __init__(self, *then: Identity | None) -> None:
         self.identity: Identity | None = Identity(5, "me", "one")

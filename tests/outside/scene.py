@@ -1,7 +1,8 @@
 """A mixed group: starts and stops members of several clients, and checks their journals.
 
-Every member writes a journal as `bench.faults.journal` describes it, or something that `translate` turns into one; the
-checker of the faults (`bench.faults.check`) then says what was lost, repeated or owned twice.
+Every member writes a journal as `bench.faults.journal` describes it, or a text that `translate` turns into one. The
+checker of the faults (`bench.faults.check`) then finds records that were lost or repeated, and partitions with two
+owners.
 """
 
 from __future__ import annotations

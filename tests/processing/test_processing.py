@@ -179,7 +179,7 @@ async def test_batches_let_go_of_their_bytes_when_little_of_them_is_left() -> No
     assert cluster.committed == {PARTITION: 10_000}
 
 
-# -- what is done ------------------------------------------------------------------------------------------------------
+# -- handled records ---------------------------------------------------------------------------------------------------
 
 
 class Half:
@@ -334,7 +334,7 @@ async def test_the_window_narrows_before_a_commit_could_not_say_what_is_done(mon
 
 
 async def test_a_broker_that_takes_no_metadata_narrows_nothing() -> None:
-    """What is done beyond the offset is not committed then, so no record has to wait for it."""
+    """The done records beyond the offset are then not committed, so no record has to wait for them."""
     cluster, held = Cluster(records=3000, keys=3000), asyncio.Event()
     done: list[int] = []
 

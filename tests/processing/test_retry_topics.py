@@ -187,7 +187,7 @@ async def test_a_record_that_its_headers_make_too_large_for_a_retry_topic_become
 
 
 async def test_a_partition_that_moves_takes_along_what_waits() -> None:
-    """Nothing that waits is in hand, so a move takes no time, and the next owner knows the due time."""
+    """No handler call holds a waiting record, so a move takes no time, and the next owner knows the due time."""
     cluster, seen = Cluster(records=3), []
 
     async def handle(record: Record) -> None:

@@ -106,7 +106,7 @@ def test_offsets_that_compaction_took_are_gaps_in_the_map_and_not_in_the_log() -
     assert [record.offset for record in after] == list(range(50))
     assert rows(after) == rows(source)
     assert where == {record.offset: n for n, record in enumerate(source)}
-    assert list(encode(source))[-1].next == 500  # past what is not there any more
+    assert list(encode(source))[-1].next == 500  # after records that no longer exist
 
 
 def test_the_part_that_is_wanted_of_a_batch_is_all_that_is_sent() -> None:

@@ -30,7 +30,7 @@ def code_blocks(document: Path, language: str) -> list[str]:
 
 
 class Program:
-    """A program that runs until it is told to stop, and what it has printed."""
+    """A program that runs until it is stopped, with its output."""
 
     def __init__(self, command: list[str], output: Path, environ: Mapping[str, str] | None = None) -> None:
         self.command, self.output, self.environ = command, output, environ

@@ -125,7 +125,7 @@ def test_the_mirror_is_told_what_it_takes() -> None:
     context = main.make_context("allocator", [command, *arguments], resilient_parsing=True)
     inner = main.get_command(context, command)
     assert inner is not None
-    inner.make_context(command, list(arguments))  # raises what is wrong with them
+    inner.make_context(command, list(arguments))  # raises if an argument is wrong
 
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.relative_to(DOCKER).as_posix())
@@ -207,7 +207,7 @@ def test_the_secret_holds_settings_that_are_secret_and_the_daemon_reads_them(tmp
     file = tmp_path / "config.toml"
     text = MANIFEST["ConfigMap"]["data"]["config.toml"]
     file.write_text(text)
-    load(file, secret["stringData"])  # as it stands, empty: the passwords that nobody uses
+    load(file, secret["stringData"])  # with its empty passwords, which are not used
     file.write_text(
         text.replace(
             "[kafka]\n",

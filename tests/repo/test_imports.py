@@ -116,7 +116,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 # it has its own producers and probes, so that tests do not use the tested code
 MAY_IMPORT["testing"] = set()
 MAY_IMPORT["cli"].add("testing")
-# what these rooms need comes with an extra of theirs
+# packages that an extra installs for these rooms
 EXTRA_ROOMS = {"spark", "testing", "web"}
 HEAVY = (
     "pyspark",

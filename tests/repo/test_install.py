@@ -63,7 +63,7 @@ def ours(line: str) -> list[Requirement]:
 
 
 DOCUMENTED = lines(DOCUMENTS)
-# errors say how to get what is missing; of other packages' lines only those of the documents are run
+# errors name the command that installs a missing package; lines for other packages are only run from the documents
 TOLD = sorted({*DOCUMENTED, *(line for line in lines(sources()) if ours(line))})
 
 

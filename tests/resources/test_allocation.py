@@ -65,7 +65,7 @@ def test_what_cannot_be_is_refused_before_anything_is_touched(resources: Any, mo
 
 
 class Recorder:
-    """An allocation that notes what it is told, and when another owns the same."""
+    """An allocation that records its events, and reports when another one owns the same resource."""
 
     owners: dict[str, str]
 

@@ -68,7 +68,7 @@ async def session(secured: Secured, topic: str, group: str, mechanism: str) -> s
         assert await consumer.getone(30) is not None
         await consumer.commit()
         zk = consumer._engine.membership._zk
-        zk._client._connection._socket.shutdown(2)  # it authenticates anew
+        zk._client._connection._socket.shutdown(2)  # it authenticates again
         assert await consumer.getone(30) is not None
         znodes = await asyncio.to_thread(contents, secured, f"/allocator/{group}")
         assert len(znodes) > 5

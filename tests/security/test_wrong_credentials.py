@@ -26,7 +26,7 @@ def strangers(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     return made
 
 
-# what is wrong -> (the port, settings from the right ones and the strangers' certificates, what is said)
+# fault -> (the port, settings made of the right ones and foreign certificates, the error text)
 Door = tuple[str, Callable[[Secured, Certificates], Mapping[str, Any]], str]
 KAFKA: Final[Mapping[str, Door]] = {
     "PLAIN password": (
@@ -110,7 +110,7 @@ async def test_a_broker_that_does_not_take_us_is_told_in_one_line_with_a_remedy(
     assert all("unencrypted" in text for text in logged), logged
 
 
-# what is wrong -> (the port is the one with TLS, options, what is said)
+# fault -> (whether the port has TLS, options, the error text)
 Keeper = tuple[bool, Callable[[Secured, Certificates], Mapping[str, Any]], str]
 ZOOKEEPER: Final[Mapping[str, Keeper]] = {
     "authority": (True, lambda ours, theirs: {**ours.zookeeper_options(), "ca": str(theirs.ca)}, "Correct ca"),

@@ -92,7 +92,7 @@ def altered(one: Item, other: Item) -> str:
 
 
 def match(lefts: list[Item], rights: list[Item], identity: Callable[[Item], Any]) -> list[Pair]:
-    """Pairs of the same identity, first with first; what is paired leaves the lists."""
+    """Pairs records of the same identity in their order; removes the pairs from the lists."""
     waiting: dict[Hashable, list[Item]] = defaultdict(list)
     for item in rights:
         waiting[identity(item)].append(item)

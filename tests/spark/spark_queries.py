@@ -43,7 +43,7 @@ class Query:
         self.options = {name: str(value) for name, value in options.items()}
 
     def start(self, **trigger: Any) -> Any:
-        """The running query, whose source has begun."""
+        """Starts the query; returns it when its source has started."""
         while True:
             query = self._start(**trigger)
             wait_until(lambda query=query: _begun(query), PATIENCE_S, "the query to begin")

@@ -10,7 +10,7 @@ JVM = (
     # to verify the classes of these jars takes a tenth of the CPU
     "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 )
-# to generate Java code for each query, and to plan each anew between its stages, costs more CPU than it saves
+# generated Java code for each query, and new plans between its stages, cost more CPU than they save
 CHEAP = {
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",

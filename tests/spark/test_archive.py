@@ -38,7 +38,7 @@ def whole(spark: SparkSession, topic: Made, directory: Path) -> bool:
     report = audit(topic.frame(spark, topic.ranges(reach)), found.frame(spark), by="offset", spark=spark)
     assert report.equal, report.to_text()
     assert found.reach() == reach
-    # who knows nothing of manifests sees the same
+    # a reader that does not know manifests sees the same
     assert spark.read.parquet(str(directory)).count() == report.left.records
     return True
 
@@ -246,7 +246,7 @@ def test_a_dry_run_refuses_a_directory_that_the_user_may_not_write() -> None:
     with tempfile.TemporaryDirectory() as place:
         os.chmod(place, 0o555)
         try:
-            if before == 0:  # whom no rights stop
+            if before == 0:  # root, which ignores access rights
                 os.seteuid(65534)
             with pytest.raises(ConfigError, match=f"{place} may not be written by this user"):
                 archive(Made([1]), f"{place}/there", dry_run=True)

@@ -52,7 +52,7 @@ def move(log: Rows) -> None:
 
 
 CORRUPTIONS: dict[str, tuple[Callable[[Rows], object], dict[tuple[str, str], int], dict[tuple[str, str], int]]] = {
-    # what is done to the right; what is found by partition; and by key
+    # the change of the right side; the findings by partition; the findings by key
     "nothing": (lambda log: None, {}, {}),
     "one dropped": (lambda log: log[0].pop(6), {("missing", ""): 1}, {("missing", ""): 1}),
     "one of two that are equal dropped": (lambda log: log[1].pop(7), {("missing", ""): 1}, {("missing", ""): 1}),

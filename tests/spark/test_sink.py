@@ -51,7 +51,8 @@ def test_headers_and_topics_are_columns_too(
         "named_struct('key', 'n', 'value', cast(null as binary))) headers"
     )
     frame.write.format("allocator").options(brokers=kafka_cluster.bootstrap).mode("append").save()
-    # with the option the column says nothing, as in Spark's connector: else what was read would go back there
+    # the option wins over the column, as in Spark's connector: otherwise records would go back to the topic they came
+    # from
     other = topic_factory()
     frame.write.format("allocator").options(brokers=kafka_cluster.bootstrap, topic=other).mode("append").save()
     assert len(rows_of(spark, kafka_cluster, other)) == 1

@@ -347,7 +347,7 @@ def test_a_group_that_committed_of_a_former_topic_is_told_or_begins_at_its_first
 def test_a_transaction_that_is_open_at_the_checkpoint_holds_the_stream_back_and_is_no_loss(
     kafka_cluster: LocalCluster, topic_factory: TopicFactory, group: str, make_query: Callable[..., Query]
 ) -> None:
-    """Of a query that read what was not committed yet, and shall read no more than that from now on."""
+    """A query read uncommitted records before its checkpoint; from then on it reads committed records only."""
     from confluent_kafka import Producer
 
     topic = topic_factory()
@@ -359,7 +359,7 @@ def test_a_transaction_that_is_open_at_the_checkpoint_holds_the_stream_back_and_
     producer.flush(30)
     before = make_query(topics=topic, group=group, commit="after_batch")
     assert len(before.batch()) == 11
-    assert before.batch() == []  # and the group is told
+    assert before.batch() == []  # and commits to the group
     after = make_query(topics=topic, isolation_level="read_committed", fail_on_data_loss="false")
     after.at = before.at
     of_group = {"group": group, "starting_offsets": "committed", "isolation_level": "read_committed"}

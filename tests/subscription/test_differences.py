@@ -20,7 +20,7 @@ from allocator.types import OffsetAndMetadata, TopicPartition
 
 A0, A1, B0, GONE = (TopicPartition(*it) for it in (("a", 0), ("a", 1), ("b", 0), ("gone", 9)))
 
-# attribute of theirs -> why it is not here
+# attribute of kafka-python's class -> why ours does not have it
 NOT_HERE = {"listeners": "a list that nothing of theirs reads or fills"}
 
 

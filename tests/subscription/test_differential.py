@@ -1,6 +1,6 @@
 """kafka-python's class and this one give the same results for the same calls.
 
-What is left out of these calls is where the two differ on purpose; `test_differences.py` names each of those.
+These calls leave out intended differences; `test_differences.py` names each of them.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Twins(RuleBasedStateMachine):
         self.ours = SubscriptionState(strategy, clock=lambda: self.now, shuffle=shuffle)
 
     def both(self, call: Callable[[Any], Any], *, answers: bool = True) -> None:
-        """Both return the same, or raise alike: whoever catches theirs catches ours."""
+        """Both return the same, or raise errors that the same `except` catches."""
         expected = got = raised = None
         try:
             expected = call(self.theirs)
@@ -122,7 +122,7 @@ class Twins(RuleBasedStateMachine):
 
     @rule(partitions=some, subscribed_only=st.booleans())
     def assign_from_subscribed(self, partitions: list[TopicPartition], subscribed_only: bool) -> None:
-        # ours takes what the pattern matches, theirs only what was found to match
+        # ours accepts topics that the pattern matches, kafka-python only those that were found to match
         if subscribed_only or self.ours.subscribed_pattern is not None:
             partitions = [tp for tp in partitions if tp.topic in (self.theirs.subscription or ())]
         self.both(lambda s: s.assign_from_subscribed(partitions))
@@ -200,7 +200,8 @@ class Twins(RuleBasedStateMachine):
     @rule(data=st.data(), position=st.one_of(st.none(), positions))
     def complete_validation(self, data: st.DataObject, position: OffsetAndMetadata | None) -> None:
         for tp in self.those(data, lambda state: state.awaiting_validation):
-            self.both(lambda s, tp=tp: s.complete_validation(tp, position), answers=False)  # theirs never answers
+            # kafka-python's never answers
+            self.both(lambda s, tp=tp: s.complete_validation(tp, position), answers=False)
         self.both(lambda s: s.complete_validation(UNKNOWN), answers=False)
 
     # -- replicas and time

@@ -31,14 +31,14 @@ class Recording(RebalanceListener):
 
 
 class Reader:
-    """A consumer of theirs on a state of ours, and what it has read."""
+    """kafka-python's consumer on our subscription state, with the records that it has read."""
 
     def __init__(self, cluster: LocalCluster, group: str | None) -> None:
         self.consumer = KafkaConsumer(
             bootstrap_servers=cluster.bootstrap,
             group_id=group,
             auto_offset_reset="earliest",
-            session_timeout_ms=60_000,  # who is thrown out reads again, and what was read is counted
+            session_timeout_ms=60_000,  # a member that is removed reads records again, and the test counts them
             heartbeat_interval_ms=500,
             enable_auto_commit=group is not None,
             fetch_max_wait_ms=100,

@@ -122,7 +122,7 @@ async def test_a_listener_may_tell_lost_from_revoked(listener: Any) -> None:
 
 async def test_nobody_listens_unless_asked() -> None:
     await hear_all(None)
-    await hear_all(RebalanceListener())  # of which nothing has to be overridden
+    await hear_all(RebalanceListener())  # no method has to be overridden
 
 
 async def test_what_a_listener_raises_or_cancels_is_logged_and_the_rebalance_goes_on(

@@ -1,4 +1,4 @@
-"""Listeners, plain and awaited, on a real consumer: when they are called, and what is possible then."""
+"""Listeners, plain and awaited, on a real consumer: when it calls them, and what they may do then."""
 
 from __future__ import annotations
 

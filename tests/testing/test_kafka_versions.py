@@ -147,7 +147,7 @@ def test_a_recording_comes_back_as_it_was(tmp_path: Path, name: str) -> None:
 
 
 def test_the_order_of_each_log_stands_above_that_of_the_timestamps() -> None:
-    from allocator.record import PlainRecord  # what consumers hand out is recorded
+    from allocator.record import PlainRecord  # records of consumers are recorded traffic too
 
     def record(partition: int, offset: int, timestamp: int) -> Any:
         value = b"%d-%d" % (partition, offset)

@@ -1,4 +1,4 @@
-"""`produce`, read back by kafka-python's consumer: somebody else's decoder."""
+"""`produce`, read back by kafka-python's consumer, which has another decoder."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def fill(cluster: LocalCluster, topic: str) -> None:
         for at in range(5):
             value = b'{"turn": %d, "at": %d}' % (number, at)
             producer.send(topic, value, key=b"c7", partition=PARTITION, timestamp_ms=BEGAN + 100 * MINUTE + at)
-        producer.flush()  # or an abort drops what was not sent
+        producer.flush()  # otherwise an abort drops unsent records
         (producer.commit_transaction if number else producer.abort_transaction)()
     producer.close()
 

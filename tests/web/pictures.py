@@ -100,7 +100,7 @@ def pictures(camera: Camera, watcher: Watcher) -> None:
 
 
 def film(camera: Camera, watcher: Watcher, loop: asyncio.AbstractEventLoop) -> None:
-    """All groups; one of them; a member crashes, others take over, and the page tells who gave what to whom."""
+    """Shows all groups, then one. A member crashes, others take over, and the page names the moves."""
     group = watcher.groups["orders"]
     before = dict(group.report.state.document.owners)  # type: ignore[union-attr]
     names, crashed = frozenset(TOPICS), member_id(3)

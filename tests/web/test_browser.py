@@ -100,7 +100,7 @@ class Page:
         wait_until(lambda: text in self.text(selector), PATIENCE_S, lambda: f"{text!r} in {self.text(selector)!r}")
 
     def press(self, *keys: str) -> None:
-        for key in keys:  # to the page: the focused element may be drawn anew at any moment
+        for key in keys:  # to the page, because the focused element may be replaced at any moment
             selenium.ActionChains(self.driver).send_keys(key).perform()
 
     def go(self, hash_: str) -> None:
@@ -314,7 +314,7 @@ async def test_every_view_of_a_large_group_fits_and_has_no_barrier(browser: Any,
             page.sees("#legend", "up to 1 min")
             high = page.run("return document.getElementById('grids').getBoundingClientRect().height")
             assert high < 1600, "all of it at a glance"
-            # the last cell of the last row is where it is to be
+            # the last cell of the last row is in place
             page.run("document.getElementById('grids').focus()")
             page.press(PAGE_DOWN, END)
             page.sees("#cell", "payments 3999 · owned by")
@@ -353,7 +353,7 @@ async def test_every_view_of_a_large_group_fits_and_has_no_barrier(browser: Any,
         await by_person(walk)
 
 
-# -- what operators do, over groups and letters in memory --------------------------------------------------------------
+# -- actions of operators, over groups and letters in memory -----------------------------------------------------------
 
 
 class RecordedWork:

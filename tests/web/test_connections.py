@@ -136,7 +136,7 @@ async def test_so_many_streams_and_no_more() -> None:
 
 @pytest.mark.parametrize("path", ["/api/events", "/api/groups"])
 async def test_who_takes_no_answer_is_hung_up_on(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More than the buffers of the system hold is told, and nobody reads it."""
+    """The server sends more than the buffers of the system hold, and the client does not read."""
     monkeypatch.setattr("allocator.web.snapshot.overview", lambda *_: {"text": "x" * 30_000_000})
     async with serving(stalled_s=0.5) as port:
         with socket.create_connection(("127.0.0.1", port)) as client:

@@ -33,7 +33,7 @@ __all__ = [
 
 # the JoinGroup version from which a member may be static
 STATIC_MEMBERS = 5
-# the JoinGroup version from which the coordinator hands out the member id first, so that none is left behind unknown
+# from this JoinGroup version on, the coordinator assigns the member id first, so that no unknown member is left behind
 MEMBER_ID_FIRST = 4
 
 MAX_REASON = 255  # characters; brokers cut longer ones

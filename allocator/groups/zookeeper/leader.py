@@ -484,7 +484,7 @@ class Leader:
         found = await self._loads.read(members, function.source, self._counts)
         return GroupLoad(found, uneven, wall_ms())
 
-    # -- what is read --------------------------------------------------------------------------------------------
+    # -- reads ---------------------------------------------------------------------------------------------------
 
     async def _read_document(self) -> tuple[AssignmentDocument, int]:
         if self._document is None:

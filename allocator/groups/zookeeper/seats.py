@@ -161,7 +161,8 @@ class GraceTimer:
     def see(self, seats: Mapping[str, Seat], now_ms: int, begun: Collection[str] = ()) -> None:
         """Starts a timer for each new reservation. Removes the timers of reservations that have ended.
 
-        `begun`: the members whose reservations this leader begins now. An earlier leader began the other reservations.
+        `begun`: the members whose reservations start with this leader. An earlier leader started the other
+        reservations.
         """
         ends = {}
         for member, seat in seats.items():

@@ -165,7 +165,7 @@ def constraints_of(orders: Iterable[Order], members: Infos) -> Constraints:
     )
 
 
-# -- what became of them ---------------------------------------------------------------------------------------------
+# -- results of orders -----------------------------------------------------------------------------------------------
 
 
 def states_of(

@@ -70,9 +70,9 @@ def _with_told_options(command: Command, *more: Command) -> Command:
         command(told={"why": why, "expires_s": expires_s}, **arguments)
 
     options: tuple[Command, ...] = (
-        click.option("--why", default="", help="Reason, for those who look at the orders later."),
+        click.option("--why", default="", help="Reason, shown with the order."),
         click.option(
-            "--expires", metavar="TIME", help="When the order ceases to count: 30m, 2h, 1d, or a time with zone."
+            "--expires", metavar="TIME", help="End of the order: 30m, 2h, 1d, or a time with zone (default: never)."
         ),
         *more,
         with_clusters,
@@ -208,7 +208,7 @@ def swap_command(name: str, old: str, new: str, access: Any, as_json: bool, dry_
 @click.argument("place")
 @_with_order_options
 def pin_command(name: str, partitions: str, place: str, access: Any, as_json: bool, dry_run: bool, told: Any) -> None:
-    """Keep PARTITIONS (topic:0-3,7) at PLACE: a member, or rack:NAME. While nobody is there, others have them."""
+    """Keep PARTITIONS (topic:0-3,7) at PLACE: a member, or rack:NAME. Without a live member there, others own them."""
     chosen = parse_partitions(partitions)
     _give(access, name, as_json, dry_run, lambda orders: orders.pin(chosen, place, **told))
 
@@ -340,12 +340,12 @@ def resume_command(name: str, partitions: str, access: Any, default_group: Any, 
 @click.argument("name", metavar="GROUP", type=GROUP)
 @click.argument("partition")
 @click.argument("offset", type=click.IntRange(0))
-@click.option("--undo", is_flag=True, help="Withdraw the order. A record that was left out stays left out.")
+@click.option("--undo", is_flag=True, help="Withdraw the order. A record that was skipped stays skipped.")
 @_with_record_options
 def skip_command(
     name: str, partition: str, offset: int, undo: bool, access: Any, as_json: bool, create: bool, told: Any
 ) -> None:
-    """Leave out the record at OFFSET of PARTITION (topic:0): the handler is not called, and it counts as done."""
+    """Skip the record at OFFSET of PARTITION (topic:0): no handler call gets it, and it counts as done."""
     chosen = parse_partitions(partition)
     if len(chosen) != 1:
         raise ConfigError(f"{partition!r} names {len(chosen)} partitions; an offset belongs to one")
@@ -375,10 +375,10 @@ def quarantine_command(
 @group.command("seek")
 @click.argument("name", metavar="GROUP", type=GROUP)
 @click.argument("partitions")
-@click.option("--to", "to", required=True, help=f"New place: {TARGETS}.")
+@click.option("--to", "to", required=True, help=f"New offset: {TARGETS}.")
 @_with_record_options
 def seek_command(name: str, partitions: str, to: str, access: Any, as_json: bool, create: bool, told: Any) -> None:
-    """Have the owners of PARTITIONS (topic:0-3,7) go on elsewhere. The result in `orders` says where they were."""
+    """Move the owners of PARTITIONS (topic:0-3,7) to another offset. `orders` shows the offsets that they had."""
     chosen, place = parse_partitions(partitions), str(parse_target(to))
     _give_about_records(access, name, as_json, lambda orders: orders.seek(chosen, place, **told), create)
 

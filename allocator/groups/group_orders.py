@@ -339,7 +339,11 @@ class OrdersFromOutside:
             if not must_live:
                 return text
             there = ", ".join(member_name(each, info) for each, info in members.items()) or "none"
-            raise OrderRefused(f"group {self._group!r} has no live member {shown(text)}; its members: {plain(there)}")
+            racks = {info.rack for info in members.values()}
+            remedy = f"; for the members of a rack write rack:{plain(text)}" if text in racks else ""
+            raise OrderRefused(
+                f"group {self._group!r} has no live member {shown(text)}; its members: {plain(there)}{remedy}"
+            )
         info = members[found[0]]
         if text in (info.name, info.instance_id):
             return text

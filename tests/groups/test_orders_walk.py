@@ -184,6 +184,7 @@ async def test_a_group_does_what_was_planned_and_ordered(zk_chroot: str, group: 
         assert "no live member is there" in await operator.state(pinned, "not kept")
         for arguments, says in (
             (("cordon", group, "nobody"), "no live member 'nobody'; its members: a@"),
+            (("pin", group, "t:7", "x"), "for the members of a rack write rack:x"),
             (("cordon", "other", "a"), 'Orders about members and moves are for groups with membership="zookeeper"'),
             (("unpin", group, "t:11"), "no pin of these partitions"),
             (("pin", group, "t:7", "rack:z"), "no live member is in rack 'z'; racks of the members: x, y"),

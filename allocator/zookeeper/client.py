@@ -564,6 +564,11 @@ class Watched(Generic[T]):
                 raise
         return self._value  # type: ignore[return-value]
 
+    @property
+    def fresh(self) -> bool:
+        """Whether the value was read and has not changed since."""
+        return self._fresh
+
     def forget(self) -> None:
         """Makes the next `get` read ZooKeeper."""
         self._fresh = False

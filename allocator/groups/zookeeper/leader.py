@@ -45,7 +45,7 @@ from allocator.groups.zookeeper.znodes import (
     OrderState,
     in_join_order,
 )
-from allocator.tasks import TaskGroup
+from allocator.tasks import TaskGroup, wait_for_event
 from allocator.types import Partitions
 from allocator.zookeeper.client import BadVersion, ConnectionLost, NoZnode, Watched, ZnodeExists
 
@@ -58,8 +58,13 @@ log = logging.getLogger(__name__)
 class LeaderSettings:
     """The waiting times of the leader, in seconds."""
 
-    debounce_s: float = 0.01  # more: fewer rebalances when many members join at once; less: a rebalance starts sooner
+    # from a change until the new document. more: fewer rebalances when many members join at once; less: a rebalance
+    # starts sooner
+    debounce_s: float = 0.005
     debounce_max_s: float = 0.5  # longest delay of a rebalance while changes keep coming
+    # from the first release until the next document, while other members still release. more: fewer documents; less: a
+    # late release delays the partitions of the others less
+    releases_s: float = 0.01
     topic_poll_s: float = 10.0  # between two metadata requests that look for new partitions and topics
     load_look_s: float = LOOK_S
     load_lasting_s: float = LASTING_S
@@ -96,7 +101,9 @@ class Leader:
         self._uneven = False
         self._surroundings = GroupViewBuilder(store.paths.group, topics, load)
         self._changed = asyncio.Event()
-        self._group_changed = True
+        self._group_changed = asyncio.Event()
+        self._group_changed.set()
+        self._released = False  # whether a claim has changed for which the leader waits
         self._names = Watched(store.member_names, self._poke_group)
         self._claim_names = Watched(store.claim_names, self._changed.set)
         self._left_names = Watched(store.left_names, self._poke_group)
@@ -149,10 +156,11 @@ class Leader:
         self._poke_group()
 
     async def _lead(self) -> None:
+        write_at: float | None = None
         while True:
             self._changed.clear()
             try:
-                await self._step()
+                settled = await self._step(write_at)
             except (BadVersion, ZnodeExists):
                 log.info("%s: somebody else wrote the assignment; reading it again", self._store.paths.group)
                 self.start_over()
@@ -171,23 +179,45 @@ class Leader:
                 self.start_over()
                 await asyncio.sleep(0.05)
                 continue
-            await self._changed.wait()
-            if self._group_changed:
+            if not settled:
                 await self._debounce()
+                write_at = None
+                continue
+            await self._changed.wait()
+            if self._released:
+                await self._wait_for_releases()
+            self._released = False
+            # the leader reads and decides while it waits for further changes
+            debounces = self._group_changed.is_set()
+            write_at = asyncio.get_running_loop().time() + self._settings.debounce_s if debounces else None
 
     async def _debounce(self) -> None:
         loop = asyncio.get_running_loop()
         end = loop.time() + self._settings.debounce_max_s
-        self._group_changed = False
+        self._group_changed.clear()
         while loop.time() < end:
             await asyncio.sleep(min(self._settings.debounce_s, max(0.0, end - loop.time())))
-            if not self._group_changed:
+            if not self._group_changed.is_set():
                 break
-            self._group_changed = False
-        self._group_changed = True
+            self._group_changed.clear()
+        self._group_changed.set()
+
+    async def _wait_for_releases(self) -> None:
+        """Waits a moment for the other members that release partitions, because each document costs every member a
+        read."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + self._settings.releases_s
+        while any(claim.fresh for claim in self._claims.values()) and not self._group_changed.is_set():
+            self._changed.clear()
+            if not await wait_for_event(self._changed, end - loop.time()):
+                break
+
+    def _poke_released(self) -> None:
+        self._released = True
+        self._changed.set()
 
     def _poke_group(self) -> None:
-        self._group_changed = True
+        self._group_changed.set()
         self._changed.set()
 
     def _metadata_came(self) -> None:
@@ -212,14 +242,21 @@ class Leader:
 
     # -- one step ------------------------------------------------------------------------------------------------
 
-    async def _step(self) -> None:
+    async def _step(self, write_at: float | None = None) -> bool:
+        """Reads what has changed, decides, and writes the next document.
+
+        Writes a new decision no sooner than `write_at`, in the time of the event loop. Returns False, and has written
+        nothing, if the group has changed again by then.
+        """
         # reset before anything is read, so that a later change starts another step
-        recompute, self._group_changed = self._group_changed, False
+        recompute = self._group_changed.is_set()
+        self._group_changed.clear()
         stored, version = await self._read_document()
-        names = in_join_order(await self._names.get())
+        found, claimed = await asyncio.gather(self._names.get(), self._claim_names.get())
+        names = in_join_order(found)
         # a member whose member znode was deleted by hand keeps working until it notices. Its claim exists, so it is
         # alive
-        alive = {*names, *in_join_order(await self._claim_names.get())}
+        alive = {*names, *in_join_order(claimed)}
         now_ms = wall_ms()
         members = await self._members(names)
         document = await self._seated(stored, members, alive, now_ms)
@@ -234,6 +271,11 @@ class Leader:
         successor = self._successor(document, alive | gone, claims, fresh, now_ms)
         if successor is None and document is not stored and document.revision == stored.revision:
             successor = document.but(leader=self._me, revision=document.revision + 1)
+        if fresh and write_at is not None and not await self._calm_until(write_at):
+            self._computed_from = None
+            return False
+        if fresh:
+            self._uneven = False
         self._wake_up(successor or document, now_ms)
         if successor is not None:
             self._log_orders(document, successor)
@@ -242,6 +284,11 @@ class Leader:
                 self._changed.set()  # read again to set the watches on the claims that the document waits for
         if document.seats or stored.seats:
             await self._forget_left(document)
+        return True
+
+    async def _calm_until(self, moment: float) -> bool:
+        """Waits until `moment` in the time of the event loop; returns False as soon as the group changes."""
+        return not await wait_for_event(self._group_changed, moment - asyncio.get_running_loop().time())
 
     def _successor(
         self, document: AssignmentDocument, alive: set[str], claims: Mapping[str, Claim], fresh: bool, now_ms: int
@@ -406,6 +453,7 @@ class Leader:
                 version = await self._write(document, version)
             self._computed_from = inputs
             self._decision, self._later = None, 0
+            self._uneven = False
             return False, document, version
         self._decided_without = frozenset(missing)
         self._computed_from = self._inputs(members, document, orders)
@@ -435,8 +483,7 @@ class Leader:
         if not members:
             return None
         group = self._store.paths.group
-        uneven, self._uneven = self._uneven, False
-        load = await self._group_load(members, uneven)
+        load = await self._group_load(members, self._uneven)
         decision = await decide(members, self._counts, document, orders, self._assignors, self._surroundings.view, load)
         for member, reason in decision.refused.items():
             if member not in document.refused:
@@ -529,7 +576,7 @@ class Leader:
         self._budget.keep(map(self._store.paths.claim, wanted))
         for member in wanted:
             if member not in self._claims:
-                self._claims[member] = Watched(partial(self._read_claim, member), self._changed.set)
+                self._claims[member] = Watched(partial(self._read_claim, member), self._poke_released)
         found = await asyncio.gather(*(self._claims[member].get() for member in wanted))
         return {member: claim for member, claim in zip(wanted, found) if claim is not None}
 

@@ -62,3 +62,38 @@ async def test_claims_are_read_after_the_assignment_was_lost(zk_chroot: str, gro
         document, version = await leader._read_document()
         assert document.owners == {MEMBER: TWO}
         assert version == 0
+
+
+async def test_a_leader_that_was_paused_deletes_no_shard_of_its_successor(
+    zk_chroot: str, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("allocator.groups.zookeeper.znodes.SHARD_BYTES", 50)
+    document = AssignmentDocument(generation=1, revision=1, leader="old", owners={MEMBER: ONE})
+    async with stored(zk_chroot, group) as old, stored(zk_chroot, group) as new:
+        listed = old.zk.get_children
+
+        async def late(path: str) -> list[str]:
+            # between the write of the old leader and its look at the shards
+            await new.write_document(document.but(revision=2, leader="new"), 0)
+            return await listed(path)
+
+        monkeypatch.setattr(old.zk, "get_children", late)
+        await old.write_document(document, -1)
+        found, _ = await new.document()
+        assert found is not None
+        assert found.leader == "new"
+        assert {name.split("-")[1] for name in await new.zk.get_children(new.paths.shards)} == {"new"}
+
+
+async def test_the_shards_of_a_former_leader_go_with_the_first_document_of_the_next_one(
+    zk_chroot: str, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document = AssignmentDocument(generation=1, revision=1, leader="old", owners={MEMBER: ONE})
+    async with stored(zk_chroot, group) as old, stored(zk_chroot, group) as new:
+        with monkeypatch.context() as small:
+            small.setattr("allocator.groups.zookeeper.znodes.SHARD_BYTES", 50)
+            await old.write_document(document, -1)
+        await old.zk.create(f"{old.paths.shards}/rubbish")
+        assert len(await new.zk.get_children(new.paths.shards)) > 1
+        await new.write_document(document.but(revision=2, leader="new"), 0)
+        assert await new.zk.get_children(new.paths.shards) == []

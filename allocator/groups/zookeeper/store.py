@@ -23,6 +23,7 @@ from allocator.groups.zookeeper.znodes import (
     Paths,
     quick,
     shard_names,
+    shard_revision,
     split,
 )
 from allocator.types import NO_PARTITIONS, Partitions
@@ -49,6 +50,7 @@ class Store:
     def __init__(self, zk: ZooKeeper, paths: Paths) -> None:
         self.zk = zk
         self.paths = paths
+        self._swept = False  # whether this process has deleted all old shards, and has created none since
 
     async def prepare(self) -> None:
         """Creates the persistent znodes, usually in one transaction, because each write waits for the disks."""
@@ -189,12 +191,17 @@ class Store:
             new_version = 0
         else:
             new_version = (await self.zk.set(self.paths.assignment, head, version)).version
-        await self._sweep(keep=set(shards))
+        # most documents have no shards, and then a list of the old ones would delay the leader's next step
+        if shards or not self._swept:
+            await self._sweep(set(shards), document.revision)
+            self._swept = not shards
         return new_version
 
-    async def _sweep(self, keep: set[str]) -> None:
+    async def _sweep(self, keep: set[str], revision: int) -> None:
+        """Deletes the shards of earlier documents. Spares those of later revisions: this leader may have been paused
+        since its write, and the shards belong to its successor."""
         for name in await self.zk.get_children(self.paths.shards):
-            if name not in keep:
+            if name not in keep and shard_revision(name) <= revision:
                 with contextlib.suppress(NoZnode):
                     await self.zk.delete(f"{self.paths.shards}/{name}")
 

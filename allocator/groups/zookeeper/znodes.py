@@ -28,6 +28,7 @@ from allocator.foreign import shown
 from allocator.groups.patterns import topic_pattern
 from allocator.groups.zookeeper.checked import (
     FORMAT,
+    LONGEST_NUMBER,
     InvalidZnode,
     check_mapping,
     check_number,
@@ -527,6 +528,12 @@ def shard_names(path: str, head: bytes) -> list[str] | None:
     if len(names) * SHARD_BYTES > INFLATED_BYTES:
         raise InvalidZnode(path, f"{len(names)} shards")
     return names
+
+
+def shard_revision(name: str) -> int:
+    """Returns the revision of the document that a shard belongs to; -1 for the name of a foreign znode."""
+    number = name.partition("-")[0]
+    return int(number) if number.isascii() and number.isdigit() and len(number) <= LONGEST_NUMBER else -1
 
 
 def to_ranges(partitions: Iterable[TopicPartition]) -> dict[str, str]:

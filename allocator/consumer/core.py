@@ -146,6 +146,7 @@ class ConsumerCore:
         self._note_choice()
         self._broken: BaseException | None = None
         self._under_way: dict[asyncio.Future[None], Partitions] = {}  # running commits, each with its partitions
+        self._refreshing: asyncio.Task[None] | None = None
         self._exits = contextlib.AsyncExitStack()
         self._tasks = BackgroundTasks(self._broke)
         self._one_commit: asyncio.Lock
@@ -253,8 +254,9 @@ class ConsumerCore:
         try:
             if self._offsets is not None:
                 await self._offsets.close()  # sends the commits that no caller waits for
-                if commit and self._offsets.committer is None:
-                    await self._leave_fresh()
+                if commit and self._offsets.committer is None and self._refreshing is None and self._idle.not_ours():
+                    # while the handlers finish and their records are committed; the release waits for it
+                    self._refreshing = self._tasks.start(self._leave_fresh(), "idle offsets of the leaving member")
             if not restart:
                 self.membership.leave_for_good()
             await self.membership.leave()
@@ -516,6 +518,8 @@ class ConsumerCore:
 
     async def commits_settled(self, partitions: Partitions) -> None:
         """Returns once no commit of one of these partitions is under way."""
+        if self._refreshing is not None:
+            await asyncio.wait({self._refreshing})
         while True:
             waits = [each for each, theirs in self._under_way.items() if not theirs.isdisjoint(partitions)]
             if not waits:

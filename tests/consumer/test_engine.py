@@ -105,3 +105,35 @@ async def test_a_service_that_lives_shortly_leaves_fresh_offsets_of_what_was_idl
     assert sent == [{idle: stands[idle]}], "the other one is committed when it is released"
     await ours._leave_fresh()
     assert len(sent) == 1, "it is fresh by now"
+
+
+async def test_a_fresh_offset_of_a_leaving_member_never_replaces_a_later_commit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The listener commits while the member reads which offsets are committed."""
+    ours, idle = engine(), TopicPartition("t", 0)
+    old, later = OffsetAndMetadata(5, "as it was", 2), OffsetAndMetadata(7, "", -1)
+    asked, may_answer = asyncio.Event(), asyncio.Event()
+    sent: list[Any] = []
+
+    async def fetch(partitions: Any, **_: Any) -> Any:
+        asked.set()
+        await may_answer.wait()
+        return dict.fromkeys(partitions, old)
+
+    async def commit(offsets: Any) -> None:
+        sent.append({p: each.offset for p, each in offsets.items()})
+
+    monkeypatch.setattr(ours.offsets, "fetch", fetch)
+    monkeypatch.setattr(ours.offsets, "commit", commit)
+    monkeypatch.setattr(ours.membership, "may_act", lambda: True)
+    ours.state.assign_from_subscribed([idle])
+    ours.progress.begin(idle, old)
+    ours._refreshing = asyncio.ensure_future(ours._leave_fresh())
+    await asked.wait()
+    settling = asyncio.ensure_future(ours.commits_settled(frozenset({idle})))
+    await ours.commit({idle: later})
+    assert not settling.done(), "a release waits for the offsets that are committed again"
+    may_answer.set()
+    await settling
+    assert sent == [{idle: 7}]

@@ -182,21 +182,25 @@ class ZooKeeperMembership(SessionMembership):
         return self._paths.claim(self.member_id), self._paths.member(self.member_id)
 
     async def _delete_ours(self, released: bool) -> None:
+        claim, member = self._znodes()
+        # the leader is notified of the end of the member before the end of its claim
+        ops = [Op("delete", member)]
         if released and self._claim.held:
             # without this write, observers cannot tell a member that left from one that crashed
             empty = Claim(self._claim.revision, NO_PARTITIONS, self._claim.generation)
-            with contextlib.suppress(ZooKeeperError):
-                await self._zk.set(self._paths.claim(self.member_id), empty.encode())
+            ops.append(Op("set", claim, empty.encode()))
+        ops.append(Op("delete", claim))
         if self._info.instance_id is not None and ((self._for_good and self._leaving) or self._polls.silent):
             # a user who does not poll must not keep partitions from the other members, so this checks the poll interval
             # too
-            ours = [Op("delete", path) for path in self._znodes()]
-            with contextlib.suppress(ZooKeeperError):
-                await self._zk.multi([Op("create", self._paths.left_mark(self.member_id)), *ours])
+            ops.insert(0, Op("create", self._paths.left_mark(self.member_id)))
+        try:
+            await self._zk.multi(ops)
+        except ZooKeeperError:  # one of them was deleted by hand
+            await super()._delete_ours(released)
         if self._measured is not None:
             with contextlib.suppress(ZooKeeperError):
                 await self._zk.delete(self._paths.load(self.member_id))
-        await super()._delete_ours(released)
 
     async def _take_part(self, scope: TaskGroup) -> None:
         scope.start(self._elect(), "election")

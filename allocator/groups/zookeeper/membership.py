@@ -211,16 +211,15 @@ class ZooKeeperMembership(SessionMembership):
         await self._follow(scope)
 
     async def _register(self) -> None:
-        await self._store.prepare()
-        if self._info.instance_id is not None:
-            await self._zk.ensure_path(self._paths.left)
         if self._tried:
+            await self._store.prepare()
             await self._clear()
-        self._tried = True
         self._info = replace(self._info, session_timeout_s=self._zk.session_timeout_s)
-        path = await self._zk.create(
-            f"{self._paths.members}/{self._prefix}", self._info.encode(), ephemeral=True, sequence=True
-        )
+        try:
+            path = await self._create_member()
+        except NoZnode:  # it is the first member of the group, or an operator has deleted the group
+            await self._store.prepare()
+            path = await self._create_member()
         self.member_id = path.rsplit("/", 1)[1]
         self._claim = Claim(0)
         with contextlib.suppress(ZnodeExists):
@@ -228,6 +227,14 @@ class ZooKeeperMembership(SessionMembership):
         self._refused = None
         self._document = Watched(partial(self._store.document, only=self.member_id), self._changed.set)
         log.info("%s: joined as %s (znode %s)", self._paths.group, self.shown, path)
+
+    async def _create_member(self) -> str:
+        if self._info.instance_id is not None:
+            await self._zk.ensure_path(self._paths.left)
+        self._tried = True
+        return await self._zk.create(
+            f"{self._paths.members}/{self._prefix}", self._info.encode(), ephemeral=True, sequence=True
+        )
 
     async def _clear(self) -> None:
         """Deletes the znodes that an earlier attempt in this session created although its response was lost: no process

@@ -165,6 +165,7 @@ class ConsumerCore:
             self._offsets,
             self.load.measure,
             self._orders.take,
+            self._ownership.expect,
         )
         if self._offsets is not None:
             self._offsets.committer = made.committer

@@ -35,7 +35,15 @@ from allocator.names import check_group, check_topic
 from allocator.offsets.coordinator import Coordinator
 from allocator.offsets.storage import StoredOffsets
 from allocator.settings import DEFAULT, MASK, SETTINGS, keyword_faults
-from allocator.types import Assignors, GroupProtocol, LoadSource, MembershipName, OffsetStorage, TopicPartition
+from allocator.types import (
+    Assignors,
+    GroupProtocol,
+    LoadSource,
+    MembershipName,
+    OffsetStorage,
+    Partitions,
+    TopicPartition,
+)
 from allocator.zookeeper.client import ZooKeeper
 
 __all__ = ["OPTIONS", "Fault", "MembershipConfig", "assignors_of"]
@@ -74,6 +82,8 @@ class Connections(NamedTuple):
     """Starts to measure the load of the owned partitions; the result returns the load."""
     ordered: Callable[[Orders, OrderKeeper], None] | None = None
     """Called with the orders of operators, if the membership has any."""
+    expected: Callable[[Partitions, bool], None] | None = None
+    """Called with partitions before the member gets them; see `ZooKeeperMembership`."""
 
 
 @dataclass(frozen=True)
@@ -231,6 +241,7 @@ class EnsembleOptions(MembershipOptions):
             load=connections.load,
             measured=self.measured(connections),
             ordered=connections.ordered,
+            expected=connections.expected,
             measures=connections.client.measures,
         )
 
@@ -465,9 +476,11 @@ class MembershipConfig:
         offsets: StoredOffsets | None,
         measure: Callable[[LoadSource], Callable[[], LoadReport]] | None = None,
         ordered: Callable[[Orders, OrderKeeper], None] | None = None,
+        expected: Callable[[Partitions, bool], None] | None = None,
     ) -> Membership:
         """Creates the membership without any I/O."""
-        return self.options.make(self, Connections(client, listener, coordinator, load, offsets, measure, ordered))
+        connections = Connections(client, listener, coordinator, load, offsets, measure, ordered, expected)
+        return self.options.make(self, connections)
 
     def assignors(self) -> dict[str, Assignor]:
         """Returns the assignors by name, the preferred one first."""

@@ -22,11 +22,15 @@ __all__ = ["Ownership", "tell"]
 log = logging.getLogger(__name__)
 
 
+CommittedOffsets = Mapping[TopicPartition, OffsetAndMetadata]
+
 PATIENCE_S = 10.0  # between two warnings that a handler delays a rebalance
 
 
 class Buffers(Protocol):
     """The part of the fetcher that ownership uses."""
+
+    def prepare(self, partitions: Partitions) -> None: ...
 
     def discard(self, partitions: Partitions) -> None: ...
 
@@ -56,7 +60,7 @@ class Ownership:
         self,
         state: SubscriptionState,
         progress: OffsetTracker,
-        committed: Callable[[Iterable[TopicPartition]], Awaitable[Mapping[TopicPartition, OffsetAndMetadata]]],
+        committed: Callable[[Iterable[TopicPartition]], Awaitable[CommittedOffsets]],
         fetcher: Buffers,
         commit: Callable[[Iterable[TopicPartition]], Awaitable[None]],
         commits_settled: Callable[[Partitions], Awaitable[None]],
@@ -85,6 +89,8 @@ class Ownership:
         self._suspended = False
         self._opening = 0
         self._draining: Partitions = frozenset()
+        # the look-up of committed offsets that began before the claim of these partitions
+        self._early: tuple[Partitions, asyncio.Task[CommittedOffsets | None]] | None = None
         self._tasks: BackgroundTasks | None = None
 
     def start(self, tasks: BackgroundTasks) -> None:
@@ -116,6 +122,15 @@ class Ownership:
         self._tasks.start(self._tell_assigned(partitions), "assigned")
 
     # -- called by the membership --------------------------------------------------------------------------------
+
+    def expect(self, partitions: Partitions, free: bool) -> None:
+        """Prepares for partitions that this member is about to get. `free`: no other member holds them any more, and
+        `assigned` follows if the claim succeeds."""
+        assert self._tasks is not None
+        self._fetcher.prepare(partitions)
+        if free and self._sink is None:
+            self._forget_early()
+            self._early = partitions, self._tasks.start(self._look_up(partitions), "committed offsets")
 
     async def assigned(self, partitions: Partitions) -> None:
         with self._measures.span("rebalance", step="assigned", partitions=len(partitions)):
@@ -197,7 +212,7 @@ class Ownership:
         if self._began is not None:
             self._began(partitions)
         # before the listener is called, because it may ask for positions
-        self._tasks.start(self._find_positions(partitions), "positions")
+        self._tasks.start(self._find_positions(partitions, self._take_early(partitions)), "positions")
         self._opening += 1
 
     async def _tell_assigned(self, partitions: Partitions) -> None:
@@ -228,7 +243,24 @@ class Ownership:
         self._measures.partitions_revoked += len(partitions)
         self._drop(partitions)
 
+    async def _look_up(self, partitions: Partitions) -> CommittedOffsets | None:
+        try:
+            return await self._committed(partitions)
+        except AllocatorError:  # `_find_positions` asks again, and reports the error
+            return None
+
+    def _take_early(self, partitions: Partitions) -> asyncio.Task[CommittedOffsets | None] | None:
+        """Returns the look-up that has begun for exactly these partitions."""
+        early, self._early = self._early, None
+        return early[1] if early is not None and early[0] == partitions else None
+
+    def _forget_early(self) -> None:
+        if self._early is not None:
+            self._early[1].cancel()
+            self._early = None
+
     async def _lost(self, partitions: Partitions) -> None:
+        self._forget_early()
         self._measures.partitions_lost += len(partitions)
         self._stop(partitions)
         self._drop(partitions)
@@ -259,8 +291,19 @@ class Ownership:
         # a new assignment makes them fetchable again, and those still draining must not be
         self._state.mark_pending_revocation(self._draining)
 
-    async def _find_positions(self, partitions: Partitions) -> None:
-        """Seeks to what the group has committed, or asks for a reset; repeats until the coordinator has answered."""
+    async def _find_positions(
+        self, partitions: Partitions, early: asyncio.Task[CommittedOffsets | None] | None = None
+    ) -> None:
+        """Seeks to what the group has committed, or asks for a reset; repeats until the coordinator has answered.
+
+        `early`: a look-up that has begun already.
+        """
+        found = None if early is None else await early
+        if found is not None:
+            for partition in self._missing(partitions):
+                self._begin(partition, found.get(partition))
+            self._fetcher.wake()
+            return
         while True:
             missing = self._missing(partitions)
             if not missing:

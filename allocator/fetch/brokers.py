@@ -247,6 +247,13 @@ class BrokerFetchers:
         """Whether no seek, reset or reassignment has replaced `buffer`."""
         return self._buffers.get(buffer.tp) is buffer and self._state.epoch(buffer.tp) == buffer.epoch
 
+    def prepare(self, tp: TopicPartition) -> None:
+        """Connects to the leader of a partition that is assigned soon, or whose position is looked up."""
+        leader = self._client.leader(tp)
+        if leader is not None and leader not in self._prepared and not self._closed:
+            self._prepared.add(leader)
+            self._spawn(self._client.prepare(leader, FetchRequest))
+
     def discard(self, tp: TopicPartition) -> None:
         """Drops the buffered records of a partition, and fetches no more of it under this epoch."""
         epoch = self._state.epoch(tp)
@@ -348,7 +355,7 @@ class BrokerFetchers:
             elif partition.awaiting_validation:
                 self._due_at[self._validations] = 0.0
             if partition.position is None:
-                self._prepare(tp)
+                self.prepare(tp)
             if partition.position is None or self._discarded.get(tp) == partition.epoch:
                 continue
             if tp not in self._buffers:
@@ -384,13 +391,6 @@ class BrokerFetchers:
             if before is not None:
                 self._former.setdefault(tp.topic, set()).add(before)
                 self._sink.recreated(tp)
-
-    def _prepare(self, tp: TopicPartition) -> None:
-        """Connect to the leader of `tp` while its position is looked up."""
-        leader = self._client.leader(tp)
-        if leader is not None and leader not in self._prepared:
-            self._prepared.add(leader)
-            self._spawn(self._client.prepare(leader, FetchRequest))
 
     def _plan_broker(self, broker: BrokerFetcher, now: float, times: list[float]) -> bool:
         """Send one request to a broker if possible. Adds to `times` when a back-off ends."""

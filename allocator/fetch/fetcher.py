@@ -199,6 +199,11 @@ class Fetcher:
         self._brokers.wake()
         self._let_go()
 
+    def prepare(self, partitions: Iterable[TopicPartition]) -> None:
+        """Connect to the leaders of partitions that will soon be assigned. Caller: the consumer, in its event loop."""
+        for tp in partitions:
+            self._brokers.prepare(tp)
+
     def discard(self, partitions: Iterable[TopicPartition]) -> None:
         """Drop the fetched records of these, and deliver none until they are assigned again or sought.
 

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import pytest
 from background import background
 
 from allocator.consumer.ownership import Ownership
@@ -23,6 +24,8 @@ PARTITION = TopicPartition("t", 0)
 
 
 class Fetcher:
+    def prepare(self, partitions: frozenset[TopicPartition]) -> None: ...
+
     def discard(self, partitions: frozenset[TopicPartition]) -> None: ...
 
     def wake(self) -> None: ...
@@ -83,6 +86,45 @@ async def test_what_may_pass_is_asked_again_and_nobody_is_bothered() -> None:
         await owner.assigned(frozenset({PARTITION}))
         await wait_until_async(lambda: position(state) == 7, 30, "the position")
         assert owner.take_error() is None
+
+
+async def test_an_offset_that_was_looked_up_before_the_claim_is_not_asked_again() -> None:
+    state, offsets = SubscriptionState("earliest"), Offsets(7, 8)
+    state.subscribe(["t"])
+    owner = ownership(state, offsets)
+    async with background() as tasks:
+        owner.start(tasks)
+        owner.expect(frozenset({PARTITION}), True)
+        await owner.assigned(frozenset({PARTITION}))
+        await wait_until_async(lambda: position(state) == 7, 30, "the position")
+        assert offsets.asked == 1
+
+
+@pytest.mark.parametrize("expected", [{PARTITION, TopicPartition("t", 1)}, {TopicPartition("t", 1)}, {PARTITION}])
+async def test_an_early_look_up_that_failed_or_was_for_another_claim_does_not_count(
+    expected: set[TopicPartition],
+) -> None:
+    state = SubscriptionState("earliest")
+    offsets = Offsets(NoOffsetsError("not authorised") if expected == {PARTITION} else 7, 8)
+    state.subscribe(["t"])
+    owner = ownership(state, offsets)
+    async with background() as tasks:
+        owner.start(tasks)
+        owner.expect(frozenset(expected), True)
+        await wait_until_async(lambda: offsets.asked == 1, 30, "the early look-up")
+        await owner.assigned(frozenset({PARTITION}))
+        await wait_until_async(lambda: position(state) == 8, 30, "the position")
+        assert owner.take_error() is None
+
+
+async def test_offsets_are_not_looked_up_before_the_former_owner_has_released() -> None:
+    offsets = Offsets(7)
+    owner = ownership(SubscriptionState("earliest"), offsets)
+    async with background() as tasks:
+        owner.start(tasks)
+        owner.expect(frozenset({PARTITION}), False)
+        await asyncio.sleep(0)
+        assert offsets.asked == 0
 
 
 async def test_what_does_not_pass_is_told_once_and_asked_again_when_it_was_heard() -> None:

@@ -32,6 +32,8 @@ class Worker:
         self.active: set[TopicPartition] = set()
         self.stopping: set[TopicPartition] = set()
         self.positions: dict[TopicPartition, int] = {}
+        self.expected: dict[TopicPartition, int] = {}
+        """The committed offsets that were read before the claim."""
         self.tenures: dict[TopicPartition, int] = {}
         """Which of its turns with a partition this one is; absent while it has none."""
         self._tenure = 0
@@ -63,6 +65,7 @@ class Worker:
                 report_s=0.5,
             ),
             measured=self._measured if world.follows else None,
+            expected=self._expected,
             clock=world.loop.time,
         )
         # the one thing that the membership leaves to chance, and functions may go by the order of ids
@@ -99,9 +102,14 @@ class Worker:
 
     # -- what the membership calls -------------------------------------------------------------------------------
 
+    def _expected(self, partitions: Partitions, free: bool) -> None:
+        if free:
+            self.expected = {partition: self.world.read_committed(partition) for partition in partitions}
+
     async def assigned(self, partitions: Partitions) -> None:
+        assert self.expected.keys() == partitions, "these partitions were not expected"
         for partition in partitions:
-            self.positions[partition] = self.world.read_committed(partition)
+            self.positions[partition] = self.expected[partition]
             self._tenure += 1
             self.tenures[partition] = self._tenure
             if self.membership.may_act():

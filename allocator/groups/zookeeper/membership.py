@@ -87,8 +87,10 @@ class ZooKeeperMembership(SessionMembership):
     preferred one first; `load` returns how much work each partition is, for those that ask for it. `measured` returns
     the load of the partitions that this member owns, which it reports to the group. `followed` is called
     with each assignment once this member holds as much of it as it can at present. `ordered` is called with the orders
-    of operators, at first and when they change or one expires. `measures` gets the times of the lease renewals. The
-    constructor does no I/O.
+    of operators, at first and when they change or one expires. `expected` is called with (partitions, free) before this
+    member gets them. `free` True: no other member holds them any more or can get them unless this member's claim fails,
+    so their committed offsets may be read. `assigned` follows if the claim succeeds; otherwise the call counts for
+    nothing. `measures` gets the times of the lease renewals. The constructor does no I/O.
     """
 
     def __init__(
@@ -104,6 +106,7 @@ class ZooKeeperMembership(SessionMembership):
         measured: Callable[[], LoadReport] | None = None,
         followed: Callable[[AssignmentDocument], None] | None = None,
         ordered: Callable[[Orders, OrderKeeper], None] | None = None,
+        expected: Callable[[Partitions, bool], None] | None = None,
         measures: Measures | None = None,
         clock: Callable[[], float] = boot_clock,
     ) -> None:
@@ -117,6 +120,7 @@ class ZooKeeperMembership(SessionMembership):
         self._measured = measured
         self._followed = followed
         self._ordered = ordered
+        self._expected = expected
         self._info = MemberInfo(
             name=settings.name,
             host=socket.gethostname(),
@@ -372,6 +376,9 @@ class ZooKeeperMembership(SessionMembership):
         self._tell_refusal(document.refused.get(self.member_id))
         mine = document.owners.get(self.member_id, NO_PARTITIONS)
         self._release(self._held - mine, scope)
+        promised = document.promised.get(self.member_id)
+        if promised and self._expected is not None:
+            self._expected(promised, False)
         gained = mine - self._held - self._draining
         if gained:
             await self._gain(gained, document, version)
@@ -379,6 +386,10 @@ class ZooKeeperMembership(SessionMembership):
             await self._write_claim(Claim(document.revision, self._held | self._draining, document.generation))
 
     async def _gain(self, gained: Partitions, document: AssignmentDocument, version: int) -> None:
+        if self._expected is not None:
+            # the former owners have released these partitions, or their sessions have ended. Nobody else can claim them
+            # until the check of the transaction
+            self._expected(gained, True)
         claim = Claim(document.revision, self._held | self._draining | gained, document.generation)
         try:
             # the check fails if a newer assignment, which this member has not read, gives the partitions to another

@@ -99,6 +99,8 @@ class PartitionWorker:
         self._taken = taken
         self._after = after
         self._window = Window(start, known)
+        self._final: tuple[int, DoneSet | None] | None = None
+        """The progress of a worker that has ended."""
         self._verified = known is None
         self._queue: deque[Union[Batch, int]] = deque()
         self._end = start
@@ -165,7 +167,7 @@ class PartitionWorker:
 
     def progress(self) -> tuple[int, DoneSet | None]:
         """Returns the offset to commit, and the done records beyond it."""
-        return self._window.done_set()
+        return self._window.done_set() if self._final is None else self._final
 
     # -- admission ---------------------------------------------------------------------------------------------------
 
@@ -473,8 +475,17 @@ class PartitionWorker:
         self.fill()
 
     def _settle(self) -> None:
-        if not self._calls and not self._letters:
-            self._quiet.set()
+        if self._calls or self._letters:
+            return
+        self._quiet.set()
+        if self.stopping and self._final is None:
+            self._final = self._window.done_set()
+            # without this, the dropped records would stay in memory, and would count in the limit of all partitions
+            self._work.budget.change(-self._window.nbytes)
+            self._window = Window(self._final[0])
+            for lane in self._lanes.values():
+                lane.units.clear()
+            self._lanes.clear()
 
     def where(self, offset: int) -> dict[str, Any]:
         """The position of an offset, for log lines."""

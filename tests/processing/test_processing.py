@@ -179,6 +179,25 @@ async def test_batches_let_go_of_their_bytes_when_little_of_them_is_left() -> No
     assert cluster.committed == {PARTITION: 10_000}
 
 
+async def test_records_of_a_partition_that_left_count_no_more() -> None:
+    """Their bytes filled the limit. Without them there is room for the batches behind a stuck record."""
+    cluster = Cluster(partitions=2, records=100, keys=10)
+    gone, stays = cluster.partitions
+    done: list[int] = []
+
+    async def handle(record: Record) -> None:
+        if record.partition == gone.partition or record.key == b"7":
+            await asyncio.Event().wait()
+        done.append(record.offset)
+
+    # a batch has 1,000 bytes
+    options = {"in_hand_bytes": 2_500, "batch_size": 10, "concurrency": 20, "drain_timeout_s": 0.01}
+    async with running(cluster, handle, **options) as it:
+        await until(lambda: {gone, stays} <= it.processor.positions().keys())
+        await it.source.revoke([gone])
+        await until(lambda: len(done) == 90, "the other keys of the partition that stays")
+
+
 # -- handled records ---------------------------------------------------------------------------------------------------
 
 

@@ -437,13 +437,26 @@ class ConsumerCore:
                 return listener
         return None
 
-    def sought(self, partition: TopicPartition, offset: int) -> None:
-        """Continues at `offset`, whatever position was reached before. Called for operators' orders."""
+    def sought(self, partition: TopicPartition, offset: int) -> bool:
+        """Continues at `offset`, whatever position was reached before. Called for operators' orders.
+
+        Returns False, and changes nothing, if the partition is about to leave this member.
+        """
+        if self.processor is not None and not self.processor.restart(partition, offset):
+            return False
         self.state.seek(partition, offset)
         self.progress.rewind(partition, offset)
-        if self.processor is not None:
-            self.processor.restart(partition, offset)
         self.fetcher.wake()
+        return True
+
+    async def commit_sought(self, partition: TopicPartition, offset: int) -> None:
+        """Commits the offset of `sought`, or what has been done since. A sink has it already. Raises AllocatorError."""
+        if self.sink is not None:
+            return
+        if self.processor is not None:
+            await self.processor.commit_restart(partition, offset)
+        else:
+            await self.commit_progress({partition})
 
     def start_task(self, work: Coroutine[Any, Any, Any], name: str) -> None:
         """Runs a coroutine until it ends or the consumer is closed."""

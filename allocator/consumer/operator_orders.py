@@ -94,27 +94,46 @@ class OperatorOrders:
                 self._core.start_task(self._seek(order, partition), "order")
 
     async def _seek(self, order: Order, partition: TopicPartition) -> None:
+        """Seeks, commits, and then writes the result.
+
+        In that order, because the owner that follows a crash seeks again only while there is no result.
+        """
         core = self._core
+        sought: tuple[int, int, str] | None = None
         try:
             # with a sink, a position shows that this member has registered
             while core.state.is_assigned(partition) and core.state.position(partition) is None:
                 await core.fetcher.news(RETRY_S)
             while core.state.is_assigned(partition):
-                before = core.state.position(partition)
                 try:
-                    offset = await self._offset(partition, order.arguments["to"])
-                    if core.sink is not None:
-                        await core.sink.rewind(partition, offset)
-                    core.sought(partition, offset)
-                    what = f"sought to {offset}" + ("" if before is None else f" from {before.offset}")
-                    log.warning("%s: %s:%d: %s, as %s ordered", core.group, *partition, what, order.who)
-                    await self._report(order, frozenset({partition}), what)
-                    return
+                    fence = core.membership.fence(partition)
+                    # a partition that left and came back is at another position
+                    if sought is None or sought[0] != fence:
+                        found = await self._seek_once(order, partition)
+                        sought = None if found is None else (fence, *found)
+                    if sought is not None:
+                        _, offset, what = sought
+                        await core.commit_sought(partition, offset)
+                        await self._report(order, frozenset({partition}), what)
+                        return
                 except AllocatorError as error:
                     log.warning("%s: %s:%d: the ordered seek waits: %s", core.group, *partition, error)
-                    await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(RETRY_S)
         finally:
             self._under_way.discard((order.id, partition))
+
+    async def _seek_once(self, order: Order, partition: TopicPartition) -> tuple[int, str] | None:
+        """Returns the offset and the words for the result. None: the partition is about to leave."""
+        core = self._core
+        before = core.state.position(partition)
+        offset = await self._offset(partition, order.arguments["to"])
+        if core.sink is not None:
+            await core.sink.rewind(partition, offset)
+        if not core.sought(partition, offset):
+            return None
+        what = f"sought to {offset}" + ("" if before is None else f" from {before.offset}")
+        log.warning("%s: %s:%d: %s, as %s ordered", core.group, *partition, what, order.who)
+        return offset, what
 
     async def _offset(self, partition: TopicPartition, to: str) -> int:
         if to.isdigit():

@@ -101,6 +101,8 @@ class PartitionWorker:
         self._window = Window(start, known)
         self._final: tuple[int, DoneSet | None] | None = None
         """The progress of a worker that has ended."""
+        self._sought: int | None = None
+        """Where a later worker continues, whatever this one has done."""
         self._verified = known is None
         self._queue: deque[Union[Batch, int]] = deque()
         self._end = start
@@ -167,7 +169,14 @@ class PartitionWorker:
 
     def progress(self) -> tuple[int, DoneSet | None]:
         """Returns the offset to commit, and the done records beyond it."""
+        if self._sought is not None:
+            return self._sought, None
         return self._window.done_set() if self._final is None else self._final
+
+    def replace(self, offset: int) -> None:
+        """Starts no further call. A later worker continues at `offset`, so that is the progress from now on."""
+        self._sought = offset
+        self.stop()
 
     # -- admission ---------------------------------------------------------------------------------------------------
 

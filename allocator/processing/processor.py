@@ -150,11 +150,32 @@ class Processor(RebalanceListener):
             if orders.guard(worker.partition) is not None:
                 worker.retry_now()
 
-    def restart(self, partition: TopicPartition, offset: int) -> None:
-        """Continues at `offset` after the admitted records are done. Called by the consumer."""
+    def restart(self, partition: TopicPartition, offset: int) -> bool:
+        """Continues at `offset` as soon as the running calls have ended. Drops the records that wait for a call.
+
+        Returns False, and changes nothing, if the partition is about to leave. Called by the consumer, when it seeks
+        for an operator; `commit_restart` follows.
+        """
+        if partition in self._going:
+            return False
         worker = self._workers.get(partition)
         if worker is not None:
-            worker.restart(offset)
+            worker.replace(offset)
+            self._forget([worker])
+            self._room(partition)
+        elif partition in self._past:
+            self._past[partition].replace(offset)
+        return True
+
+    async def commit_restart(self, partition: TopicPartition, offset: int) -> None:
+        """Commits `offset`, or what has been done since the restart there. Raises AllocatorError."""
+        async with self._committing:
+            worker = self._workers.get(partition)
+            if worker is None:
+                await self._source.commit({partition: offset})
+                return
+            worker.committed = (-1, None)  # a new worker takes its first offset for committed
+        await self._commit([worker])
 
     async def run(self, source: RecordSource) -> None:
         """Returns after `stop`, when everything is drained and committed and the source is closed.

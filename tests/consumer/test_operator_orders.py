@@ -117,6 +117,39 @@ async def test_a_handler_obeys_every_order_and_its_undoing(
             assert not work.done()
 
 
+async def test_a_seek_waits_for_no_retry_and_is_done_when_it_is_committed(
+    kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str
+) -> None:
+    topic = topic_factory(1)
+    zero = TopicPartition(topic, 0)
+    handled: list[int] = []
+
+    async def handle(record: Record) -> None:
+        if record.offset == 2:
+            raise ValueError("it never works")
+        handled.append(record.offset)
+
+    kafka_cluster.produce(topic, [b"%d" % n for n in range(4)])
+    async with Consumer(topic, **options(kafka_cluster, group)) as consumer:
+        work = asyncio.ensure_future(
+            consumer.process(handle, retries=1_000_000, retry_backoff_s=600.0, commit_interval_s=600.0)
+        )
+        async with ended(work), GroupOrders(kafka_cluster.zookeeper, group) as orders:
+            await wait_until_async(lambda: handled == [0, 1], 30, "the record that never works")
+            for to, after in (("1", [0, 1, 1]), ("3", [0, 1, 1, 3])):
+                order = (await orders.seek([zero], to)).order
+
+                async def is_done(id: str = order.id) -> bool:
+                    return any(each.order.id == id and each.state == "done" for each in await orders.list())
+
+                await wait_until_async(is_done, 30, f"the seek to {to}")
+                found = await consumer.committed(zero)
+                assert found is not None
+                assert found.offset >= int(to)
+                await wait_until_async(lambda after=after: handled == after, 30, f"the records from {to} on")  # type: ignore[misc]
+            assert not work.done()
+
+
 async def test_a_consumer_that_reads_by_itself_obeys_what_it_can_and_says_what_it_cannot(
     kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str
 ) -> None:
@@ -142,6 +175,9 @@ async def test_a_consumer_that_reads_by_itself_obeys_what_it_can_and_says_what_i
             await command("seek", group, f"{topic}:0", "--to", "earliest")
             await until_state(orders, "done")
             assert await second.getbatch(0) is None
+            found = await second.committed(zero)
+            assert found is not None
+            assert found.offset == 0, "the next owner would go on where the group was before"
             await command("resume", group, f"{topic}:0")
             batch = await second.getbatch(30)
             assert batch is not None

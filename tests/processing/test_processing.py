@@ -323,6 +323,24 @@ async def test_a_seek_back_handles_everything_again() -> None:
     assert cluster.committed == {PARTITION: 30}
 
 
+async def test_a_restart_holds_for_a_partition_that_leaves_and_returns() -> None:
+    cluster, done = Cluster(records=30, keys=3), []
+
+    async def handle(record: Record) -> None:
+        done.append(record.offset)
+
+    async with running(cluster, handle) as it:
+        await until(lambda: len(done) == 30)
+        assert it.processor.restart(PARTITION, 10)
+        await it.source.revoke([PARTITION])
+        assert not it.processor.restart(PARTITION, 20), "the next owner seeks"
+        await it.source.assign([PARTITION])
+        await until(lambda: len(done) == 50)
+        await it.stop()
+    assert sorted(done[30:]) == list(range(10, 30))
+    assert cluster.committed == {PARTITION: 30}
+
+
 async def test_the_window_narrows_before_a_commit_could_not_say_what_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partition_worker, "CHECK_EVERY", 16)
     cluster, held, rng = Cluster(records=5000, keys=5000), asyncio.Event(), random.Random(3)

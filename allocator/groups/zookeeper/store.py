@@ -55,13 +55,10 @@ class Store:
     async def prepare(self) -> None:
         """Creates the persistent znodes, usually in one transaction, because each write waits for the disks."""
         paths = (self.paths.base, self.paths.members, self.paths.claims, self.paths.shards)
-        found = await asyncio.gather(*map(self.zk.exists, paths))
-        missing = [path for path, stat in zip(paths, found) if stat is None]
-        if missing:
-            try:
-                await self.zk.multi([Op("create", path) for path in missing])
-            except (NoZnode, ZnodeExists):  # the root is missing too, or another member was faster
-                await asyncio.gather(*map(self.zk.ensure_path, missing))
+        try:
+            await self.zk.multi([Op("create", path) for path in paths])
+        except (NoZnode, ZnodeExists):  # the root is missing too, or some of them exist
+            await asyncio.gather(*map(self.zk.ensure_path, paths))
 
     async def member_names(self, watch: Watch | None = None) -> list[str]:
         """Returns the names of all znodes under members/, unsorted and unchecked."""

@@ -61,21 +61,21 @@ REBALANCES = parse(
 
 
 def leader_dies_at(
-    step: int | None, schedule: Sequence[Event], settled: Callable[[Simulation], bool] = lambda run: True, seed: int = 1
+    step: int | None, schedule: Sequence[Event], settled: Callable[[Simulation], bool] = lambda run: True
 ) -> Simulation:
-    run = Simulation(seed, faults_s=14.0, schedule=schedule, dies_at_step=step)
+    run = Simulation(1, faults_s=14.0, schedule=schedule, dies_at_step=step)
     run.settled = lambda: settled(run)
     run.run()
     return run
 
 
 def leader_dies_at_every(
-    every: int, schedule: Sequence[Event], settled: Callable[[Simulation], bool] = lambda run: True, seed: int = 1
+    every: int, schedule: Sequence[Event], settled: Callable[[Simulation], bool] = lambda run: True
 ) -> None:
-    steps = leader_dies_at(None, schedule, settled, seed).steps_of_leaders
+    steps = leader_dies_at(None, schedule, settled).steps_of_leaders
     assert steps > 300
     for step in range(1, steps + 1, every):
-        leader_dies_at(step, schedule, settled, seed)
+        leader_dies_at(step, schedule, settled)
 
 
 @pytest.mark.parametrize("every", [10, pytest.param(1, marks=pytest.mark.long)])
@@ -85,14 +85,15 @@ def test_the_leader_may_die_at_every_step(every: int) -> None:
     leader_dies_at_every(every, REBALANCES)
 
 
-# orders of each kind, and every one of them has to be kept by the leader's successor too
+# orders of each kind, and every one of them has to be kept by the leader's successor too. The budget ends before the last
+# one, because the moves of a minute may be used up by then
 ORDERED = parse(
     """
        0.000 start w1
        0.000 start w2
        0.000 start w3
        0.000 start w4
-       2.000 order-budget w1
+       2.000 order-budget w1 7.500
        2.100 order-canary w1
        2.500 order-evacuate w3
        4.000 start w5
@@ -117,8 +118,7 @@ def ordered(run: Simulation) -> bool:
 @pytest.mark.parametrize("every", [20, pytest.param(1, marks=pytest.mark.long)])
 def test_orders_are_kept_though_the_leader_dies_at_any_step(every: int) -> None:
     """Freeze, budget and cordon hold in each document on the way; see `simulated_orders`."""
-    # with this seed the members join in an order in which the budget of a minute is enough for all orders
-    leader_dies_at_every(every, ORDERED, ordered, seed=7)
+    leader_dies_at_every(every, ORDERED, ordered)
 
 
 # orders that end: one that is withdrawn, one that expires, and one that goes on beside them

@@ -40,6 +40,8 @@ class OperatorOrders:
         self._under_way: set[tuple[str, TopicPartition]] = set()
         self._told: set[str] = set()
         """Ids of the orders that this member has reported as impossible."""
+        self._in_effect: dict[str, str] = {}
+        """The text of each order that this member follows for its partitions, by id."""
 
     def take(self, orders: Orders, store: OrderKeeper) -> None:
         """Called by the membership or `order_topic`, on the loop, when the orders have changed or one has expired."""
@@ -56,8 +58,12 @@ class OperatorOrders:
         paused: set[TopicPartition] = set()
         quarantined: dict[TopicPartition, str] = {}
         skipped: defaultdict[TopicPartition, set[int]] = defaultdict(set)
+        in_effect: dict[str, str] = {}
         for order in in_force:
             ours = order.partitions & self._core.state.assigned_partitions()
+            words = f"{order_text(order)}, by {order.who}" + (f": {order.why}" if order.why else "")
+            if ours and order.kind != "seek" and order.kind not in refused:
+                in_effect[order.id] = words
             if order.kind == "pause":
                 paused |= order.partitions
             elif order.kind == "seek":
@@ -65,11 +71,15 @@ class OperatorOrders:
             elif order.kind in refused:
                 self._refuse(order, ours)
             elif order.kind == "quarantine":
-                words = f"{order_text(order)}, by {order.who}" + (f": {order.why}" if order.why else "")
                 quarantined.update(dict.fromkeys(order.partitions, words))
             else:
                 for partition in order.partitions:
                     skipped[partition].add(order.arguments["offset"])
+        for words in [each for id, each in in_effect.items() if id not in self._in_effect]:
+            log.warning("%s: an order takes effect: %s", self._core.group, words)
+        for words in [each for id, each in self._in_effect.items() if id not in in_effect]:
+            log.warning("%s: an order is no longer in effect here: %s", self._core.group, words)
+        self._in_effect = in_effect
         self._core.state.hold_back(frozenset(paused))
         self._core.fetcher.wake()
         if processor is not None:

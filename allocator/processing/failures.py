@@ -73,8 +73,10 @@ class Failures:
 
     def delay_s(self, worker: FailedWorker, lane: Lane, error: Exception, since_s: float) -> float | None:
         """Returns the seconds until the next attempt of the lane's first record; None: there is no further attempt."""
+        if isinstance(error, Quarantined):
+            return None
         self._measures.handler_failures += 1
-        if isinstance(error, (HandlerMisuse, Quarantined)) or self._policy.action(error) is not Action.RETRY:
+        if isinstance(error, HandlerMisuse) or self._policy.action(error) is not Action.RETRY:
             return None
         if not self._retries.left(lane.attempts, since_s) or self._delayed(worker):
             return None
@@ -129,7 +131,11 @@ class Failures:
         letters = self._dead_letters
         if letters is None or final:
             raise failed from error
-        log.error("%s; writing it to the dead-letter topic", failed.what, extra=where, exc_info=error)
+        if isinstance(error, Quarantined):
+            # the order was logged once; the partition may have millions of records
+            log.debug("%s: offset %d goes to the dead-letter topic: %s", worker.name, offset, error, extra=where)
+        else:
+            log.error("%s; writing it to the dead-letter topic", failed.what, extra=where, exc_info=error)
         records = [argument] if isinstance(argument, Record) else list(argument)
         attempts = lane.attempts
         if retries is not None:

@@ -16,6 +16,7 @@ from allocator.measures import Measures
 from allocator.processing.due import DueGate
 from allocator.processing.failures import Failures
 from allocator.processing.lanes import Lane, Lanes
+from allocator.processing.record_orders import Quarantined
 from allocator.processing.retry_topics import RetryPlan
 from allocator.processing.window import Span, Unit, Window
 from allocator.subscription.done import DoneSet, fingerprint
@@ -385,7 +386,7 @@ class PartitionWorker:
         loop = asyncio.get_running_loop()
         if not lane.attempts:
             lane.since = loop.time()
-        lane.attempts += 1
+        lane.attempts += not isinstance(error, Quarantined)  # that was no call
         lane.held = True
         delay_s = self._work.failures.delay_s(self, lane, error, loop.time() - lane.since)
         if delay_s is not None:

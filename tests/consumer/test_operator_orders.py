@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from allocator import Consumer, GroupOrders, TopicPartition
 from allocator.cli import main
-from allocator.deadletters import DeadLetterQueue
+from allocator.deadletters import DeadLetterQueue, Letter
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.types import Record
 
@@ -89,20 +89,21 @@ async def test_a_handler_obeys_every_order_and_its_undoing(
             await orders.resume([zero])
             await until((0, 5))
 
+            failures = consumer.measures.handler_failures
             await orders.quarantine([one], why="its producer is broken")
             await wait_until_async(lambda: one in engine.processor._orders.quarantined, 30, "the quarantine")  # type: ignore[union-attr]
             await produce(2, 1)
             async with DeadLetterQueue(dead, kafka_cluster.bootstrap) as letters:
 
-                async def errors() -> list[str]:
-                    return [letter.error async for letter in letters.read()]
-
-                async def both() -> list[str]:
-                    return found if len(found := await errors()) == 2 else []
+                async def both() -> list[Letter]:
+                    found = [letter async for letter in letters.read()]
+                    return found if len(found) == 2 else []
 
                 found = await wait_until_async(both, 30, "two letters")
-            assert "Quarantined: quarantine" in found[0]
-            assert "by alice: its producer is broken" in found[0]
+            assert "Quarantined: quarantine" in found[0].error
+            assert "by alice: its producer is broken" in found[0].error
+            assert found[0].attempts == 0, "the handler was not called"
+            assert consumer.measures.handler_failures == failures
             await orders.lift([one])
             await wait_until_async(lambda: not engine.processor._orders.quarantined, 30, "the lift")  # type: ignore[union-attr]
             await produce(1, 1)

@@ -31,6 +31,9 @@ log = logging.getLogger(__name__)
 LEAST_CHARACTERS = 100
 # records between two checks of the size
 CHECK_EVERY = 256
+# seconds between two checks while the window is narrow. more: records wait longer; less: more CPU, as a check reads the
+# whole window
+NARROW_CHECK_S = 0.1
 
 
 @dataclass
@@ -117,8 +120,10 @@ class PartitionWorker:
         """Lanes whose first record failed and waits for its next attempt."""
         self._letters: set[asyncio.Task[None]] = set()
         self._given_up = False
-        self._narrow = False
+        self._narrow: asyncio.TimerHandle | None = None
+        """While no records are admitted because of the size of the done records: the timer of the next check."""
         self._unchecked = 0
+        """Records that were admitted since the last check; while the window is narrow, those that were finished."""
         delay_s = None if work.retry_plan is None else work.retry_plan.delay_s(partition.topic)
         self._gate = None if delay_s is None else DueGate(partition, delay_s, self.fill, work.measures)
         """Holds records back until they are due; only for a retry topic."""
@@ -186,8 +191,10 @@ class PartitionWorker:
         try:
             while not self.stopping and self._after is None:
                 opened = self._opened or self._open()
+                if opened is None:
+                    return
                 room = self._room()
-                if opened is None or room <= 0:
+                if room <= 0:
                     return
                 self._admit(opened, room)
         except CorruptRecordError as error:
@@ -263,28 +270,37 @@ class PartitionWorker:
             return room
         if room <= self._work.in_hand_records // 8:
             return 0  # many at a time
+        if self._narrow is not None:
+            return 0
         limit = self._work.done_characters()
         # offsets that always fit into a commit, as a bitmap in base64
         if limit >= LEAST_CHARACTERS and self._window.width + room > limit * 3 // 4 * 8 - 512:
-            room = min(room, CHECK_EVERY)
-            self._unchecked += room
-            if self._narrow or self._unchecked >= CHECK_EVERY:
+            if self._unchecked >= CHECK_EVERY:
                 self._unchecked = 0
-                self._look_at_size(limit)
-            if self._narrow:
-                return 0
+                if self._share_used(limit) > 0.75:
+                    self._work.measures.windows_narrowed += 1
+                    log.info("%s: no records beyond %d before those at %d", self.name, self._window.end, self.position)
+                    self._check_later()
+                    return 0
+            room = min(room, CHECK_EVERY - self._unchecked)
         return room
 
-    def _look_at_size(self, limit: int) -> None:
-        """Narrows the window before the done records beyond the committed offset exceed the room in a commit."""
+    def _share_used(self, limit: int) -> float:
+        """How much of the room in a commit the done records beyond the committed offset take."""
         done = self._window.done_set()[1]
-        used = 0 if done is None else len(done.encoded(2 * limit)[0])
-        narrow = used > limit * (0.5 if self._narrow else 0.75)
-        if narrow != self._narrow:
-            self._narrow = narrow
-            self._work.measures.windows_narrowed += narrow
-            if narrow:
-                log.info("%s: no records beyond %d before those at %d", self.name, self._window.end, self.position)
+        return 0.0 if done is None else len(done.encoded(2 * limit)[0]) / limit
+
+    def _check_later(self) -> None:
+        self._narrow = asyncio.get_running_loop().call_later(NARROW_CHECK_S, self._widen)
+
+    def _widen(self) -> None:
+        """Admits records again when the done records need only half of the room in a commit."""
+        changed, self._unchecked = self._unchecked, 0
+        if changed and self._share_used(self._work.done_characters()) <= 0.5:
+            self._narrow = None
+            self.fill()
+        else:
+            self._check_later()
 
     def _admit(self, opened: _Opened, room: int) -> None:
         batch, span, following = opened
@@ -295,6 +311,7 @@ class PartitionWorker:
             undone = units if window.known is None else self._without_known(units)
             end = batch.next_offset if self._work.by_batch else records[-1].offset + 1
             window.admit(span, units, end, len(undone))
+            self._unchecked += len(units)
             self.in_hand += len(undone)
             self._to_lanes(undone)
         if len(records) < room:
@@ -376,6 +393,7 @@ class PartitionWorker:
 
     def _finished(self, units: Sequence[Unit]) -> None:
         self.in_hand -= len(units)
+        self._unchecked += self._narrow is not None
         before = self._window.nbytes
         self._window.finish(units)
         if self._window.nbytes != before:
@@ -436,6 +454,8 @@ class PartitionWorker:
             if lane.timer is not None:
                 lane.timer.cancel()
         self._waiting.clear()
+        if self._narrow is not None:
+            self._narrow.cancel()
         if self._beginning is not None:
             self._beginning.cancel()
         self._work.failures.wake()

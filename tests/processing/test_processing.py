@@ -18,6 +18,7 @@ from allocator.processing import partition_worker
 from allocator.processing.handlers import Handler
 from allocator.processing.policy import ErrorPolicy, Retries, load_errors
 from allocator.processing.processor import Processor, ProcessSettings
+from allocator.processing.window import Window
 from allocator.subscription.done import DoneSet, fingerprint
 from allocator.testing import wait_until_async
 from allocator.types import Record, TopicPartition
@@ -366,6 +367,33 @@ async def test_the_window_narrows_before_a_commit_could_not_say_what_is_done(mon
         assert found.encoded(200)[1], "all of it fits"
         held.set()
         await until(lambda: len(done) == 5000)
+        await it.stop()
+    assert cluster.committed == {PARTITION: 5000}
+
+
+async def test_the_window_is_not_read_anew_for_each_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wide window has thousands of records, so that would take most of the time of the loop."""
+    cluster, held = Cluster(records=5000, keys=5000), asyncio.Event()
+    done: list[int] = []
+    reads = [0]
+    done_set = Window.done_set
+
+    def counted(window: Window) -> Any:
+        reads[0] += 1
+        return done_set(window)
+
+    monkeypatch.setattr(Window, "done_set", counted)
+
+    async def handle(record: Record) -> None:
+        if record.offset % 100 == 0:
+            await held.wait()
+        done.append(record.offset)
+
+    async with running(cluster, handle, concurrency=100) as it:
+        it.source.done_characters = 400
+        await until(lambda: len(done) == 4950)
+        assert reads[0] <= 5000 / partition_worker.CHECK_EVERY + 1
+        held.set()
         await it.stop()
     assert cluster.committed == {PARTITION: 5000}
 

@@ -18,8 +18,8 @@ from allocator.types import TopicPartition
 
 __all__ = ["Lane", "LaneOwner", "Lanes"]
 
-# how long handlers without waits, or one lane in a thread, may run before others get their turn. more: fewer hops
-# between threads; less: commits, stops and other partitions wait less
+# how long handlers without waits, or one lane, may run before others get their turn. more: fewer hops between threads;
+# less: commits, stops, other keys and other partitions wait less
 SLICE_S = 0.1
 # several lanes share one hop to a thread if their calls are shorter than this, up to so many records
 SHORT_CALL_S = 0.001
@@ -225,6 +225,8 @@ class Lanes:
     async def _turn(self, lane: Lane, finished: list[Unit]) -> Exception | None:
         units, worker, call, may_act = lane.units, lane.worker, self._handler.function, self._may_act
         guard = self._orders.guard(worker.partition)
+        clock = asyncio.get_running_loop().time
+        ends = clock() + SLICE_S
         while units:
             unit = units[0]
             try:
@@ -241,6 +243,8 @@ class Lanes:
             finished.append(unit)
             if self._pass_is_long() or worker.stopping or not may_act():
                 break
+            if self._ready and clock() >= ends:
+                break  # without this, a key that always has records would hold back the lanes that wait, for ever
         return None
 
     def _pass_is_long(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import time
 from collections.abc import Coroutine, Iterator
@@ -84,6 +85,29 @@ def test_all_of_the_allowed_calls_are_at_work(concurrency: int) -> None:
 
     run_virtually(main())
     assert total / took >= 0.95 * concurrency / WORK_S
+
+
+@pytest.mark.parametrize("ordering", ["partition", "key"])
+def test_a_key_with_many_records_takes_turns_with_others(ordering: str) -> None:
+    cluster = Cluster(partitions=3, records=200)
+    order: list[int] = []
+
+    async def handle(record: Record) -> None:
+        await asyncio.sleep(WORK_S)
+        order.append(record.partition)
+
+    async def main() -> None:
+        engine = Processor(Handler("test", handle), ProcessSettings(ordering=ordering, concurrency=1))
+        running = asyncio.ensure_future(engine.run(FakeSource(cluster, 50)(engine)))
+        while len(order) < 600:
+            await asyncio.sleep(0.01)
+            assert not running.done()
+        engine.stop()
+        await running
+
+    run_virtually(main())
+    at_once = [len(list(run)) for _, run in itertools.groupby(order)]
+    assert max(at_once) <= lanes.SLICE_S / WORK_S + 1
 
 
 @pytest.mark.parametrize("by_batch", [False, True])

@@ -69,6 +69,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="also run the tests marked `long`")
     parser.addoption("--versioned", action="store_true", help="only tests that count in docs/compatibility.md")
     parser.addoption("--serverless", action="store_true", help="only tests without servers; one that starts some fails")
+    parser.addoption("--uvloop", action="store_true", help="coroutine tests run on uvloop, which must be installed")
     parser.addoption("--jitter", type=int, metavar="SEED", help="answers come late, at random (see tests/jitter.py)")
     parser.addoption("--stalls", metavar="SEED", help="processes stand still, at random (see tests/stalls.py)")
 
@@ -80,6 +81,10 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.getoption("--serverless"):
         os.environ["ALLOCATOR_CACHE"] = NO_JARS
+    if config.getoption("--uvloop"):
+        import uvloop
+
+        asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
     if config.getoption("--jitter") is not None:
         import jitter  # not at the top: a copy of this file has no such module
 

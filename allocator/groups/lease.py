@@ -246,7 +246,9 @@ class LeaseRenewer:
         self._granted.set()
 
     def _lapsed(self) -> None:
-        if not self.lease.valid:
+        if self.lease.valid:  # uvloop's timers may fire a millisecond early
+            self._suspension.call_after(self.lease.remaining_s, self._lapsed)
+        else:
             self.suspend("its lease has lapsed, because ZooKeeper did not acknowledge a write in time")
 
 
@@ -303,7 +305,9 @@ class KafkaLease:
         self._confirmations.end()
 
     def _lapsed(self) -> None:
-        if self.remaining_s <= 0:
+        if self.remaining_s > 0:  # uvloop's timers may fire a millisecond early
+            self._suspension.call_after(self.remaining_s, self._lapsed)
+        else:
             self._suspension.suspend(
                 "the coordinator has not responded for most of the session timeout"
                 if self._session.remaining_s <= 0

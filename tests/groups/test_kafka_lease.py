@@ -78,3 +78,12 @@ async def test_the_owner_is_told_when_it_lapses_and_when_it_is_back(
     assert lease.valid
     assert owner.history.events[-1][2] == "go on"
     lease.end()
+
+
+async def test_a_timer_that_fires_early_suspends_at_the_end_of_the_lease() -> None:
+    owner, loop = RecordingOwner("a", History()), asyncio.get_running_loop()
+    start = loop.time()
+    lease = KafkaLease("g", owner, lambda: start + (loop.time() - start) / 4)
+    lease.renew(start, 0.1, 60.0, rebalancing=False)
+    await wait_until_async(lambda: owner.suspensions, 30, "the suspension", interval_s=0.005)
+    assert lease.remaining_s <= 0

@@ -90,7 +90,8 @@ def _topic_options(command: Command) -> Command:
     type=click.Choice(FORMATS),
     default="parquet",
     show_default=True,
-    help="Format of the archive. A Delta table may also be at a URL: s3://bucket/archive.",
+    help="Format of the archive. A Delta table may also be at a URL: s3://bucket/archive. For an Iceberg table, give "
+    "CATALOG.NAMESPACE in place of DIRECTORY.",
 )
 @click.option("--key", help="Decode keys: string, json:DDL, avro:FILE or confluent-avro:FILE.")
 @click.option("--value", help="Decode values, as --key does; the bytes are kept beside them.")
@@ -132,7 +133,7 @@ def archive(
     """Append new records of topics to the archive in DIRECTORY, each record exactly once.
 
     May be killed at any point and run again. `spark.read.parquet(DIRECTORY)` reads a Parquet archive;
-    DIRECTORY/topic=NAME is the Delta table of a topic.
+    DIRECTORY/topic=NAME is the Delta table of a topic, and CATALOG.NAMESPACE.NAME its Iceberg table.
 
     \b
     Exit codes:
@@ -142,8 +143,11 @@ def archive(
     """
     if not topics and not compacting:
         raise ConfigError("what is to be archived? Give --topic, or --compact to put together what is there")
-    if compacting and kind == "delta":
-        raise ConfigError("--compact merges files of Parquet archives; for a Delta table use its OPTIMIZE")
+    if compacting and kind != "parquet":
+        raise ConfigError(
+            "--compact merges files of Parquet archives; for a Delta table use its OPTIMIZE, for an Iceberg table its "
+            "procedure rewrite_data_files"
+        )
     chosen = [_topic(brokers, name, options) for name in topics]
     apply = _chain(key, value, transform)
     spark = None if dry_run else _session("allocator archive", master)

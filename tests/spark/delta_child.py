@@ -20,7 +20,7 @@ def archive_partition(place: str, records: int, most: int) -> None:
     while at < records:
         end, number, staged = min(at + most, records), number + 1, store.staged_name()
         batch = pyarrow.record_batch([pyarrow.array([0] * (end - at), pyarrow.int32()), range(at, end)], schema=SCHEMA)
-        (written,) = _write_task([batch], f"{place}/{staged}", SCHEMA)
+        (written,) = _write_task([batch], f"{place}/{staged}", SCHEMA, ["partition"])
         files = tuple(DataFile(**row) for row in written.to_pylist())
         ranges = {0: (at, end)}
         store.commit(Manifest(number, "append", "made", None, None, ranges, files, staged, "now"))

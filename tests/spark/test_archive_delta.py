@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import random
-import signal
 import subprocess
 import sys
 import threading
@@ -15,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from killed import run_and_kill
 from spark_records import Made
 
 from allocator.errors import ConfigError
@@ -22,7 +20,7 @@ from allocator.spark.archive import archive
 from allocator.spark.archive.commits import ArchiveBusy, ArchiveMismatch, Manifest
 from allocator.spark.archive.delta import DeltaStore
 from allocator.spark.errors import DataLoss, SchemaMismatch
-from allocator.testing import LocalCluster, wait_until
+from allocator.testing import LocalCluster
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -154,26 +152,6 @@ def test_columns_may_be_added_but_not_change_their_type(spark: SparkSession, tmp
 
 
 # -- killed ------------------------------------------------------------------------------------------------------
-
-
-def run_and_kill(command: list[str], log: Path, when: Callable[[], object]) -> bool:
-    """Kills a process of its own and its Spark as soon as `when` holds; returns whether it ended before."""
-    with log.open("ab") as output:
-        child = subprocess.Popen(
-            command,
-            stdout=output,
-            stderr=output,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])},
-            start_new_session=True,
-        )
-        try:
-            wait_until(lambda: child.poll() is not None or when(), 900, "the moment to kill", interval_s=0.01)
-        finally:
-            with contextlib.suppress(ProcessLookupError):  # it has ended by itself
-                os.killpg(child.pid, signal.SIGKILL)
-            code = child.wait()
-    assert code in (0, -signal.SIGKILL), log.read_text()[-3000:]
-    return code == 0
 
 
 def test_killed_while_it_writes_it_continues_without_gap_or_double(tmp_path: Path) -> None:

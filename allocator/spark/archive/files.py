@@ -32,14 +32,25 @@ def is_url(place: str) -> bool:
     return "://" in place
 
 
-def write_arrow(rows: DataFrame, place: str, staged: str, ranges: Mapping[int, tuple[int, int]]) -> list[DataFile]:
-    """Parquet files below `place`/`staged`, each of one partition, in the order of offsets, without that column.
+def write_arrow(
+    rows: DataFrame,
+    place: str,
+    staged: str,
+    ranges: Mapping[int, tuple[int, int]],
+    *,
+    with_partition: bool = False,
+) -> list[DataFile]:
+    """Parquet files below `place`/`staged`, each of one partition, in the order of offsets.
+
+    `with_partition`: whether the files have the column `partition`.
 
     `place`: an absolute path, or a URL for pyarrow. `DataFile.name` is relative to `staged`. Raises ArchiveCorrupt,
     ArchiveFull, and after any error leaves no files, unless the driver dies.
     """
     schema = arrow_schema(rows)
-    task = functools.partial(_write_task, base=f"{place}/{staged}", schema=schema)
+    task = functools.partial(
+        _write_task, base=f"{place}/{staged}", schema=schema, without=[] if with_partition else ["partition"]
+    )
     try:
         rows = rows.sortWithinPartitions("partition", "offset")
         found = [DataFile(**row.asDict()) for row in rows.mapInArrow(task, _FOUND).collect()]
@@ -97,13 +108,13 @@ def _file_system(place: str) -> tuple[Any, str]:
 
 
 def _write_task(
-    batches: Iterable[pyarrow.RecordBatch], base: str, schema: pyarrow.Schema
+    batches: Iterable[pyarrow.RecordBatch], base: str, schema: pyarrow.Schema, without: list[str]
 ) -> Iterator[pyarrow.RecordBatch]:
     """Runs in a Python worker: writes sorted rows, and returns one row for each file that it wrote."""
     import pyarrow
 
     files, home = _file_system(base)
-    found = [_write_file(files, home, partition, run) for partition, run in _runs(batches, schema)]
+    found = [_write_file(files, home, partition, run) for partition, run in _runs(batches, schema, without)]
     if found:
         kinds = {"string": pyarrow.string(), "int": pyarrow.int32(), "bigint": pyarrow.int64()}
         columns = [column.split() for column in _FOUND.split(", ")]
@@ -111,9 +122,9 @@ def _write_task(
 
 
 def _runs(
-    batches: Iterable[pyarrow.RecordBatch], schema: pyarrow.Schema
+    batches: Iterable[pyarrow.RecordBatch], schema: pyarrow.Schema, without: list[str]
 ) -> Iterator[tuple[int, Iterator[pyarrow.Table]]]:
-    """The tables of each partition. The caller reads each iterator to its end."""
+    """The tables of each partition, without some columns. The caller reads each iterator to its end."""
 
     def pieces() -> Iterator[tuple[int, pyarrow.Table]]:
         from pyarrow import Table, compute
@@ -123,7 +134,7 @@ def _runs(
             runs = compute.run_end_encode(batch.column("partition"))
             start = 0
             for partition, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist()):
-                yield partition, table.slice(start, end - start).drop_columns(["partition"])
+                yield partition, table.slice(start, end - start).drop_columns(without)
                 start = end
 
     for partition, group in itertools.groupby(pieces(), key=lambda piece: piece[0]):

@@ -21,7 +21,7 @@ from allocator.targets import find, to_call
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["Transform", "columns_of", "decoder", "load_transform", "transformed"]
+__all__ = ["Transform", "columns_of", "decoder", "load_transform", "transformed", "united"]
 
 Transform = Callable[["DataFrame"], "DataFrame"]
 
@@ -90,6 +90,26 @@ def _merge(one: Any, other: Any) -> bool:
         if one["type"] in ("array", "map"):
             return all(_merge(one[key], other[key]) for key in ("elementType", "keyType", "valueType") if key in one)
     return bool(one == other)
+
+
+def united(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns of both, which `_merge` accepts, with all fields of their structs."""
+    return {**one, **{name: _unite(one[name], kind) if name in one else kind for name, kind in other.items()}}
+
+
+def _unite(one: Any, other: Any) -> Any:
+    if not isinstance(one, dict):
+        return other
+    if one["type"] == "struct":
+        fields = {field["name"]: field for field in one["fields"]}
+        for field in other["fields"]:
+            known = fields.get(field["name"])
+            fields[field["name"]] = {**field, "type": _unite(known["type"], field["type"])} if known else field
+        return {**one, "fields": list(fields.values())}
+    return {
+        **one,
+        **{key: _unite(one[key], other[key]) for key in ("elementType", "keyType", "valueType") if key in one},
+    }
 
 
 def _shown(kind: Any) -> str:

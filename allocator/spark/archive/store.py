@@ -11,13 +11,14 @@ from allocator.errors import ConfigError
 from allocator.spark.archive.commits import ArchiveMismatch, CommitLog, DataFile, Manifest, Reach, check_writable
 from allocator.spark.archive.delta import DeltaStore
 from allocator.spark.archive.files import is_url, write_parquet
+from allocator.spark.archive.iceberg import IcebergStore
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 __all__ = ["FORMATS", "ArchiveStore", "open_store"]
 
-FORMATS = ("parquet", "delta")
+FORMATS = ("parquet", "delta", "iceberg")
 
 
 class ArchiveStore(Protocol):
@@ -66,13 +67,15 @@ class ParquetStore(CommitLog):
 
 
 def open_store(format: str, directory: str | Path, topic: str) -> tuple[str, ArchiveStore]:
-    """(the directory as an absolute path or a URL, the store of `topic` in it).
+    """(the directory as an absolute path or a URL, or CATALOG.NAMESPACE; the store of `topic` in it).
 
     Raises ConfigError, and MissingExtra without the library of the format.
     """
     text = str(directory)
     if format not in FORMATS:
         raise ConfigError(f"format = {format!r} is not known; use one of {', '.join(FORMATS)}")
+    if format == "iceberg":
+        return text, IcebergStore(text, topic)
     if format == "delta" and is_url(text):
         root = text.rstrip("/")
     elif re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", text):

@@ -1,8 +1,8 @@
 """Writes topics to an archive, each record exactly once: `archive`, `compact`.
 
 A run continues at the end of the archive, by the commits in its store, also after a crash of the last run. The driver
-and all executors must see the directory under the same path: a disk, or a mounted file system; a Delta table may be in
-an object store (`delta`). The rest is about Parquet archives. Other readers
+and all executors must see the directory under the same path: a disk, or a mounted file system; Delta and
+Iceberg tables may be in an object store (`delta`, `iceberg`). The rest is about Parquet archives. Other readers
 (`spark.read.parquet(DIR)`, pandas, DuckDB) find the columns topic, commit and partition in directory names; they read
 exact data unless a run is active or was killed. `Archive` is always exact. A reader may miss files that `compact`
 replaces meanwhile, and must then read again.
@@ -109,7 +109,8 @@ def archive(
     Guarantee: after any number of runs, also crashed ones, the archive has each record once. The first run begins at
     the start in the topic's options, and stores it also for empty partitions. Later runs begin at the end of the
     archive, and at the first record of new partitions. format: "parquet", or "delta" for a Delta table whose log has
-    the offsets; then `directory` may be a URL such as s3://bucket/archive. transform: DataFrame -> DataFrame, adds
+    the offsets, with a directory or a URL such as s3://bucket/archive, or "iceberg" for an Iceberg table whose metadata
+    has them, with CATALOG.NAMESPACE in place of a directory. transform: DataFrame -> DataFrame, adds
     columns (see `schema.decoder`) or omits records; topic, partition and offset must stay. offsets_per_commit: more:
     fewer, larger files; less: less work to repeat after a crash. allow_gaps: continue after records that retention
     deleted unarchived, and list them in the manifest. progress: called with offsets done and offsets in all. Raises

@@ -1,0 +1,209 @@
+"""An archive as an Iceberg table: one commit to the catalog adds the files and sets the offsets.
+
+Guarantee: rows and offsets are in the same version of the table's metadata, so the table has both or neither. The
+offsets are properties of the table, which outlive the expiry of snapshots:
+
+    allocator.topic, allocator.cluster, allocator.topic-id    the archived topic
+    allocator.commit                                          the number of the last commit
+    allocator.offsets                                         JSON: partition -> next offset
+    allocator.columns                                         JSON: column -> type, in Spark's notation
+
+Each commit adds a snapshot, also one without files. The catalog accepts it only if the branch `main` has the snapshot
+that this run has read, so of two runs at once only one can commit. pyiceberg would repeat a refused commit on top of
+the other one, with these offsets, so the table forbids that (`commit.retry.num-retries`). Source: the sections "Table
+Metadata" and "Commit Conflict Resolution and Retry" of Iceberg's table spec.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from allocator.errors import ConfigError, MissingExtra
+from allocator.spark.archive.commits import (
+    ArchiveBusy,
+    ArchiveMismatch,
+    DataFile,
+    Manifest,
+    Reach,
+    disk_full,
+    is_full,
+)
+from allocator.spark.archive.files import arrow_schema, write_arrow
+from allocator.spark.archive.read import reach_of
+from allocator.spark.archive.schema import united
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["IcebergStore"]
+
+_RETRIES = "commit.retry.num-retries"
+# files of tasks have no field ids: readers find columns by these names
+_NAMES = "schema.name-mapping.default"
+
+
+class IcebergStore:
+    """The Iceberg table of one topic. `place`: CATALOG.NAMESPACE; the catalog is configured as for pyiceberg."""
+
+    def __init__(self, place: str, topic: str) -> None:
+        try:
+            import pyarrow
+            from pyiceberg import catalog
+        except ImportError as error:
+            raise MissingExtra(
+                "Iceberg tables need pyiceberg: pip install 'zk-partition-allocator[iceberg]'"
+            ) from error
+        name, dot, namespace = place.partition(".")
+        if not dot or "/" in place or not all(place.split(".")):
+            raise ConfigError(
+                f"{place!r} names no Iceberg catalog and namespace; write CATALOG.NAMESPACE, such as prod.lake"
+            )
+        self.place = f"{place}.{topic}"
+        self._name, self._load = name, catalog.load_catalog
+        self._namespace, self._identifier = namespace, (*namespace.split("."), topic)
+        self._table: Any = None
+        # the columns of a table that is created before any record is archived
+        self._columns: Any = pyarrow.schema([("partition", pyarrow.int32()), ("offset", pyarrow.int64())])
+
+    @functools.cached_property
+    def _catalog(self) -> Any:
+        return self._load(self._name)
+
+    def check(self) -> None:
+        """Raises ConfigError if the catalog has no usable configuration or does not respond."""
+        try:
+            self._catalog.table_exists(self._identifier)
+        except Exception as error:  # each kind of catalog has errors of its own
+            raise ConfigError(
+                f"Iceberg catalog {self._name!r} cannot be used: {error}; configure it in .pyiceberg.yaml, or by "
+                f"PYICEBERG_CATALOG__{self._name.upper()}__URI and the like"
+            ) from error
+
+    def live(self) -> list[Manifest]:
+        """One manifest with all that the table knows, or none before the first commit. Raises ArchiveMismatch."""
+        from pyiceberg.exceptions import NoSuchTableError
+
+        try:
+            self._table = self._catalog.load_table(self._identifier)
+        except NoSuchTableError:
+            self._table = None
+            return []
+        known = self._table.properties
+        if "allocator.topic" not in known:
+            raise ArchiveMismatch(f"{self.place} is a table that no archive made; archive to another namespace")
+        if "allocator.commit" not in known:
+            return []
+        ends = {int(partition): end for partition, end in json.loads(known["allocator.offsets"]).items()}
+        return [
+            Manifest(
+                number=int(known["allocator.commit"]),
+                kind="append",
+                topic=known["allocator.topic"],
+                cluster=known["allocator.cluster"] or None,
+                topic_id=known["allocator.topic-id"] or None,
+                ranges={partition: (0, end) for partition, end in ends.items()},
+                files=(),
+                staged="",
+                at="",
+                columns=json.loads(known["allocator.columns"]),
+            )
+        ]
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """The catalog needs no lock: `commit` detects another writer."""
+        yield
+
+    def staged_name(self) -> str:
+        return f"data/archive-{uuid.uuid4().hex}"
+
+    def write(self, rows: DataFrame, staged: str, ranges: Reach) -> tuple[DataFile, ...]:
+        """Writes the files below the location of the table, which is created first. No snapshot has them yet."""
+        self._columns = arrow_schema(rows)
+        return tuple(write_arrow(rows, self._location(), staged, ranges, with_partition=True))
+
+    def commit(self, manifest: Manifest) -> None:
+        """Adds one snapshot and the offsets. Raises ArchiveBusy, ArchiveFull, ArchiveMismatch.
+
+        After an error the files stay, because the commit may exist although its response was lost. Iceberg's
+        procedure remove_orphan_files deletes files that no snapshot names.
+        """
+        from pyiceberg.exceptions import CommitFailedException
+
+        try:
+            self._add(manifest)
+        except CommitFailedException as error:
+            raise self._busy() from error
+        except OSError as error:
+            location = self._location()
+            if is_full(error) and location.startswith("/"):
+                raise disk_full(Path(location)) from error
+            raise
+
+    def _location(self) -> str:
+        """A path, or a URL for pyarrow. Creates the table if it does not exist."""
+        if self._table is None:
+            self._table = self._create()
+        location: str = self._table.location().rstrip("/")
+        return urlsplit(location).path if location.startswith("file:") else location
+
+    def _create(self) -> Any:
+        from pyiceberg.exceptions import CommitFailedException, TableAlreadyExistsError
+
+        self._catalog.create_namespace_if_not_exists(self._namespace)
+        try:
+            with (
+                self._catalog.create_table_transaction(
+                    self._identifier, self._columns, properties={_RETRIES: "0", "allocator.topic": self._identifier[-1]}
+                ) as made,
+                made.update_spec() as spec,
+            ):
+                spec.add_identity("partition")
+        except (CommitFailedException, TableAlreadyExistsError) as error:
+            raise self._busy() from error
+        return self._catalog.load_table(self._identifier)
+
+    def _add(self, manifest: Manifest) -> None:
+        from pyiceberg.io.pyarrow import parquet_files_to_data_files
+
+        location = self._location()
+        if self._table.properties.get(_RETRIES) != "0":
+            with self._table.transaction() as change:
+                change.set_properties({_RETRIES: "0"})
+        if int(self._table.properties.get("allocator.commit", 0)) != manifest.number - 1:
+            raise self._busy()  # setting the property has read the table again
+        known = json.loads(self._table.properties.get("allocator.offsets", "{}"))
+        ends = {str(partition): end for partition, (_, end) in reach_of([manifest]).items()}
+        columns = json.loads(self._table.properties.get("allocator.columns", "{}"))
+        with self._table.transaction() as change:
+            if manifest.files:
+                with change.update_schema() as schema:
+                    schema.union_by_name(self._columns)
+            metadata = change.table_metadata
+            change.set_properties(
+                {
+                    _NAMES: metadata.schema().name_mapping.model_dump_json(),
+                    "allocator.cluster": manifest.cluster or "",
+                    "allocator.topic-id": manifest.topic_id or "",
+                    "allocator.commit": str(manifest.number),
+                    "allocator.offsets": json.dumps({**known, **ends}),
+                    "allocator.columns": json.dumps(united(columns, manifest.columns)),
+                }
+            )
+            about = {"allocator.ranges": json.dumps(manifest.ranges), "allocator.gaps": json.dumps(manifest.gaps)}
+            paths = (f"{location}/{manifest.staged}/{file.name}" for file in manifest.files)
+            with change.update_snapshot(snapshot_properties=about).fast_append() as snapshot:
+                for file in parquet_files_to_data_files(self._table.io, metadata, paths):
+                    snapshot.append_data_file(file)
+
+    def _busy(self) -> ArchiveBusy:
+        return ArchiveBusy(
+            f"{self.place} was written by another run or program meanwhile; wait until it ends, and run again"
+        )

@@ -85,8 +85,8 @@ def test_the_leader_may_die_at_every_step(every: int) -> None:
     leader_dies_at_every(every, REBALANCES)
 
 
-# orders of each kind, and every one of them has to be kept by the leader's successor too. The budget ends before the last
-# one, because the moves of a minute may be used up by then
+# orders of each kind, which the next leader must keep too. The budget ends before the last one, because the moves of a
+# minute may be used up by then
 ORDERED = parse(
     """
        0.000 start w1

@@ -20,7 +20,7 @@ from allocator.types import OffsetAndMetadata, TopicPartition
 
 from .arithmetic import Outcome, Summary, quietest, summarize
 from .group import Group, Unsettled
-from .peers import PEERS
+from .peers import KIP848, PEERS
 from .report import Case, as_json, markdown, table
 from .settings import EVENTS, Settings
 
@@ -116,7 +116,7 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--members", type=int, nargs="+", default=[3, 10, 30])
     parser.add_argument("--partitions", type=int, nargs="+", default=[24, 1000])
     parser.add_argument("--events", nargs="+", choices=EVENTS, default=list(EVENTS))
-    parser.add_argument("--peers", nargs="+", choices=list(PEERS), default=list(PEERS))
+    parser.add_argument("--peers", nargs="+", choices=list(PEERS), help="(default: all that the brokers support)")
     parser.add_argument("--repeat", type=int, default=3, help="of each event")
     parser.add_argument("--session-timeout-s", type=float, default=6.0)
     parser.add_argument("--heartbeat-s", type=float, default=2.0, help="of the native groups: a third of the session")
@@ -136,6 +136,11 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, help="write the numbers to this file as well")
     parser.add_argument("--markdown", action="store_true", help="print the table in Markdown, too")
     options = parser.parse_args(arguments)
+    old = int(options.kafka.partition(".")[0]) < 4
+    if options.peers is None:
+        options.peers = [peer for peer in PEERS if not (old and peer in KIP848)]
+    if old and set(options.peers) & set(KIP848):
+        parser.error(f"Kafka {options.kafka} has no KIP-848 groups; pass --kafka 4.1.1")
     if min(options.members) < 2:
         parser.error("a group needs at least 2 members for partitions to move")
     return options
@@ -150,6 +155,15 @@ def main(arguments: list[str] | None = None) -> int:
         "zookeeper.session.timeout.ms": 18_000,
         "log.index.size.max.bytes": 65_536,  # two files of this size are mapped for each partition
     }
+    if set(options.peers) & set(KIP848):
+        broker.update(
+            {
+                "group.consumer.min.heartbeat.interval.ms": 100,
+                "group.consumer.heartbeat.interval.ms": int(options.heartbeat_s * 1000),
+                "group.consumer.min.session.timeout.ms": 1000,
+                "group.consumer.session.timeout.ms": int(options.session_timeout_s * 1000),
+            }
+        )
     cases = []
     console.print(f"starting ZooKeeper (tick {TICK_MS} ms) and Kafka {options.kafka} ...")
     with LocalCluster(

@@ -11,6 +11,7 @@ from types import TracebackType
 from .arithmetic import Outcome, balanced, measure
 from .journal import Entry
 from .load import Load
+from .peers import OVER_ZOOKEEPER
 from .settings import Settings
 from .worker import Worker
 
@@ -131,7 +132,7 @@ class Group:
     def _rest(self) -> float:
         """Waits until every partition has an owner and nothing changes any more. Returns that time."""
         # a native group may rebalance again, which its members learn with their next heartbeats
-        calm_s = self._settings.heartbeat_s + 0.5 if "kafka" in self._peer else 1.0
+        calm_s = 1.0 if self._peer in OVER_ZOOKEEPER else self._settings.heartbeat_s + 0.5
         deadline = time.monotonic() + self._timeout_s
         since, seen = 0.0, -1
         while True:

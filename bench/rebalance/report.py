@@ -69,7 +69,7 @@ HEADINGS = (
     "stopped without moving",
     "used by others",
 )
-OURS = ("ours", "ours-sticky", "ours-kafka", "ours-kafka-coop")
+OURS = ("ours", "ours-sticky", "ours-kafka", "ours-kafka-coop", "ours-kip848")
 
 
 def ours_in(cases: Sequence[Case]) -> list[str]:

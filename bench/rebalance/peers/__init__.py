@@ -13,7 +13,7 @@ from collections.abc import Callable
 from ..settings import Settings
 from .base import Members
 
-__all__ = ["PEERS", "Members", "members_of"]
+__all__ = ["KIP848", "OVER_ZOOKEEPER", "PEERS", "Members", "members_of"]
 
 # imported here, so that a worker only imports its peer
 PEERS = {
@@ -21,13 +21,18 @@ PEERS = {
     "ours-sticky": "ours:Sticky",
     "ours-kafka": "ours:Kafka",
     "ours-kafka-coop": "ours:KafkaCooperative",
+    "ours-kip848": "ours:Kip848",
     "kazoo": "set_partitioner:Partitioners",
     "kafka-python": "kafka_python:Eager",
     "kafka-python-coop": "kafka_python:Cooperative",
     "aiokafka": "aio_kafka:AioKafka",
     "confluent": "confluent:Eager",
     "confluent-coop": "confluent:Cooperative",
+    "confluent-kip848": "confluent:Kip848",
 }
+OVER_ZOOKEEPER = ("ours", "ours-sticky", "kazoo")
+KIP848 = ("ours-kip848", "confluent-kip848")
+"""Peers that need brokers from 4.0 on."""
 
 
 def members_of(peer: str, settings: Settings) -> Members:

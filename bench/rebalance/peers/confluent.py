@@ -1,21 +1,30 @@
-"""A native Kafka group of confluent-kafka's consumers (librdkafka), eager and cooperative."""
+"""A native Kafka group of confluent-kafka's consumers (librdkafka): eager, cooperative, and KIP-848."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 from collections.abc import Iterable
+from typing import Any
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from ..journal import Journal
 from .base import Threads
 
-__all__ = ["Cooperative", "Eager"]
+__all__ = ["Cooperative", "Eager", "Kip848"]
 
 
 class _Group(Threads):
     strategy: str
+
+    def joining(self) -> dict[str, Any]:
+        """The settings that say how a member joins."""
+        return {
+            "session.timeout.ms": int(self.settings.session_timeout_s * 1000),
+            "heartbeat.interval.ms": int(self.settings.heartbeat_s * 1000),
+            "partition.assignment.strategy": self.strategy,
+        }
 
     def member(self, name: str, journal: Journal, stop: threading.Event) -> None:
         settings = self.settings
@@ -26,10 +35,8 @@ class _Group(Threads):
                 "client.id": name,
                 "enable.auto.commit": False,
                 "auto.offset.reset": "earliest",
-                "session.timeout.ms": int(settings.session_timeout_s * 1000),
-                "heartbeat.interval.ms": int(settings.heartbeat_s * 1000),
                 "fetch.wait.max.ms": int(settings.fetch_wait_s * 1000),
-                "partition.assignment.strategy": self.strategy,
+                **self.joining(),
             }
         )
         moves = _Moves(consumer, journal)
@@ -66,3 +73,9 @@ class Eager(_Group):
 
 class Cooperative(_Group):
     strategy = "cooperative-sticky"
+
+
+class Kip848(_Group):
+    def joining(self) -> dict[str, Any]:
+        # the broker assigns, and sets the timeouts
+        return {"group.protocol": "consumer"}

@@ -1,16 +1,17 @@
 """This library's Consumer: through ZooKeeper with `naive`, which moves nearly everything, and with `sticky`; and in
-Kafka's own groups, eager and cooperative."""
+Kafka's own groups: eager, cooperative, and next-generation (KIP-848)."""
 
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from allocator import Consumer, RebalanceListener, TopicPartition
 
 from ..journal import Journal
 from .base import Tasks
 
-__all__ = ["Kafka", "KafkaCooperative", "Ours", "Sticky"]
+__all__ = ["Kafka", "KafkaCooperative", "Kip848", "Ours", "Sticky"]
 
 
 class _Listener(RebalanceListener):
@@ -35,6 +36,15 @@ class Ours(Tasks):
     assignor = "naive"
     membership = "zookeeper"
 
+    def joining(self) -> dict[str, Any]:
+        """The settings that say how a member joins."""
+        return {
+            "membership": self.membership,
+            "assignor": self.assignor,
+            "session_timeout_s": self.settings.session_timeout_s,
+            "heartbeat_interval_s": self.settings.heartbeat_s,
+        }
+
     async def member(self, name: str, journal: Journal, stop: asyncio.Event) -> None:
         settings = self.settings
         listener = _Listener(journal)
@@ -44,10 +54,7 @@ class Ours(Tasks):
             zookeeper=settings.zookeeper,
             group=settings.group,
             client_id=name,
-            assignor=self.assignor,
-            membership=self.membership,
-            session_timeout_s=settings.session_timeout_s,
-            heartbeat_interval_s=settings.heartbeat_s,
+            **self.joining(),
             auto_commit_interval_s=None,
             listener=listener,
         )
@@ -74,3 +81,9 @@ class Kafka(Ours):
 
 class KafkaCooperative(Kafka):
     assignor = "cooperative-sticky"
+
+
+class Kip848(Ours):
+    def joining(self) -> dict[str, Any]:
+        # the broker assigns, and sets the timeouts
+        return {"membership": "kafka", "group_protocol": "consumer"}

@@ -224,7 +224,8 @@ class Lanes:
 
     async def _turn(self, lane: Lane, finished: list[Unit]) -> Exception | None:
         units, worker, call, may_act = lane.units, lane.worker, self._handler.function, self._may_act
-        guard = self._orders.guard(worker.partition)
+        orders = self._orders
+        guard = orders.guard(worker.partition)
         clock = asyncio.get_running_loop().time
         ends = clock() + SLICE_S
         while units:
@@ -243,6 +244,8 @@ class Lanes:
             finished.append(unit)
             if self._pass_is_long() or worker.stopping or not may_act():
                 break
+            if self._orders is not orders:
+                break  # the present ones may pause this partition
             if self._ready and clock() >= ends:
                 break  # without this, a key that always has records would hold back the lanes that wait, for ever
         return None

@@ -18,6 +18,7 @@ from allocator.processing import partition_worker
 from allocator.processing.handlers import Handler
 from allocator.processing.policy import ErrorPolicy, Retries, load_errors
 from allocator.processing.processor import Processor, ProcessSettings
+from allocator.processing.record_orders import RecordOrders
 from allocator.processing.window import Window
 from allocator.subscription.done import DoneSet, fingerprint
 from allocator.testing import wait_until_async
@@ -340,6 +341,32 @@ async def test_a_restart_holds_for_a_partition_that_leaves_and_returns() -> None
         await it.stop()
     assert sorted(done[30:]) == list(range(10, 30))
     assert cluster.committed == {PARTITION: 30}
+
+
+async def test_orders_count_from_the_next_call_on() -> None:
+    cluster, reached, goes_on = Cluster(records=20), asyncio.Event(), asyncio.Event()
+    done: list[int] = []
+
+    async def handle(record: Record) -> None:
+        if record.offset == 5:
+            reached.set()
+            await goes_on.wait()
+        await asyncio.sleep(0)
+        done.append(record.offset)
+
+    async with running(cluster, handle) as it:
+        await reached.wait()
+        it.processor.order(RecordOrders(paused=frozenset({PARTITION})))
+        goes_on.set()
+        await until(lambda: 5 in done)
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert done == [0, 1, 2, 3, 4, 5]
+        it.processor.order(RecordOrders(skipped={PARTITION: frozenset({8})}))
+        await until(lambda: 19 in done)
+        await it.stop()
+    assert done == [*range(8), *range(9, 20)]
+    assert cluster.committed == {PARTITION: 20}
 
 
 async def test_the_window_narrows_before_a_commit_could_not_say_what_is_done(monkeypatch: pytest.MonkeyPatch) -> None:

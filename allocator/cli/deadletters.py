@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import functools
 import re
-from collections.abc import Callable
 from datetime import datetime, timezone
 from typing import Any, Optional
 
 import click
 
-from allocator.cli.group import Seconds
+from allocator.cli.options import NOTHING_CHANGED, Command, decorated, execute_option, with_brokers
 from allocator.cli.output import Listing, console, print_json
+from allocator.cli.read import Access
 from allocator.clock import milliseconds
-from allocator.daemon.config import load
 from allocator.deadletters import DeadLetterQueue, Letter, LetterFilter, Outcome
 from allocator.deadletters.letters import MAX_REDRIVES
 from allocator.errors import ConfigError
@@ -34,48 +33,26 @@ def deadletters() -> None:
     """
 
 
-def on_topic(command: Callable[..., Any]) -> Callable[..., Any]:
+def on_topic(command: Command) -> Command:
     """Adds TOPIC and the connection options. The command gets `letters` (not entered yet) and `as_json`."""
 
-    @click.argument("topic", metavar="[TOPIC]", required=False)
-    @click.option(
-        "-c",
-        "--config",
-        type=click.Path(dir_okay=False),
-        help="Settings file of `allocator run`: gives the brokers and the dead-letter topic.",
-    )
-    @click.option("--brokers", envvar="ALLOCATOR_KAFKA_BROKERS", help="Kafka brokers: host:port,host:port.")
-    @click.option(
-        "--timeout", default=10.0, show_default=True, type=Seconds(), help="Seconds to wait until the brokers respond."
-    )
-    @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
     @functools.wraps(command)
-    def with_topic(
-        topic: Optional[str],
-        config: Optional[str],
-        brokers: Optional[str],
-        timeout: float,
-        as_json: bool,
-        **arguments: Any,
-    ) -> None:
-        security = None
-        if config is not None:
-            settings = load(config)
-            topic = topic or settings.handler.dead_letter_topic
-            brokers = brokers or ",".join(settings.kafka.brokers)
-            security = settings.kafka.security() or None
+    def with_topic(topic: Optional[str], access: Access, **arguments: Any) -> None:
+        if topic is None and access.settings is not None:
+            topic = access.settings.handler.dead_letter_topic
         if topic is None:
             raise ConfigError("which topic? Name it, or give --config with a handler.dead_letter_topic")
-        if brokers is None:
-            raise ConfigError("where are the brokers? Give --brokers or --config, or set ALLOCATOR_KAFKA_BROKERS")
-        command(
-            letters=DeadLetterQueue(topic, brokers, security=security, timeout_s=timeout), as_json=as_json, **arguments
-        )
+        letters = DeadLetterQueue(topic, access.need_brokers(), security=access.security, timeout_s=access.timeout_s)
+        command(letters=letters, **arguments)
 
-    return with_topic
+    return decorated(
+        with_topic,
+        click.argument("topic", metavar="[TOPIC]", required=False),
+        with_brokers("gives the brokers and the dead-letter topic"),
+    )
 
 
-def with_filter(command: Callable[..., Any]) -> Callable[..., Any]:
+def with_filter(command: Command) -> Command:
     """Adds the options that choose letters. The command gets them as `chosen`."""
 
     @click.option("--error", default="", help="Letters whose error has this text, in any case.")
@@ -169,7 +146,7 @@ def show_command(letters: DeadLetterQueue, as_json: bool, name: str) -> None:
     type=click.IntRange(1),
     help="Refuse letters that were redriven this often.",
 )
-@click.option("--execute", is_flag=True, help="Make the change. Without this option, only show it.")
+@execute_option
 def redrive_command(
     letters: DeadLetterQueue,
     as_json: bool,
@@ -194,7 +171,7 @@ def redrive_command(
 @on_topic
 @with_filter
 @click.option("--reason", default="", help="Why, for those who list settled letters.")
-@click.option("--execute", is_flag=True, help="Make the change. Without this option, only show it.")
+@execute_option
 def discard_command(letters: DeadLetterQueue, as_json: bool, chosen: LetterFilter, reason: str, execute: bool) -> None:
     """Note that letters need nothing more. They stay in TOPIC until its retention removes them."""
 
@@ -239,7 +216,7 @@ def _print_outcome(outcome: Outcome, done: str, execute: bool, as_json: bool) ->
     if execute:
         click.echo(f"{len(outcome.done)} letters {done}")
     else:
-        click.echo(f"{len(outcome.done)} letters would be {done}; nothing was changed; add --execute to do it")
+        click.echo(f"{len(outcome.done)} letters would be {done}; {NOTHING_CHANGED}")
 
 
 def _place(name: str) -> tuple[int, int]:

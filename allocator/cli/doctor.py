@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Coroutine
-from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import replace
 from functools import partial
 from shlex import quote
-from typing import TYPE_CHECKING, Any, Optional, TypeVar
+from typing import TYPE_CHECKING, Optional, TypeVar
 
 import click
 from rich.text import Text
 
-from allocator.cli.group import GROUP, Seconds
+from allocator.cli.options import GROUP, Seconds, with_clusters
 from allocator.cli.output import console, print_json
 from allocator.doctor.finding import CHROOT_MISSING, COULD_NOT_LOOK, Finding, Fix, Severity
 from allocator.errors import AllocatorError, ConfigError
@@ -22,8 +22,7 @@ from allocator.foreign import plain
 from allocator.settings import DEFAULT
 
 if TYPE_CHECKING:
-    from allocator.client.client import KafkaClient
-    from allocator.zookeeper.client import ZooKeeper
+    from allocator.cli.read import Access
 
 __all__ = ["doctor"]
 
@@ -33,31 +32,8 @@ HEALTHY, NOT_SEEN, ILL = 0, 1, 3  # 2 is wrong usage, in all commands
 COLOURS = {Severity.CRITICAL: "bold red", Severity.WARNING: "yellow", Severity.INFO: "cyan"}
 
 
-@dataclass(frozen=True)
-class _Where:
-    """The clusters, from the options or the settings file."""
-
-    zookeeper: Optional[str]
-    zookeeper_options: Any
-    root: str
-    brokers: Optional[str]
-    security: Any
-    session_timeout_s: float
-    kafka_zookeeper: Optional[str]
-    timeout_s: float
-
-
 @click.command()
 @click.argument("group", metavar="[GROUP]", type=GROUP, required=False)
-@click.option(
-    "-c",
-    "--config",
-    type=click.Path(dir_okay=False),
-    help="Settings file of `allocator run`: gives most of the options below.",
-)
-@click.option("--zookeeper", envvar="ALLOCATOR_ZOOKEEPER_HOSTS", help="ZooKeeper ensemble: host:port,host:port/chroot.")
-@click.option("--root", envvar="ALLOCATOR_ZOOKEEPER_ROOT", help="Znode that holds the groups (default /allocator).")
-@click.option("--brokers", envvar="ALLOCATOR_KAFKA_BROKERS", help="Kafka brokers: host:port,host:port.")
 @click.option(
     "--kafka-zookeeper", help="ZooKeeper of the Kafka cluster (default: --zookeeper, with and without its chroot)."
 )
@@ -70,21 +46,16 @@ class _Where:
     type=Seconds(0),
     help="Report a member as stuck after this many seconds.",
 )
-@click.option("--timeout", default=10.0, show_default=True, type=Seconds(), help="Seconds to wait for each response.")
 @click.option("--fix", is_flag=True, help="Show which findings can be fixed safely, ask, and fix them.")
 @click.option("--yes", is_flag=True, help="With --fix: do not ask. A missing chroot is left alone.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@with_clusters
 def doctor(
     group: Optional[str],
-    config: Optional[str],
-    zookeeper: Optional[str],
-    root: Optional[str],
-    brokers: Optional[str],
+    access: Access,
     kafka_zookeeper: Optional[str],
     session_timeout: Optional[float],
     interval: float,
     patience: float,
-    timeout: float,
     fix: bool,
     yes: bool,
     as_json: bool,
@@ -106,19 +77,20 @@ def doctor(
     """
     from allocator.groups.zookeeper.znodes import Paths
 
-    where, default_group = _find(config, zookeeper, root, brokers, kafka_zookeeper, session_timeout, timeout)
-    group = group or default_group
-    if where.zookeeper is not None and group is not None:
-        Paths(where.root, group)  # raises if the name cannot be a znode: such a group can only be in Kafka
+    if access.settings is not None:
+        group = access.chosen_group(group)
+    if access.zookeeper is not None and group is not None:
+        Paths(access.root, group)  # raises if the name cannot be a znode: such a group can only be in Kafka
     if yes and not fix:
         raise ConfigError("--yes needs --fix")
     if fix and as_json and not yes:
         raise ConfigError("--json cannot ask; with --fix, give --yes too")
-    findings = asyncio.run(_examine(where, group, interval, patience))
-    exact = partial(_exact, where=where, config=config)
+    session_timeout_s = session_timeout or _session_timeout_s(access)
+    findings = asyncio.run(_examine(access, group, kafka_zookeeper, session_timeout_s, interval, patience))
+    exact = partial(_exact, access=access)
     if not as_json:
         _print(findings, group, exact)
-    done = _fix(where, group, findings, yes, as_json) if fix else {}
+    done = _fix(access, group, findings, yes, as_json) if fix else {}
     left = [finding for finding in findings if finding.id not in done]
     if as_json:
         found = [{**finding.to_json(), "command": exact(finding.command)} for finding in findings]
@@ -134,108 +106,79 @@ def doctor(
     sys.exit(_exit_code(left))
 
 
-def _find(
-    config: str | None,
-    zookeeper: str | None,
-    root: str | None,
-    brokers: str | None,
-    kafka_zookeeper: str | None,
-    session_timeout_s: float | None,
-    timeout_s: float,
-) -> tuple[_Where, str | None]:
-    from allocator.daemon.config import load
+def _session_timeout_s(access: Access) -> float:
     from allocator.doctor.members import DEFAULT_SESSION_S
-    from allocator.names import check_path
 
-    options = security = group = None
-    if config is not None:
-        settings = load(config)
-        in_zookeeper = settings.zookeeper.hosts is not None
-        zookeeper = zookeeper or settings.zookeeper.hosts
-        root = root or settings.zookeeper.root
-        brokers = brokers or ",".join(settings.kafka.brokers)
-        options, security = settings.zookeeper.options() or None, settings.kafka.security() or None
-        own = settings.zookeeper if in_zookeeper else settings.group
-        session_timeout_s = session_timeout_s or own.session_timeout_s
-        group = settings.group.name
-    if zookeeper is None and brokers is None:
-        raise ConfigError("where are the clusters? Give --zookeeper, --brokers or --config")
-    root = check_path("ZooKeeper root", root or DEFAULT["root"])
-    session_timeout_s = session_timeout_s or DEFAULT_SESSION_S
-    return _Where(zookeeper, options, root, brokers, security, session_timeout_s, kafka_zookeeper, timeout_s), group
+    settings = access.settings
+    if settings is None:
+        return DEFAULT_SESSION_S
+    section = settings.group if settings.zookeeper.hosts is None else settings.zookeeper
+    return section.session_timeout_s or DEFAULT_SESSION_S
 
 
-async def _examine(where: _Where, group: str | None, interval_s: float, patience_s: float) -> list[Finding]:
+async def _examine(
+    access: Access,
+    group: str | None,
+    kafka_zookeeper: str | None,
+    session_timeout_s: float,
+    interval_s: float,
+    patience_s: float,
+) -> list[Finding]:
     """Raises the connection error if no cluster was reached."""
-    from allocator.client.client import KafkaClient
     from allocator.doctor.doctor import examine
-    from allocator.zookeeper.client import NoChroot, ZooKeeper
+    from allocator.zookeeper.client import NoChroot
 
     failed: list[tuple[str, AllocatorError]] = []
     async with AsyncExitStack() as open_ones:
 
-        async def reached(what: str, opening: Coroutine[Any, Any, T]) -> T | None:
+        async def reached(what: str, opening: AbstractAsyncContextManager[T]) -> T | None:
             try:
-                return await opening
+                return await open_ones.enter_async_context(opening)
             except ConfigError:
                 raise
             except AllocatorError as error:
                 failed.append((what, error))
                 return None
 
-        async def ensemble(hosts: str, session_timeout_s: float) -> ZooKeeper:
-            zk = ZooKeeper(hosts, session_timeout_s=session_timeout_s, options=where.zookeeper_options)
-            await zk.connect(where.timeout_s, make_chroot=False)
-            open_ones.push_async_callback(zk.close)
-            return zk
-
-        async def cluster(brokers: str) -> KafkaClient:
-            client = KafkaClient(brokers, security=where.security, request_timeout_s=where.timeout_s)
-            await client.connect(where.timeout_s)
-            open_ones.push_async_callback(client.close)
-            client.follow_all()
-            await client.refresh()
-            return client
-
         zk = client = kafka_zk = None
-        if where.zookeeper is not None:
-            zk = await reached("ZooKeeper", ensemble(where.zookeeper, where.session_timeout_s))
-        if where.brokers is not None:
-            client = await reached("Kafka", cluster(where.brokers))
+        if access.zookeeper is not None:
+            zk = await reached("ZooKeeper", access.ensemble(session_timeout_s=session_timeout_s))
+        if access.brokers is not None:
+            client = await reached("Kafka", access.cluster())
         if client is None and zk is None:
             if not any(isinstance(error, NoChroot) for _, error in failed):
                 raise failed[0][1]
-            return _not_reached(where, failed)
-        hosts = where.kafka_zookeeper
-        if hosts is None and where.zookeeper is not None and "/" in where.zookeeper:
-            hosts = where.zookeeper.partition("/")[0]
-        if hosts is not None and (zk is not None or where.kafka_zookeeper is not None):
-            kafka_zk = await reached("Kafka's ZooKeeper", ensemble(hosts, where.timeout_s))
+            return _not_reached(access, failed)
+        hosts = kafka_zookeeper
+        if hosts is None and access.zookeeper is not None and "/" in access.zookeeper:
+            hosts = access.zookeeper.partition("/")[0]
+        if hosts is not None and (zk is not None or kafka_zookeeper is not None):
+            kafka_zk = await reached("Kafka's ZooKeeper", replace(access, zookeeper=hosts).ensemble())
         findings = await examine(
             group,
             client=client,
             zookeeper=zk,
             kafka_zookeeper=kafka_zk,
-            root=where.root,
+            root=access.root,
             interval_s=interval_s,
             patience_s=patience_s,
         )
-    return [*_not_reached(where, failed), *findings]
+    return [*_not_reached(access, failed), *findings]
 
 
-def _not_reached(where: _Where, failed: list[tuple[str, AllocatorError]]) -> list[Finding]:
+def _not_reached(access: Access, failed: list[tuple[str, AllocatorError]]) -> list[Finding]:
     from allocator.doctor.doctor import check_failed, chroot_missing
     from allocator.zookeeper.client import NoChroot
 
     return [
-        chroot_missing(where.zookeeper, f"/{where.zookeeper.partition('/')[2]}", str(error))
-        if isinstance(error, NoChroot) and what == "ZooKeeper" and where.zookeeper is not None
+        chroot_missing(access.zookeeper, f"/{access.zookeeper.partition('/')[2]}", str(error))
+        if isinstance(error, NoChroot) and what == "ZooKeeper" and access.zookeeper is not None
         else check_failed(what, str(error))
         for what, error in failed
     ]
 
 
-def _fix(where: _Where, group: str | None, findings: list[Finding], yes: bool, as_json: bool) -> dict[str, str]:
+def _fix(access: Access, group: str | None, findings: list[Finding], yes: bool, as_json: bool) -> dict[str, str]:
     """Asks, applies the fixes of `findings`, and returns the outcome by finding id."""
     chosen = {finding.id: finding.fix for finding in findings if finding.fix is not None}
     if yes:
@@ -252,7 +195,7 @@ def _fix(where: _Where, group: str | None, findings: list[Finding], yes: bool, a
             raise ConfigError("--fix cannot ask without a terminal; nothing was changed. Give --yes to fix this")
         if not click.confirm("Make these changes?"):
             return {}
-    done = asyncio.run(_apply(where, group, chosen))
+    done = asyncio.run(_apply(access, group, chosen))
     for text in done.values():
         click.echo(plain(text), err=as_json)
     return done
@@ -262,36 +205,33 @@ def _can_ask() -> bool:
     return sys.stdin.isatty()
 
 
-async def _apply(where: _Where, group: str | None, chosen: dict[str, Fix]) -> dict[str, str]:
+async def _apply(access: Access, group: str | None, chosen: dict[str, Fix]) -> dict[str, str]:
     from allocator.doctor.fixes import apply
-    from allocator.zookeeper.client import ZooKeeper
 
-    assert where.zookeeper is not None
-    zk = ZooKeeper(where.zookeeper, session_timeout_s=where.timeout_s, options=where.zookeeper_options)
-    await zk.connect(where.timeout_s, make_chroot=any(fix.kind == "chroot" for fix in chosen.values()))
-    try:
+    async with access.ensemble(make_chroot=any(fix.kind == "chroot" for fix in chosen.values())) as zk:
         return {
-            each: f"created the chroot {zk.chroot}" if fix.kind == "chroot" else await apply(fix, zk, group, where.root)
+            each: f"created the chroot {zk.chroot}"
+            if fix.kind == "chroot"
+            else await apply(fix, zk, group, access.root)
             for each, fix in chosen.items()
         }
-    finally:
-        await zk.close()
 
 
-def _exact(command: str | None, where: _Where, config: str | None) -> str | None:
+def _exact(command: str | None, access: Access) -> str | None:
     """`command` with the addresses that this call used."""
     if command is None:
         return None
     words = command.split()
-    known = {"BROKERS": where.brokers, "ZOOKEEPER": where.zookeeper}
+    known = {"BROKERS": access.brokers, "ZOOKEEPER": access.zookeeper}
     command = " ".join(known.get(word) or word for word in words)
     if words[0] != "allocator" or words[1] not in ("doctor", "group", "top") or "ZOOKEEPER" in words:
         return command
+    config = click.get_current_context().params["config"]
     if config is not None:
         return f"{command} -c {quote(config)}"
-    options = {"--zookeeper": where.zookeeper, "--brokers": where.brokers}
-    if where.root != DEFAULT["root"]:
-        options["--root"] = where.root
+    options = {"--zookeeper": access.zookeeper, "--brokers": access.brokers}
+    if access.root != DEFAULT["root"]:
+        options["--root"] = access.root
     return " ".join([command, *(f"{name} {quote(value)}" for name, value in options.items() if value is not None)])
 
 

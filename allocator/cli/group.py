@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import functools
-import logging
-import math
-import os
 import sys
-from collections.abc import Callable
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any
 
 import click
-from click.shell_completion import CompletionItem
 from rich.console import Console
 
+from allocator.cli.options import ERROR, GROUP, NOTHING_CHANGED, Seconds, execute_option, with_clusters
 from allocator.cli.output import console, print_json
 from allocator.cli.report import (
     TARGETS,
@@ -28,60 +23,12 @@ from allocator.cli.report import (
     reset_table,
     retries_table,
 )
-from allocator.errors import AllocatorError, ConfigError
 from allocator.foreign import plain
 
-__all__ = ["ERROR", "GROUP", "Seconds", "group", "with_clusters"]
+if TYPE_CHECKING:
+    from allocator.cli.read import Access
 
-Command = Callable[..., Any]
-
-ERROR = 1
-DAY_S = 86_400.0
-COMPLETE_S = 1.0  # seconds; more: names from a slow ensemble; less: the shell answers sooner
-
-
-class Seconds(click.FloatRange):
-    """Seconds, by default at most a day. Rejects nan and inf, which range checks let pass."""
-
-    name = "seconds"
-
-    def __init__(self, least: float = 0.1, most: float = DAY_S) -> None:
-        super().__init__(least, most)
-
-    def convert(self, value: Any, param: Optional[click.Parameter], ctx: Optional[click.Context]) -> float:
-        seconds: float = super().convert(value, param, ctx)
-        if math.isnan(seconds):
-            self.fail(f"{value} is no number", param, ctx)
-        return seconds
-
-
-class GroupType(click.types.StringParamType):
-    """The name of a group. The shell completes it from ZooKeeper, if that answers within a second."""
-
-    name = "group"
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        given = ctx.params
-        several = given.get("zookeepers") or (None,)  # for commands that take several ensembles
-        zookeeper = given.get("zookeeper") or several[0] or os.environ.get("ALLOCATOR_ZOOKEEPER_HOSTS")
-        root = given.get("root") or os.environ.get("ALLOCATOR_ZOOKEEPER_ROOT")
-        logging.disable()  # a shell would show printed text in the middle of the command line
-        try:
-            access, _ = _find(given.get("config"), zookeeper, root, None, COMPLETE_S)
-            names = asyncio.run(_names(access))
-        except (AllocatorError, OSError):
-            return []
-        return [CompletionItem(name) for name in names if name.startswith(incomplete)]
-
-
-async def _names(access: Any) -> list[str]:
-    from allocator.groups.describe import list_groups
-
-    async with access.ensemble() as zk:
-        return await list_groups(zk, access.root)
-
-
-GROUP = GroupType()
+__all__ = ["group"]
 
 
 @click.group()
@@ -93,72 +40,9 @@ def group() -> None:
     """
 
 
-def with_clusters(command: Command) -> Command:
-    """Adds the connection options. The command gets `access`, `default_group` and `as_json`."""
-
-    @click.option(
-        "-c",
-        "--config",
-        type=click.Path(dir_okay=False),
-        help="Settings file of `allocator run`: gives the options below.",
-    )
-    @click.option(
-        "--zookeeper", envvar="ALLOCATOR_ZOOKEEPER_HOSTS", help="ZooKeeper ensemble: host:port,host:port/chroot."
-    )
-    @click.option("--root", envvar="ALLOCATOR_ZOOKEEPER_ROOT", help="Znode that holds the groups (default /allocator).")
-    @click.option("--brokers", envvar="ALLOCATOR_KAFKA_BROKERS", help="Kafka brokers: host:port,host:port.")
-    @click.option(
-        "--timeout", default=10.0, show_default=True, type=Seconds(), help="Seconds to wait for each response."
-    )
-    @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-    @functools.wraps(command)
-    def with_access(
-        config: Optional[str],
-        zookeeper: Optional[str],
-        root: Optional[str],
-        brokers: Optional[str],
-        timeout: float,
-        as_json: bool,
-        **arguments: Any,
-    ) -> None:
-        access, default_group = _find(config, zookeeper, root, brokers, timeout)
-        command(access=access, default_group=default_group, as_json=as_json, **arguments)
-
-    return with_access
-
-
-def _find(
-    config: str | None, zookeeper: str | None, root: str | None, brokers: str | None, timeout_s: float
-) -> tuple[Any, str | None]:
-    from allocator.cli.read import Access
-    from allocator.daemon.config import load
-
-    if config is None:
-        if zookeeper is None and brokers is None:
-            raise ConfigError("where is ZooKeeper? Give --zookeeper or --config, or set ALLOCATOR_ZOOKEEPER_HOSTS")
-        return Access(zookeeper, root or "/allocator", None, brokers, None, timeout_s), None
-    settings = load(config)
-    access = Access(
-        zookeeper or settings.zookeeper.hosts,
-        root or settings.zookeeper.root,
-        settings.zookeeper.options() or None,
-        brokers or ",".join(settings.kafka.brokers),
-        settings.kafka.security() or None,
-        timeout_s,
-    )
-    return access, settings.group.name
-
-
-def _chosen(name: str | None, default: str | None) -> str:
-    chosen = name or default
-    if chosen is None:
-        raise ConfigError("which group? Name it, or give --config")
-    return chosen
-
-
 @group.command("list")
 @with_clusters
-def list_command(access: Any, default_group: str | None, as_json: bool) -> None:
+def list_command(access: Access, as_json: bool) -> None:
     """List all groups with their members and generation."""
     from allocator.cli.read import read_all
 
@@ -186,12 +70,12 @@ def list_command(access: Any, default_group: str | None, as_json: bool) -> None:
 @group.command("describe")
 @click.argument("name", metavar="[GROUP]", type=GROUP, required=False)
 @with_clusters
-def describe_command(name: str | None, access: Any, default_group: str | None, as_json: bool) -> None:
+def describe_command(name: str | None, access: Access, as_json: bool) -> None:
     """Show members, owners, positions, lag and problems of GROUP. For a group of Kafka's own, give only --brokers."""
     from allocator.cli.read import read_group, read_retries
 
     async def read() -> tuple[GroupReport, list[Any]]:
-        report = await read_group(access, _chosen(name, default_group))
+        report = await read_group(access, access.chosen_group(name))
         return report, await read_retries(access, report)
 
     report, retries = asyncio.run(read())
@@ -219,9 +103,9 @@ def describe_command(name: str | None, access: Any, default_group: str | None, a
 @click.option(
     "--wait", default=60.0, show_default=True, type=Seconds(0), help="Seconds to wait until the group has moved."
 )
-@click.option("--execute", is_flag=True, help="Make the change. Without this option, only show it.")
+@execute_option
 @with_clusters
-def adopt_command(name: str, wait: float, execute: bool, access: Any, default_group: str | None, as_json: bool) -> None:
+def adopt_command(name: str, wait: float, execute: bool, access: Access, as_json: bool) -> None:
     """Move a group from kiel's layout to allocator's, without a restart. All its members must be allocator's."""
     from allocator.groups.legacy.adopt import adopt, candidate
 
@@ -242,14 +126,14 @@ def adopt_command(name: str, wait: float, execute: bool, access: Any, default_gr
         )
         if found.obstacle is not None:
             click.echo(f"it would be refused now: {found.obstacle}")
-        click.echo("nothing was changed; add --execute to do it")
+        click.echo(NOTHING_CHANGED)
 
 
 @group.command("release")
 @click.argument("name", metavar="GROUP", type=GROUP)
 @click.argument("instance_id", metavar="INSTANCE")
 @with_clusters
-def release_command(name: str, instance_id: str, access: Any, default_group: str | None, as_json: bool) -> None:
+def release_command(name: str, instance_id: str, access: Access, as_json: bool) -> None:
     """End the reservation of INSTANCE, whose process does not come back: its partitions move to other members."""
     from allocator.groups.zookeeper.store import Store
     from allocator.groups.zookeeper.znodes import Paths
@@ -270,11 +154,9 @@ def release_command(name: str, instance_id: str, access: Any, default_group: str
 @group.command("delete")
 @click.argument("name", metavar="GROUP", type=GROUP)
 @click.option("--keep-offsets", is_flag=True, help="Keep the committed offsets in Kafka.")
-@click.option("--execute", is_flag=True, help="Make the change. Without this option, only show it.")
+@execute_option
 @with_clusters
-def delete_command(
-    name: str, keep_offsets: bool, execute: bool, access: Any, default_group: str | None, as_json: bool
-) -> None:
+def delete_command(name: str, keep_offsets: bool, execute: bool, access: Access, as_json: bool) -> None:
     """Delete GROUP: its znodes, orders and assignment in ZooKeeper, and its committed offsets in Kafka.
 
     Refused while the group has members, in ZooKeeper or in Kafka. For a group of Kafka's own, give only --brokers.
@@ -292,7 +174,7 @@ def delete_command(
     if execute:
         click.echo("deleted")
         return
-    click.echo("nothing was changed; add --execute to do it")
+    click.echo(NOTHING_CHANGED)
     if found.members:
         click.echo(plain(f"it would be refused now: the group has {len(found.members)} members: {found.some_members}"))
 
@@ -319,13 +201,12 @@ def offsets() -> None:
 @offsets.command("show")
 @click.argument("name", metavar="[GROUP]", type=GROUP, required=False)
 @with_clusters
-def show_command(name: str | None, access: Any, default_group: str | None, as_json: bool) -> None:
+def show_command(name: str | None, access: Access, as_json: bool) -> None:
     """Show the committed offset, log end and lag of each partition."""
     from allocator.cli.read import read_group
 
-    if access.brokers is None:
-        raise ConfigError("the brokers are needed for this; give --brokers or --config")
-    report = asyncio.run(read_group(access, _chosen(name, default_group)))
+    access.need_brokers()
+    report = asyncio.run(read_group(access, access.chosen_group(name)))
     if as_json:
         everything = report.to_json()
         print_json(
@@ -348,21 +229,20 @@ def show_command(name: str | None, access: Any, default_group: str | None, as_js
     multiple=True,
     help="Reset only this topic; may be repeated (default: all topics of the group).",
 )
-@click.option("--execute", is_flag=True, help="Make the change. Without this option, only show it.")
+@execute_option
 @with_clusters
 def reset_command(
     name: str | None,
     to: str,
     topics: tuple[str, ...],
     execute: bool,
-    access: Any,
-    default_group: str | None,
+    access: Access,
     as_json: bool,
 ) -> None:
     """Replace the committed offsets of a group without members. Prints the plan unless --execute is given."""
     from allocator.cli.read import execute_reset, plan_reset
 
-    chosen, target = _chosen(name, default_group), parse_target(to)
+    chosen, target = access.chosen_group(name), parse_target(to)
     plan = asyncio.run((execute_reset if execute else plan_reset)(access, chosen, target, topics))
     if as_json:
         print_json(plan.to_json(executed=execute))
@@ -372,7 +252,7 @@ def reset_command(
     if execute:
         out.print(f"\n{len(plan.after)} offsets of {chosen} committed", markup=False)
         return
-    out.print("\nnothing was changed; add --execute to do it", markup=False)
+    out.print(f"\n{NOTHING_CHANGED}", markup=False)
     if plan.alive:
         out.print(f"it would be refused now: the group has {len(plan.alive)} members", markup=False)
 

@@ -15,7 +15,7 @@ from typing import Any, Optional
 
 import click
 
-from allocator.cli.group import Seconds
+from allocator.cli.options import Seconds
 from allocator.cli.progress import Meter, is_shown, progress, quiet_option, say
 from allocator.errors import AllocatorError
 from allocator.migrate.mirror import Mirror

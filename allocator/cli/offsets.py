@@ -9,10 +9,10 @@ from typing import Any, Optional
 
 import click
 
-from allocator.cli.group import GROUP
+from allocator.cli.options import GROUP, NOTHING_CHANGED, config_option, execute_option, json_option
 from allocator.cli.output import Listing, console, print_json
 from allocator.cli.progress import Step, progress, quiet_option
-from allocator.daemon.config import load
+from allocator.cli.read import Access
 from allocator.errors import ConfigError
 from allocator.migrate.offsets import CopyPlan, copy, plan_copy, restore
 from allocator.migrate.storage import OffsetStore
@@ -21,7 +21,6 @@ from allocator.migrate.translate import METHODS
 __all__ = ["copy_table", "offsets"]
 
 STORAGE = click.Choice(["kafka", "zookeeper"])
-SETTINGS = click.Path(dir_okay=False)
 NOWHERE = "none"
 
 
@@ -33,13 +32,12 @@ def offsets() -> None:
 @offsets.command("copy")
 @click.argument("source", metavar="FROM-GROUP", type=GROUP)
 @click.argument("target", metavar="TO-GROUP", type=GROUP)
+@config_option("servers and credentials of the source cluster")
 @click.option(
-    "-c",
-    "--config",
-    type=SETTINGS,
-    help="Settings file of `allocator run` for the source cluster: servers and credentials.",
+    "--to-config",
+    type=click.Path(dir_okay=False),
+    help="Settings file for the target cluster (default: the source cluster).",
 )
-@click.option("--to-config", type=SETTINGS, help="Settings file for the target cluster (default: the source cluster).")
 @click.option(
     "--brokers", envvar="ALLOCATOR_KAFKA_BROKERS", help="Kafka brokers of the source cluster: host:port,host:port."
 )
@@ -65,14 +63,14 @@ def offsets() -> None:
     "--mirror", default="allocator-mirror", show_default=True, help="With --by map: the group name of the mirror."
 )
 @click.option("--topic", "topics", multiple=True, help="Copy only this topic; may be repeated (default: all).")
-@click.option("--execute", is_flag=True, help="Make the change. Without this option, only show it.")
+@execute_option
 @click.option(
     "--restore-file",
     type=click.Path(dir_okay=False),
     help="File for the offsets before the copy (default offsets-TO-GROUP-TIME.json).",
 )
 @quiet_option
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def copy_command(
     source: str,
     target: str,
@@ -121,7 +119,7 @@ def copy_command(
     if execute:
         out.print(f"\ncopied; undo it with: allocator offsets restore {file}", markup=False)
         return
-    out.print("\nnothing was changed; add --execute to do it", markup=False)
+    out.print(f"\n{NOTHING_CHANGED}", markup=False)
     if plan.problems:
         out.print(f"it would be refused: {'; '.join(plan.problems)}", markup=False)
     if plan.alive:
@@ -130,15 +128,12 @@ def copy_command(
 
 @offsets.command("restore")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False))
-@click.option("-c", "--config", type=SETTINGS, help="Settings file of `allocator run`: credentials for that cluster.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@config_option("credentials for that cluster")
+@json_option
 def restore_command(file: str, config: Optional[str], as_json: bool) -> None:
     """Restore the offsets that a copy saved in FILE."""
-    security = options = None
-    if config is not None:
-        settings = load(config)
-        security, options = settings.kafka.security() or None, settings.zookeeper.options() or None
-    done = asyncio.run(restore(Path(file), security, options))
+    access = Access.of(config)
+    done = asyncio.run(restore(Path(file), access.security, access.zookeeper_options))
     if as_json:
         names = {"restored": list(done.offsets), "forgotten": done.forgotten, "left": done.left}
         print_json({key: [f"{p.topic}:{p.partition}" for p in each] for key, each in names.items()})
@@ -159,23 +154,18 @@ def _place(
     zookeepers: tuple[str, ...],
     root: Optional[str],
 ) -> OffsetStore:
+    access = Access.of(config, root=root, brokers=brokers)
+    servers = access.need_brokers()
     hosts = [each for each in zookeepers if each != NOWHERE]
-    security = options = None
-    if config is not None:
-        settings = load(config)
-        brokers = brokers or ",".join(settings.kafka.brokers)
-        security, options = settings.kafka.security() or None, settings.zookeeper.options() or None
-        hosts += [] if settings.zookeeper.hosts is None else [settings.zookeeper.hosts]
-        root = root or settings.zookeeper.root
-    if brokers is None:
-        raise ConfigError("where are the brokers? Give --brokers or --config, or set ALLOCATOR_KAFKA_BROKERS")
+    hosts += [] if access.zookeeper is None else [access.zookeeper]
     if not hosts and (NOWHERE not in zookeepers or storage == "zookeeper"):
         nowhere = "" if storage == "zookeeper" else f", or say --zookeeper {NOWHERE}"
         raise ConfigError(
             f"in which ZooKeeper may members of {group!r} be registered? Give --zookeeper (or --config){nowhere}: "
             "members that are not looked for commit their own offsets over these"
         )
-    return OffsetStore(brokers, group, storage, tuple(hosts), root or "/allocator", security, options)
+    options = access.zookeeper_options
+    return OffsetStore(servers, group, storage, tuple(hosts), access.root, access.security, options)
 
 
 def copy_table(plan: CopyPlan) -> Listing:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import functools
 import re
-from collections.abc import Awaitable, Callable
-from typing import Any, Optional
+from collections.abc import Callable, Collection
+from operator import methodcaller
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from allocator.cli.group import GROUP, group, with_clusters
+from allocator.cli.group import group
+from allocator.cli.options import GROUP, Command, decorated, with_clusters
 from allocator.cli.output import console, print_json
 from allocator.cli.report import TARGETS, listing_of_orders, parse_target
 from allocator.clock import milliseconds, wall_ms
@@ -19,9 +21,14 @@ from allocator.foreign import plain
 from allocator.names import check_topic
 from allocator.types import TopicPartition
 
+if TYPE_CHECKING:
+    from allocator.cli.planning import Act
+    from allocator.cli.read import Access
+    from allocator.groups.order_report import OrderReport
+    from allocator.groups.zookeeper.orders import Order
+
 __all__ = ["group", "parse_expiry", "parse_partitions"]
 
-Command = Callable[..., Any]
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -61,80 +68,108 @@ def parse_expiry(text: str, now_ms: int) -> float:
 # -- the orders of a group -------------------------------------------------------------------------------------------
 
 
-def _with_told_options(command: Command, *more: Command) -> Command:
-    """Adds --why and --expires, the options in `more`, and the connection options."""
-
-    @functools.wraps(command)
-    def with_options(why: str, expires: Optional[str], default_group: Any, **arguments: Any) -> None:
-        expires_s = None if expires is None else parse_expiry(expires, wall_ms())
-        command(told={"why": why, "expires_s": expires_s}, **arguments)
-
-    options: tuple[Command, ...] = (
-        click.option("--why", default="", help="Reason, shown with the order."),
-        click.option(
-            "--expires", metavar="TIME", help="End of the order: 30m, 2h, 1d, or a time with zone (default: never)."
-        ),
-        *more,
-        with_clusters,
-    )
-    decorated: Command = with_options
-    for option in reversed(options):
-        decorated = option(decorated)
-    return decorated
+def _partitions(_ctx: click.Context, _param: click.Parameter, given: str) -> frozenset[TopicPartition]:
+    return parse_partitions(given)
 
 
-def _with_order_options(command: Command) -> Command:
-    """Adds --dry-run to the options of an order."""
-    return _with_told_options(
-        command, click.option("--dry-run", is_flag=True, help="Show what would move, and give no order.")
+MEMBER, PARTITIONS = click.argument("member"), click.argument("partitions", callback=_partitions)
+TOLD_OPTIONS = (
+    click.option("--why", default="", help="Reason, shown with the order."),
+    click.option(
+        "--expires", metavar="TIME", help="End of the order: 30m, 2h, 1d, or a time with zone (default: never)."
+    ),
+)
+
+
+def _registered(name: str, command: Command, *parameters: Command) -> Command:
+    return group.command(name)(
+        decorated(command, click.argument("name", metavar="GROUP", type=GROUP), *parameters, with_clusters)
     )
 
 
-def _with_record_options(command: Command) -> Command:
-    """Adds --create to the options of an order about records."""
-    return _with_told_options(
-        command,
-        click.option(
+def _told(why: str, expires: str | None) -> dict[str, Any]:
+    return {"why": why, "expires_s": None if expires is None else parse_expiry(expires, wall_ms())}
+
+
+def _order(command_name: str, *parameters: Command) -> Callable[[Command], Command]:
+    """Makes a command of a function that gets `told` (reason and expiry) and `parameters`, and returns an `Act`."""
+
+    def add(function: Command) -> Command:
+        @functools.wraps(function)
+        def command(
+            name: str, access: Access, as_json: bool, dry_run: bool, why: str, expires: str | None, **given: Any
+        ) -> None:
+            from allocator.cli import planning
+
+            act = function(told=_told(why, expires), **given)
+            if dry_run:
+                planning.show_plan(asyncio.run(planning.planned(access, name, [], [act])), as_json)
+            else:
+                _show_given(name, asyncio.run(planning.given(access, name, act)), as_json)
+
+        dry_run_option = click.option("--dry-run", is_flag=True, help="Show what would move, and give no order.")
+        return _registered(command_name, command, *parameters, *TOLD_OPTIONS, dry_run_option)
+
+    return add
+
+
+def _record_order(command_name: str, *parameters: Command) -> Callable[[Command], Command]:
+    """Like `_order`, for orders about records. The `Act` may also withdraw such an order."""
+
+    def add(function: Command) -> Command:
+        @functools.wraps(function)
+        def command(
+            name: str, access: Access, as_json: bool, create: bool, why: str, expires: str | None, **given: Any
+        ) -> None:
+            from allocator.cli.planning import given_about_records
+
+            act = function(told=_told(why, expires), **given)
+            outcome = asyncio.run(given_about_records(access, name, act, create=create))
+            show = _show_withdrawn if isinstance(outcome, tuple) else _show_given
+            show(name, outcome, as_json)
+
+        create_option = click.option(
             "--create", is_flag=True, help="Create the topic GROUP.orders, for a group of Kafka's own protocols."
-        ),
-    )
+        )
+        return _registered(command_name, command, *parameters, *TOLD_OPTIONS, create_option)
+
+    return add
 
 
-def _give(access: Any, name: str, as_json: bool, dry_run: bool, act: Callable[[Any], Awaitable[Any]]) -> None:
-    """Gives the order of `act`; with --dry-run shows its effect."""
-    from allocator.cli.planning import given, planned, show_plan
+def _withdrawal(command_name: str, *parameters: Command) -> Callable[[Command], Command]:
+    """Makes a command of a function that gets `parameters`, and returns the `Act` that withdraws orders."""
 
-    if dry_run:
-        show_plan(asyncio.run(planned(access, name, [], [act])), as_json)
-    else:
-        _show(name, as_json, asyncio.run(given(access, name, act)))
+    def add(function: Command) -> Command:
+        @functools.wraps(function)
+        def command(name: str, access: Access, as_json: bool, **given: Any) -> None:
+            _withdraw(access, name, as_json, function(**given))
+
+        return _registered(command_name, command, *parameters)
+
+    return add
 
 
-def _give_about_records(
-    access: Any, name: str, as_json: bool, act: Callable[[Any], Awaitable[Any]], create: bool
-) -> None:
+def _withdraw(access: Access, name: str, as_json: bool, act: Act) -> None:
     from allocator.cli.planning import given_about_records
 
-    _show(name, as_json, asyncio.run(given_about_records(access, name, act, create)))
+    outcome = asyncio.run(given_about_records(access, name, act))
+    # `promote` of one member changes the order
+    _show_withdrawn(name, outcome if isinstance(outcome, tuple) else (outcome.order,), as_json)
 
 
-def _show(name: str, as_json: bool, report: Any) -> None:
-    if as_json:
-        print_json({"group": name, "order": report.to_json()})
-        return
+def _show_given(name: str, report: OrderReport, as_json: bool) -> None:
     found = report.to_json()
+    if as_json:
+        print_json({"group": name, "order": found})
+        return
     click.echo(plain(f"{name}: {found['text']} ({found['id']}): {found['state']}"))
     if found["state_why"]:
         click.echo(found["state_why"], err=True)
 
 
-def _withdraw(access: Any, name: str, as_json: bool, act: Callable[[Any], Awaitable[Any]]) -> None:
-    from allocator.cli.planning import withdrawn
-    from allocator.groups.order_report import OrderReport, order_text
+def _show_withdrawn(name: str, orders: Collection[Order], as_json: bool) -> None:
+    from allocator.groups.order_report import order_text
 
-    orders = asyncio.run(withdrawn(access, name, act))
-    if isinstance(orders, OrderReport):  # the command changed an order
-        orders = (orders.order,)
     if as_json:
         print_json({"group": name, "withdrawn": [{**order.to_json(), "text": order_text(order)} for order in orders]})
         return
@@ -144,9 +179,9 @@ def _withdraw(access: Any, name: str, as_json: bool, act: Callable[[Any], Awaita
 
 @group.command("orders")
 @click.argument("name", metavar="GROUP", type=GROUP)
-@click.option("--remove", "remove", multiple=True, metavar="ID", help="Withdraw this order; may be repeated.")
+@click.option("--remove", multiple=True, metavar="ID", help="Withdraw this order; may be repeated.")
 @with_clusters
-def orders_command(name: str, remove: tuple[str, ...], access: Any, default_group: Any, as_json: bool) -> None:
+def orders_command(name: str, remove: tuple[str, ...], access: Access, as_json: bool) -> None:
     """List the orders of GROUP with their states, or withdraw some by id."""
     from allocator.cli.planning import listed
 
@@ -162,232 +197,147 @@ def orders_command(name: str, remove: tuple[str, ...], access: Any, default_grou
         click.echo(f"{name} has no orders")
 
 
-@group.command("cordon")
-@click.argument("name", metavar="GROUP", type=GROUP)
-@click.argument("member")
-@_with_order_options
-def cordon_command(name: str, member: str, access: Any, as_json: bool, dry_run: bool, told: Any) -> None:
+@_order("cordon", MEMBER)
+def cordon(member: str, told: Any) -> Act:
     """MEMBER keeps its partitions and gets no further ones."""
-    _give(access, name, as_json, dry_run, lambda orders: orders.cordon(member, **told))
+    return lambda orders: orders.cordon(member, **told)
 
 
-@group.command("evacuate")
-@click.argument("name", metavar="GROUP", type=GROUP)
-@click.argument("member")
-@_with_order_options
-def evacuate_command(name: str, member: str, access: Any, as_json: bool, dry_run: bool, told: Any) -> None:
+@_order("evacuate", MEMBER)
+def evacuate(member: str, told: Any) -> Act:
     """MEMBER gives all its partitions away, within the budget. `orders` says when it has none."""
-    _give(access, name, as_json, dry_run, lambda orders: orders.evacuate(member, **told))
+    return lambda orders: orders.evacuate(member, **told)
 
 
-@group.command("uncordon")
-@click.argument("name", metavar="GROUP", type=GROUP)
-@click.argument("member")
-@with_clusters
-def uncordon_command(name: str, member: str, access: Any, default_group: Any, as_json: bool) -> None:
+@_withdrawal("uncordon", MEMBER)
+def uncordon(member: str) -> Act:
     """Withdraw the cordon or the evacuation of MEMBER."""
-    _withdraw(access, name, as_json, lambda orders: orders.uncordon(member))
+    return lambda orders: orders.uncordon(member)
 
 
-@group.command("swap")
-@click.argument("name", metavar="GROUP", type=GROUP)
-@click.argument("old")
-@click.argument("new")
-@_with_order_options
-def swap_command(name: str, old: str, new: str, access: Any, as_json: bool, dry_run: bool, told: Any) -> None:
+@_order("swap", click.argument("old"), click.argument("new"))
+def swap(old: str, new: str, told: Any) -> Act:
     """NEW takes all partitions of OLD, and nothing else moves. NEW may join later.
 
     If NEW has partitions already, all members share them.
     """
-    _give(access, name, as_json, dry_run, lambda orders: orders.swap(old, new, **told))
+    return lambda orders: orders.swap(old, new, **told)
 
 
-@group.command("pin")
-@click.argument("name", metavar="GROUP", type=GROUP)
-@click.argument("partitions")
-@click.argument("place")
-@_with_order_options
-def pin_command(name: str, partitions: str, place: str, access: Any, as_json: bool, dry_run: bool, told: Any) -> None:
+@_order("pin", PARTITIONS, click.argument("place"))
+def pin(partitions: frozenset[TopicPartition], place: str, told: Any) -> Act:
     """Keep PARTITIONS (topic:0-3,7) at PLACE: a member, or rack:NAME. Without a live member there, others own them."""
-    chosen = parse_partitions(partitions)
-    _give(access, name, as_json, dry_run, lambda orders: orders.pin(chosen, place, **told))
+    return lambda orders: orders.pin(partitions, place, **told)
 
 
-@group.command("unpin")
-@click.argument("name", metavar="GROUP", type=GROUP)
-@click.argument("partitions")
-@with_clusters
-def unpin_command(name: str, partitions: str, access: Any, default_group: Any, as_json: bool) -> None:
+@_withdrawal("unpin", PARTITIONS)
+def unpin(partitions: frozenset[TopicPartition]) -> Act:
     """Withdraw the pins of PARTITIONS (topic:0-3,7)."""
-    chosen = parse_partitions(partitions)
-    _withdraw(access, name, as_json, lambda orders: orders.unpin(chosen))
+    return lambda orders: orders.unpin(partitions)
 
 
-@group.command("exclude")
-@click.argument("name", metavar="GROUP", type=GROUP)
-@click.argument("partitions")
-@click.argument("places", nargs=-1, metavar="[PLACE]...")
-@click.option("--everywhere", is_flag=True, help="No member gets the partitions: their records are not read.")
-@_with_order_options
-def exclude_command(
-    name: str,
-    partitions: str,
-    places: tuple[str, ...],
-    everywhere: bool,
-    access: Any,
-    as_json: bool,
-    dry_run: bool,
-    told: Any,
-) -> None:
+@_order(
+    "exclude",
+    PARTITIONS,
+    click.argument("places", nargs=-1, metavar="[PLACE]..."),
+    click.option("--everywhere", is_flag=True, help="No member gets the partitions: their records are not read."),
+)
+def exclude(partitions: frozenset[TopicPartition], places: tuple[str, ...], everywhere: bool, told: Any) -> Act:
     """Keep PARTITIONS (topic:0-3,7) away from each PLACE: a member, or rack:NAME."""
     if everywhere == bool(places):
         raise ConfigError("name the members or racks that shall not get the partitions, or give --everywhere")
-    chosen = parse_partitions(partitions)
-    _give(access, name, as_json, dry_run, lambda orders: orders.exclude(chosen, places, **told))
+    return lambda orders: orders.exclude(partitions, places, **told)
 
 
-@group.command("freeze")
-@click.argument("name", metavar="GROUP", type=GROUP)
-@_with_order_options
-def freeze_command(name: str, access: Any, as_json: bool, dry_run: bool, told: Any) -> None:
+@_order("freeze")
+def freeze(told: Any) -> Act:
     """Move no partition away from a live member. Partitions without an owner still get one."""
-    _give(access, name, as_json, dry_run, lambda orders: orders.freeze(**told))
+    return lambda orders: orders.freeze(**told)
 
 
-@group.command("thaw")
-@click.argument("name", metavar="GROUP", type=GROUP)
-@with_clusters
-def thaw_command(name: str, access: Any, default_group: Any, as_json: bool) -> None:
+@_withdrawal("thaw")
+def thaw() -> Act:
     """Withdraw the freeze."""
-    _withdraw(access, name, as_json, lambda orders: orders.thaw())
+    return lambda orders: orders.thaw()
 
 
-@group.command("budget")
-@click.argument("name", metavar="GROUP", type=GROUP)
-@click.option(
-    "--at-once", type=click.IntRange(1), help="Most partitions on the move at the same time (default: any number)."
+@_order(
+    "budget",
+    click.option(
+        "--at-once", type=click.IntRange(1), help="Most partitions on the move at the same time (default: any number)."
+    ),
+    click.option(
+        "--per-minute",
+        type=click.IntRange(1),
+        help="Partitions taken from live members in a minute, at most (default: any number).",
+    ),
 )
-@click.option(
-    "--per-minute",
-    type=click.IntRange(1),
-    help="Partitions taken from live members in a minute, at most (default: any number).",
-)
-@_with_order_options
-def budget_command(
-    name: str,
-    at_once: Optional[int],
-    per_minute: Optional[int],
-    access: Any,
-    as_json: bool,
-    dry_run: bool,
-    told: Any,
-) -> None:
+def budget(at_once: int | None, per_minute: int | None, told: Any) -> Act:
     """Limit the moves of GROUP. Partitions without a live owner are not limited."""
-    _give(access, name, as_json, dry_run, lambda orders: orders.budget(at_once=at_once, per_minute=per_minute, **told))
+    return lambda orders: orders.budget(at_once=at_once, per_minute=per_minute, **told)
 
 
-@group.command("shadow")
-@click.argument("name", metavar="GROUP", type=GROUP)
-@click.argument("function")
-@_with_order_options
-def shadow_command(name: str, function: str, access: Any, as_json: bool, dry_run: bool, told: Any) -> None:
+@_order("shadow", click.argument("function"))
+def shadow(function: str, told: Any) -> Act:
     """Compute FUNCTION beside the present allocator function, and show the difference in `orders`. Moves nothing."""
-    _give(access, name, as_json, dry_run, lambda orders: orders.shadow(function, **told))
+    return lambda orders: orders.shadow(function, **told)
 
 
-@group.command("canary")
-@click.argument("name", metavar="GROUP", type=GROUP)
-@click.argument("count", type=click.IntRange(0))
-@_with_order_options
-def canary_command(name: str, count: int, access: Any, as_json: bool, dry_run: bool, told: Any) -> None:
+@_order("canary", click.argument("count", type=click.IntRange(0)))
+def canary(count: int, told: Any) -> Act:
     """Give each process that joins from now on exactly COUNT partitions, until `promote`."""
-    _give(access, name, as_json, dry_run, lambda orders: orders.canary(count, **told))
+    return lambda orders: orders.canary(count, **told)
 
 
-@group.command("promote")
-@click.argument("name", metavar="GROUP", type=GROUP)
-@click.argument("member", required=False)
-@with_clusters
-def promote_command(name: str, member: Optional[str], access: Any, default_group: Any, as_json: bool) -> None:
+@_withdrawal("promote", click.argument("member", required=False))
+def promote(member: str | None) -> Act:
     """Let MEMBER, or all new members, take their full share."""
-    _withdraw(access, name, as_json, lambda orders: orders.promote(member))
+    return lambda orders: orders.promote(member)
 
 
 # -- records ---------------------------------------------------------------------------------------------------------
 
 
-@group.command("pause")
-@click.argument("name", metavar="GROUP", type=GROUP)
-@click.argument("partitions")
-@_with_record_options
-def pause_command(name: str, partitions: str, access: Any, as_json: bool, create: bool, told: Any) -> None:
+@_record_order("pause", PARTITIONS)
+def pause(partitions: frozenset[TopicPartition], told: Any) -> Act:
     """Owners keep PARTITIONS (topic:0-3,7), and their handlers get no records of them until `resume`."""
-    chosen = parse_partitions(partitions)
-    _give_about_records(access, name, as_json, lambda orders: orders.pause(chosen, **told), create)
+    return lambda orders: orders.pause(partitions, **told)
 
 
-@group.command("resume")
-@click.argument("name", metavar="GROUP", type=GROUP)
-@click.argument("partitions")
-@with_clusters
-def resume_command(name: str, partitions: str, access: Any, default_group: Any, as_json: bool) -> None:
+@_withdrawal("resume", PARTITIONS)
+def resume(partitions: frozenset[TopicPartition]) -> Act:
     """Withdraw the pause of PARTITIONS (topic:0-3,7)."""
-    chosen = parse_partitions(partitions)
-    _withdraw(access, name, as_json, lambda orders: orders.resume(chosen))
+    return lambda orders: orders.resume(partitions)
 
 
-@group.command("skip")
-@click.argument("name", metavar="GROUP", type=GROUP)
-@click.argument("partition")
-@click.argument("offset", type=click.IntRange(0))
-@click.option("--undo", is_flag=True, help="Withdraw the order. A record that was skipped stays skipped.")
-@_with_record_options
-def skip_command(
-    name: str, partition: str, offset: int, undo: bool, access: Any, as_json: bool, create: bool, told: Any
-) -> None:
+@_record_order(
+    "skip",
+    click.argument("partition", callback=_partitions),
+    click.argument("offset", type=click.IntRange(0)),
+    click.option("--undo", is_flag=True, help="Withdraw the order. A record that was skipped stays skipped."),
+)
+def skip(partition: frozenset[TopicPartition], offset: int, undo: bool, told: Any) -> Act:
     """Skip the record at OFFSET of PARTITION (topic:0): no handler call gets it, and it counts as done."""
-    chosen = parse_partitions(partition)
-    if len(chosen) != 1:
-        raise ConfigError(f"{partition!r} names {len(chosen)} partitions; an offset belongs to one")
-    (one,) = chosen
-    if undo:
-        _withdraw(access, name, as_json, lambda orders: orders.unskip(one, offset))
-    else:
-        _give_about_records(access, name, as_json, lambda orders: orders.skip(one, offset, **told), create)
+    if len(partition) != 1:
+        raise ConfigError(f"an offset belongs to one partition, and this names {len(partition)}")
+    (one,) = partition
+    return lambda orders: orders.unskip(one, offset) if undo else orders.skip(one, offset, **told)
 
 
-@group.command("quarantine")
-@click.argument("name", metavar="GROUP", type=GROUP)
-@click.argument("partitions")
-@click.option("--lift", is_flag=True, help="Withdraw the quarantine.")
-@_with_record_options
-def quarantine_command(
-    name: str, partitions: str, lift: bool, access: Any, as_json: bool, create: bool, told: Any
-) -> None:
+@_record_order("quarantine", PARTITIONS, click.option("--lift", is_flag=True, help="Withdraw the quarantine."))
+def quarantine(partitions: frozenset[TopicPartition], lift: bool, told: Any) -> Act:
     """Send the records of PARTITIONS (topic:0-3,7) to the dead-letter topic, without a call of the handler."""
-    chosen = parse_partitions(partitions)
-    if lift:
-        _withdraw(access, name, as_json, lambda orders: orders.lift(chosen))
-    else:
-        _give_about_records(access, name, as_json, lambda orders: orders.quarantine(chosen, **told), create)
+    return lambda orders: orders.lift(partitions) if lift else orders.quarantine(partitions, **told)
 
 
-@group.command("seek")
-@click.argument("name", metavar="GROUP", type=GROUP)
-@click.argument("partitions")
-@click.option("--to", "to", required=True, help=f"New offset: {TARGETS}.")
-@_with_record_options
-def seek_command(name: str, partitions: str, to: str, access: Any, as_json: bool, create: bool, told: Any) -> None:
+@_record_order("seek", PARTITIONS, click.option("--to", required=True, help=f"New offset: {TARGETS}."))
+def seek(partitions: frozenset[TopicPartition], to: str, told: Any) -> Act:
     """Move the owners of PARTITIONS (topic:0-3,7) to another offset. `orders` shows the offsets that they had."""
-    chosen, place = parse_partitions(partitions), str(parse_target(to))
-    _give_about_records(access, name, as_json, lambda orders: orders.seek(chosen, place, **told), create)
+    place = str(parse_target(to))
+    return lambda orders: orders.seek(partitions, place, **told)
 
 
 # -- plans -----------------------------------------------------------------------------------------------------------
-
-
-def _order(method: str, *arguments: Any, **options: Any) -> Callable[[Any], Awaitable[Any]]:
-    return lambda orders: getattr(orders, method)(*arguments, **options)
 
 
 @group.command("plan")
@@ -414,14 +364,13 @@ def _order(method: str, *arguments: Any, **options: Any) -> Callable[[Any], Awai
 @with_clusters
 def plan_command(
     name: str,
-    function: Optional[str],
+    function: str | None,
     freeze: bool,
-    at_once: Optional[int],
-    per_minute: Optional[int],
+    at_once: int | None,
+    per_minute: int | None,
     apply: bool,
     why: str,
-    access: Any,
-    default_group: Any,
+    access: Access,
     as_json: bool,
     **given: tuple[str, ...],
 ) -> None:
@@ -434,20 +383,20 @@ def plan_command(
 
     changes = planning.changes_of(given, function)
     orders = [
-        *(_order("cordon", member, why=why) for member in given["cordon"]),
-        *(_order("evacuate", member, why=why) for member in given["evacuate"]),
-        *(_order("swap", *planning.pair(text, "--swap"), why=why) for text in given["swap"]),
+        *(methodcaller("cordon", member, why=why) for member in given["cordon"]),
+        *(methodcaller("evacuate", member, why=why) for member in given["evacuate"]),
+        *(methodcaller("swap", *planning.pair(text, "--swap"), why=why) for text in given["swap"]),
     ]
     for text in given["pin"]:
         partitions, place = planning.pair(text, "--pin")
-        orders.append(_order("pin", parse_partitions(partitions), place, why=why))
+        orders.append(methodcaller("pin", parse_partitions(partitions), place, why=why))
     for text in given["exclude"]:
         partitions, place = planning.pair(text, "--exclude")
-        orders.append(_order("exclude", parse_partitions(partitions), [place], why=why))
+        orders.append(methodcaller("exclude", parse_partitions(partitions), [place], why=why))
     if freeze:
-        orders.append(_order("freeze", why=why))
+        orders.append(methodcaller("freeze", why=why))
     if at_once is not None or per_minute is not None:
-        orders.append(_order("budget", at_once=at_once, per_minute=per_minute, why=why))
+        orders.append(methodcaller("budget", at_once=at_once, per_minute=per_minute, why=why))
     if apply and (changes or not orders):
         raise ConfigError(
             "--apply gives orders; the plan must consist of orders (--cordon, --evacuate, --pin, ...) alone"

@@ -49,7 +49,6 @@ __all__ = [
     "pair",
     "planned",
     "show_plan",
-    "withdrawn",
 ]
 
 Act = Callable[[OrdersFromOutside], Awaitable[Any]]
@@ -91,19 +90,17 @@ async def ours(access: Access, name: str) -> AsyncIterator[ZooKeeper]:
 
 
 @asynccontextmanager
-async def _record_orders(
-    access: Access, name: str, who: Optional[str] = None, create: bool = False
-) -> AsyncIterator[OrdersFromOutside]:
+async def _record_orders(access: Access, name: str, create: bool = False) -> AsyncIterator[OrdersFromOutside]:
     """The store of a group's orders: ZooKeeper or its topic. Raises OrderRefused if its members follow no orders."""
     if await _in_kafka(access, name):
         assert access.brokers is not None
         async with KafkaGroupOrders(
-            access.brokers, name, security=access.security, who=who, create=create, timeout_s=access.timeout_s
+            access.brokers, name, security=access.security, create=create, timeout_s=access.timeout_s
         ) as orders:
             yield orders
         return
     async with ours(access, name) as zk:
-        yield OrdersOfGroup(zk, Paths(access.root, name), who)
+        yield OrdersOfGroup(zk, Paths(access.root, name))
 
 
 async def _in_kafka(access: Access, name: str) -> bool:
@@ -129,15 +126,9 @@ async def given(access: Access, name: str, act: Act, who: Optional[str] = None) 
         return report
 
 
-async def given_about_records(access: Access, name: str, act: Act, create: bool) -> OrderReport:
-    """Like `given`, but also for groups of Kafka's own protocols."""
+async def given_about_records(access: Access, name: str, act: Act, *, create: bool = False) -> Any:
+    """Like `given`, but also for groups of Kafka's own protocols. `act` may withdraw an order, too."""
     async with _record_orders(access, name, create=create) as orders:
-        report: OrderReport = await act(orders)
-        return report
-
-
-async def withdrawn(access: Access, name: str, act: Act) -> Any:
-    async with _record_orders(access, name) as orders:
         return await act(orders)
 
 

@@ -13,6 +13,7 @@ from allocator.cli.report import GroupReport, Logs, ResetPlan, Target
 from allocator.client.client import KafkaClient
 from allocator.client.log_offsets import list_offsets
 from allocator.consumer.switching import elsewhere, path_of, read_choice
+from allocator.daemon.config import Config, load
 from allocator.deadletters.waiting import WaitingRecords, read_waiting
 from allocator.errors import AllocatorError, ConfigError, TopicNotFound
 from allocator.groups import kafka_describe as requests
@@ -59,16 +60,63 @@ class Access:
     brokers: Optional[str] = None
     security: Optional[Mapping[str, Any]] = field(default=None, repr=False)
     timeout_s: float = 10.0
+    settings: Optional[Config] = field(default=None, repr=False)
+    """The settings file that they come from."""
 
     def __post_init__(self) -> None:
         check_path("ZooKeeper root", self.root)
 
-    @contextlib.asynccontextmanager
-    async def ensemble(self) -> AsyncIterator[ZooKeeper]:
+    @classmethod
+    def of(
+        cls,
+        config: Optional[str],
+        zookeeper: Optional[str] = None,
+        root: Optional[str] = None,
+        brokers: Optional[str] = None,
+        timeout_s: float = 10.0,
+    ) -> Access:
+        """The given addresses, and what is missing from the settings file `config`."""
+        if config is None:
+            return cls(zookeeper, root or DEFAULT["root"], None, brokers, None, timeout_s)
+        settings = load(config)
+        return cls(
+            zookeeper or settings.zookeeper.hosts,
+            root or settings.zookeeper.root,
+            settings.zookeeper.options() or None,
+            brokers or ",".join(settings.kafka.brokers),
+            settings.kafka.security() or None,
+            timeout_s,
+            settings,
+        )
+
+    def need_zookeeper(self) -> str:
         if self.zookeeper is None:
             raise ConfigError("where is ZooKeeper? Give --zookeeper or --config, or set ALLOCATOR_ZOOKEEPER_HOSTS")
-        zk = ZooKeeper(self.zookeeper, session_timeout_s=self.timeout_s, options=self.zookeeper_options)
-        await zk.connect(self.timeout_s, make_chroot=False)
+        return self.zookeeper
+
+    def need_brokers(self) -> str:
+        if self.brokers is None:
+            raise ConfigError("where are the brokers? Give --brokers or --config, or set ALLOCATOR_KAFKA_BROKERS")
+        return self.brokers
+
+    def chosen_group(self, name: Optional[str]) -> str:
+        """`name`, or the group of the settings file."""
+        if name:
+            return name
+        if self.settings is None:
+            raise ConfigError("which group? Name it, or give --config")
+        return self.settings.group.name
+
+    @contextlib.asynccontextmanager
+    async def ensemble(
+        self, *, session_timeout_s: Optional[float] = None, make_chroot: bool = False
+    ) -> AsyncIterator[ZooKeeper]:
+        zk = ZooKeeper(
+            self.need_zookeeper(),
+            session_timeout_s=session_timeout_s or self.timeout_s,
+            options=self.zookeeper_options,
+        )
+        await zk.connect(self.timeout_s, make_chroot=make_chroot)
         try:
             yield zk
         finally:
@@ -76,9 +124,7 @@ class Access:
 
     @contextlib.asynccontextmanager
     async def cluster(self) -> AsyncIterator[KafkaClient]:
-        if self.brokers is None:
-            raise ConfigError("the brokers are needed for this; give --brokers or --config")
-        client = KafkaClient(self.brokers, security=self.security, request_timeout_s=self.timeout_s)
+        client = KafkaClient(self.need_brokers(), security=self.security, request_timeout_s=self.timeout_s)
         await client.connect(self.timeout_s)
         try:
             client.follow_all()

@@ -12,9 +12,9 @@ import click
 from rich.padding import Padding
 from rich.text import Text
 
-from allocator.cli.group import Seconds
+from allocator.cli.options import with_brokers
 from allocator.cli.output import console, print_json
-from allocator.daemon.config import load
+from allocator.cli.read import Access
 from allocator.errors import ConfigError
 from allocator.foreign import plain
 from allocator.schemas.registry import Registry
@@ -35,13 +35,7 @@ WINDOWS = 12  # maximum partitions whose read ranges the terminal shows
 
 @click.command()
 @click.argument("topic", metavar="TOPIC[:PARTITION]")
-@click.option(
-    "-c",
-    "--config",
-    type=click.Path(dir_okay=False),
-    help="Settings file of `allocator run`: gives the brokers, and masks, formats and registry of [records].",
-)
-@click.option("--brokers", envvar="ALLOCATOR_KAFKA_BROKERS", help="Kafka brokers: host:port,host:port.")
+@with_brokers("gives the brokers, and masks, formats and registry of [records]")
 @click.option(
     "--from",
     "position",
@@ -82,15 +76,10 @@ WINDOWS = 12  # maximum partitions whose read ranges the terminal shows
 )
 @click.option("--registry", envvar="ALLOCATOR_RECORDS_REGISTRY", help="URL of a schema registry, for auto.")
 @click.option("--mask", "masks", multiple=True, help="Show a field as ***, such as value.card.number; may be repeated.")
-@click.option(
-    "--timeout", default=10.0, show_default=True, type=Seconds(), help="Seconds to wait until the brokers respond."
-)
 @click.option("--lines", is_flag=True, help="Print a JSON object for each record, with the whole key and value.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON: the records, and what was looked at.")
 def records(
     topic: str,
-    config: Optional[str],
-    brokers: Optional[str],
+    access: Access,
     position: str,
     before: int,
     limit: int,
@@ -103,7 +92,6 @@ def records(
     value_format: str,
     registry: Optional[str],
     masks: tuple[str, ...],
-    timeout: float,
     lines: bool,
     as_json: bool,
 ) -> None:
@@ -112,13 +100,6 @@ def records(
     Joins no group, commits nothing. Stops after 64 MB of keys and values, or 15 s, and says what it looked at.
     """
     name, partition = _place(topic)
-    section, security = None, None
-    if config is not None:
-        settings = load(config)
-        section, security = settings.records, settings.kafka.security() or None
-        brokers = brokers or ",".join(settings.kafka.brokers)
-    if brokers is None:
-        raise ConfigError("where are the brokers? Give --brokers or --config, or set ALLOCATOR_KAFKA_BROKERS")
     query = Query(
         name,
         partition,
@@ -129,7 +110,10 @@ def records(
         every_partition,
         isolation_level,
     )
-    reader = Reader(brokers, security=security, bounds=Bounds(scanned=scan), timeout_s=timeout)
+    reader = Reader(
+        access.need_brokers(), security=access.security, bounds=Bounds(scanned=scan), timeout_s=access.timeout_s
+    )
+    section = None if access.settings is None else access.settings.records
     viewer = make_viewer(reader, section, masks, registry)
     view = asyncio.run(viewer.view(query, key_format, value_format))
     if as_json:

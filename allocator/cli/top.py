@@ -18,7 +18,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from allocator.cli.group import ERROR, GROUP, Seconds, with_clusters
+from allocator.cli.options import ERROR, GROUP, Seconds, with_clusters
 from allocator.cli.output import print_json
 from allocator.clock import wall_ms
 from allocator.errors import AllocatorError
@@ -27,6 +27,7 @@ from allocator.groups.describe import GroupState
 from allocator.groups.order_report import order_reports, order_text
 
 if TYPE_CHECKING:
+    from allocator.cli.read import Access
     from allocator.web.watch import WatchedGroup as Seen
     from allocator.web.watch import Watcher
 
@@ -58,9 +59,7 @@ class NothingKnown(AllocatorError):
     help="Seconds between polls of Kafka.",
 )
 @with_clusters
-def top(
-    name: Optional[str], once: bool, interval: float, access: Any, default_group: Optional[str], as_json: bool
-) -> None:
+def top(name: Optional[str], once: bool, interval: float, access: Access, as_json: bool) -> None:
     """Show groups, members, lag, rates, plans and orders in force, live; GROUP first.
 
     Keys: q quits, Tab shows the next group, Shift-Tab the one before. `>` marks the group whose details are shown.
@@ -70,14 +69,14 @@ def top(
     Exit codes: 0 quit, or with --once all was read; 1 a cluster could not be read; 2 wrong usage or settings.
     """
     logging.getLogger("allocator.web.watch").setLevel(logging.ERROR)  # the display already shows the same warnings
-    chosen = name or default_group
+    chosen = name if access.settings is None else access.chosen_group(name)
     if once or as_json or not sys.stdout.isatty() or os.environ.get("TERM") in (None, "", "dumb"):
         asyncio.run(_once(access, chosen, interval, as_json))
     else:
         asyncio.run(_live(access, chosen, interval))
 
 
-async def _once(access: Any, chosen: Optional[str], interval_s: float, as_json: bool) -> None:
+async def _once(access: Access, chosen: Optional[str], interval_s: float, as_json: bool) -> None:
     from allocator.tasks import TaskGroup
     from allocator.web.watch import Watcher
 
@@ -87,7 +86,9 @@ async def _once(access: Any, chosen: Optional[str], interval_s: float, as_json: 
         sys.exit(ERROR)
 
 
-async def _print_frame(watcher: Watcher, access: Any, chosen: Optional[str], interval_s: float, as_json: bool) -> None:
+async def _print_frame(
+    watcher: Watcher, access: Access, chosen: Optional[str], interval_s: float, as_json: bool
+) -> None:
     from allocator.web import snapshot
 
     # seconds for ZooKeeper to answer; afterwards the command reports what is missing
@@ -114,7 +115,7 @@ async def _print_frame(watcher: Watcher, access: Any, chosen: Optional[str], int
         console.print(frame(watcher, chosen, width=console.width))
 
 
-async def _live(access: Any, chosen: Optional[str], interval_s: float) -> None:
+async def _live(access: Access, chosen: Optional[str], interval_s: float) -> None:
     from allocator.tasks import TaskGroup, first_of, wait_for_event
     from allocator.web.watch import Watcher
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Optional
 
 import click
 
-from allocator.cli.group import Seconds, with_clusters
+from allocator.cli.options import Seconds, with_clusters
 from allocator.errors import ConfigError, MissingExtra
 
 if TYPE_CHECKING:
@@ -103,8 +103,7 @@ log = logging.getLogger(__name__)
 @click.option("--registry", envvar="ALLOCATOR_RECORDS_REGISTRY", help="URL of a schema registry, for records.")
 @with_clusters
 def web(
-    access: Any,
-    default_group: Optional[str],
+    access: Access,
     as_json: bool,
     host: str,
     port: int,
@@ -151,7 +150,7 @@ def web(
 
 
 async def _serve(
-    access: Any,
+    access: Access,
     guard: Any,
     host: str,
     port: int,
@@ -216,12 +215,10 @@ def _records(
 ) -> Optional[RecordsPage]:
     """How the page shows records, from [records] of the settings file and the options; None: it shows none."""
     from allocator.cli.records import make_viewer
-    from allocator.daemon.config import load
     from allocator.viewer import Reader
     from allocator.web.records import RecordsPage
 
-    config = click.get_current_context().params["config"]
-    section = None if config is None else load(config).records
+    section = None if access.settings is None else access.settings.records
     allowed: Any = users or ("operators" if section is None else section.access)
     if access.brokers is None or allowed == "nobody":
         return None

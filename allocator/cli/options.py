@@ -1,0 +1,163 @@
+"""Options and parameter types that several commands share."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import math
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.shell_completion import CompletionItem
+
+from allocator.errors import AllocatorError
+
+if TYPE_CHECKING:
+    from allocator.cli.read import Access
+
+__all__ = [
+    "ERROR",
+    "GROUP",
+    "NOTHING_CHANGED",
+    "Command",
+    "Seconds",
+    "brokers_option",
+    "config_option",
+    "decorated",
+    "execute_option",
+    "json_option",
+    "timeout_option",
+    "with_brokers",
+    "with_clusters",
+    "zookeeper_option",
+]
+
+Command = Callable[..., Any]
+
+ERROR = 1
+DAY_S = 86_400.0
+COMPLETE_S = 1.0  # seconds; more: names from a slow ensemble; less: the shell answers sooner
+NOTHING_CHANGED = "nothing was changed; add --execute to do it"
+
+
+class Seconds(click.FloatRange):
+    """Seconds, by default at most a day. Rejects nan and inf, which range checks let pass."""
+
+    name = "seconds"
+
+    def __init__(self, least: float = 0.1, most: float = DAY_S) -> None:
+        super().__init__(least, most)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        seconds: float = super().convert(value, param, ctx)
+        if math.isnan(seconds):
+            self.fail(f"{value} is no number", param, ctx)
+        return seconds
+
+
+class GroupType(click.types.StringParamType):
+    """The name of a group. The shell completes it from ZooKeeper, if that answers within a second."""
+
+    name = "group"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        given = ctx.params
+        several = given.get("zookeepers") or (None,)  # for commands that take several ensembles
+        zookeeper = given.get("zookeeper") or several[0] or os.environ.get("ALLOCATOR_ZOOKEEPER_HOSTS")
+        root = given.get("root") or os.environ.get("ALLOCATOR_ZOOKEEPER_ROOT")
+        logging.disable()  # a shell would show printed text in the middle of the command line
+        try:
+            names = asyncio.run(_names(_access(given.get("config"), zookeeper, root, None, COMPLETE_S)))
+        except (AllocatorError, OSError):
+            return []
+        return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+
+
+async def _names(access: Access) -> list[str]:
+    from allocator.groups.describe import list_groups
+
+    async with access.ensemble() as zk:
+        return await list_groups(zk, access.root)
+
+
+GROUP = GroupType()
+
+
+def config_option(gives: str) -> Command:
+    return click.option(
+        "-c", "--config", type=click.Path(dir_okay=False), help=f"Settings file of `allocator run`: {gives}."
+    )
+
+
+zookeeper_option = click.option(
+    "--zookeeper", envvar="ALLOCATOR_ZOOKEEPER_HOSTS", help="ZooKeeper ensemble: host:port,host:port/chroot."
+)
+brokers_option = click.option("--brokers", envvar="ALLOCATOR_KAFKA_BROKERS", help="Kafka brokers: host:port,host:port.")
+timeout_option = click.option(
+    "--timeout", default=10.0, show_default=True, type=Seconds(), help="Seconds to wait for each response."
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+execute_option = click.option("--execute", is_flag=True, help="Make the change. Without this option, only show it.")
+
+
+def decorated(command: Command, *decorators: Command) -> Command:
+    """`command` with the decorators applied as if they stood above it in this order."""
+    for decorator in reversed(decorators):
+        command = decorator(command)
+    return command
+
+
+def with_clusters(command: Command) -> Command:
+    """Adds the connection options. The command gets `access` and `as_json`."""
+
+    @functools.wraps(command)
+    def with_access(
+        config: str | None, zookeeper: str | None, root: str | None, brokers: str | None, timeout: float, **given: Any
+    ) -> None:
+        command(access=_access(config, zookeeper, root, brokers, timeout), **given)
+
+    return decorated(
+        with_access,
+        config_option("gives the options below"),
+        zookeeper_option,
+        click.option(
+            "--root", envvar="ALLOCATOR_ZOOKEEPER_ROOT", help="Znode that holds the groups (default /allocator)."
+        ),
+        brokers_option,
+        timeout_option,
+        json_option,
+    )
+
+
+def with_brokers(gives: str) -> Callable[[Command], Command]:
+    """Adds the options for commands that need only Kafka; `gives` completes the help of --config.
+
+    The command gets `access`, whose brokers are known, and `as_json`.
+    """
+
+    def add(command: Command) -> Command:
+        @functools.wraps(command)
+        def with_access(config: str | None, brokers: str | None, timeout: float, **given: Any) -> None:
+            from allocator.cli.read import Access
+
+            access = Access.of(config, brokers=brokers, timeout_s=timeout)
+            access.need_brokers()
+            command(access=access, **given)
+
+        return decorated(with_access, config_option(gives), brokers_option, timeout_option, json_option)
+
+    return add
+
+
+def _access(
+    config: str | None, zookeeper: str | None, root: str | None, brokers: str | None, timeout_s: float
+) -> Access:
+    from allocator.cli.read import Access
+
+    access = Access.of(config, zookeeper, root, brokers, timeout_s)
+    if access.brokers is None:
+        access.need_zookeeper()
+    return access

@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, Final
+from typing import Final
 
 from kafka.protocol.admin import DescribeConfigsRequest
 
 from allocator.client.client import KafkaClient
+from allocator.client.configs import set_on_topics
 from allocator.client.create_topics import add_partitions, create
-from allocator.client.errors import for_code
 from allocator.errors import AllocatorError, ConfigError
 from allocator.foreign import shown
 from allocator.zookeeper.client import NoZnode, ZooKeeper
@@ -25,9 +25,6 @@ __all__ = ["ZNODE", "TopicIds", "TopicsDiffer", "carried", "make_alike", "same_t
 log = logging.getLogger(__name__)
 
 ZNODE: Final = "znode-"
-TOPIC: Final = 2  # kind of resource
-SET_ON_TOPIC: Final = 1  # source of a setting
-UNKNOWN: Final = -1
 
 # settings that do not apply to another cluster, or that would change the mirrored records
 LEFT_OUT: Final = frozenset(
@@ -66,32 +63,7 @@ async def settings_of(
         return {topic: await _from_zookeeper(ensemble, topic) for topic in topics}
     if client.api_version(DescribeConfigsRequest) is None:
         raise ConfigError("brokers before 0.11 do not report topic settings: name their ZooKeeper (--old-zookeeper)")
-    resources = [
-        DescribeConfigsRequest.DescribeConfigsResource(
-            resource_type=TOPIC, resource_name=topic, configuration_keys=None
-        )
-        for topic in topics
-    ]
-    answer = await client.send_any(
-        DescribeConfigsRequest(resources=resources, include_synonyms=False, include_documentation=False, max_version=4)
-    )
-    found: dict[str, dict[str, str]] = {}
-    for result in answer.results:
-        if result.error_code:
-            error = for_code(result.error_code, f"settings of topic {result.resource_name!r}")
-            # a broker without a session with its ZooKeeper returns this code
-            error.retriable = error.retriable or result.error_code == UNKNOWN
-            raise error
-        found[result.resource_name] = {
-            each.name: each.value
-            for each in result.configs
-            if each.value is not None and _set_on_topic(each, answer.API_VERSION)
-        }
-    return found
-
-
-def _set_on_topic(setting: Any, version: int) -> bool:
-    return bool(setting.config_source == SET_ON_TOPIC if version >= 1 else not setting.is_default)
+    return await set_on_topics(client, topics)
 
 
 async def _from_zookeeper(ensemble: ZooKeeper, topic: str) -> dict[str, str]:

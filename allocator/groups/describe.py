@@ -22,7 +22,7 @@ from allocator.groups.zookeeper.load_reader import loads_of
 from allocator.groups.zookeeper.load_report import LoadReport
 from allocator.groups.zookeeper.order_store import OrderStore
 from allocator.groups.zookeeper.orders import Orders
-from allocator.groups.zookeeper.store import Store
+from allocator.groups.zookeeper.store import Store, valid
 from allocator.groups.zookeeper.znodes import (
     AssignmentDocument,
     Claim,
@@ -53,6 +53,7 @@ __all__ = [
     "list_groups",
     "name_of",
     "read_logs",
+    "reported_problems",
     "subscribed",
 ]
 
@@ -177,38 +178,32 @@ async def describe(zk: ZooKeeper, group: str, root: str = DEFAULT["root"]) -> Gr
         except InvalidZnode as error:
             problems.append(str(error))
             return
-        try:
-            report = None if info is None or info.load_tolerance is None else await store.load_report(name)
-        except InvalidZnode as error:
-            problems.append(str(error))
-            report = None
-        if report is not None:
-            loads[name] = report
         if info is not None:
             members[name] = info
+            report = None if info.load_tolerance is None else await valid(store.load_report(name), problems)
+            if report is not None:
+                loads[name] = report
         if claim is not None:
             claims[name] = claim
 
     await asyncio.gather(*(read(name) for name in in_join_order(names)))
-    document = None
-    try:
-        document, _ = await store.document()
-    except InvalidZnode as error:
-        problems.append(str(error))
-    orders = Orders()
-    try:
-        orders = await OrderStore(zk, store.paths).read()
-    except InvalidZnode as error:
-        problems.append(str(error))
-    if document is not None:
-        if document.problem:
-            problems.append(f"the leader keeps the old assignment: {plain(document.problem)}")
-        for member, why in document.refused.items():
-            problems.append(
-                f"member {plain(member_name(member, members.get(member)))} gets no partitions: {plain(why)}"
-            )
+    document, _ = await valid(store.document(), problems) or (None, 0)
+    orders = await valid(OrderStore(zk, store.paths).read(), problems) or Orders()
+    problems += reported_problems(document, members)
     ordered = {name: members[name] for name in in_join_order(members)}
     return GroupState(group, ordered, claims, document, tuple(problems), orders, wall_ms(), loads)
+
+
+def reported_problems(document: AssignmentDocument | None, members: Mapping[str, MemberInfo]) -> list[str]:
+    """The problems that the leader reports in the assignment."""
+    if document is None:
+        return []
+    kept = [f"the leader keeps the old assignment: {plain(document.problem)}"] if document.problem else []
+    refused = [
+        f"member {plain(member_name(member, members.get(member)))} gets no partitions: {plain(why)}"
+        for member, why in document.refused.items()
+    ]
+    return kept + refused
 
 
 SHOWN = 10  # unowned partitions listed in text; JSON lists all

@@ -16,13 +16,11 @@ from allocator.clock import wall_ms
 from allocator.consumer.switching import elsewhere, path_of, read_choice
 from allocator.doctor.doctor import Finding, Observation, Severity, diagnose, observe
 from allocator.errors import AllocatorError, ConfigError
-from allocator.foreign import plain
-from allocator.groups.describe import GroupReport, GroupState, Logs, read_logs, subscribed
-from allocator.groups.names import member_name
+from allocator.groups.describe import GroupReport, GroupState, Logs, read_logs, reported_problems, subscribed
 from allocator.groups.zookeeper.load_report import LoadReport
 from allocator.groups.zookeeper.order_store import OrderStore
 from allocator.groups.zookeeper.orders import Orders
-from allocator.groups.zookeeper.store import Store
+from allocator.groups.zookeeper.store import Store, valid
 from allocator.groups.zookeeper.znodes import (
     AssignmentDocument,
     Claim,
@@ -238,11 +236,7 @@ class GroupWatch:
 
     async def _read(self) -> GroupState:
         problems: list[str] = []
-        document = None
-        try:
-            document, _ = await self._document.get()
-        except InvalidZnode as error:
-            problems.append(str(error))
+        document, _ = await valid(self._document.get(), problems) or (None, 0)
         # read the members after the document: otherwise a member that has left seems to be present, and its
         # partitions seem to move without a reason
         names = await self._names.get()
@@ -259,18 +253,9 @@ class GroupWatch:
         self._claims = {name: self._claims[name] for name in claiming if name in self._claims}
         self._budget.keep(map(self._store.paths.claim, claiming))
         self._watched = {name: self._watched[name] for name in claiming if name in self._watched}
-        if document is not None:
-            if document.problem:
-                problems.append(f"the leader keeps the old assignment: {plain(document.problem)}")
-            for member, why in document.refused.items():
-                called = member_name(member, self._infos.get(member))
-                problems.append(f"member {plain(called)} gets no partitions: {plain(why)}")
+        problems += reported_problems(document, self._infos)
         loads = await self._read_loads(problems)
-        orders = Orders()
-        try:
-            orders = await self._orders.get()
-        except InvalidZnode as error:
-            problems.append(str(error))
+        orders = await valid(self._orders.get(), problems) or Orders()
         try:
             choice = await self._choice.get()
             self._group.paused = choice.frozen
@@ -283,13 +268,11 @@ class GroupWatch:
         return GroupState(self._group.name, infos, claims, document, shown, orders, wall_ms(), loads)
 
     async def _read_info(self, name: str, problems: list[str]) -> None:
-        try:
-            info = await self._store.member(name)
-        except InvalidZnode as error:
-            problems.append(str(error))
+        info = await valid(self._store.member(name), problems)
+        if info is None:
             return
         stat = await self._store.zk.exists(self._store.paths.member(name))
-        if info is not None and stat is not None:
+        if stat is not None:
             self._infos[name] = info
             self._group.joined[name] = stat.created_ms / 1000
 
@@ -315,19 +298,8 @@ class GroupWatch:
             for name, info in self._infos.items()
             if info.load_tolerance is not None
         }
-        found: dict[str, LoadReport] = {}
-
-        async def read(name: str, watched: Watched[LoadReport | None]) -> None:
-            try:
-                report = await watched.get()
-            except InvalidZnode as error:
-                problems.append(str(error))
-                return
-            if report is not None:
-                found[name] = report
-
-        await asyncio.gather(*(read(name, watched) for name, watched in self._loads.items()))
-        return found
+        reports = await asyncio.gather(*(valid(watched.get(), problems) for watched in self._loads.values()))
+        return {name: report for name, report in zip(self._loads, reports) if report is not None}
 
     async def _notice_end(self, name: str) -> None:
         """Handles a deleted claim."""

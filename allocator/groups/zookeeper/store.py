@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -29,12 +29,21 @@ from allocator.groups.zookeeper.znodes import (
 from allocator.types import NO_PARTITIONS, Partitions
 from allocator.zookeeper.client import NoZnode, Op, ZnodeExists, ZooKeeper, get_if_exists
 
-__all__ = ["Store"]
+__all__ = ["Store", "valid"]
 
 log = logging.getLogger(__name__)
 
 Watch = Callable[[], None]
 T = TypeVar("T")
+
+
+async def valid(reading: Awaitable[T], problems: list[str]) -> T | None:
+    """The result of `reading`; None for an invalid znode, whose problem is added to `problems`."""
+    try:
+        return await reading
+    except InvalidZnode as error:
+        problems.append(str(error))
+        return None
 
 
 # one thread, so that only one znode at a time uses the memory for decoding

@@ -15,9 +15,10 @@ from allocator.groups.zookeeper.order_store import OrderStore
 from allocator.groups.zookeeper.store import Store
 from allocator.groups.zookeeper.znodes import Paths
 from allocator.names import GROUP_NAME
+from allocator.web.request_body import RequestBody
 from allocator.zookeeper.client import BadVersion, ConnectionLost, NoZnode, ZooKeeper
 
-__all__ = ["Action", "ClusterWork", "GivenOrder", "NotNow", "actions", "check_names"]
+__all__ = ["Action", "ClusterWork", "GivenOrder", "NotNow", "actions"]
 
 Action = Callable[[str, Mapping[str, Any], str], Awaitable[dict[str, Any]]]
 """Arguments: the group, the request body, and the user."""
@@ -109,7 +110,7 @@ async def _freeze(
     To pause, members finish the records they have, commit and leave. To resume, they join again. The setting is that of
     a cutover; it keeps its choice of brokers.
     """
-    check_names(given)
+    RequestBody(given)
     zk = _connected(zookeeper)
     path = path_of(root, group)
     before = await read_choice(zk, path)
@@ -123,7 +124,7 @@ async def _rebalance(zookeeper: Session, root: str, group: str, given: Mapping[s
     The leader does this when the znode of the assignment is missing, and starts from the claims of the members. The
     members keep working. A partition moves only if the allocator function now returns another owner for it.
     """
-    check_names(given)
+    RequestBody(given)
     zk = _connected(zookeeper)
     store = Store(zk, Paths(root, group))
     if not await store.member_names():
@@ -138,17 +139,16 @@ async def _rebalance(zookeeper: Session, root: str, group: str, given: Mapping[s
 
 
 def _given_order(given: Mapping[str, Any]) -> GivenOrder:
-    check_names(given, "kind", "arguments", "why", "hours")
-    kind, arguments, why, hours = (given.get(name) for name in ("kind", "arguments", "why", "hours"))
+    body = RequestBody(given, "kind", "arguments", "why", "hours")
+    kind, arguments, hours = (given.get(name) for name in ("kind", "arguments", "hours"))
     if not isinstance(kind, str) or not isinstance(arguments, dict):
         raise ConfigError('"kind" must be the name of an order, and "arguments" an object')
-    if not isinstance(why, (str, type(None))):
-        raise ConfigError('"why" must be a text')
+    why = body.text_or_null("why") or ""
     if hours is not None and (type(hours) not in (int, float) or not 0 < hours <= HOURS):
         raise ConfigError(
             f'"hours" must be a number of hours up to {HOURS}, or be left out for an order without an end'
         )
-    return GivenOrder(kind, arguments, why or "", None if hours is None else 3600.0 * hours)
+    return GivenOrder(kind, arguments, why, None if hours is None else 3600.0 * hours)
 
 
 def _orders_of(zookeeper: Session, root: str, group: str, user: str) -> OrdersOfGroup:
@@ -171,7 +171,7 @@ async def _preview(work: ClusterWork, group: str, given: Mapping[str, Any], user
 
 async def _withdraw(zookeeper: Session, root: str, group: str, given: Mapping[str, Any], user: str) -> dict[str, Any]:
     """Withdraws orders from some partitions. An order that also names other partitions stays in force for those."""
-    check_names(given, "kind", "arguments")
+    RequestBody(given, "kind", "arguments")
     order = _given_order(given)
     removed = await _orders_of(zookeeper, root, group, user).withdraw(order.kind, order.arguments)
     return {"group": group, "withdrawn": [each.id for each in removed]}
@@ -179,48 +179,26 @@ async def _withdraw(zookeeper: Session, root: str, group: str, given: Mapping[st
 
 async def _plan(work: ClusterWork, group: str, given: Mapping[str, Any], user: str) -> dict[str, Any]:
     """Returns what would move under the given suppositions and orders. With `apply` it also gives the orders."""
-    check_names(given, *SUPPOSITIONS, "function", "orders", "apply", "why")
-    changes = {name: _texts(name, given.get(name, [])) for name in SUPPOSITIONS}
-    function, apply, why = given.get("function"), given.get("apply", False), given.get("why", "")
-    listed = given.get("orders", [])
-    if not isinstance(function, (str, type(None))) or type(apply) is not bool or not isinstance(why, str):
-        raise ConfigError('"function" and "why" must be texts, and "apply" true or false')
-    if not isinstance(listed, list) or len(listed) > MOST or not all(isinstance(each, dict) for each in listed):
-        raise ConfigError(f'"orders" must be a list of at most {MOST} objects')
-    orders = [_given_order({"why": why, **each}) for each in listed]
-    return await work.plan(group, changes, function or None, orders, apply, user or "page")
-
-
-def _texts(name: str, value: Any) -> list[str]:
-    if not isinstance(value, list) or len(value) > MOST or not all(isinstance(each, str) for each in value):
-        raise ConfigError(f'"{name}" must be a list of at most {MOST} texts')
-    return value
+    body = RequestBody(given, *SUPPOSITIONS, "function", "orders", "apply", "why")
+    changes = {name: body.list(name, str, MOST) for name in SUPPOSITIONS}
+    why = body.text("why")
+    orders = [_given_order({"why": why, **each}) for each in body.list("orders", dict, MOST)]
+    function = body.text_or_null("function") or None
+    return await work.plan(group, changes, function, orders, body.flag("apply"), user or "page")
 
 
 async def _delete(work: ClusterWork, group: str, given: Mapping[str, Any], user: str) -> dict[str, Any]:
     """Deletes a group without members. Unless `confirm` is the group's name, it only returns what it would delete."""
-    check_names(given, "keep_offsets", "confirm")
-    keep, confirm = given.get("keep_offsets", False), given.get("confirm")
-    if type(keep) is not bool:
-        raise ConfigError('"keep_offsets" must be true or false')
-    _check_confirmed(group, confirm)
-    return await work.delete(group, keep, confirm is not None)
-
-
-def _check_confirmed(group: str, confirm: Any) -> None:
-    if confirm is not None and confirm != group:
-        raise ConfigError(
-            f'"confirm" must be the name of the group, {group!r}, or be left out to see what would be done'
-        )
+    body = RequestBody(given, "keep_offsets", "confirm")
+    return await work.delete(group, body.flag("keep_offsets"), body.confirmed("group", group))
 
 
 async def _remove_orders(
     zookeeper: Session, root: str, group: str, given: Mapping[str, Any], user: str
 ) -> dict[str, Any]:
     """Removes orders by id."""
-    check_names(given, "ids")
-    ids = given.get("ids")
-    if not isinstance(ids, list) or not ids or not all(isinstance(each, str) for each in ids):
+    ids = RequestBody(given, "ids").list("ids", str)
+    if not ids:
         raise ConfigError('"ids" must be a list of ids of orders')
     removed = await OrderStore(_connected(zookeeper), Paths(root, group)).remove(ids, round(1000 * time.time()))
     return {"group": group, "removed": [order.id for order in removed]}
@@ -228,36 +206,31 @@ async def _remove_orders(
 
 async def _reset(work: ClusterWork, group: str, given: Mapping[str, Any], user: str) -> dict[str, Any]:
     """Resets committed offsets. Unless `confirm` is the group's name, it only returns what it would commit."""
-    check_names(given, "to", "topics", "confirm")
-    to, topics, confirm = given.get("to"), given.get("topics", []), given.get("confirm")
+    body = RequestBody(given, "to", "topics", "confirm")
+    to = given.get("to")
     if not isinstance(to, (str, int)) or isinstance(to, bool):
         raise ConfigError(
             '"to" must be "earliest", "latest", an offset, "timestamp:MILLISECONDS" or '
             'a time such as "2026-01-31T12:00:00Z"'
         )
-    if not isinstance(topics, list) or not all(isinstance(topic, str) for topic in topics):
-        raise ConfigError('"topics" must be a list of topics; an empty one stands for all of the group')
-    _check_confirmed(group, confirm)
-    return await work.reset(group, str(to), topics, confirm is not None)
+    topics = body.list("topics", str)
+    return await work.reset(group, str(to), topics, body.confirmed("group", group))
 
 
 async def _copy(work: ClusterWork, group: str, given: Mapping[str, Any], user: str) -> dict[str, Any]:
     """Copies the offsets of this group to another group. Unless `confirm` is the other group's name, it only returns
     what it would commit."""
-    check_names(given, "to", "confirm")
-    to, confirm = given.get("to"), given.get("confirm")
-    if not isinstance(to, str) or not GROUP_NAME.match(to) or to == group:
+    body = RequestBody(given, "to", "confirm")
+    to = body.text("to")
+    if not GROUP_NAME.match(to) or to == group:
         raise ConfigError(f'"to" must be the name of another group than {group!r}')
-    if confirm is not None and confirm != to:
-        raise ConfigError(f'"confirm" must be the name of the other group, {to!r}, or be left out to see the plan')
-    return await work.copy(group, to, confirm is not None)
+    return await work.copy(group, to, body.confirmed("other group", to))
 
 
 async def _note(group: str, given: Mapping[str, Any], user: str) -> dict[str, Any]:
     """Stores a note, such as a deployment, which the page shows beside the rebalances."""
-    check_names(given, "text")
-    text = given.get("text")
-    if not isinstance(text, str) or not text.strip() or len(text) > NOTE:
+    text = RequestBody(given, "text").text("text")
+    if not text.strip() or len(text) > NOTE:
         raise ConfigError(f'"text" must be a text of at most {NOTE} characters, such as "version 1.4.2"')
     return {"group": group, "noted": text}
 
@@ -267,10 +240,3 @@ def _connected(zookeeper: Session) -> ZooKeeper:
     if zk is None:
         raise ConnectionLost("ZooKeeper does not answer at present")
     return zk
-
-
-def check_names(given: Mapping[str, Any], *known: str) -> None:
-    """Raises ConfigError if a request contains an unknown name."""
-    unknown = sorted(set(given) - set(known))
-    if unknown:
-        raise ConfigError(f"{', '.join(map(repr, unknown))} is not known here; {', '.join(known) or 'nothing'} is")

@@ -17,8 +17,8 @@ from allocator.foreign import plain
 from allocator.names import check_topic
 from allocator.tasks import within
 from allocator.viewer import Viewer
-from allocator.web.actions import check_names
 from allocator.web.records import TEXT
+from allocator.web.request_body import RequestBody
 
 __all__ = ["LetterDesk", "TookTooLong", "candidates"]
 
@@ -70,10 +70,8 @@ class LetterDesk:
 
     async def list(self, topic: str, given: Mapping[str, Any], user: str) -> dict[str, Any]:
         """The letters that match, newest last."""
-        check_names(given, *FILTER, "settled")
-        chosen, settled = _filter(given), given.get("settled", False)
-        if type(settled) is not bool:
-            raise ConfigError('"settled" must be true or false')
+        body = RequestBody(given, *FILTER, "settled")
+        chosen, settled = _filter(body), body.flag("settled")
         found: list[Letter] = []
         count = 0
         async with self.open(topic, user) as queue:
@@ -85,29 +83,27 @@ class LetterDesk:
 
     async def show(self, topic: str, given: Mapping[str, Any], user: str) -> dict[str, Any]:
         """One letter with its stack, and its record as the page shows records: decoded and masked."""
-        check_names(given, "letter")
-        place = _place(given.get("letter"))
+        name = RequestBody(given, "letter").text("letter")
+        place = _place(name)
         async with self.open(topic, user) as queue:
             letter = await queue.get(*place)
         if letter is None:
-            raise ConfigError(f"{topic} has no letter {given['letter']}; its retention may have removed it")
+            raise ConfigError(f"{topic} has no letter {name}; its retention may have removed it")
         topic_of_record = topic if letter.original is None else letter.original.topic
         seen = None if self.viewer is None else await self.viewer.decode(topic_of_record, letter.record)
         return {**letter.to_json(), "stack": letter.stack, "record": None if seen is None else seen.shown(TEXT)}
 
     async def redrive(self, topic: str, given: Mapping[str, Any], user: str) -> dict[str, Any]:
         """Writes letters back to their topics, each once. Unless `confirm` is the topic, it only returns which."""
-        check_names(given, *FILTER, "letters", "confirm")
-        chosen, execute = _filter(given), _confirmed(topic, given)
+        body = RequestBody(given, *FILTER, "letters", "confirm")
+        chosen, execute = _filter(body), _confirmed(topic, body)
         async with self.open(topic, user) as queue:
             return _settled(topic, await queue.redrive(chosen, execute=execute), execute)
 
     async def discard(self, topic: str, given: Mapping[str, Any], user: str) -> dict[str, Any]:
         """Marks letters as settled. Unless `confirm` is the topic, it only returns which."""
-        check_names(given, *FILTER, "letters", "reason", "confirm")
-        chosen, execute, reason = _filter(given), _confirmed(topic, given), given.get("reason", "")
-        if not isinstance(reason, str):
-            raise ConfigError('"reason" must be a text')
+        body = RequestBody(given, *FILTER, "letters", "reason", "confirm")
+        chosen, execute, reason = _filter(body), _confirmed(topic, body), body.text("reason")
         async with self.open(topic, user) as queue:
             return _settled(topic, await queue.discard(chosen, execute=execute, reason=reason), execute)
 
@@ -121,35 +117,23 @@ WORK = {
 FILTER = ("error", "from_topic", "since", "until")
 
 
-def _filter(given: Mapping[str, Any]) -> LetterFilter:
-    for name in ("error", "from_topic"):
-        if not isinstance(given.get(name, ""), str):
-            raise ConfigError(f'"{name}" must be a text')
-    names = given.get("letters", [])
-    if not isinstance(names, list) or len(names) > AT_ONCE:
-        raise ConfigError(f'"letters" must be a list of at most {AT_ONCE} letters, each as "PARTITION:OFFSET"')
+def _filter(body: RequestBody) -> LetterFilter:
     return LetterFilter(
-        given.get("error", ""),
-        given.get("from_topic", ""),
-        _time("since", given.get("since")),
-        _time("until", given.get("until")),
-        frozenset(map(_place, names)),
+        body.text("error"),
+        body.text("from_topic"),
+        _time("since", body),
+        _time("until", body),
+        frozenset(map(_place, body.list("letters", str, AT_ONCE))),
     )
 
 
-def _confirmed(topic: str, given: Mapping[str, Any]) -> bool:
+def _confirmed(topic: str, body: RequestBody) -> bool:
     """Returns whether to execute the request. Only named letters are settled: others may have come since they
     were listed."""
-    confirm = given.get("confirm")
-    if confirm is None:
-        return False
-    if confirm != topic:
-        raise ConfigError(
-            f'"confirm" must be the name of the topic, {topic!r}, or be left out to see what would be done'
-        )
-    if not given.get("letters"):
+    execute = body.confirmed("topic", topic)
+    if execute and not body.list("letters", str, AT_ONCE):
         raise ConfigError('"letters" must name the letters that are settled; a request without "confirm" lists them')
-    return True
+    return execute
 
 
 def _settled(topic: str, outcome: Outcome, executed: bool) -> dict[str, Any]:
@@ -162,19 +146,16 @@ def _settled(topic: str, outcome: Outcome, executed: bool) -> dict[str, Any]:
     }
 
 
-def _place(name: Any) -> tuple[int, int]:
-    if not isinstance(name, str) or not LETTER.match(name):
+def _place(name: str) -> tuple[int, int]:
+    if not LETTER.match(name):
         raise ConfigError(f'letter {name!r} is not "PARTITION:OFFSET", such as "0:17"')
     partition, _, offset = name.partition(":")
     return int(partition), int(offset)
 
 
-def _time(name: str, text: Any) -> Optional[int]:
-    if text is None or text == "":
-        return None
+def _time(name: str, body: RequestBody) -> Optional[int]:
+    text = body.text_or_null(name)
     try:
-        if not isinstance(text, str):
-            raise ValueError("it is no text")
-        return milliseconds(text)
+        return milliseconds(text) if text else None
     except ValueError as error:
         raise ConfigError(f'"{name}" {text!r} is not a time such as 2026-01-31T12:00:00Z ({error})') from None

@@ -48,9 +48,9 @@ async def test_letters_are_settled_only_by_name_and_when_the_topic_is_confirmed(
         ({"confirm": "dead"}, "must name the letters"),
         ({"confirm": "other", "letters": ["0:7"]}, "must be the name of the topic, 'dead'"),
         ({"letters": ["0"]}, 'is not "PARTITION:OFFSET"'),
-        ({"letters": ["0:7"] * 1001}, "at most 1000 letters"),
+        ({"letters": ["0:7"] * 1001}, "at most 1000 texts"),
         ({"since": "yesterday"}, "is not a time"),
-        ({"since": 5}, "it is no text"),
+        ({"since": 5}, '"since" must be a text'),
         ({"error": None}, "must be a text"),
         ({"rate": 5}, "'rate' is not known here"),
     ):

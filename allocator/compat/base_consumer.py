@@ -83,9 +83,6 @@ class BaseConsumer:
         """Whether the consumer may take a batch now. Called before each batch."""
         return True
 
-    def _next_batch(self, topic: str) -> Batch | None:
-        return self._fetcher.take(topic)
-
     def _deliver(self, batch: Batch, next_offset: int) -> None:
         """Notes that the user gets the values of `batch` up to `next_offset`."""
         raise NotImplementedError
@@ -193,7 +190,7 @@ class BaseConsumer:
     def _take(self, topic: str, values: list[Any], starts: dict[TopicPartition, int]) -> int | None:
         """Adds the values of the next batch. Returns their size in bytes, or None if there is no batch now."""
         try:
-            batch = self._next_batch(topic)
+            batch = self._fetcher.take(topic)
         except AllocatorError as error:
             self._report(error)
             return 0

@@ -292,9 +292,6 @@ class GroupedConsumer(BaseConsumer):
             self._start_fetching(topic)
         return True
 
-    def _next_batch(self, topic: str) -> Batch | None:
-        return self._engine.fetcher.take(topic)
-
     def _deliver(self, batch: Batch, next_offset: int) -> None:
         self._engine.deliver(batch, next_offset)
         self.topics_to_commit.add(batch.topic)
@@ -321,12 +318,13 @@ class GroupedConsumer(BaseConsumer):
 
     def _go_to(self, partition: TopicPartition, offset: int) -> None:
         if self._engine.state.is_fetchable(partition):  # not if it was lost or is revoked
-            self._engine.state.seek(partition, offset)
-            self._engine.progress.rewind(partition, offset)
-            self._engine.fetcher.wake()
+            self._rewind(partition, offset)
 
     def _seek(self, partition: TopicPartition, offset: int) -> None:
         self._engine.must_own([partition])
+        self._rewind(partition, offset)
+
+    def _rewind(self, partition: TopicPartition, offset: int) -> None:
         self._engine.state.seek(partition, offset)
         self._engine.progress.rewind(partition, offset)
         self._engine.fetcher.wake()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
+from prometheus_client.core import GaugeMetricFamily, Metric, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
 from allocator.clock import wall_ms
@@ -18,6 +18,8 @@ from allocator.groups.zookeeper.plan import in_flight, recent_moves
 from allocator.groups.zookeeper.steering import budget_of
 from allocator.measures import Measure, Measures
 from allocator.types import TopicPartition
+from allocator.web.families import Sample, counter, gauge
+from allocator.web.snapshot import by_topic
 from allocator.web.watch import WatchedGroup, Watcher
 
 __all__ = ["ConsumerCollector"]
@@ -34,6 +36,31 @@ TIMES: tuple[tuple[str, str, Callable[[Measures], Measure]], ...] = (
         lambda m: m.heartbeat,
     ),
 )
+CONSUMER_GAUGES: tuple[tuple[str, str, Callable[[Consumer], float | None]], ...] = (
+    (
+        "last_heartbeat_seconds_ago",
+        "Seconds since the last heartbeat was sent",
+        lambda c: c.measures.last_heartbeat_age_s,
+    ),
+    ("assigned_partitions", "Partitions that this consumer owns now", lambda c: len(c.assignment())),
+    ("may_act", "1 while the consumer may deliver records and commit offsets", lambda c: float(c.may_act())),
+    ("generation", "Generation of the current assignment", lambda c: c.generation),
+)
+# attributes of `Measures`
+CONSUMER_COUNTERS = (
+    ("partitions_assigned", "Partitions assigned"),
+    ("partitions_revoked", "Partitions revoked"),
+    ("partitions_lost", "Partitions lost"),
+    ("resets", "Positions outside the log that were reset"),
+    ("records_lost", "Offsets skipped because the log no longer has them"),
+    ("handler_failures", "Calls of the handler that failed"),
+    ("records_skipped", "Records that were skipped because of skip_on"),
+    ("records_delayed", "Records that were written to a retry topic"),
+    ("dead_letters", "Records that became dead letters"),
+    ("records_not_repeated", "Records that were done before a restart or a move, and not handled again"),
+    ("windows_narrowed", "Times that a partition got no new records as what is done would not fit a commit"),
+    ("done_sets_cut", "Commits that could not name all records that are done beyond their offset"),
+)
 
 
 class ConsumerCollector(Collector):
@@ -49,64 +76,40 @@ class ConsumerCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         each = [([consumer.group or "", consumer.client_id], consumer) for consumer in self._consumers]
-        measured = [(labels, consumer.measures) for labels, consumer in each]
         for name, what, of in TIMES:
-            yield from _times(name, what, [(labels, of(measures)) for labels, measures in measured])
-        yield _ages(measured)
-        assigned = GaugeMetricFamily(
-            "allocator_assigned_partitions", "Partitions that this consumer owns now", labels=LABELS
-        )
-        may_act = GaugeMetricFamily(
-            "allocator_may_act", "1 while the consumer may deliver records and commit offsets", labels=LABELS
-        )
-        generation = GaugeMetricFamily("allocator_generation", "Generation of the current assignment", labels=LABELS)
-        lag = GaugeMetricFamily(
+            yield from _times(name, what, [(labels, of(consumer.measures)) for labels, consumer in each])
+        for name, text, value in CONSUMER_GAUGES:
+            yield gauge(f"allocator_{name}", text, LABELS, [(labels, value(consumer)) for labels, consumer in each])
+        lags = [(labels, consumer.lag()) for labels, consumer in each]
+        yield gauge(
             "allocator_records_lag",
             "Records between the position and the log end at the last fetch",
-            labels=[*LABELS, "topic", "partition"],
+            [*LABELS, "topic", "partition"],
+            ((_of(labels, partition), records) for labels, lag in lags for partition, records in lag.items()),
         )
-        lag_max = GaugeMetricFamily("allocator_records_lag_max", "Largest lag of any owned partition", labels=LABELS)
-        for labels, consumer in each:
-            assigned.add_metric(labels, len(consumer.assignment()))
-            may_act.add_metric(labels, float(consumer.may_act()))
-            generation.add_metric(labels, consumer.generation)
-            known = consumer.lag()
-            for partition, records in known.items():
-                lag.add_metric([*labels, partition.topic, str(partition.partition)], records)
-            if known:
-                lag_max.add_metric(labels, max(known.values()))
-        yield from (assigned, may_act, generation, lag, lag_max)
-        due = GaugeMetricFamily(
+        yield gauge(
+            "allocator_records_lag_max",
+            "Largest lag of any owned partition",
+            LABELS,
+            ((labels, max(lag.values(), default=None)) for labels, lag in lags),
+        )
+        yield gauge(
             "allocator_retry_due_timestamp_seconds",
             "When the next record of a partition of a retry topic is due, if it waits",
-            labels=[*LABELS, "topic", "partition"],
+            [*LABELS, "topic", "partition"],
+            (
+                (_of(labels, partition), due_ms / 1000)
+                for labels, consumer in each
+                for partition, due_ms in consumer.measures.due_ms.items()
+            ),
         )
-        for labels, measures in measured:
-            for partition, due_ms in measures.due_ms.items():
-                due.add_metric([*labels, partition.topic, str(partition.partition)], due_ms / 1000)
-        yield due
-        for what in ("assigned", "revoked", "lost"):
-            moved = CounterMetricFamily(
-                f"allocator_partitions_{what}", f"Partitions {what} since the start", labels=LABELS
-            )
-            for labels, measures in measured:
-                moved.add_metric(labels, getattr(measures, f"partitions_{what}"))
-            yield moved
-        for name, what in (
-            ("resets", "Positions outside the log that were reset"),
-            ("records_lost", "Offsets skipped because the log no longer has them"),
-            ("handler_failures", "Calls of the handler that failed"),
-            ("records_skipped", "Records that were skipped because of skip_on"),
-            ("records_delayed", "Records that were written to a retry topic"),
-            ("dead_letters", "Records that became dead letters"),
-            ("records_not_repeated", "Records that were done before a restart or a move, and not handled again"),
-            ("windows_narrowed", "Times that a partition got no new records as what is done would not fit a commit"),
-            ("done_sets_cut", "Commits that could not name all records that are done beyond their offset"),
-        ):
-            counter = CounterMetricFamily(f"allocator_{name}", f"{what}, since the start", labels=LABELS)
-            for labels, measures in measured:
-                counter.add_metric(labels, getattr(measures, name))
-            yield counter
+        for name, text in CONSUMER_COUNTERS:
+            counts = [(labels, getattr(consumer.measures, name)) for labels, consumer in each]
+            yield counter(f"allocator_{name}", f"{text}, since the start", LABELS, counts)
+
+
+def _of(labels: list[str], partition: TopicPartition) -> list[str]:
+    return [*labels, partition.topic, str(partition.partition)]
 
 
 def _times(name: str, what: str, measured: Iterable[tuple[list[str], Measure]]) -> Iterator[Metric]:
@@ -122,23 +125,13 @@ def _times(name: str, what: str, measured: Iterable[tuple[list[str], Measure]]) 
     yield from (average, longest, rate, summary)
 
 
-def _ages(measured: Iterable[tuple[list[str], Measures]]) -> Metric:
-    age = GaugeMetricFamily(
-        "allocator_last_heartbeat_seconds_ago", "Seconds since the last heartbeat was sent", labels=LABELS
-    )
-    for labels, measures in measured:
-        if measures.last_heartbeat_age_s is not None:
-            age.add_metric(labels, measures.last_heartbeat_age_s)
-    return age
-
-
 def moving(group: WatchedGroup) -> int:
     """The number of partitions that live members still have to release."""
     state = group.report.state
     return 0 if state.document is None else in_flight(state.document, state.members.keys())
 
 
-GROUP_GAUGES: tuple[tuple[str, str, Callable[[WatchedGroup], float]], ...] = (
+GROUP_GAUGES: tuple[tuple[str, str, Callable[[WatchedGroup], float | None]], ...] = (
     ("members", "Members of the group", lambda g: len(g.report.state.members)),
     (
         "partitions",
@@ -161,43 +154,46 @@ GROUP_GAUGES: tuple[tuple[str, str, Callable[[WatchedGroup], float]], ...] = (
         lambda g: 0.0 if g.report.state.load is None else g.report.state.load.max_over_mean or 0.0,
     ),
     ("generation", "Generation of the newest assignment", lambda g: g.report.state.generation),
-    (
-        "moving_partitions",
-        "Partitions that a live member has to release for another one",
-        moving,
-    ),
+    ("moving_partitions", "Partitions that a live member has to release for another one", moving),
     ("rebalancing", "1 during a rebalance", lambda g: float(g.report.phase == "rebalancing")),
     ("findings", "Findings above INFO about the group", lambda g: g.wrong),
+    ("lag_seconds", "Time that the oldest record without a commit has waited; absent if unknown", lambda g: g.age.s),
+)
+GROUP_COUNTERS: tuple[tuple[str, str, Callable[[WatchedGroup], float]], ...] = (
+    ("partitions_moved", "Partitions that changed their owner since this server started", lambda g: g.history.moved),
+    (
+        "unnoticed_seconds",
+        "Upper bound of the time without an owner before crashes were noticed: the session timeouts of the members",
+        lambda g: g.history.unnoticed_s,
+    ),
 )
 
 
 def _orders(groups: list[tuple[str, WatchedGroup]]) -> Iterator[Metric]:
     """The orders of operators, and how much of the budget is used."""
-    count = GaugeMetricFamily("allocator_group_orders", "Orders of operators by their state", labels=["group", "state"])
-    limits = GaugeMetricFamily(
-        "allocator_group_budget",
-        "Partitions that the budget lets move at once, and in a minute; absent without a budget",
-        labels=["group", "limit"],
+    states = {name: Counter(each.state for each in group.report.orders) for name, group in groups}
+    yield gauge(
+        "allocator_group_orders",
+        "Orders of operators by their state",
+        ["group", "state"],
+        (([name, state], counts[state]) for name, counts in states.items() for state in ORDER_STATES),
     )
-    used = GaugeMetricFamily(
-        "allocator_group_budget_used",
-        "Partitions that move now, and that were moved in the last minute; absent without a budget",
-        labels=["group", "limit"],
-    )
+    limits, used = list[Sample](), list[Sample]()
     for name, group in groups:
-        states = Counter(each.state for each in group.report.orders)
-        for state in ORDER_STATES:
-            count.add_metric([name, state], states[state])
         document = group.report.state.document
         budget = budget_of(each.order for each in group.report.orders if each.state == "kept")
         if budget.at_once is not None:
-            limits.add_metric([name, "at_once"], budget.at_once)
-            used.add_metric([name, "at_once"], moving(group))
+            limits.append(([name, "at_once"], budget.at_once))
+            used.append(([name, "at_once"], moving(group)))
         if budget.per_minute is not None and document is not None:
-            limits.add_metric([name, "per_minute"], budget.per_minute)
+            limits.append(([name, "per_minute"], budget.per_minute))
             recent = recent_moves(document.moved, wall_ms())
-            used.add_metric([name, "per_minute"], sum(number for _, number in recent))
-    yield from (count, limits, used)
+            used.append(([name, "per_minute"], sum(number for _, number in recent)))
+    for what, text, samples in (
+        ("budget", "Partitions that the budget lets move at once, and in a minute", limits),
+        ("budget_used", "Partitions that move now, and that were moved in the last minute", used),
+    ):
+        yield gauge(f"allocator_group_{what}", f"{text}; absent without a budget", ["group", "limit"], samples)
 
 
 class GroupCollector(Collector):
@@ -210,115 +206,70 @@ class GroupCollector(Collector):
         self._watcher = watcher
 
     def collect(self) -> Iterator[Metric]:
-        up = GaugeMetricFamily("allocator_cluster_up", "1 while the cluster answers", labels=["cluster"])
-        for cluster in self._watcher.clusters:
-            up.add_metric([cluster], float(cluster not in self._watcher.problems))
-        yield up
-        groups = [(name, group) for name, group in sorted(self._watcher.groups.items()) if group.seen]
-        for what, text, value in GROUP_GAUGES:
-            gauge = GaugeMetricFamily(f"allocator_group_{what}", text, labels=["group"])
-            for name, group in groups:
-                gauge.add_metric([name], value(group))
-            yield gauge
-        count = CounterMetricFamily(
-            "allocator_group_partitions_moved",
-            "Partitions that changed their owner since this server started",
-            labels=["group"],
+        problems = self._watcher.problems
+        yield gauge(
+            "allocator_cluster_up",
+            "1 while the cluster answers",
+            ["cluster"],
+            (([cluster], float(cluster not in problems)) for cluster in self._watcher.clusters),
         )
+        groups = [(name, group) for name, group in sorted(self._watcher.groups.items()) if group.seen]
+        for make, table in ((gauge, GROUP_GAUGES), (counter, GROUP_COUNTERS)):
+            for what, text, value in table:
+                samples = [([name], value(group)) for name, group in groups]
+                yield make(f"allocator_group_{what}", text, ["group"], samples)
         times = SummaryMetricFamily(
             "allocator_group_rebalance_seconds",
             "Rebalances that this server observed completely, and their duration from the first event",
             labels=["group"],
         )
-        unnoticed = CounterMetricFamily(
-            "allocator_group_unnoticed_seconds",
-            "Upper bound of the time without an owner before crashes were noticed: the session timeouts of the members",
-            labels=["group"],
-        )
         for name, group in groups:
-            count.add_metric([name], group.history.moved)
             times.add_metric([name], count_value=group.history.count, sum_value=group.history.seconds)
-            unnoticed.add_metric([name], group.history.unnoticed_s)
-        yield from (count, times, unnoticed)
-        yield _ages_of_lag(groups)
+        yield times
         yield from _orders(groups)
-        yield from self._by_topic(groups)
+        yield from _by_topic(groups)
         yield from _as_kafka_exporter(groups)
 
-    def _by_topic(self, groups: list[tuple[str, WatchedGroup]]) -> Iterator[Metric]:
-        labels = ["group", "topic"]
-        lag = GaugeMetricFamily(
-            "allocator_group_lag",
-            "Records between committed offsets and log ends of the subscribed topics; absent if unknown",
-            labels=labels,
-        )
-        committed = GaugeMetricFamily(
-            "allocator_group_committed_offsets",
-            "Sum of the committed offsets over all partitions that have one",
-            labels=labels,
-        )
-        ends = GaugeMetricFamily(
-            "allocator_group_end_offsets",
-            "Sum of the log end offsets over all partitions; absent if one is unknown",
-            labels=labels,
-        )
-        for name, group in groups:
-            logs = group.report.logs
-            by_topic: dict[str, list[TopicPartition]] = {}
-            for partition in group.report.current:
-                by_topic.setdefault(partition.topic, []).append(partition)
-            totals = {topic: logs.lag_of(partitions).total for topic, partitions in by_topic.items()}
-            # no sample is better than a sum without some partitions
-            lags = {topic: total for topic, total in totals.items() if total is not None}
-            done: Counter[str] = Counter()
-            written: Counter[str] = Counter()
-            for partition, offset in logs.committed.items():
-                done[partition.topic] += offset.offset
-            for partition, end in logs.end.items():
-                written[partition.topic] += end
-            for partition in group.report.partitions:
-                if partition not in logs.end:
-                    written.pop(partition.topic, None)
-            for family, sums in ((lag, lags), (committed, done), (ends, written)):
-                for topic, value in sorted(sums.items()):
-                    family.add_metric([name, topic], value)
-        yield from (lag, committed, ends)
 
-
-def _ages_of_lag(groups: Iterable[tuple[str, WatchedGroup]]) -> Metric:
-    age = GaugeMetricFamily(
-        "allocator_group_lag_seconds",
-        "Time that the oldest record without a commit has waited; absent if unknown",
-        labels=["group"],
-    )
+def _by_topic(groups: list[tuple[str, WatchedGroup]]) -> Iterator[Metric]:
+    lags, committed, ends = list[Sample](), list[Sample](), list[Sample]()
     for name, group in groups:
-        if group.age.s is not None:
-            age.add_metric([name], group.age.s)
-    return age
+        logs = group.report.logs
+        for topic, partitions in sorted(by_topic(group.report.current).items()):
+            lags.append(([name, topic], logs.lag_of(partitions).total))
+        done: Counter[str] = Counter()
+        for partition, offset in logs.committed.items():
+            done[partition.topic] += offset.offset
+        committed += (([name, topic], total) for topic, total in sorted(done.items()))
+        written: Counter[str] = Counter()
+        for partition, end in logs.end.items():
+            written[partition.topic] += end
+        for partition in group.report.partitions:
+            if partition not in logs.end:  # no sample is better than a sum without some partitions
+                written.pop(partition.topic, None)
+        ends += (([name, topic], total) for topic, total in sorted(written.items()))
+    for what, text, samples in (
+        ("lag", "Records between committed offsets and log ends of the subscribed topics; absent if unknown", lags),
+        ("committed_offsets", "Sum of the committed offsets over all partitions that have one", committed),
+        ("end_offsets", "Sum of the log end offsets over all partitions; absent if one is unknown", ends),
+    ):
+        yield gauge(f"allocator_group_{what}", text, ["group", "topic"], samples)
 
 
-def _as_kafka_exporter(groups: Iterable[tuple[str, WatchedGroup]]) -> Iterator[Metric]:
+def _as_kafka_exporter(groups: list[tuple[str, WatchedGroup]]) -> Iterator[Metric]:
     """The names and labels of kafka-exporter (https://github.com/danielqsj/kafka_exporter), for its dashboards."""
-    labels = ["consumergroup", "topic", "partition"]
-    lag = GaugeMetricFamily(
-        "kafka_consumergroup_lag", "Lag of a partition in records, as kafka-exporter names it", labels=labels
-    )
-    current = GaugeMetricFamily(
-        "kafka_consumergroup_current_offset",
-        "Committed offset of a partition, as kafka-exporter names it",
-        labels=labels,
-    )
-    members = GaugeMetricFamily(
-        "kafka_consumergroup_members", "Members of the group, as kafka-exporter names it", labels=["consumergroup"]
-    )
+    lags, committed = list[Sample](), list[Sample]()
     for name, group in groups:
-        members.add_metric([name], len(group.report.state.members))
         logs = group.report.logs
         for partition in group.report.current:
-            where = [name, partition.topic, str(partition.partition)]
-            records, committed = logs.lag(partition), logs.committed.get(partition)
-            if records is not None:
-                lag.add_metric(where, records)
-            if committed is not None:
-                current.add_metric(where, committed.offset)
-    yield from (lag, current, members)
+            where, offset = _of([name], partition), logs.committed.get(partition)
+            lags.append((where, logs.lag(partition)))
+            committed.append((where, None if offset is None else offset.offset))
+    members = [([name], len(group.report.state.members)) for name, group in groups]
+    by_partition = ["consumergroup", "topic", "partition"]
+    for what, text, labels, samples in (
+        ("lag", "Lag of a partition in records", by_partition, lags),
+        ("current_offset", "Committed offset of a partition", by_partition, committed),
+        ("members", "Members of the group", ["consumergroup"], members),
+    ):
+        yield gauge(f"kafka_consumergroup_{what}", f"{text}, as kafka-exporter names it", labels, samples)

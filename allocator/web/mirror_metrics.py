@@ -9,10 +9,11 @@ import contextlib
 from collections.abc import AsyncIterator, Collection, Iterator
 
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from allocator.migrate.mirror import Mirror
+from allocator.web.families import counter, gauge
 from allocator.web.guard import Guard
 from allocator.web.server import Health, Site, serve
 
@@ -34,28 +35,22 @@ class MirrorCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         mirror, name = self._mirror, self._mirror.settings.group
         progress = mirror.progress()
-        yield _gauge("partitions", "Partitions that this process mirrors", name, len(progress))
-        lag = GaugeMetricFamily(
-            "allocator_mirror_lag",
-            "Records of the old cluster that are not mirrored yet; absent if one partition's is unknown",
-            labels=TOPIC,
-        )
         lags: dict[str, int | None] = {}
         for each in progress:
             before = lags.get(each.partition.topic, 0)
             lags[each.partition.topic] = None if before is None or each.lag is None else before + each.lag
-        for topic, records in sorted(lags.items()):
-            if records is not None:
-                lag.add_metric([name, topic], records)
-        yield lag
+        yield gauge(
+            "allocator_mirror_lag",
+            "Records of the old cluster that are not mirrored yet; absent if one partition's is unknown",
+            TOPIC,
+            (([name, topic], records) for topic, records in sorted(lags.items())),
+        )
         for what, text, counts in (
             ("records", "Records that the new cluster acknowledged", mirror.records_of),
             ("bytes", "Bytes that the new cluster acknowledged", mirror.bytes_of),
         ):
-            counter = CounterMetricFamily(f"allocator_mirror_{what}", f"{text}, since the start", labels=TOPIC)
-            for topic, count in sorted(counts.items()):
-                counter.add_metric([name, topic], count)
-            yield counter
+            samples = [([name, topic], count) for topic, count in sorted(counts.items())]
+            yield counter(f"allocator_mirror_{what}", f"{text}, since the start", TOPIC, samples)
         for what, text, number in (
             ("lost_offsets", "Offsets that the old cluster deleted before they were mirrored", mirror.lost_at_source),
             ("already_present", "Records that the new cluster had after a crash, and that were not sent again",
@@ -64,28 +59,18 @@ class MirrorCollector(Collector):
              mirror.duplicated),
             ("errors", "Failures after which the mirror tried again", mirror.errors),
         ):  # fmt: skip
-            counter = CounterMetricFamily(f"allocator_mirror_{what}", f"{text}, since the start", labels=GROUP)
-            counter.add_metric([name], number)
-            yield counter
-        yield _gauge(
-            "stopped_topics", "Topics that wait for --recreated, as they were deleted and created again", name,
-            len(mirror.stopped),
-        )  # fmt: skip
-        yield _gauge("up", "1 while the mirror has its servers, 0 while it tries again", name, mirror.problem is None)
-        last = GaugeMetricFamily(
-            "allocator_mirror_last_progress_timestamp_seconds",
-            "When the new cluster last acknowledged records, or when the process began",
-            labels=GROUP,
-        )
-        if mirror.last_progress_ms is not None:
-            last.add_metric([name], mirror.last_progress_ms / 1000)
-        yield last
-
-
-def _gauge(what: str, text: str, group: str, value: float) -> Metric:
-    gauge = GaugeMetricFamily(f"allocator_mirror_{what}", text, labels=GROUP)
-    gauge.add_metric([group], float(value))
-    return gauge
+            yield counter(f"allocator_mirror_{what}", f"{text}, since the start", GROUP, [([name], number)])
+        last_ms = mirror.last_progress_ms
+        for what, text, value in (
+            ("partitions", "Partitions that this process mirrors", len(progress)),
+            ("stopped_topics", "Topics that wait for --recreated, as they were deleted and created again",
+             len(mirror.stopped)),
+            ("up", "1 while the mirror has its servers, 0 while it tries again", float(mirror.problem is None)),
+            ("last_progress_timestamp_seconds",
+             "When the new cluster last acknowledged records, or when the process began",
+             None if last_ms is None else last_ms / 1000),
+        ):  # fmt: skip
+            yield gauge(f"allocator_mirror_{what}", text, GROUP, [([name], value)])
 
 
 @contextlib.asynccontextmanager

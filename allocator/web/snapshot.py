@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from allocator.groups.zookeeper.orders import KINDS
@@ -19,6 +19,7 @@ from allocator.web.watch import WatchedGroup, Watcher
 __all__ = [
     "PARTS",
     "budget",
+    "by_topic",
     "clusters",
     "detail",
     "encode",
@@ -81,7 +82,7 @@ def figures(group: WatchedGroup) -> dict[str, Any]:
         "partitions": len(report.partitions),
         "unowned": len(report.unowned),
         "reserved": sum(len(each.partitions) for each in report.reserved),
-        "lag": lag_of(group),
+        "lag": group.report.lag.total,
         "lag_s": _rounded(group.age.s, 1),
         "lag_least_s": _rounded(group.age.least_s, 1),
         "produced": _rounded(None if point is None else point.produced),
@@ -113,8 +114,11 @@ def _rounded(value: float | None, digits: int = 3) -> float | None:
     return None if value is None else round(value, digits)
 
 
-def lag_of(group: WatchedGroup) -> int | None:
-    return group.report.lag.total
+def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[TopicPartition]]:
+    found: dict[str, list[TopicPartition]] = {}
+    for partition in partitions:
+        found.setdefault(partition.topic, []).append(partition)
+    return found
 
 
 def detail(group: WatchedGroup) -> dict[str, Any]:
@@ -135,9 +139,6 @@ def detail(group: WatchedGroup) -> dict[str, Any]:
     last = group.history.last
     moved = {p: was for p, (was, _) in last.moves.items() if was is not None} if last is not None else {}
     names = last.names if last is not None else {}
-    by_topic: dict[str, list[TopicPartition]] = {}
-    for partition in report.partitions:
-        by_topic.setdefault(partition.topic, []).append(partition)
     unowned = set(report.unowned)
     read = {partition.topic for partition in report.current}
     return {
@@ -157,7 +158,7 @@ def detail(group: WatchedGroup) -> dict[str, Any]:
                 "unowned": [p.partition for p in parts if p in unowned],
                 "retired": topic not in read,
             }
-            for topic, parts in sorted(by_topic.items())
+            for topic, parts in sorted(by_topic(report.partitions).items())
         ],
     }
 
@@ -198,17 +199,13 @@ def _member(group: WatchedGroup, member: str) -> dict[str, Any]:
 
 def lags(group: WatchedGroup) -> dict[str, Any]:
     """Parallel to the partitions of `detail`; null if unknown."""
-    report = group.report
-    by_topic: dict[str, list[int | None]] = {}
-    ages: dict[str, list[float | None]] = {}
-    for partition in report.partitions:
-        by_topic.setdefault(partition.topic, []).append(report.logs.lag(partition))
-        ages.setdefault(partition.topic, []).append(_rounded(group.offsets.age(partition, report.logs).s, 1))
-    held = {m: report.logs.lag_of(claim.held).total for m, claim in report.state.claims.items()}
+    report, logs = group.report, group.report.logs
+    topics = by_topic(report.partitions)
+    held = {m: logs.lag_of(claim.held).total for m, claim in report.state.claims.items()}
     return {
-        "lag": lag_of(group),
-        "topics": by_topic,
-        "ages": ages,
+        "lag": group.report.lag.total,
+        "topics": {topic: [logs.lag(p) for p in parts] for topic, parts in topics.items()},
+        "ages": {topic: [_rounded(group.offsets.age(p, logs).s, 1) for p in parts] for topic, parts in topics.items()},
         "members": held,
         "as_of": _rounded(group.measured_at),
     }
@@ -243,9 +240,6 @@ def _significant(value: float) -> float:
 def offsets(group: WatchedGroup) -> dict[str, Any]:
     """Columns for each topic, parallel to the partitions of `detail`; null if unknown."""
     report, logs = group.report, group.report.logs
-    by_topic: dict[str, list[TopicPartition]] = {}
-    for partition in report.partitions:
-        by_topic.setdefault(partition.topic, []).append(partition)
 
     def committed(partition: TopicPartition) -> int | None:
         return logs.committed[partition].offset if partition in logs.committed else None
@@ -264,7 +258,7 @@ def offsets(group: WatchedGroup) -> dict[str, Any]:
                 "fence": [None if fence is None else fence.transaction for fence in map(group.fences.of, parts)],
                 "fence_exact": [fence is not None and fence.exact for fence in map(group.fences.of, parts)],
             }
-            for topic, parts in by_topic.items()
+            for topic, parts in by_topic(report.partitions).items()
         },
     }
 

@@ -407,12 +407,6 @@ class Watcher:
             self.answered_at["zookeeper"] = time.time()
         self.ready = False
 
-    def as_of(self, cluster: str, now: float) -> Optional[float]:
-        """The time of the newest state of a cluster; None before the first one. ZooKeeper's watches keep it current."""
-        if cluster == "zookeeper" and self.ready:
-            return now
-        return self.answered_at.get(cluster)
-
     def note(self, name: str, findings: list[Finding]) -> None:
         """Replaces the findings of the process itself about a group."""
         group = self.groups.get(name)

@@ -1,0 +1,31 @@
+"""Gauges and counters of Prometheus from their samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+__all__ = ["Sample", "counter", "gauge"]
+
+Sample = tuple[list[str], "float | None"]
+"""The values of the labels, and the value. None: it is unknown, so there is no sample."""
+
+
+def _family(
+    kind: type[GaugeMetricFamily] | type[CounterMetricFamily],
+    name: str,
+    text: str,
+    labels: list[str],
+    samples: Iterable[Sample],
+) -> Metric:
+    family = kind(name, text, labels=labels)
+    for values, value in samples:
+        if value is not None:
+            family.add_metric(values, value)
+    return family
+
+
+gauge = partial(_family, GaugeMetricFamily)
+counter = partial(_family, CounterMetricFamily)

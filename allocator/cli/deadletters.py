@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import re
 from datetime import datetime, timezone
 from typing import Any, Optional
 
@@ -13,9 +12,9 @@ import click
 from allocator.cli.options import NOTHING_CHANGED, Command, decorated, execute_option, with_brokers
 from allocator.cli.output import Listing, console, print_json
 from allocator.cli.read import Access
-from allocator.clock import milliseconds
 from allocator.deadletters import DeadLetterQueue, Letter, LetterFilter, Outcome
-from allocator.deadletters.letters import MAX_REDRIVES
+from allocator.deadletters.letter import parse_place, parse_time
+from allocator.deadletters.letters import MAX_REDRIVES, first_letters
 from allocator.errors import ConfigError
 from allocator.foreign import plain
 
@@ -69,8 +68,8 @@ def with_filter(command: Command) -> Command:
         names: tuple[str, ...],
         **arguments: Any,
     ) -> None:
-        places = frozenset(map(_place, names))
-        chosen = LetterFilter(error, from_topic, _time("--since", since), _time("--until", until), places)
+        places = frozenset(map(parse_place, names))
+        chosen = LetterFilter(error, from_topic, parse_time("--since", since), parse_time("--until", until), places)
         command(chosen=chosen, **arguments)
 
     return chosen_letters
@@ -85,13 +84,8 @@ def list_command(letters: DeadLetterQueue, as_json: bool, chosen: LetterFilter, 
     """List the letters of TOPIC: where each came from, and why."""
 
     async def read() -> tuple[list[Letter], int]:
-        found, count = [], 0
         async with letters:
-            async for letter in letters.read(chosen, settled=settled):
-                count += 1
-                if count <= limit:
-                    found.append(letter)
-        return found, count
+            return await first_letters(letters, limit, chosen, settled=settled)
 
     found, count = asyncio.run(read())
     if as_json:
@@ -106,7 +100,7 @@ def list_command(letters: DeadLetterQueue, as_json: bool, chosen: LetterFilter, 
 @click.option("--letter", "name", required=True, help="The letter, as PARTITION:OFFSET.")
 def show_command(letters: DeadLetterQueue, as_json: bool, name: str) -> None:
     """Show one letter: its first place, the error with its stack, headers, key and value."""
-    place = _place(name)
+    place = parse_place(name)
 
     async def get() -> Letter | None:
         async with letters:
@@ -217,20 +211,6 @@ def _print_outcome(outcome: Outcome, done: str, execute: bool, as_json: bool) ->
         click.echo(f"{len(outcome.done)} letters {done}")
     else:
         click.echo(f"{len(outcome.done)} letters would be {done}; {NOTHING_CHANGED}")
-
-
-def _place(name: str) -> tuple[int, int]:
-    if not re.fullmatch(r"[0-9]{1,9}:[0-9]{1,18}", name):
-        raise ConfigError(f"letter {name!r} is not PARTITION:OFFSET, such as 0:17")
-    partition, _, offset = name.partition(":")
-    return int(partition), int(offset)
-
-
-def _time(option: str, text: Optional[str]) -> int | None:
-    try:
-        return None if text is None else milliseconds(text)
-    except ValueError as error:
-        raise ConfigError(f"{option} {text!r} is not a time such as 2026-01-31T12:00:00Z ({error})") from None
 
 
 def _bytes(data: bytes | None) -> str | None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
-from allocator.errors import AllocatorError
+from allocator.errors import AllocatorError, ConfigError
 
 if TYPE_CHECKING:
     from allocator.cli.read import Access
@@ -158,6 +158,8 @@ def _access(
     from allocator.cli.read import Access
 
     access = Access.of(config, zookeeper, root, brokers, timeout_s)
-    if access.brokers is None:
-        access.need_zookeeper()
+    if access.zookeeper is None and access.brokers is None:
+        raise ConfigError(
+            "where are the clusters? Give --zookeeper, --brokers or --config, or set ALLOCATOR_ZOOKEEPER_HOSTS"
+        )
     return access

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Optional, Union
 
 import click
 
+from allocator.cli.options import Command, brokers_option, decorated
 from allocator.cli.progress import Step, progress, quiet_option
 from allocator.errors import ConfigError
 from allocator.files import write_file
@@ -34,18 +35,16 @@ if TYPE_CHECKING:
 __all__ = ["archive", "audit", "skew"]
 
 DIFFERENT = 3
-Command = Callable[..., Any]
 
 
 def _run_options(command: Command) -> Command:
-    for option in (
-        click.option("--json", "as_json", is_flag=True, help="Print the report as JSON."),
-        quiet_option,
-        click.option("--dry-run", is_flag=True, help="Only show the ranges to read; starts no Spark, writes nothing."),
+    return decorated(
+        command,
         click.option("--master", help="Spark master (default: that of spark-submit, else this machine)."),
-    ):
-        command = option(command)
-    return command
+        click.option("--dry-run", is_flag=True, help="Only show the ranges to read; starts no Spark, writes nothing."),
+        quiet_option,
+        click.option("--json", "as_json", is_flag=True, help="Print the report as JSON."),
+    )
 
 
 def _plainly(command: Command) -> Command:
@@ -65,7 +64,10 @@ def _plainly(command: Command) -> Command:
 
 
 def _topic_options(command: Command) -> Command:
-    for option in (
+    return decorated(
+        command,
+        brokers_option,
+        click.option("--topic", "topics", multiple=True, help="Topic to read; may be repeated."),
         click.option(
             "-o",
             "--option",
@@ -74,11 +76,7 @@ def _topic_options(command: Command) -> Command:
             metavar="NAME=VALUE",
             help='Option of format("allocator"): group=billing, timeout_s=10, security.*; may be repeated.',
         ),
-        click.option("--topic", "topics", multiple=True, help="Topic to read; may be repeated."),
-        click.option("--brokers", envvar="ALLOCATOR_KAFKA_BROKERS", help="Kafka brokers: host:port,host:port."),
-    ):
-        command = option(command)
-    return command
+    )
 
 
 @click.command()

@@ -21,7 +21,7 @@ from allocator.schemas.registry import Registry
 from allocator.settings import DEFAULT
 from allocator.viewer.decode import Decoded, Formats
 from allocator.viewer.masks import Masks
-from allocator.viewer.read import Bounds, Position, Query, Reader, ReadResult
+from allocator.viewer.read import Bounds, Position, Query, Reader, ReadResult, parse_key
 from allocator.viewer.viewer import SeenRecord, View, Viewer
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def records(
         Position.parse(position),
         limit,
         before,
-        _key(key, key_hex),
+        parse_key(key, key_hex),
         every_partition,
         isolation_level,
     )
@@ -148,17 +148,6 @@ def _place(text: str) -> tuple[str, Optional[int]]:
     if not topic or (colon and not re.fullmatch("[0-9]{1,9}", partition)):
         raise ConfigError(f"{text!r} is not TOPIC or TOPIC:PARTITION, such as orders:3")
     return topic, int(partition) if colon else None
-
-
-def _key(text: Optional[str], as_hex: Optional[str]) -> Optional[bytes]:
-    if text is not None and as_hex is not None:
-        raise ConfigError("give --key or --key-hex, not both")
-    if as_hex is None:
-        return None if text is None else text.encode()
-    try:
-        return bytes.fromhex(as_hex)
-    except ValueError:
-        raise ConfigError(f"--key-hex {as_hex!r} is not hex, such as 00ff10") from None
 
 
 # -- output ------------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_type_hints
 
 from allocator.consumer.membership_config import OPTIONS, MembershipConfig
 from allocator.consumer.process import retry_fault
@@ -296,19 +296,6 @@ class RecordsSection:
     )
 
 
-SECTIONS: Mapping[str, type[Any]] = {
-    "kafka": KafkaSection,
-    "zookeeper": ZooKeeperSection,
-    "group": GroupSection,
-    "consume": ConsumeSection,
-    "handler": HandlerSection,
-    "commit": CommitSection,
-    "log": LogSection,
-    "web": WebSection,
-    "records": RecordsSection,
-}
-
-
 _NOT_PASSED_ON: Final = ("name", "topics", "assignor", "leave_on_stop")
 
 
@@ -365,6 +352,9 @@ class Config:
             "zookeeper_options": self.zookeeper.options() or None,
             "auto_commit_interval_s": None,
         }
+
+
+SECTIONS: Mapping[str, type[Any]] = get_type_hints(Config)
 
 
 def load(path: str | os.PathLike[str], environ: Mapping[str, str] | None = None) -> Config:

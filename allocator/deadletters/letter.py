@@ -7,18 +7,20 @@ integers of 4 and 8 bytes) and Kafka Connect's `__connect.errors.*` (numbers are
 from __future__ import annotations
 
 import json
+import re
 import struct
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Optional
 
+from allocator.clock import milliseconds
+from allocator.errors import ConfigError
 from allocator.foreign import plain
 from allocator.processing.dead_letter import CONNECT, PREFIX, REDRIVES, SPRING, own_headers
 from allocator.producer.transaction import NewRecord
 from allocator.types import Record, TopicPartition
 
-__all__ = ["Letter", "LetterFilter", "Settled"]
+__all__ = ["Letter", "LetterFilter", "Settled", "parse_place", "parse_time"]
 
 
 class Settled(NamedTuple):
@@ -142,8 +144,20 @@ def redriven(letter: Letter) -> NewRecord:
     return NewRecord(record.key, None if null else record.value, letter.original_timestamp, headers)
 
 
-def now_ms() -> int:
-    return int(time.time() * 1000)
+def parse_place(name: str) -> tuple[int, int]:
+    """(partition, offset) of the name of a letter. Raises ConfigError."""
+    if not re.fullmatch(r"[0-9]{1,9}:[0-9]{1,18}", name):
+        raise ConfigError(f'letter {name!r} is not "PARTITION:OFFSET", such as "0:17"')
+    partition, _, offset = name.partition(":")
+    return int(partition), int(offset)
+
+
+def parse_time(option: str, text: str | None) -> int | None:
+    """Milliseconds since the epoch of an ISO 8601 time; None without one. Raises ConfigError, which names `option`."""
+    try:
+        return milliseconds(text) if text else None
+    except ValueError as error:
+        raise ConfigError(f"{option} {text!r} is not a time such as 2026-01-31T12:00:00Z ({error})") from None
 
 
 def _error(headers: Mapping[str, bytes]) -> str:

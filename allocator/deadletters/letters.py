@@ -20,13 +20,14 @@ from typing import Any
 
 from allocator.client.client import KafkaClient
 from allocator.client.create_topics import create
+from allocator.clock import wall_ms
 from allocator.consumer.consumer import Consumer
-from allocator.deadletters.letter import Letter, LetterFilter, Settled, now_ms, redriven
+from allocator.deadletters.letter import Letter, LetterFilter, Settled, redriven
 from allocator.errors import ConfigError, TopicNotFound
 from allocator.producer.transaction import NewRecord, TransactionalWriter
 from allocator.types import Record, TopicPartition
 
-__all__ = ["DeadLetterQueue", "Outcome"]
+__all__ = ["DeadLetterQueue", "Outcome", "first_letters"]
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +36,18 @@ AT_ONCE = 100  # letters in one transaction; more: fewer transactions; less: les
 BYTES_AT_ONCE = 512 << 10
 MAX_REDRIVES = 3
 REPLICATION = 3
+
+
+async def first_letters(
+    queue: DeadLetterQueue, most: int, chosen: LetterFilter, *, settled: bool
+) -> tuple[list[Letter], int]:
+    """The first `most` letters of `queue.read`, and the number of all."""
+    found, count = [], 0
+    async for letter in queue.read(chosen, settled=settled):
+        count += 1
+        if count <= most:
+            found.append(letter)
+    return found, count
 
 
 @dataclass
@@ -234,7 +247,7 @@ class DeadLetterQueue:
         return outcome
 
     async def _write(self, writer: TransactionalWriter, letters: list[Letter], note: Settled, made: Any) -> None:
-        note = note._replace(at_ms=now_ms())
+        note = note._replace(at_ms=wall_ms())
         records: dict[TopicPartition, list[NewRecord]] = defaultdict(list)
         for letter in letters:
             if made is not None:

@@ -23,7 +23,7 @@ from allocator.settings import DEFAULT
 from allocator.tasks import within
 from allocator.types import IsolationLevel, Record, TopicPartition
 
-__all__ = ["Bounds", "Position", "Query", "ReadResult", "ReadWindow", "Reader"]
+__all__ = ["Bounds", "Position", "Query", "ReadResult", "ReadWindow", "Reader", "parse_key"]
 
 Offsets = Mapping[TopicPartition, int]
 
@@ -52,6 +52,18 @@ class Position:
             raise ConfigError(
                 f"position {text!r} is not earliest, latest, an offset or a time such as 2026-01-31T12:00:00Z ({error})"
             ) from None
+
+
+def parse_key(text: Optional[str], as_hex: Optional[str]) -> Optional[bytes]:
+    """A key from its text, or from its bytes as hex; None without both. Raises ConfigError."""
+    if text is not None and as_hex is not None:
+        raise ConfigError("give the key as text or as hex, not both")
+    if as_hex is None:
+        return None if text is None else text.encode()
+    try:
+        return bytes.fromhex(as_hex)
+    except ValueError:
+        raise ConfigError(f"key {as_hex!r} is not hex, such as 00ff10") from None
 
 
 @dataclass(frozen=True)

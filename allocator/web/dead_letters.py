@@ -10,8 +10,9 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Optional
 
-from allocator.clock import milliseconds
-from allocator.deadletters import DeadLetterQueue, Letter, LetterFilter, Outcome
+from allocator.deadletters import DeadLetterQueue, LetterFilter, Outcome
+from allocator.deadletters.letter import parse_place, parse_time
+from allocator.deadletters.letters import first_letters
 from allocator.errors import AllocatorError, ConfigError
 from allocator.foreign import plain
 from allocator.names import check_topic
@@ -27,7 +28,6 @@ AT_ONCE = 1000  # letters that one request may settle; their names must fit into
 # limit of reading a topic. more: larger topics can be listed; less: a browser waits less for an error
 PATIENCE_S = 60.0
 NAMED_SO = re.compile(r"dead|dlq|dlt", re.IGNORECASE)
-LETTER = re.compile(r"[0-9]{1,9}:[0-9]{1,18}\Z")
 
 
 class TookTooLong(AllocatorError):
@@ -72,19 +72,14 @@ class LetterDesk:
         """The letters that match, newest last."""
         body = RequestBody(given, *FILTER, "settled")
         chosen, settled = _filter(body), body.flag("settled")
-        found: list[Letter] = []
-        count = 0
         async with self.open(topic, user) as queue:
-            async for letter in queue.read(chosen, settled=settled):
-                count += 1
-                if count <= LISTED:
-                    found.append(letter)
+            found, count = await first_letters(queue, LISTED, chosen, settled=settled)
         return {"topic": topic, "count": count, "letters": [letter.to_json() for letter in found]}
 
     async def show(self, topic: str, given: Mapping[str, Any], user: str) -> dict[str, Any]:
         """One letter with its stack, and its record as the page shows records: decoded and masked."""
         name = RequestBody(given, "letter").text("letter")
-        place = _place(name)
+        place = parse_place(name)
         async with self.open(topic, user) as queue:
             letter = await queue.get(*place)
         if letter is None:
@@ -121,9 +116,9 @@ def _filter(body: RequestBody) -> LetterFilter:
     return LetterFilter(
         body.text("error"),
         body.text("from_topic"),
-        _time("since", body),
-        _time("until", body),
-        frozenset(map(_place, body.list("letters", str, AT_ONCE))),
+        parse_time('"since"', body.text_or_null("since")),
+        parse_time('"until"', body.text_or_null("until")),
+        frozenset(map(parse_place, body.list("letters", str, AT_ONCE))),
     )
 
 
@@ -144,18 +139,3 @@ def _settled(topic: str, outcome: Outcome, executed: bool) -> dict[str, Any]:
         "letters": [letter.to_json() for letter in outcome.done[:AT_ONCE]],
         "refused": [{"letter": letter.name, "why": plain(why)} for letter, why in outcome.refused[:LISTED]],
     }
-
-
-def _place(name: str) -> tuple[int, int]:
-    if not LETTER.match(name):
-        raise ConfigError(f'letter {name!r} is not "PARTITION:OFFSET", such as "0:17"')
-    partition, _, offset = name.partition(":")
-    return int(partition), int(offset)
-
-
-def _time(name: str, body: RequestBody) -> Optional[int]:
-    text = body.text_or_null(name)
-    try:
-        return milliseconds(text) if text else None
-    except ValueError as error:
-        raise ConfigError(f'"{name}" {text!r} is not a time such as 2026-01-31T12:00:00Z ({error})') from None

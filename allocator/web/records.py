@@ -10,6 +10,7 @@ from typing import Any, Literal
 from allocator.errors import ConfigError
 from allocator.viewer import Position, Query, Viewer
 from allocator.viewer.decode import PLAIN_FORMATS
+from allocator.viewer.read import parse_key
 from allocator.web.guard import Guard, User
 
 __all__ = ["AT_ONCE", "TEXT", "RecordsPage", "RecordsRequest"]
@@ -72,7 +73,7 @@ class RecordsRequest:
             Position.parse(argument("from") or "latest"),
             _whole("limit", argument("limit") or "50", MOST),
             _whole("before", argument("before") or "0", MOST),
-            _key(argument("key"), argument("key_hex")),
+            parse_key(argument("key") or None, argument("key_hex") or None),
             every == "true",
             isolation,  # type: ignore[arg-type]
         )
@@ -83,12 +84,3 @@ def _whole(name: str, text: str, most: int) -> int:
     if not re.fullmatch("[0-9]{1,10}", text) or int(text) > most:
         raise ConfigError(f"{name}={text!r} is not a number from 0 to {most}")
     return int(text)
-
-
-def _key(text: str, as_hex: str) -> bytes | None:
-    if not as_hex:
-        return text.encode() if text else None
-    try:
-        return bytes.fromhex(as_hex)
-    except ValueError:
-        raise ConfigError(f"key_hex={as_hex!r} is not hex, such as 00ff10") from None

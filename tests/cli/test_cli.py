@@ -318,7 +318,7 @@ def test_a_mistyped_command_is_answered_with_the_right_one(typed: str, meant: st
 def test_a_group_without_zookeeper_is_a_usage_error() -> None:
     result = CliRunner().invoke(main, ["group", "list"], env={"ALLOCATOR_ZOOKEEPER_HOSTS": ""})
     assert result.exit_code == 2
-    assert "where is ZooKeeper?" in result.output
+    assert "where are the clusters?" in result.output
 
 
 def test_a_missing_file_of_settings_is_named() -> None:

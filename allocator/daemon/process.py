@@ -203,7 +203,6 @@ def _daemon(
 async def _until_signal(
     daemon: Runner,
     notifier: Notifier,
-    exit_now: Callable[[int], Any] | None = None,
     beside: Callable[[], AbstractAsyncContextManager[Any]] | None = None,
     first: Callable[[], Coroutine[Any, Any, None]] | None = None,
 ) -> int:
@@ -217,7 +216,7 @@ async def _until_signal(
         received.append(number)
         if len(received) > 1:
             log.warning("second signal, %s: stopping at once; what was handled and not committed comes again", name)
-            (exit_now or _exit_now)(128 + number)
+            _exit_now(128 + number)
         else:
             log.info("%s: draining; a second signal stops at once", name)
             notifier.tell("STOPPING=1")

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -22,6 +21,7 @@ from typing import Any, Final, NamedTuple, Optional
 from allocator.client.client import KafkaClient
 from allocator.client.create_topics import create
 from allocator.client.log_offsets import EARLIEST, LATEST, list_offsets
+from allocator.clock import wall_ms
 from allocator.errors import AllocatorError
 from allocator.foreign import shown
 from allocator.migrate.spans import read_spans
@@ -290,7 +290,7 @@ class OffsetMap:
             changed, self._new = self._new, defaultdict(list)
             if not changed:
                 return
-            now = int(time.time() * 1000)
+            now = wall_ms()
             records: list[Record] = []
             slices = [
                 Entry(each, self.incarnation(each), runs[at : at + MOST])

@@ -22,6 +22,7 @@ from kafka.protocol.producer import InitProducerIdRequest, ProduceRequest
 
 from allocator.client.client import KafkaClient
 from allocator.client.errors import for_code
+from allocator.clock import wall_ms
 from allocator.errors import AllocatorError, BrokerError, Closed, ConfigError, TopicNotFound
 from allocator.producer.builder import BatchBuilder
 from allocator.producer.columns import ColumnsToSend, accelerated, by_partition
@@ -236,7 +237,7 @@ class Producer:
         taking = queue.open or self._open_batch(at, queue)
         builder = taking.builder
         before = builder.size
-        builder.append(key, value, headers, int(time.time() * 1000) if timestamp is None else timestamp)
+        builder.append(key, value, headers, wall_ms() if timestamp is None else timestamp)
         self._held += builder.size - before
         if builder.size >= self._batch_bytes:
             self._close_batch(at, queue)
@@ -251,7 +252,7 @@ class Producer:
         partitions = self._client.partitions(topic) if topic in self._topics else None
         if not partitions:
             partitions = await self._find(topic)
-        now = int(time.time() * 1000)
+        now = wall_ms()
         for partition, rows in by_partition(columns, chosen, len(partitions), self._partitioner):
             at = TopicPartition(topic, partition)
             done, end = 0, len(rows.values)

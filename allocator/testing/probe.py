@@ -73,9 +73,9 @@ def four_letter_word(port: int, word: str, timeout_s: float = 2.0, host: str = _
     return answer.decode(errors="replace")
 
 
-def zookeeper_mode(port: int, timeout_s: float = 2.0, host: str = _HOST) -> str | None:
+def zookeeper_mode(port: int, timeout_s: float = 2.0) -> str | None:
     """`standalone`, `leader` or `follower`; None if the node does not respond or serve requests yet."""
-    for line in (four_letter_word(port, "srvr", timeout_s, host) or "").splitlines():
+    for line in (four_letter_word(port, "srvr", timeout_s) or "").splitlines():
         if line.startswith("Mode: "):
             return line[len("Mode: ") :].strip()
     return None

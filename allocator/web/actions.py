@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Optional, Protocol
 
+from allocator.clock import wall_ms
 from allocator.consumer.switching import choose, path_of, read_choice
 from allocator.errors import AllocatorError, ConfigError
 from allocator.groups.group_orders import OrdersOfGroup
@@ -200,7 +200,7 @@ async def _remove_orders(
     ids = RequestBody(given, "ids").list("ids", str)
     if not ids:
         raise ConfigError('"ids" must be a list of ids of orders')
-    removed = await OrderStore(_connected(zookeeper), Paths(root, group)).remove(ids, round(1000 * time.time()))
+    removed = await OrderStore(_connected(zookeeper), Paths(root, group)).remove(ids, wall_ms())
     return {"group": group, "removed": [order.id for order in removed]}
 
 

@@ -192,6 +192,13 @@ class PageHandler(web.RequestHandler):
             raise Refused(404, f"no group {shown(name)} is known here", retriable=not self.watcher().ready)
         return group
 
+    async def rebalance(self, group: WatchedGroup, number: int) -> dict[str, Any] | None:
+        """One rebalance with its moves, from memory or from the history file."""
+        found = snapshot.rebalance(group, number)
+        if found is None and self.site.archive is not None:
+            found = await self.site.archive.do(self.site.archive.rebalance, group.name, number)
+        return found
+
 
 class Page(PageHandler):
     """Serves the page's files from the package. No other path is reachable."""
@@ -242,9 +249,7 @@ class Offsets(PageHandler):
 class OneRebalance(PageHandler):
     async def get(self, name: str, number: str) -> None:
         async with self.watching():
-            found = snapshot.rebalance(self.group(name), int(number))
-        if found is None and self.site.archive is not None:
-            found = await self.site.archive.do(self.site.archive.rebalance, name, int(number))
+            found = await self.rebalance(self.group(name), int(number))
         if found is None:
             raise Refused(
                 404, f"group {shown(name)} has no rebalance {number}; the list of its rebalances has their ids"
@@ -284,12 +289,6 @@ class Between(PageHandler):
         found.update((each["id"], each) for each in snapshot.rebalances(group) if since <= each["began"] <= until)
         return [found[number] for number in sorted(found, reverse=True)]
 
-    async def moves(self, group: WatchedGroup, number: int) -> dict[str, Any]:
-        found = snapshot.rebalance(group, number)
-        if found is None and self.site.archive is not None:
-            found = await self.site.archive.do(self.site.archive.rebalance, group.name, number)
-        return found or {"members": [], "topics": []}
-
 
 class PastAnswer(Between):
     async def get(self, name: str) -> None:
@@ -311,9 +310,9 @@ class Compared(Between):
         async with self.watching():
             group = self.group(name)
         between = await self.rebalances(group, since, until)
-        moves = [await self.moves(group, each["id"]) for each in reversed(between)]
+        moves = [await self.rebalance(group, each["id"]) for each in reversed(between)]
         points = [await self.point(group, at) for at in (since, until)]
-        self.answer({"from": points[0], "to": points[1], "rebalances": between, **compare(moves)})
+        self.answer({"from": points[0], "to": points[1], "rebalances": between, **compare(filter(None, moves))})
 
     async def point(self, group: WatchedGroup, at: float) -> dict[str, Any] | None:
         """The last figures at or before a time; null if there are none."""

@@ -23,13 +23,12 @@ import logging
 import os
 import re
 import socket
-import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from allocator.clock import boot_clock
+from allocator.clock import boot_clock, wall_ms
 from allocator.errors import AllocatorError
 from allocator.foreign import shown
 from allocator.groups.lease import MembershipLost
@@ -82,7 +81,7 @@ class OldSubscription:
             "version": 1,
             "subscription": self.streams,
             "pattern": self.pattern,
-            "timestamp": str(int(time.time() * 1000)),
+            "timestamp": str(wall_ms()),
         }
         return json.dumps(content).encode()
 
@@ -239,7 +238,7 @@ class ConsumersMembership(_OldConsumer):
     def _new_id(self) -> str:
         # the format of Java's ids
         host = re.sub("[^A-Za-z0-9._-]", "-", socket.gethostname())
-        return f"{self._group}_{host}-{int(time.time() * 1000)}-{uuid.uuid4().hex[:8]}"
+        return f"{self._group}_{host}-{wall_ms()}-{uuid.uuid4().hex[:8]}"
 
     def _ids(self) -> dict[str, bytes]:
         return {self.member_id: OldSubscription("static", dict.fromkeys(sorted(self._registered), 1)).encode()}

@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from allocator.clock import wall_ms
 from allocator.errors import MissingExtra
 from allocator.spark.archive.commits import (
     ArchiveBusy,
@@ -188,7 +188,7 @@ class DeltaStore:
     def _add(self, manifest: Manifest) -> None:
         from deltalake.transaction import AddAction
 
-        at = int(time.time() * 1000)
+        at = wall_ms()
         actions = [
             AddAction(
                 path=f"{manifest.staged}/{file.name}",

@@ -16,7 +16,7 @@ from rich.style import Style
 
 from allocator.foreign import plain
 
-__all__ = ["Listing", "console", "print_json"]
+__all__ = ["Listing", "console", "duration", "print_json"]
 
 GAP = 2  # spaces between columns
 FOLDED = 12  # minimum width of a cell that folds; less: names break into very short pieces
@@ -118,6 +118,13 @@ def _segments(lines: Iterable[str], style: Style | None = None) -> Iterator[Segm
     for line in lines:
         yield Segment(line, style)
         yield Segment.line()
+
+
+def duration(seconds: float) -> str:
+    """Formats seconds as "12 s", "5 min" or "3.2 h"."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def print_json(value: Any) -> None:

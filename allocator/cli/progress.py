@@ -20,6 +20,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from allocator.cli.output import duration
+
 __all__ = ["Meter", "Step", "is_shown", "progress", "quiet_option", "say"]
 
 REFRESHES = 4  # updates per second
@@ -110,7 +112,7 @@ def line(step: Step, task: Task, width: int) -> Table:
     words = [step.what, *([f"{step.done:,.0f}{total} {step.unit}".rstrip()] if step.done or step.total else [])]
     words += [] if rate is None else [f"{rate:,.0f}/s"]
     left_s = task.time_remaining
-    words += [] if left_s is None or not step.total or step.done >= step.total else [f"{_span(left_s)} left"]
+    words += [] if left_s is None or not step.total or step.done >= step.total else [f"{duration(left_s)} left"]
     while len(words) > 1 and sum(len(word) + GAP for word in words) > width:
         del words[-1]
     room = min(BAR, width - 1 - sum(len(word) + GAP for word in words))
@@ -120,10 +122,3 @@ def line(step: Step, task: Task, width: int) -> Table:
         cells.insert(1, ProgressBar(total=step.total, completed=step.done, width=room))
     grid.add_row(*cells)
     return grid
-
-
-def _span(seconds: float) -> str:
-    """Formats seconds as "12 s", "5 min" or "3.2 h"."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from allocator.cli.options import ERROR, GROUP, Seconds, with_clusters
-from allocator.cli.output import print_json
+from allocator.cli.output import duration, print_json
 from allocator.clock import wall_ms
 from allocator.errors import AllocatorError
 from allocator.foreign import plain
@@ -247,12 +247,9 @@ def _groups(watcher: Watcher, names: list[str], shown: Optional[str], width: int
 
 def _age(s: Optional[float], least_s: Optional[float]) -> str:
     """How old the lag is: "12 s", "5 min", ">5 min" if only a lower bound is known."""
-    value = s if s is not None else least_s
-    if not value and s is None:
-        return "-"
-    assert value is not None
-    words = f"{value:.0f} s" if value < 90 else f"{value / 60:.0f} min" if value < 5400 else f"{value / 3600:.1f} h"
-    return words if s is not None else f">{words}"
+    if s is not None:
+        return duration(s)
+    return f">{duration(least_s)}" if least_s else "-"
 
 
 def _members(group: Seen, room: int, width: int) -> Table:

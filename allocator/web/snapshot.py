@@ -295,18 +295,11 @@ def rebalance(group: WatchedGroup, number: int) -> dict[str, Any] | None:
 
 def findings(group: WatchedGroup) -> list[dict[str, Any]]:
     """The findings, worst first."""
-    return [
-        {
-            "id": finding.id,
-            "severity": str(finding.severity),
-            "what": finding.what,
-            "where": finding.place,
-            "why": finding.why,
-            "do": finding.do,
-            "command": finding.command,
-        }
-        for finding in group.problems[:FINDINGS]
-    ]
+    shown = group.problems[:FINDINGS]
+    found = [{**finding.to_json(), "where": finding.place} for finding in shown]
+    for each in found:
+        del each["fix"]  # the page makes no fixes
+    return found
 
 
 def orders(group: WatchedGroup) -> list[dict[str, Any]]:

@@ -35,6 +35,8 @@ ADD_VERSION, PRODUCE_VERSION, END_VERSION, INIT_VERSION = 3, 11, 4, 4
 LOADING, NOT_AVAILABLE, NOT_COORDINATOR, CONCURRENT = 14, 15, 16, 51
 DUPLICATE_SEQUENCE = 46
 REPLACED: Final = frozenset((47, 90))  # INVALID_PRODUCER_EPOCH, PRODUCER_FENCED
+# a partition that has not seen the newer epoch yet only finds that the transaction is over (KIP-890)
+INVALID_TXN_STATE = 48
 
 
 class NewRecord(NamedTuple):
@@ -220,6 +222,12 @@ class TransactionalWriter:
         if code in REPLACED:
             return BrokerError(
                 f"{what}: another process has begun to write as {self._name!r}, and this one ends", code=code
+            )
+        if code == INVALID_TXN_STATE:
+            return BrokerError(
+                f"{what}: the transaction {self._name!r} is over: another process has begun to write, or it took "
+                f"longer than {self._timeout_s:.0f} s",
+                code=code,
             )
         return for_code(code, what)
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any, Optional
 
 from allocator.client.security import KEYS, check_security
-from allocator.consumer.membership_config import MembershipConfig
 from allocator.errors import ConfigError
 from allocator.groups.names import default_client_id
 from allocator.names import check_pattern_syntax, check_topic
@@ -353,6 +352,9 @@ def _check_member(options: Options, names: Mapping[str, str], fault: Any) -> Non
         fault("assign", "assign selects partitions, but with membership = zookeeper the group assigns them")
     if options.commit == "never" and "commit" in names:
         fault("commit", "commit = never: a member always commits, because the next owner of a partition starts there")
+    # not at the top: each read starts Python processes that import this module, and few are members
+    from allocator.consumer.membership_config import MembershipConfig
+
     keywords = member_keywords(options)
     values = {**vars(options), "pattern": options.topics_pattern}
     for found in MembershipConfig.of(**keywords).faults():

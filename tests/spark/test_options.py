@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import textwrap
 from typing import Any
 
 import pytest
@@ -275,3 +278,16 @@ def test_positions_come_back_from_their_text_and_from_the_connectors() -> None:
     assert text == '{"orders": {"9": 7, "10": 5}, "@begin": {"orders": {"9": 2}}}'
     assert StreamOffsets.of_json(json.loads(text)) == positions
     assert StreamOffsets.of_json({"orders": {"9": 7}}) == StreamOffsets({b: 7}, {})
+
+
+def test_the_processes_that_plan_a_read_load_no_consumer() -> None:
+    """Spark starts such processes for each read."""
+    pytest.importorskip("pyspark.sql.datasource", reason="pyspark 4 needs Python 3.10 or newer")
+    code = """
+        import sys
+        from allocator.spark.source.source import AllocatorDataSource
+        AllocatorDataSource({"brokers": "a:9092", "topics": "orders"}).schema()
+        print(sorted({"allocator.consumer", "allocator.processing", "allocator.assignors"} & set(sys.modules)))
+        """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
+    assert done.stdout == "[]\n", done.stderr

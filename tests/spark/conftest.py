@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from spark_classes import class_archive
 from spark_settings import CHEAP, JVM
 
 from allocator.testing.java import find_java
@@ -26,7 +27,7 @@ def sparks_defaults(spark: SparkSession) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def spark(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """local[2], little memory, no web page, 127.0.0.1 only; `format("allocator")` is registered."""
     pytest.importorskip("pyspark.sql.datasource", reason="pyspark 4 needs Python 3.10 or newer")
     from allocator.spark import session
@@ -34,24 +35,30 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     before = os.environ.get("JAVA_HOME")
     os.environ["JAVA_HOME"] = find_java(oldest=17).home
     scratch = tmp_path_factory.mktemp("spark")
-    made = session(
-        "tests",
-        "local[2]",
-        {
-            "spark.driver.bindAddress": "127.0.0.1",
-            "spark.driver.host": "127.0.0.1",
-            "spark.driver.memory": "768m",
-            "spark.driver.extraJavaOptions": JVM,
-            "spark.local.dir": str(scratch),
-            "spark.sql.shuffle.partitions": "1",
-            **CHEAP,
-            "spark.sql.warehouse.dir": str(scratch / "warehouse"),
-            "spark.ui.enabled": "false",
-            "spark.ui.showConsoleProgress": "false",
-        },
-    )
-    yield made
-    made.stop()
+    tests = sum("spark" in getattr(item, "fixturenames", ()) for item in request.session.items)
+    with class_archive(tests) as options:
+        made = session(
+            "tests",
+            "local[2]",
+            {
+                "spark.driver.bindAddress": "127.0.0.1",
+                "spark.driver.host": "127.0.0.1",
+                "spark.driver.memory": "768m",
+                "spark.driver.extraJavaOptions": f"{JVM} {options}",
+                "spark.local.dir": str(scratch),
+                "spark.sql.shuffle.partitions": "1",
+                **CHEAP,
+                "spark.sql.warehouse.dir": str(scratch / "warehouse"),
+                "spark.ui.enabled": "false",
+                "spark.ui.showConsoleProgress": "false",
+            },
+        )
+        yield made
+        gateway = made.sparkContext._gateway
+        made.stop()
+        # Java ends when its input does, and writes the archive then
+        gateway.proc.stdin.close()
+        gateway.proc.wait()
     if before is None:
         del os.environ["JAVA_HOME"]
     else:

@@ -69,8 +69,8 @@ class CountingZooKeeper(ZooKeeper):
             self.count["writes"] += 1
             self.count["bytes written"] += size
 
-    async def get(self, path: str, watch: Any = None) -> tuple[bytes, Stat]:
-        data, stat = await super().get(path, watch)
+    async def get(self, path: str, watch: Any = None, *, deleted: Any = None) -> tuple[bytes, Stat]:
+        data, stat = await super().get(path, watch, deleted=deleted)
         self.count["reads"] += 1
         self.count["bytes read"] += len(data)
         return data, stat
@@ -99,17 +99,17 @@ class CountingZooKeeper(ZooKeeper):
         self.count["writes"] += 1
         await super().delete(path, version)
 
-    async def multi(self, ops: Sequence[Op]) -> None:
+    async def multi(self, ops: Sequence[Op]) -> int:
         self.count["writes"] += 1
         self.count["bytes written"] += sum(len(op.data) for op in ops)
-        await super().multi(ops)
+        return await super().multi(ops)
 
-    def _watch(self, watch: Any) -> Any:
+    def _watch(self, watch: Any, deleted: Any = None) -> Any:
         def counted() -> None:
             self.count["events"] += 1
             watch()
 
-        return super()._watch(None if watch is None else counted)
+        return super()._watch(None if watch is None else counted, deleted)
 
 
 class BenchMember:

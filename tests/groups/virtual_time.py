@@ -29,7 +29,10 @@ class _Clock(selectors.BaseSelector):
         if timeout is None:
             raise Deadlock("every task waits for something that nobody will do")
         # whole nanoseconds: sums of floats would depend on how often the loop woke in between
-        self.loop.now = round(self.loop.now + max(0.0, timeout), 9)
+        now = round(self.loop.now + max(0.0, timeout), 9)
+        if timeout > 0 and now <= self.loop.now:  # otherwise the clock never reaches a timer a fraction of 1 ns ahead
+            now = round(self.loop.now + 1e-9, 9)
+        self.loop.now = now
         return []
 
     def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:

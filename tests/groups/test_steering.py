@@ -126,6 +126,15 @@ def test_a_swap_needs_both_members_and_comes_before_their_evacuation() -> None:
     assert constraints_of([swap, other], MEMBERS) == Constraints(swapped={A: B})
 
 
+def test_an_evacuated_member_replaces_no_other() -> None:
+    swap = order("swap", arguments={"old": "one", "new": "two"})
+    leaves = order("evacuate", arguments={"member": "two"})
+    assert constraints_of([swap, leaves], MEMBERS) == Constraints(evacuated=frozenset({B}))
+    document = AssignmentDocument(owners={A: parts(0)})
+    state = states_of([swap, leaves], MEMBERS, document, {A: parts(0)}, {})[swap.id]
+    assert state == OrderState("not kept", "the new member is under the order evacuate")
+
+
 def test_an_exclusion_comes_before_a_pin_to_the_same_place() -> None:
     found = constraints_of([pin("0", member="one"), exclude("0", {"member": "one"})], MEMBERS)
     assert found.allowed == {TopicPartition("t", 0): frozenset({B, C})}

@@ -148,6 +148,8 @@ def constraints_of(orders: Iterable[Order], members: Infos) -> Constraints:
             canaries = dict.fromkeys(canaries_of(order, members), given["count"])
         elif order.kind == "freeze":
             frozen = True
+    # an evacuated member gets nothing, not even as the new member of a swap
+    swapped = {old: new for old, new in swapped.items() if new not in evacuated}
     everyone = frozenset(members)
     allowed = {}
     for partition in pinned.keys() | barred.keys():
@@ -156,7 +158,7 @@ def constraints_of(orders: Iterable[Order], members: Infos) -> Constraints:
         allowed[partition] = pinned.get(partition, everyone) & open_to or open_to
     return Constraints(
         cordoned=frozenset(cordoned),
-        evacuated=frozenset(evacuated - swapped.keys() - set(swapped.values())),
+        evacuated=frozenset(evacuated - swapped.keys()),
         swapped=swapped,
         allowed={partition: there for partition, there in allowed.items() if there},
         nobody=frozenset(nobody),
@@ -194,6 +196,12 @@ class _Outcome:
         self._members = members
         self._document = document
         self._frozen = any(order.kind == "freeze" for order in orders)
+        self._evacuated = {
+            member
+            for order in orders
+            if order.kind == "evacuate"
+            for member in members_named(order.arguments["member"], members)
+        }
         self._goal = goal
         self._at: dict[TopicPartition, str] = {}
         for member, partitions in document.owners.items():
@@ -252,6 +260,8 @@ class _Outcome:
         stuck = [p for p in left if self._to.get(p) == old[0]]
         if not left:
             return OrderState("done", "the old member has no partitions")
+        if new[0] in self._evacuated:
+            return OrderState("not kept", "the new member is under the order evacuate")
         if stuck and not self._frozen:
             return OrderState("not kept", f"the new member may not have {_partitions(stuck)}")
         return self._moving(left, "are left to move")

@@ -122,11 +122,14 @@ def _record_order(command_name: str, *parameters: Command) -> Callable[[Command]
             name: str, access: Access, as_json: bool, create: bool, why: str, expires: str | None, **given: Any
         ) -> None:
             from allocator.cli.planning import given_about_records
+            from allocator.groups.order_report import OrderReport
 
             act = function(told=_told(why, expires), **given)
             outcome = asyncio.run(given_about_records(access, name, act, create=create))
-            show = _show_withdrawn if isinstance(outcome, tuple) else _show_given
-            show(name, outcome, as_json)
+            if isinstance(outcome, OrderReport):  # a tuple too
+                _show_given(name, outcome, as_json)
+            else:
+                _show_withdrawn(name, outcome, as_json)
 
         create_option = click.option(
             "--create", is_flag=True, help="Create the topic GROUP.orders, for a group of Kafka's own protocols."
@@ -151,10 +154,11 @@ def _withdrawal(command_name: str, *parameters: Command) -> Callable[[Command], 
 
 def _withdraw(access: Access, name: str, as_json: bool, act: Act) -> None:
     from allocator.cli.planning import given_about_records
+    from allocator.groups.order_report import OrderReport
 
     outcome = asyncio.run(given_about_records(access, name, act))
     # `promote` of one member changes the order
-    _show_withdrawn(name, outcome if isinstance(outcome, tuple) else (outcome.order,), as_json)
+    _show_withdrawn(name, (outcome.order,) if isinstance(outcome, OrderReport) else outcome, as_json)
 
 
 def _show_given(name: str, report: OrderReport, as_json: bool) -> None:

@@ -19,8 +19,8 @@ def test_a_picture_is_drawn_from_the_table_that_stands_there(name: str) -> None:
 
 
 def test_another_figure_is_another_picture() -> None:
-    assert "| clean leave | ours, `sticky` | 77 " in PAGE
-    other = PAGE.replace("| clean leave | ours, `sticky` | 77 ", "| clean leave | ours, `sticky` | 78 ")
+    assert "| clean leave | ours, `sticky` | 52 " in PAGE
+    other = PAGE.replace("| clean leave | ours, `sticky` | 52 ", "| clean leave | ours, `sticky` | 53 ")
     assert pictures(other)["rebalance.svg"] != pictures(PAGE)["rebalance.svg"]
 
 

@@ -170,7 +170,7 @@ def _things(module: str, names: list[str]) -> Iterator[str]:
                 yield _code(f"{name}{_signature(thing.__init__, bound=True)}")
             yield tabled(inspect.getdoc(thing) or "")
             yield from _members(thing)
-        elif callable(thing):
+        elif callable(thing) and get_origin(thing) is None:  # an alias of a type is callable before Python 3.14
             yield f"## {name}"
             yield _code(f"{name}{_signature(thing)}")
             yield tabled(inspect.getdoc(thing) or "")

@@ -14,7 +14,9 @@ class Certificates:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.ca = directory / "ca.pem"
-        self._run("req -x509 -newkey rsa:2048 -nodes -keyout ca.key -out ca.pem -days 2 -subj /CN=authority")
+        # Python 3.13 and newer refuse an authority that does not say what its key may sign
+        usage = "-addext keyUsage=critical,keyCertSign,cRLSign"
+        self._run(f"req -x509 -newkey rsa:2048 -nodes -keyout ca.key -out ca.pem -days 2 -subj /CN=authority {usage}")
 
     def make(self, name: str, password: str = "") -> None:
         """For 127.0.0.1 and localhost; `password`: of the key that clients read."""

@@ -70,13 +70,13 @@ def test_what_fails_within_spark_is_told_without_its_stack(
     (tmp_path / "broken.py").write_text(
         "from pyspark.sql import functions as F\n"
         "def no_column(rows): return rows.withColumn('x', F.col('nope'))\n"
-        "def no_number(rows): return rows.withColumn('x', F.udf(lambda v: 1 // 0, 'int')('value'))\n"
+        "def no_number(rows): return rows.withColumn('x', F.udf(lambda v: {}['nothing'], 'int')('value'))\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     archive = ("archive", tmp_path / "archive", "--brokers", kafka_cluster.bootstrap, "--topic", topic)
     for words, code, expected in (
         (("--transform", "broken:no_column"), 1, "error: Spark failed: [UNRESOLVED_COLUMN"),
-        (("--transform", "broken:no_number"), 1, "error: Spark failed: ZeroDivisionError: integer division"),
+        (("--transform", "broken:no_number"), 1, "error: Spark failed: KeyError: 'nothing'"),
         (("--value", "json:n nonsense"), 2, "error: value: 'n nonsense' is not valid DDL"),
     ):
         found = run(*archive, *words)

@@ -1,11 +1,14 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
+# cython: freethreading_compatible=True
 """The compiled decoder of record sets, the `Record` that it hands out, and the encoder of records that are produced.
 
 The same promises as `fetch/decode_plain.py`, `record.py` and `producer/encode.py`, which stand in where this was not
 built. All that walks bytes is in `_records.h` and `_encode.h`, and runs without the interpreter's lock when there is
 much of it. Memory that outlives a call is in
 `bytes` objects, so whoever holds a view of it (a record, an Arrow buffer) holds the object too, and nothing is freed
-by hand. Objects do not change once they are handed out, so threads may share them.
+by hand. Threads may share records, columns and record sets: only a `Record` changes, when it decodes an attribute. Its
+critical sections order these changes on an interpreter without a lock; elsewhere they cost nothing. An iterator belongs
+to one thread at a time.
 """
 
 cimport cython
@@ -602,9 +605,18 @@ cdef class _Records:
     cdef RecordSet found
     cdef Py_ssize_t segment, segments_end
     cdef object start, stop
+    # whether a thread decodes or encodes: both release the interpreter's lock and all critical sections
+    cdef bint busy
 
     def __iter__(self):
         return self
+
+    cdef int _begin(self) except -1:
+        # without this a second thread would decode the same segment, and both together would leave out the next one
+        if self.busy:
+            raise ValueError("another thread reads from this iterator; use one iterator for each thread")
+        self.busy = True
+        return 0
 
     cdef int _go_on(self) except -1:
         """To the next segment; the last one is let go of."""
@@ -612,23 +624,40 @@ cdef class _Records:
             raise StopIteration
         cdef Segment segment = self.found.segments[self.segment]
         self.columns = None
-        self.columns = self.found._decode([segment])
-        self.row = 0 if segment.c.base_offset >= self.start else self.columns.find(self.start)
-        self.last = self.columns.rows if segment.c.next_offset <= self.stop else self.columns.find(self.stop)
+        cdef Columns columns = self.found._decode([segment])
+        self.row = 0 if segment.c.base_offset >= self.start else columns.find(self.start)
+        self.last = columns.rows if segment.c.next_offset <= self.stop else columns.find(self.stop)
+        self.columns = columns
         self.segment += 1
         return 0
 
     def __next__(self):
-        while self.row >= self.last:
-            self._go_on()
-        cdef Record record = Record.__new__(Record)
-        record._columns = self.columns
-        record._row = self.row
-        self.row += 1
+        cdef Record record
+        with cython.critical_section(self):
+            # the rows are those of a busy thread until it is done
+            if self.busy or self.row >= self.last:
+                self._begin()
+                try:
+                    while self.row >= self.last:
+                        self._go_on()
+                finally:
+                    self.busy = False
+            record = Record.__new__(Record)
+            record._columns = self.columns
+            record._row = self.row
+            self.row += 1
         return record
 
     def write(self, int64_t target):
         """The next of these as the records of a v2 batch, as `allocator.producer.encode.Writer.write`."""
+        with cython.critical_section(self):
+            self._begin()
+            try:
+                return self._write(target)
+            finally:
+                self.busy = False
+
+    cdef object _write(self, int64_t target):
         cdef Columns columns
         cdef job_t *job
         cdef body_t body
@@ -808,24 +837,27 @@ cdef class Record:
 
     @property
     def key(self):
-        if not self._known & KEY:
-            self._key = self._columns._bytes(self._row, True)
-            self._known |= KEY
-        return self._key
+        with cython.critical_section(self):
+            if not self._known & KEY:
+                self._key = self._columns._bytes(self._row, True)
+                self._known |= KEY
+            return self._key
 
     @property
     def value(self):
-        if not self._known & VALUE:
-            self._value = self._columns._bytes(self._row, False)
-            self._known |= VALUE
-        return self._value
+        with cython.critical_section(self):
+            if not self._known & VALUE:
+                self._value = self._columns._bytes(self._row, False)
+                self._known |= VALUE
+            return self._value
 
     @property
     def headers(self):
-        if not self._known & HEADERS:
-            self._headers = self._columns._headers(self._row)
-            self._known |= HEADERS
-        return self._headers
+        with cython.critical_section(self):
+            if not self._known & HEADERS:
+                self._headers = self._columns._headers(self._row)
+                self._known |= HEADERS
+            return self._headers
 
     @property
     def serialized_key_size(self):
@@ -840,8 +872,9 @@ cdef class Record:
         return None
 
     def deserialized(self, key, value):
-        self._key, self._value = key, value
-        self._known |= KEY | VALUE
+        with cython.critical_section(self):
+            self._key, self._value = key, value
+            self._known |= KEY | VALUE
         return self
 
     def _fields(self):

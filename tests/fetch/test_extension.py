@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
 import random
 import shutil
@@ -11,7 +12,7 @@ import sysconfig
 import threading
 import time
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import crc32c
@@ -148,6 +149,94 @@ def test_room_to_decompress_into_is_used_once() -> None:
     with pytest.raises(ValueError, match="released"):
         room.view[0]
     assert bytes(codecs.PlainRoom(3).view) == b"\0\0\0"
+
+
+# -- threads
+
+
+def in_threads(work: Callable[[], None], many: int = 6) -> None:
+    """Run `work` in `many` threads that start together. Raises the first exception of a thread."""
+    barrier = threading.Barrier(many)
+
+    def run_together() -> None:
+        barrier.wait()
+        work()
+
+    with concurrent.futures.ThreadPoolExecutor(many) as pool:
+        for done in [pool.submit(run_together) for _ in range(many)]:
+            done.result()
+
+
+@pytest.fixture
+def frequent_switches() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@compiled
+@pytest.mark.usefixtures("frequent_switches")
+def test_threads_that_read_the_same_records_get_the_same_objects() -> None:
+    """An attribute is decoded once. Without a lock, one thread would free the object that another one returns."""
+    from allocator import _records
+
+    count = 2000
+    wire = batch([R(i, b"value %d " % i * 4, b"key %d " % i * 4, headers=[("h", b"%d" % i)]) for i in range(count)], 0)
+    records = list(_records.scan(wire, topic="t", partition=0, start=0).columns(0, 1).records())
+    seen: list[list[tuple[object, ...]]] = []
+
+    def read() -> None:
+        seen.append([(record.key, record.value, record.headers) for record in records])
+
+    in_threads(read)
+    for row, fields in enumerate(zip(*seen)):
+        assert fields[0] == (b"key %d " % row * 4, b"value %d " % row * 4, [("h", b"%d" % row)])
+        assert all(one is other for others in fields for one, other in zip(fields[0], others))
+
+
+@compiled
+@pytest.mark.usefixtures("frequent_switches")
+def test_an_iterator_that_threads_share_gives_each_record_once() -> None:
+    """A thread that comes while another one decodes is refused, and no segment is left out."""
+    from allocator import _records
+
+    value = random.Random(3).randbytes(1 << 13)
+    # each segment is large enough that the decoder releases the lock
+    wire = b"".join(batch([R(i, value) for i in range(20)], base) for base in range(0, 400, 20))
+    found = _records.scan(wire, topic="t", partition=0, start=0)
+    records = found.records(0, 20, 0, 400)
+    seen: list[int] = []
+
+    def read() -> None:
+        while True:
+            try:
+                seen.append(next(records).offset)
+            except StopIteration:
+                return
+            except ValueError as error:
+                assert "another thread" in str(error)
+
+    in_threads(read)
+    assert sorted(seen) == list(range(400))
+
+
+@compiled
+@pytest.mark.skipif(not sysconfig.get_config_var("Py_GIL_DISABLED"), reason="this interpreter has a lock")
+def test_no_module_of_the_package_turns_the_interpreters_lock_on() -> None:
+    """Modules of other packages may; the warning of the interpreter names the module."""
+    code = (
+        "import importlib, pkgutil, allocator\n"
+        "for module in pkgutil.walk_packages(allocator.__path__, 'allocator.', onerror=lambda name: None):\n"
+        "    if not module.name.endswith('__main__'):\n"
+        "        try:\n"
+        "            importlib.import_module(module.name)\n"
+        "        except ImportError:\n"  # an extra is not installed
+        "            pass\n"
+        "assert 'allocator._records' in __import__('sys').modules\n"
+    )
+    output = run(sys.executable, "-W", "always", "-c", code, cwd=ROOT, PYTHONPATH=str(ROOT))
+    assert "to load module 'allocator" not in output
 
 
 # -- builds

@@ -187,7 +187,8 @@ class LocalCluster(Cluster):
     ) -> Node:
         jars = self._jars[release.jars.name]
         if release.kraft:
-            prepare = layout.kraft_files(place, settings, partial(layout.format_data, self._java, jars))
+            archive = classes.using(self._java, release.jars)
+            prepare = layout.kraft_files(place, settings, partial(layout.format_data, self._java, jars, archive))
         else:
             prepare = layout.kafka_files(place, number, settings, self._zookeeper)
         return Node(

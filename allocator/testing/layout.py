@@ -104,9 +104,12 @@ def kraft_files(
     return write
 
 
-def format_data(java: Java, jars: str, place: Path) -> None:
-    """Formats the data directory with Kafka's tool. Raises ServerStartFailed with its output."""
-    tool = [java.executable, "-Xmx128m", *_QUICK_JVM, "-cp", jars, "kafka.tools.StorageTool", "format"]
+def format_data(java: Java, jars: str, options: Sequence[str], place: Path) -> None:
+    """Formats the data directory with Kafka's tool. Raises ServerStartFailed with its output.
+
+    `options`: the options for the class archive of the server. The tool uses a part of the same classes.
+    """
+    tool = [java.executable, "-Xmx128m", *_QUICK_JVM, *options, "-cp", jars, "kafka.tools.StorageTool", "format"]
     tool += ["-t", CLUSTER_ID, "-c", str(place / "server.properties")]
     done = subprocess.run(tool, capture_output=True, text=True, timeout=_FORMAT_TIMEOUT_S)
     if done.returncode:

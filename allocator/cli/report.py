@@ -6,14 +6,16 @@ import re
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Optional, Union
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 from allocator.cli.output import Listing
 from allocator.clock import milliseconds
-from allocator.deadletters.waiting import WaitingRecords
 from allocator.errors import ConfigError
 from allocator.groups.describe import SHOWN, GroupReport, Logs, name_of
 from allocator.types import TopicPartition
+
+if TYPE_CHECKING:  # it imports the consumer, which a help text and the options do not need
+    from allocator.deadletters.waiting import WaitingRecords
 
 __all__ = [
     "TARGETS",

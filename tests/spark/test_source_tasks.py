@@ -95,6 +95,25 @@ def test_tasks_grow_with_cores_and_records() -> None:
     assert tasks(max_records_per_partition="10000") == 512
 
 
+def test_few_records_share_one_task() -> None:
+    given = replace(read_options({"brokers": "b:1", "topics": "t"}), cores=8)
+
+    def tasks(records: int, options: Options = given) -> list[int]:
+        ranges = [Range("t", number, 7, 7 + records) for number in range(16)]
+        read = pieces(options, ranges)
+        assert sorted(each for piece in read for each in piece.ranges) == ranges
+        return [len(piece.ranges) for piece in read]
+
+    assert tasks(1) == [16]
+    assert tasks(125) == [16]
+    assert tasks(126) == [8, 8]
+    assert tasks(1000) == [2] * 8
+    assert tasks(100_000) == [1] * 16
+    # expensive work on each record
+    assert tasks(1, replace(given, min_partitions=16)) == [1] * 16
+    assert tasks(1, replace(given, cores=None)) == [1] * 16
+
+
 def test_what_retention_took_is_data_loss_or_passed_over(
     kafka_cluster: LocalCluster, topic_factory: TopicFactory
 ) -> None:

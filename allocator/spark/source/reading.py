@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -40,6 +41,9 @@ log = logging.getLogger(__name__)
 DIAGNOSIS_S = 5.0  # for the request that finds the cause of a timeout
 TASKS_A_CORE = 2  # more than one, so that a core with a short task takes another
 PACKED_RECORDS = 1_000_000  # read in about a second; a task costs about 0.1 s besides
+# For each task of a small batch; at 50 us of work a record, this is the cost of the task. More: the batch uses fewer
+# cores. Less: it costs more than it reads.
+TASK_RECORDS = 2_000
 
 
 class Piece(InputPartition):  # type: ignore[misc]  # pyspark is not followed
@@ -59,8 +63,9 @@ def pieces(options: Options, ranges: Iterable[Range]) -> list[InputPartition]:
     most = options.max_partitions
     if most is None and options.cores is not None and options.max_records_per_partition is None:
         # not larger: the rest of the task (such as a sort) must fit into memory, and a retry repeats it all
-        most = max(TASKS_A_CORE * options.cores, sum(part.size for part in parts) // PACKED_RECORDS)
-        most = max(most, options.min_partitions or 1)
+        records = sum(part.size for part in parts)
+        spread = min(TASKS_A_CORE * options.cores, math.ceil(records / TASK_RECORDS))
+        most = max(spread, records // PACKED_RECORDS, options.min_partitions or 1)
     if most is None:
         return [Piece([part]) for part in parts]
     return [Piece(packed) for packed in pack(parts, most)]

@@ -152,7 +152,7 @@ class Options:
         None,
         "The largest number of tasks: small partitions share one, and each row keeps its partition and offset. Less: "
         "less overhead: a task costs about 0.1 s of a core whatever it reads. Default: two for each core, less for a "
-        "batch of few records (one for each 2 000), or one for each million records if that is more, where `register` "
+        "batch of few records (one for each 100), or one for each million records if that is more, where `register` "
         "learns the number of cores (a `local` master, "
         "`spark.default.parallelism`, or `spark.executor.instances` and `spark.executor.cores`; never with dynamic "
         "allocation), else one for each partition. It excludes `max_records_per_partition`.",

@@ -123,10 +123,10 @@ def test_small_partitions_share_the_tasks_of_the_sessions_cores(
     spark: SparkSession, kafka_cluster: LocalCluster, topic_factory: TopicFactory
 ) -> None:
     topic = topic_factory(partitions=12)
-    produce(kafka_cluster.bootstrap, topic, [(None, b"x", number % 12) for number in range(7200)])
+    produce(kafka_cluster.bootstrap, topic, [(None, b"x", number % 12) for number in range(360)])
     frame = read(spark, kafka_cluster, topics=topic)
     assert frame.rdd.getNumPartitions() == 4  # the session has two cores
-    assert offsets(frame) == {number: list(range(600)) for number in range(12)}
+    assert offsets(frame) == {number: list(range(30)) for number in range(12)}
     for options, tasks in (({"max_partitions": 1}, 1), ({"min_partitions": 7}, 7), ({"min_partitions": 24}, 24)):
         assert read(spark, kafka_cluster, topics=topic, **options).rdd.getNumPartitions() == tasks
 

@@ -105,9 +105,9 @@ def test_few_records_share_one_task() -> None:
         return [len(piece.ranges) for piece in read]
 
     assert tasks(1) == [16]
-    assert tasks(125) == [16]
-    assert tasks(126) == [8, 8]
-    assert tasks(1000) == [2] * 8
+    assert tasks(6) == [16]
+    assert tasks(7) == [8, 8]
+    assert tasks(50) == [2] * 8
     assert tasks(100_000) == [1] * 16
     # expensive work on each record
     assert tasks(1, replace(given, min_partitions=16)) == [1] * 16

@@ -41,9 +41,9 @@ log = logging.getLogger(__name__)
 DIAGNOSIS_S = 5.0  # for the request that finds the cause of a timeout
 TASKS_A_CORE = 2  # more than one, so that a core with a short task takes another
 PACKED_RECORDS = 1_000_000  # read in about a second; a task costs about 0.1 s besides
-# For each task of a small batch; at 50 us of work a record, this is the cost of the task. More: the batch uses fewer
+# For each task of a small batch; at 1 ms of work a record, this is the cost of the task. More: the batch uses fewer
 # cores. Less: it costs more than it reads.
-TASK_RECORDS = 2_000
+TASK_RECORDS = 100
 
 
 class Piece(InputPartition):  # type: ignore[misc]  # pyspark is not followed

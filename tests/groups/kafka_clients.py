@@ -55,6 +55,7 @@ class _Member:
     ) -> None:
         self.name = name or self.name
         self.held: Partitions = frozenset()
+        self._stopped = False
         self._history = history if history is not None else History()
         self._topics = list(topics)
         self._settings = self._configured(bootstrap, group, assignor, kafka)
@@ -70,6 +71,8 @@ class _Member:
             self._history.events.append((time.monotonic(), self.name, what, parts))
 
     def begins(self, partitions: Iterable[Any]) -> None:
+        if self._stopped:
+            return
         partitions = list(partitions)
         self._note("begin", partitions)
         self.held |= {TopicPartition(p.topic, p.partition) for p in partitions}
@@ -78,6 +81,11 @@ class _Member:
         partitions = list(partitions)
         self.held -= {TopicPartition(p.topic, p.partition) for p in partitions}
         self._note("end", partitions)
+
+    def stops(self) -> None:
+        """The user stops the client and uses nothing more of it, even if a rebalance still assigns it something."""
+        self._stopped = True
+        self.ends(self.held)
 
 
 class _Calls:
@@ -162,7 +170,7 @@ class KafkaPython(_Threaded):
         while not self._stop.is_set():
             # after a poll that times out during a rebalance, a leader may never assign anything
             consumer.poll(timeout_ms=2000)
-        self.ends(self.held)
+        self.stops()
         consumer.close()
 
 
@@ -189,7 +197,7 @@ class AioKafka(_Member):
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self.ends(self.held)
+        self.stops()
         with contextlib.suppress(Exception):
             await self._consumer.stop()
 
@@ -224,7 +232,7 @@ class Confluent(_Threaded):
         )
         while not self._stop.is_set():
             consumer.poll(0.2)
-        self.ends(self.held)
+        self.stops()
         consumer.close()
 
 

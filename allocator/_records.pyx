@@ -632,7 +632,8 @@ cdef class _Records:
         return 0
 
     def __next__(self):
-        cdef Record record
+        # before the row is chosen: a new object may let another thread run, which would take that row
+        cdef Record record = Record.__new__(Record)
         with cython.critical_section(self):
             # the rows are those of a busy thread until it is done
             if self.busy or self.row >= self.last:
@@ -642,7 +643,6 @@ cdef class _Records:
                         self._go_on()
                 finally:
                     self.busy = False
-            record = Record.__new__(Record)
             record._columns = self.columns
             record._row = self.row
             self.row += 1
@@ -839,24 +839,30 @@ cdef class Record:
     def key(self):
         with cython.critical_section(self):
             if not self._known & KEY:
-                self._key = self._columns._bytes(self._row, True)
-                self._known |= KEY
+                key = self._columns._bytes(self._row, True)
+                if not self._known & KEY:
+                    self._key = key
+                    self._known |= KEY
             return self._key
 
     @property
     def value(self):
         with cython.critical_section(self):
             if not self._known & VALUE:
-                self._value = self._columns._bytes(self._row, False)
-                self._known |= VALUE
+                value = self._columns._bytes(self._row, False)
+                if not self._known & VALUE:
+                    self._value = value
+                    self._known |= VALUE
             return self._value
 
     @property
     def headers(self):
         with cython.critical_section(self):
             if not self._known & HEADERS:
-                self._headers = self._columns._headers(self._row)
-                self._known |= HEADERS
+                headers = self._columns._headers(self._row)
+                if not self._known & HEADERS:
+                    self._headers = headers
+                    self._known |= HEADERS
             return self._headers
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import gc
 import os
 import random
 import shutil
@@ -176,10 +177,28 @@ def frequent_switches() -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
+@pytest.fixture
+def collections_that_switch() -> Iterator[None]:
+    """Any new list may run Python code, as the garbage collector calls it, and so let another thread run."""
+    gc.callbacks.append(_watch)
+    before = gc.get_threshold()
+    gc.set_threshold(20, 1000, 1000)
+    yield
+    gc.set_threshold(*before)
+    gc.callbacks.remove(_watch)
+
+
+def _watch(phase: str, info: dict[str, int]) -> None:
+    sum(range(9))
+
+
 @compiled
-@pytest.mark.usefixtures("frequent_switches")
+@pytest.mark.usefixtures("frequent_switches", "collections_that_switch")
 def test_threads_that_read_the_same_records_get_the_same_objects() -> None:
-    """An attribute is decoded once. Without a lock, one thread would free the object that another one returns."""
+    """A thread that decodes an attribute later than another one gets the object of that one.
+
+    Without the interpreter's lock it would otherwise free the object that the other one returns.
+    """
     from allocator import _records
 
     count = 2000
@@ -200,7 +219,7 @@ def test_threads_that_read_the_same_records_get_the_same_objects() -> None:
 
 
 @compiled
-@pytest.mark.usefixtures("frequent_switches")
+@pytest.mark.usefixtures("frequent_switches", "collections_that_switch")
 def test_an_iterator_that_threads_share_gives_each_record_once() -> None:
     """A thread that comes while another one decodes is refused, and no segment is left out."""
     from allocator import _records
@@ -223,6 +242,31 @@ def test_an_iterator_that_threads_share_gives_each_record_once() -> None:
 
     in_threads(read)
     assert sorted(seen) == list(range(400))
+
+
+@compiled
+@pytest.mark.usefixtures("frequent_switches", "collections_that_switch")
+def test_an_iterator_that_threads_share_ends_where_its_records_end() -> None:
+    """A thread that makes its record while another one takes the last row would read memory behind the rows."""
+    from allocator import _records
+
+    each, batches = 3000, 5
+    wire = b"".join(batch([R(i, b"v") for i in range(each)], n * each) for n in range(batches))
+    for _ in range(3):
+        records = _records.scan(wire, topic="t", partition=0, start=0).records(0, batches, 0, each * batches)
+        seen: list[Any] = []  # the records stay, so that each new one is a new object
+
+        def read(records: Iterator[Any] = records, seen: list[Any] = seen) -> None:
+            while True:
+                try:
+                    seen.append(next(records))
+                except StopIteration:
+                    return
+                except ValueError as error:
+                    assert "another thread" in str(error)
+
+        in_threads(read, 4)
+        assert sorted(record.offset for record in seen) == list(range(each * batches))
 
 
 @compiled

@@ -485,7 +485,7 @@ async def test_after_a_lost_session_nothing_is_committed(setting: Setting) -> No
         async with setting.consumer(session_timeout_s=4.0) as heir:
             await owns(heir, 4)
             client.handler.create_connection = connect
-            await wait_until_async(lambda: heard.calls[-1][0] != "assigned", 30, "the loss to be told")
+            await wait_until_async(lambda: len(heard.calls) > 1, 30, "the loss to be told")
             assert heard.calls[1] == ("lost", frozenset(setting.partitions))
             await owns(heir, 2)
         # It had processed the first ten records of each partition, and continues after them although no commit

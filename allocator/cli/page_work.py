@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any, Optional
 
 from allocator.assignors import known_names
-from allocator.cli.planning import Act, Rehearsal, changes_of, given, ours, planned
+from allocator.cli.planning import (
+    Act,
+    KafkaRehearsal,
+    Rehearsal,
+    changes_of,
+    given,
+    in_kafka,
+    ours,
+    planned,
+    record_orders,
+)
 from allocator.cli.read import (
     Access,
     copy_offsets,
@@ -17,10 +28,13 @@ from allocator.cli.read import (
     read_partitions,
 )
 from allocator.cli.report import parse_target
+from allocator.consumer.order_topic import orders_topic
 from allocator.deadletters import DeadLetterQueue
 from allocator.errors import ConfigError
 from allocator.foreign import shown
+from allocator.groups import kafka_describe
 from allocator.groups.describe import GroupState, Logs, describe
+from allocator.groups.group_orders import OrdersFromOutside
 from allocator.groups.order_report import OrderReport
 from allocator.groups.zookeeper.orders import KINDS
 from allocator.types import TopicPartition
@@ -45,7 +59,10 @@ def page_work(access: Access) -> ClusterWork:
         found = await delete(access, group, keep_offsets=keep_offsets, execute=execute)
         return found.to_json(executed=execute)
 
-    return ClusterWork(reset, copy, partial(_preview, access), partial(_plan, access), delete_)
+    def orders(group: str, who: str, create: bool) -> AbstractAsyncContextManager[OrdersFromOutside]:
+        return record_orders(access, group, who, create)
+
+    return ClusterWork(reset, copy, partial(_preview, access), partial(_plan, access), orders, delete_)
 
 
 def dead_letters(access: Access, viewer: Optional[Viewer] = None) -> LetterDesk | None:
@@ -70,19 +87,38 @@ def _act(order: GivenOrder) -> Act:
 
 
 async def _preview(access: Access, group: str, order: GivenOrder) -> dict[str, Any]:
-    """{"group", "order", "partitions", "plan"}. An order about records has its partitions with their present offsets,
-    and the target of a seek. Any other order has the plan of its moves."""
-    async with ours(access, group) as zk:
-        rehearsal = Rehearsal(zk, group, access.root)
-        report: OrderReport = await _act(order)(rehearsal)
-        state = await describe(zk, group, access.root)
+    """{"group", "order", "partitions", "plan", "creates"}. An order about records has its partitions with their present
+    offsets, and the target of a seek. Any other order has the plan of its moves. "creates" is the topic that an order
+    to a group of Kafka's own protocols would create; null if it exists."""
+    if await in_kafka(access, group):
+        report, state, creates = await _rehearsed_in_kafka(access, group, order)
+    else:
+        report, state, creates = *await _rehearsed(access, group, order), None
     if KINDS[order.kind].acts == "leader":
         found = await planned(access, group, [], [_act(order)])
-        return {"group": group, "order": report.to_json(), "partitions": [], "plan": found.to_json()}
+        return {"group": group, "order": report.to_json(), "partitions": [], "plan": found.to_json(), "creates": None}
     chosen = sorted(report.order.partitions)
     logs, places = await _logs(access, group, order, chosen)
     rows = [_row(partition, state, logs, places) for partition in chosen]
-    return {"group": group, "order": report.to_json(), "partitions": rows, "plan": None}
+    return {"group": group, "order": report.to_json(), "partitions": rows, "plan": None, "creates": creates}
+
+
+async def _rehearsed(access: Access, group: str, order: GivenOrder) -> tuple[OrderReport, GroupState | None]:
+    async with ours(access, group) as zk:
+        report = await _act(order)(Rehearsal(zk, group, access.root))
+        return report, await describe(zk, group, access.root)
+
+
+async def _rehearsed_in_kafka(
+    access: Access, group: str, order: GivenOrder
+) -> tuple[OrderReport, GroupState | None, str | None]:
+    """The report, the group, and the topic that the order would create."""
+    rehearsal = KafkaRehearsal(access.need_brokers(), group, security=access.security, timeout_s=access.timeout_s)
+    async with rehearsal, access.cluster() as client:
+        report = await _act(order)(rehearsal)
+        found, topic = await kafka_describe.group(client, group), orders_topic(group)
+        missing = topic is not None and client.partitions(topic) is None
+    return report, None if found is None else found.as_state(group), topic if missing else None
 
 
 async def _logs(

@@ -40,14 +40,17 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Act",
+    "KafkaRehearsal",
     "Rehearsal",
     "changes_of",
     "given",
     "given_about_records",
+    "in_kafka",
     "listed",
     "ours",
     "pair",
     "planned",
+    "record_orders",
     "show_plan",
 ]
 
@@ -89,21 +92,30 @@ async def ours(access: Access, name: str) -> AsyncIterator[ZooKeeper]:
         yield zk
 
 
+class KafkaRehearsal(KafkaGroupOrders):
+    """Writes no order, for groups of Kafka's own protocols."""
+
+    async def _put(self, order: Order) -> OrderReport:
+        return OrderReport(order, "given", "" if await self._members() else "the group has no member")
+
+
 @asynccontextmanager
-async def _record_orders(access: Access, name: str, create: bool = False) -> AsyncIterator[OrdersFromOutside]:
+async def record_orders(
+    access: Access, name: str, who: Optional[str] = None, create: bool = False
+) -> AsyncIterator[OrdersFromOutside]:
     """The store of a group's orders: ZooKeeper or its topic. Raises OrderRefused if its members follow no orders."""
-    if await _in_kafka(access, name):
+    if await in_kafka(access, name):
         assert access.brokers is not None
         async with KafkaGroupOrders(
-            access.brokers, name, security=access.security, create=create, timeout_s=access.timeout_s
+            access.brokers, name, security=access.security, who=who, create=create, timeout_s=access.timeout_s
         ) as orders:
             yield orders
         return
     async with ours(access, name) as zk:
-        yield OrdersOfGroup(zk, Paths(access.root, name))
+        yield OrdersOfGroup(zk, Paths(access.root, name), who)
 
 
-async def _in_kafka(access: Access, name: str) -> bool:
+async def in_kafka(access: Access, name: str) -> bool:
     """Whether the group has members in Kafka or a topic of orders, and no members in ZooKeeper."""
     if access.brokers is None:
         return False
@@ -128,12 +140,12 @@ async def given(access: Access, name: str, act: Act, who: Optional[str] = None) 
 
 async def given_about_records(access: Access, name: str, act: Act, *, create: bool = False) -> Any:
     """Like `given`, but also for groups of Kafka's own protocols. `act` may withdraw an order, too."""
-    async with _record_orders(access, name, create=create) as orders:
+    async with record_orders(access, name, create=create) as orders:
         return await act(orders)
 
 
 async def listed(access: Access, name: str) -> list[OrderReport]:
-    async with _record_orders(access, name) as orders:
+    async with record_orders(access, name) as orders:
         return await orders.list()
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Optional
 
 import click
 
-from allocator.cli.options import Seconds, with_clusters
+from allocator.cli.options import GROUP, Seconds, with_clusters
 from allocator.errors import ConfigError, MissingExtra
 
 if TYPE_CHECKING:
@@ -100,6 +100,14 @@ log = logging.getLogger(__name__)
     multiple=True,
     help="Format of records, TOPIC:value=FORMAT or TOPIC:key=FORMAT, such as orders:value=avro:FILE; may be repeated.",
 )
+@click.option(
+    "--kafka-group",
+    "kafka_groups",
+    multiple=True,
+    metavar="GROUP",
+    type=GROUP,
+    help="Also show this group of Kafka's own protocols; may be repeated (default: that of --config, if it is one).",
+)
 @click.option("--registry", envvar="ALLOCATOR_RECORDS_REGISTRY", help="URL of a schema registry, for records.")
 @with_clusters
 def web(
@@ -122,6 +130,7 @@ def web(
     records_access: Optional[str],
     masks: tuple[str, ...],
     formats: tuple[str, ...],
+    kafka_groups: tuple[str, ...],
     registry: Optional[str],
 ) -> None:
     """Show the groups in a browser: who owns what, what each rebalance moved and why, lag, problems.
@@ -139,18 +148,35 @@ def web(
     guard = Guard.make(hosts, _token(token_file), _login(user_header, groups_header, proxies, operators, viewers))
     tls = _tls(tls_cert, tls_key)
     records = _records(access, records_access, masks, registry, formats)
+    groups = _kafka_groups(access, kafka_groups)
     logs.configure("warning", "text")  # the log needs times, to show when a user changed something
     logging.getLogger("kazoo").setLevel(logging.CRITICAL)  # unreachable servers are reported once
     archive = _archive(history, history_mb * 1_000_000, access)
     try:
-        asyncio.run(_serve(access, guard, host, port, interval, as_json, archive, tls, records))
+        asyncio.run(_serve(access, groups, guard, host, port, interval, as_json, archive, tls, records))
     finally:
         if archive is not None:
             archive.close()
 
 
+def _kafka_groups(access: Access, named: Collection[str]) -> Collection[str]:
+    """The groups of Kafka's own protocols that the page shows. Raises ConfigError if it would show no group at all, and
+    without brokers for them."""
+    if not named and access.settings is not None and access.settings.group.membership == "kafka":
+        named = [access.settings.group.name]
+    if named:
+        access.need_brokers()
+    elif access.zookeeper is None:
+        raise ConfigError(
+            "where is ZooKeeper? Give --zookeeper or --config, set ALLOCATOR_ZOOKEEPER_HOSTS, or name groups of "
+            "Kafka's own protocols with --kafka-group"
+        )
+    return named
+
+
 async def _serve(
     access: Access,
+    kafka_groups: Collection[str],
     guard: Any,
     host: str,
     port: int,
@@ -164,7 +190,7 @@ async def _serve(
 
     from allocator.cli.page_work import dead_letters, page_work
     from allocator.tasks import TaskGroup
-    from allocator.web.actions import actions
+    from allocator.web.actions import Place, actions
     from allocator.web.history import POINTS
     from allocator.web.history_file import keep
     from allocator.web.metrics import GroupCollector
@@ -172,7 +198,7 @@ async def _serve(
     from allocator.web.watch import Watcher
 
     past = None if archive is None else partial(archive.do, partial(archive.past, kept_points=POINTS))
-    watcher = Watcher(access, interval_s=interval_s, past=past)
+    watcher = Watcher(access, interval_s=interval_s, past=past, kafka_groups=kafka_groups)
     if archive is not None:
         watcher.log.recall(await archive.do(archive.events))
 
@@ -192,7 +218,7 @@ async def _serve(
         registry,
         Health(ready=not_ready),
         watcher,
-        actions=actions(lambda: watcher.zk, access.root, page_work(access)),
+        actions=actions(Place(lambda: watcher.zk, access.root, watcher.in_kafka), page_work(access)),
         letters=dead_letters(access, None if records is None else records.viewer),
         archive=archive,
         tls=tls,
@@ -240,7 +266,7 @@ def _archive(history: Optional[str], max_bytes: int, access: Access) -> Optional
     if history is not None:
         return HistoryFile(Path(history), max_bytes)
     state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    key = hashlib.sha256(f"{access.zookeeper}\n{access.root}".encode()).hexdigest()[:12]
+    key = hashlib.sha256(f"{access.zookeeper or access.brokers}\n{access.root}".encode()).hexdigest()[:12]
     try:
         return HistoryFile(Path(state).expanduser() / "allocator" / f"history-{key}.sqlite", max_bytes)
     except (ConfigError, RuntimeError) as error:
@@ -287,7 +313,7 @@ def beside(settings: Config) -> Beside:
     need_the_extra()
     from allocator.cli.page_work import dead_letters, page_work
     from allocator.cli.read import Access
-    from allocator.web.actions import actions
+    from allocator.web.actions import Place, actions
     from allocator.web.daemon import beside_daemon
     from allocator.web.guard import Guard
     from allocator.web.watch import Watcher
@@ -298,11 +324,14 @@ def beside(settings: Config) -> Beside:
     @contextlib.asynccontextmanager
     async def running(config: Config, consumers: Sequence[Consumer], daemon: Runner) -> AsyncIterator[None]:
         watcher, allowed, letters = None, {}, None
-        if config.group.membership == "zookeeper" and zookeeper.hosts is not None:
+        name, over_zookeeper = config.group.name, config.group.membership == "zookeeper"
+        if config.group.membership in ("kafka", "zookeeper") and (zookeeper.hosts is not None or not over_zookeeper):
             brokers, security = ",".join(config.kafka.brokers), config.kafka.security() or None
-            access = Access(zookeeper.hosts, zookeeper.root, zookeeper.options() or None, brokers, security)
-            watcher = Watcher(access, only=config.group.name)
-            allowed, letters = actions(lambda: watcher.zk, access.root, page_work(access)), dead_letters(access)
+            hosts = zookeeper.hosts if over_zookeeper else None
+            access = Access(hosts, zookeeper.root, zookeeper.options() or None, brokers, security)
+            watcher = Watcher(access, only=name, kafka_groups=() if over_zookeeper else [name])
+            place = Place(lambda: watcher.zk, access.root, watcher.in_kafka)
+            allowed, letters = actions(place, page_work(access)), dead_letters(access)
         async with beside_daemon(consumers, daemon, guard, web.host, web.port or 0, watcher, allowed, letters) as port:
             log.info("http://%s:%d/ has metrics, health and the status page", web.host, port)
             yield

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Optional, Protocol
 
-from allocator.clock import wall_ms
 from allocator.consumer.switching import choose, path_of, read_choice
-from allocator.errors import AllocatorError, ConfigError
-from allocator.groups.group_orders import OrdersOfGroup
-from allocator.groups.zookeeper.order_store import OrderStore
+from allocator.errors import AllocatorError, ConfigError, OrderRefused
+from allocator.groups.group_orders import NOT_OURS, OrdersFromOutside, OrdersOfGroup
 from allocator.groups.zookeeper.store import Store
 from allocator.groups.zookeeper.znodes import Paths
 from allocator.names import GROUP_NAME
 from allocator.web.request_body import RequestBody
 from allocator.zookeeper.client import BadVersion, ConnectionLost, NoZnode, ZooKeeper
 
-__all__ = ["Action", "ClusterWork", "GivenOrder", "NotNow", "actions"]
+__all__ = ["Action", "ClusterWork", "GivenOrder", "NotNow", "Place", "actions"]
 
 Action = Callable[[str, Mapping[str, Any], str], Awaitable[dict[str, Any]]]
 """Arguments: the group, the request body, and the user."""
@@ -26,6 +25,7 @@ Session = Callable[[], Optional[ZooKeeper]]
 
 NOTE = 500  # characters of a note
 HOURS = 24 * 365
+ORDER_FIELDS = ("kind", "arguments", "why", "hours")
 SUPPOSITIONS = ("add", "add_in_rack", "remove", "fail", "fail_rack", "weight", "rack", "partitions")
 MOST = 200  # suppositions and orders of one plan
 
@@ -74,59 +74,77 @@ class ClusterWork:
     preview: Callable[[str, GivenOrder], Awaitable[dict[str, Any]]]
     """Returns what an order would do. Arguments: the group and the order."""
     plan: PlanWork
+    orders: Callable[[str, str, bool], AbstractAsyncContextManager[OrdersFromOutside]]
+    """The orders of a group of Kafka's own protocols. Arguments: the group, the user, and whether the first order
+    creates their topic."""
     delete: Callable[[str, bool, bool], Awaitable[dict[str, Any]]]
     """Deletes a group. Arguments: the group, whether to keep its offsets, and whether to delete. Returns what it
     deleted, or what it would delete."""
 
 
-def actions(zookeeper: Session, root: str, work: ClusterWork) -> dict[str, Action]:
+@dataclass(frozen=True)
+class Place:
+    """Where the groups of a page are."""
+
+    zookeeper: Session
+    root: str
+    in_kafka: Callable[[str], bool]
+    """Whether Kafka's coordinator has the members of a group."""
+
+    def session(self, group: str) -> ZooKeeper:
+        """The session for a group in ZooKeeper. Raises OrderRefused for another one, ConnectionLost."""
+        if self.in_kafka(group):
+            raise OrderRefused(f"Kafka's coordinator has the members of group {group!r}. {NOT_OURS}")
+        zk = self.zookeeper()
+        if zk is None:
+            raise ConnectionLost("ZooKeeper does not answer at present")
+        return zk
+
+    def paths(self, group: str) -> Paths:
+        return Paths(self.root, group)
+
+
+def actions(place: Place, work: ClusterWork) -> dict[str, Action]:
     """Returns the actions, keyed by the last part of their URL path."""
     return {
         "note": _note,
-        "rebalance": partial(_rebalance, zookeeper, root),
-        "orders/put": partial(_order, zookeeper, root),
+        "rebalance": partial(_rebalance, place),
+        "orders/put": partial(_order, place, work),
         "orders/preview": partial(_preview, work),
-        "orders/withdraw": partial(_withdraw, zookeeper, root),
-        "orders/remove": partial(_remove_orders, zookeeper, root),
+        "orders/withdraw": partial(_withdraw, place, work),
+        "orders/remove": partial(_remove_orders, place, work),
         "plan": partial(_plan, work),
-        "pause": partial(_freeze, zookeeper, root, True),
-        "resume": partial(_freeze, zookeeper, root, False),
+        "pause": partial(_freeze, place, True),
+        "resume": partial(_freeze, place, False),
         "offsets/reset": partial(_reset, work),
         "offsets/copy": partial(_copy, work),
         "delete": partial(_delete, work),
     }
 
 
-async def _freeze(
-    zookeeper: Session,
-    root: str,
-    frozen: bool,
-    group: str,
-    given: Mapping[str, Any],
-    user: str,
-) -> dict[str, Any]:
+async def _freeze(place: Place, frozen: bool, group: str, given: Mapping[str, Any], user: str) -> dict[str, Any]:
     """Pauses or resumes the members that follow the group's setting.
 
     To pause, members finish the records they have, commit and leave. To resume, they join again. The setting is that of
     a cutover; it keeps its choice of brokers.
     """
     RequestBody(given)
-    zk = _connected(zookeeper)
-    path = path_of(root, group)
+    zk = place.session(group)
+    path = path_of(place.root, group)
     before = await read_choice(zk, path)
     await choose(zk, path, before._replace(frozen=frozen))
     return {"group": group, "paused": frozen}
 
 
-async def _rebalance(zookeeper: Session, root: str, group: str, given: Mapping[str, Any], user: str) -> dict[str, Any]:
+async def _rebalance(place: Place, group: str, given: Mapping[str, Any], user: str) -> dict[str, Any]:
     """Makes the leader compute the assignment again.
 
     The leader does this when the znode of the assignment is missing, and starts from the claims of the members. The
     members keep working. A partition moves only if the allocator function now returns another owner for it.
     """
     RequestBody(given)
-    zk = _connected(zookeeper)
-    store = Store(zk, Paths(root, group))
+    zk = place.session(group)
+    store = Store(zk, place.paths(group))
     if not await store.member_names():
         raise NotNow(f"group {group!r} has no members, so nobody would compute an assignment")
     stat = await zk.exists(store.paths.assignment)
@@ -138,8 +156,9 @@ async def _rebalance(zookeeper: Session, root: str, group: str, given: Mapping[s
     return {"group": group, "asked": True}
 
 
-def _given_order(given: Mapping[str, Any]) -> GivenOrder:
-    body = RequestBody(given, "kind", "arguments", "why", "hours")
+def _given_order(given: Mapping[str, Any], *more: str) -> GivenOrder:
+    """The order of a request body. `more`: further fields that the body may have."""
+    body = RequestBody(given, *ORDER_FIELDS, *more)
     kind, arguments, hours = (given.get(name) for name in ("kind", "arguments", "hours"))
     if not isinstance(kind, str) or not isinstance(arguments, dict):
         raise ConfigError('"kind" must be the name of an order, and "arguments" an object')
@@ -151,16 +170,25 @@ def _given_order(given: Mapping[str, Any]) -> GivenOrder:
     return GivenOrder(kind, arguments, why, None if hours is None else 3600.0 * hours)
 
 
-def _orders_of(zookeeper: Session, root: str, group: str, user: str) -> OrdersOfGroup:
-    return OrdersOfGroup(_connected(zookeeper), Paths(root, group), user or "page")
+@asynccontextmanager
+async def _orders_of(
+    place: Place, work: ClusterWork, group: str, user: str, create: bool = False
+) -> AsyncIterator[OrdersFromOutside]:
+    who = user or "page"
+    if place.in_kafka(group):
+        async with work.orders(group, who, create) as orders:
+            yield orders
+    else:
+        yield OrdersOfGroup(place.session(group), place.paths(group), who)
 
 
-async def _order(zookeeper: Session, root: str, group: str, given: Mapping[str, Any], user: str) -> dict[str, Any]:
-    """Adds an order to the group. It replaces an earlier order with the same subject."""
-    order = _given_order(given)
-    report = await _orders_of(zookeeper, root, group, user).give_by_name(
-        order.kind, order.arguments, why=order.why, expires_s=order.expires_s
-    )
+async def _order(place: Place, work: ClusterWork, group: str, given: Mapping[str, Any], user: str) -> dict[str, Any]:
+    """Adds an order to the group. It replaces an earlier order with the same subject. `create` also creates the topic
+    of the orders, for a group of Kafka's own protocols."""
+    create = RequestBody(given, *ORDER_FIELDS, "create").flag("create")
+    order = _given_order(given, "create")
+    async with _orders_of(place, work, group, user, create) as orders:
+        report = await orders.give_by_name(order.kind, order.arguments, why=order.why, expires_s=order.expires_s)
     return {"group": group, "order": report.order.id, "state": report.state, "state_why": report.why}
 
 
@@ -169,11 +197,12 @@ async def _preview(work: ClusterWork, group: str, given: Mapping[str, Any], user
     return {**await work.preview(group, _given_order(given)), "executed": False}
 
 
-async def _withdraw(zookeeper: Session, root: str, group: str, given: Mapping[str, Any], user: str) -> dict[str, Any]:
+async def _withdraw(place: Place, work: ClusterWork, group: str, given: Mapping[str, Any], user: str) -> dict[str, Any]:
     """Withdraws orders from some partitions. An order that also names other partitions stays in force for those."""
     RequestBody(given, "kind", "arguments")
     order = _given_order(given)
-    removed = await _orders_of(zookeeper, root, group, user).withdraw(order.kind, order.arguments)
+    async with _orders_of(place, work, group, user) as orders:
+        removed = await orders.withdraw(order.kind, order.arguments)
     return {"group": group, "withdrawn": [each.id for each in removed]}
 
 
@@ -194,13 +223,14 @@ async def _delete(work: ClusterWork, group: str, given: Mapping[str, Any], user:
 
 
 async def _remove_orders(
-    zookeeper: Session, root: str, group: str, given: Mapping[str, Any], user: str
+    place: Place, work: ClusterWork, group: str, given: Mapping[str, Any], user: str
 ) -> dict[str, Any]:
     """Removes orders by id."""
     ids = RequestBody(given, "ids").list("ids", str)
     if not ids:
         raise ConfigError('"ids" must be a list of ids of orders')
-    removed = await OrderStore(_connected(zookeeper), Paths(root, group)).remove(ids, wall_ms())
+    async with _orders_of(place, work, group, user) as orders:
+        removed = await orders.remove(*ids)
     return {"group": group, "removed": [order.id for order in removed]}
 
 
@@ -233,10 +263,3 @@ async def _note(group: str, given: Mapping[str, Any], user: str) -> dict[str, An
     if not text.strip() or len(text) > NOTE:
         raise ConfigError(f'"text" must be a text of at most {NOTE} characters, such as "version 1.4.2"')
     return {"group": group, "noted": text}
-
-
-def _connected(zookeeper: Session) -> ZooKeeper:
-    zk = zookeeper()
-    if zk is None:
-        raise ConnectionLost("ZooKeeper does not answer at present")
-    return zk

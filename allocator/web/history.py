@@ -14,6 +14,7 @@ __all__ = ["History", "News", "Past", "Point", "Rebalance", "Remembered", "Serie
 
 REBALANCES = 100  # rebalances kept. more: memory, a few kB each
 POINTS = 720  # points kept: an hour at one every 5 s
+AT_REST = ("Stable", "Empty", "Dead")  # states of a group as Kafka's coordinators name them
 NAMED = 5  # members or topics that a reason names
 
 Owners = Mapping[TopicPartition, str]
@@ -83,7 +84,7 @@ class Rebalance:
         longest = self.longest_s
         return {
             "id": self.id,
-            "generation": self.generation,
+            "generation": self.generation or None,
             "began": round(self.began, 3),
             "ended": None if self.ended is None else round(self.ended, 3),
             "took_s": None if self.took_s is None else round(self.took_s, 3),
@@ -203,6 +204,8 @@ class History:
         news = news or News(now)
         self._crashed |= news.crashed
         self._names.update((member, state.name_of(member)) for member in state.members)
+        if state.coordinated is not None:
+            return self._observe_coordinated(state, now)
         before = self._settled
         last, self._last = self._last, state
         if before is None:
@@ -234,25 +237,48 @@ class History:
             happened |= self._follow(current, before, state, now)
         return happened
 
+    def _observe_coordinated(self, state: GroupState, now: float) -> bool:
+        """Compares a group of Kafka's own protocols with its last stable state. It is polled, so the length of its
+        rebalances is unknown."""
+        if not settled(state):
+            return False
+        before, self._settled, self._last = self._settled, state, state
+        if before is None:
+            if self._remembered is not None:
+                self._compare(self._remembered, state, now)
+            return True
+        if set(before.members) == set(state.members) and targets(before) == targets(state):
+            return False
+        self._add_untimed(targets(before), state, now, reasons(before, state), self._names)
+        self.moved += len(self.rebalances[-1].moves)
+        self._names = {member: state.name_of(member) for member in state.members}
+        return True
+
     def _compare(self, then: Remembered, state: GroupState, now: float) -> None:
         """Adds one rebalance for all changes between the end of the previous server and the start of this one."""
+        names = {**then.names, **self._names}
+        if then.owners != (targets(state) if state.members else {}):
+            self._add_untimed(then.owners, state, now, ["changed while no server watched"], names)
+
+    def _add_untimed(
+        self, owners: Owners, state: GroupState, now: float, why: list[str], names: Mapping[str, str]
+    ) -> None:
+        """Adds a rebalance that is over, and of which only the result is known."""
         new = targets(state) if state.members else {}
-        moves = {p: (then.owners.get(p), new.get(p)) for p in {*then.owners, *new} if then.owners.get(p) != new.get(p)}
-        if moves:
-            self.rebalances.append(
-                Rebalance(
-                    state.generation,
-                    now,
-                    ["changed while no server watched"],
-                    strategy=state.strategy or "",
-                    ended=now,
-                    timed=False,
-                    unnoticed_s=None,
-                    moves=moves,
-                    total=len(new),
-                    names={**then.names, **self._names},
-                )
+        self.rebalances.append(
+            Rebalance(
+                state.generation,
+                now,
+                why,
+                strategy=state.strategy or "",
+                ended=now,
+                timed=False,
+                unnoticed_s=None,
+                moves={p: (owners.get(p), new.get(p)) for p in {*owners, *new} if owners.get(p) != new.get(p)},
+                total=len(new),
+                names=dict(names),
             )
+        )
 
     def _time_claims(self, current: Rebalance, last: GroupState, state: GroupState, at: float) -> None:
         """Notes which partitions lost or got an owner between two observations."""
@@ -322,7 +348,9 @@ class History:
 
 
 def targets(state: GroupState) -> dict[TopicPartition, str]:
-    """The future owner of each partition, after all moves."""
+    """The future owner of each partition, after all moves. In Kafka's own protocols that is its owner."""
+    if state.coordinated is not None:
+        return state.owners
     if state.document is None:
         return {}
     found = {p: member for member, parts in state.document.owners.items() for p in parts}
@@ -342,6 +370,8 @@ def _holders(state: GroupState) -> dict[TopicPartition, str]:
 def settled(state: GroupState) -> bool:
     """Whether each member claims exactly its assigned partitions, and no partition is moving."""
     document = state.document
+    if state.coordinated is not None:
+        return state.coordinated.state in AT_REST
     if not state.members:
         return True
     if document is None or document.waiting or any(document.promised.values()):

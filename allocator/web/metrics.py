@@ -153,7 +153,11 @@ GROUP_GAUGES: tuple[tuple[str, str, Callable[[WatchedGroup], float | None]], ...
         "Load of the busiest member, in shares (follow_load); 0 if load is not followed or not known",
         lambda g: 0.0 if g.report.state.load is None else g.report.state.load.max_over_mean or 0.0,
     ),
-    ("generation", "Generation of the newest assignment", lambda g: g.report.state.generation),
+    (
+        "generation",
+        "Generation of the newest assignment; absent for groups of Kafka's own protocols",
+        lambda g: g.report.state.generation if g.report.state.coordinated is None else None,
+    ),
     ("moving_partitions", "Partitions that a live member has to release for another one", moving),
     ("rebalancing", "1 during a rebalance", lambda g: float(g.report.phase == "rebalancing")),
     ("findings", "Findings above INFO about the group", lambda g: g.wrong),

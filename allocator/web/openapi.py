@@ -46,9 +46,10 @@ def _ref(name: str) -> Schema:
 
 FIGURES: dict[str, Schema] = {
     "group": TEXT,
+    "protocol": {"enum": ["zookeeper", "kafka"], "description": "Where its members are."},
     "phase": {"enum": ["stable", "rebalancing", "empty"]},
     "paused": {**YES, "description": "Whether the group is paused: its members leave."},
-    "generation": COUNT,
+    "generation": {**_maybe(COUNT), "description": "null for Kafka's own protocols, which do not tell it."},
     "partitions": COUNT,
     "unowned": COUNT,
     "reserved": {**COUNT, "description": "Those of `unowned` that wait for a restart (`restart_grace_s`)."},
@@ -77,7 +78,7 @@ MOVES: dict[str, Schema] = {
 }
 REBALANCE: dict[str, Schema] = {
     "id": {**WHOLE, "description": "Names it in the group."},
-    "generation": COUNT,
+    "generation": _maybe(COUNT),
     "began": {**REAL, "description": "Epoch seconds, as is every time here."},
     "ended": _maybe(REAL),
     "took_s": {**_maybe(REAL), "description": "From the first event; null during the rebalance or if unknown."},
@@ -100,6 +101,12 @@ REBALANCE: dict[str, Schema] = {
     "between": _list(_object(**{"from": _maybe(TEXT), "to": _maybe(TEXT), "partitions": COUNT})),
 }
 
+ORDER: dict[str, Schema] = {
+    "kind": {"enum": sorted(KINDS)},
+    "arguments": {"type": "object", "description": "As the kind has them."},
+    "why": TEXT,
+    "hours": {**REAL, "description": "It ends after so many hours; without, it has no end."},
+}
 DECODED: dict[str, Schema] = {
     "format": {"enum": ["null", "json", "text", "hex", "avro", "protobuf", "masked"]},
     "text": {**TEXT, "description": "The value as text; masked fields are ***."},
@@ -350,6 +357,7 @@ SCHEMAS: dict[str, Schema] = {
             ),
             "description": "Of an order about records: its partitions as they are.",
         },
+        creates={**_maybe(TEXT), "description": "The topic that the order creates, unless it exists."},
         plan={**_maybe(_ref("Plan")), "description": "Of another order: the moves."},
     ),
     "Withdrawn": _object(group=TEXT, withdrawn=_list(TEXT)),
@@ -443,12 +451,11 @@ SCHEMAS: dict[str, Schema] = {
         keep_offsets=YES,
         confirm={**TEXT, "description": "The name of the group. Without it the server only returns the plan."},
     ),
-    "OrderRequest": _object(
-        *("why", "hours"),
-        kind={"enum": sorted(KINDS)},
-        arguments={"type": "object", "description": "As the kind has them."},
-        why=TEXT,
-        hours={**REAL, "description": "It ends after so many hours; without, it has no end."},
+    "OrderRequest": _object("why", "hours", **ORDER),
+    "NewOrder": _object(
+        *("why", "hours", "create"),
+        **ORDER,
+        create={**YES, "description": "Create the topic of the orders, for a group of Kafka's own protocols."},
     ),
     "Removed": _object(group=TEXT, removed=_list(TEXT)),
     "RemoveRequest": _object(ids=_list(TEXT)),
@@ -594,7 +601,7 @@ def describe_api() -> dict[str, Any]:
             "/api/groups/{group}/offsets/copy": _post(
                 "Commit the same offsets for another group", "Reset", _ref("CopyRequest")
             ),
-            "/api/groups/{group}/orders/put": _post("Order the group something", "Ordered", _ref("OrderRequest")),
+            "/api/groups/{group}/orders/put": _post("Order the group something", "Ordered", _ref("NewOrder")),
             "/api/groups/{group}/orders/preview": _post("What an order would do", "OrderPreview", _ref("OrderRequest")),
             "/api/groups/{group}/orders/withdraw": _post(
                 "Take orders back from some partitions", "Withdrawn", _ref("WithdrawRequest")

@@ -75,9 +75,10 @@ def figures(group: WatchedGroup) -> dict[str, Any]:
     severities = Counter(str(finding.severity) for finding in group.problems)
     return {
         "group": group.name,
+        "protocol": "zookeeper" if state.coordinated is None else "kafka",
         "phase": report.phase,
         "paused": group.paused,
-        "generation": state.generation,
+        "generation": state.generation if state.coordinated is None else None,
         "members": len(state.members),
         "partitions": len(report.partitions),
         "unowned": len(report.unowned),
@@ -144,7 +145,7 @@ def detail(group: WatchedGroup) -> dict[str, Any]:
     return {
         **{key: value for key, value in figures(group).items() if key != "findings"},
         "leader": state.leader,
-        "strategy": document.strategy if document is not None else None,
+        "strategy": state.strategy,
         "revision": document.revision if document is not None else 0,
         "budget": budget(group),
         "members": [_member(group, member) for member in members],

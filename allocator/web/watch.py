@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Optional, Protocol
@@ -36,6 +36,7 @@ from allocator.tasks import TaskGroup, wait_for_event
 from allocator.web.events import Event, EventLog
 from allocator.web.fences import Fences
 from allocator.web.history import History, News, Past, Point, Series
+from allocator.web.kafka_watch import KafkaGroupWatch
 from allocator.web.offset_history import Age, OffsetHistory, oldest
 from allocator.zookeeper.client import NoZnode, Watched, ZooKeeper
 
@@ -63,7 +64,13 @@ class ClusterAccess(Protocol):
     def root(self) -> str: ...
 
     @property
+    def zookeeper(self) -> Optional[str]: ...
+
+    @property
     def brokers(self) -> Optional[str]: ...
+
+    @property
+    def security(self) -> Optional[Mapping[str, Any]]: ...
 
     @property
     def timeout_s(self) -> float: ...
@@ -328,7 +335,9 @@ class _WatchedClaim(Watched["Claim | None"]):
 
 
 class Watcher:
-    """All groups under a root, or only those named by `only`.
+    """All groups under a root, or only the one named by `only`; beside them `kafka_groups` of Kafka's own protocols.
+
+    Without ZooKeeper's address only `kafka_groups`. A group that has members in ZooKeeper is shown as it is there.
 
     `run` continues after every failure except a ConfigError, and `problems` has the current failures. Each change sets
     the events of `subscribe`.
@@ -342,6 +351,7 @@ class Watcher:
         interval_s: float = 5.0,
         examine: bool = True,
         past: Callable[[str], Awaitable[Past]] | None = None,
+        kafka_groups: Collection[str] = (),
     ) -> None:
         self.groups: dict[str, WatchedGroup] = {}
         self.problems: dict[str, str] = {}
@@ -351,7 +361,7 @@ class Watcher:
         self.answered_at: dict[str, float] = {}
         """The time of the last known response of each cluster."""
         self.ready = False
-        """Whether the groups have been read and ZooKeeper responds."""
+        """Whether the groups have been read and ZooKeeper responds (without ZooKeeper: Kafka)."""
         self._access = access
         self._only = only
         self._interval_s = interval_s
@@ -361,7 +371,10 @@ class Watcher:
         self.log = EventLog()
         """Outages, and events that the server adds."""
         self.zk: Optional[ZooKeeper] = None
-        self.clusters = ("zookeeper",) if access.brokers is None else ("kafka", "zookeeper")
+        self._kafka_groups = kafka_groups
+        self._source = "zookeeper" if access.zookeeper is not None or not kafka_groups else "kafka"
+        """The cluster that says which groups there are."""
+        self.clusters = tuple(sorted({self._source, *(() if access.brokers is None else ("kafka",))}))
         """The clusters that the watcher polls."""
         self._client: Optional[KafkaClient] = None
         self._trends: dict[str, DoctorTrends] = {}
@@ -404,7 +417,7 @@ class Watcher:
 
     def _outdated(self) -> None:
         if self.ready:
-            self.answered_at["zookeeper"] = time.time()
+            self.answered_at[self._source] = time.time()
         self.ready = False
 
     def note(self, name: str, findings: list[Finding]) -> None:
@@ -448,12 +461,11 @@ class Watcher:
 
     async def run(self) -> None:
         """Runs until cancelled. Raises ConfigError for settings with which no group can be read."""
-        beside = {}
-        if self._access.brokers is not None:
-            beside["kafka"] = self._keep("kafka", self._ask_kafka)
+        work = {"kafka": self._ask_kafka, "zookeeper": self._watch_zookeeper}
+        kept = {cluster: self._keep(cluster, work[cluster]) for cluster in self.clusters}
         if self._doctor:
-            beside["doctor"] = self._keep("doctor", self._examine)
-        await TaskGroup().run(self._keep("zookeeper", self._watch_zookeeper), **beside)
+            kept["doctor"] = self._keep("doctor", self._examine)
+        await TaskGroup().run(kept.pop(self._source), **kept)
 
     async def _keep(self, what: str, work: Callable[[], Any]) -> None:
         while True:
@@ -467,9 +479,9 @@ class Watcher:
                 if self.problems.get(what) != why:
                     log.warning("%s", why, exc_info=None if known else error)
                 self.complain(what, why)
-                if what == "zookeeper":
+                if what == self._source:
                     self._outdated()
-                elif what == "kafka":
+                if what == "kafka":
                     for group in self.groups.values():
                         group.unmeasured(time.time())
                 self.changed()
@@ -501,7 +513,8 @@ class Watcher:
             for name in set(watched) - {*names}:
                 watched.pop(name).cancel()
             for name in set(self.groups) - {*names}:
-                del self.groups[name]
+                if self.groups[name].report.state.coordinated is None:
+                    del self.groups[name]
             self.ready = True
             self.changed()
             await poked.wait()
@@ -517,21 +530,57 @@ class Watcher:
     # -- Kafka ---------------------------------------------------------------------------------------------------
 
     async def _ask_kafka(self) -> None:
-        async with self._access.cluster() as client:
+        access = self._access
+        assert access.brokers is not None
+        async with access.cluster() as client:
+            coordinated = [
+                KafkaGroupWatch(name, client, access.brokers, access.security, self._learn)
+                for name in self._kafka_groups
+            ]
             self._client = client
             try:
-                while True:
-                    began = time.monotonic()
-                    await client.refresh()
-                    for group in list(self.groups.values()):
-                        if group.seen:
-                            await self._measure(client, group)
-                    self._answered("kafka")
-                    self.changed()
-                    took = time.monotonic() - began
-                    await asyncio.sleep(max(self._interval_s - took, PAUSE_FACTOR * took, 0.05))
+                tasks = TaskGroup()
+                await tasks.run(self._poll_kafka(client, coordinated, tasks))
             finally:
                 self._client = None
+
+    async def _poll_kafka(
+        self, client: KafkaClient, coordinated: Collection[KafkaGroupWatch], tasks: TaskGroup
+    ) -> None:
+        for watch in coordinated:
+            tasks.start(watch.follow_orders(), watch.name)
+        while True:
+            began = time.monotonic()
+            await client.refresh()
+            await asyncio.gather(*map(self._poll_group, coordinated))
+            for group in list(self.groups.values()):
+                if group.seen:
+                    await self._measure(client, group)
+            self._answered("kafka")
+            self.ready |= self._source == "kafka"
+            self.changed()
+            took = time.monotonic() - began
+            await asyncio.sleep(max(self._interval_s - took, PAUSE_FACTOR * took, 0.05))
+
+    async def _poll_group(self, watch: KafkaGroupWatch) -> None:
+        state = await watch.poll()
+        if state is not None:
+            await self._group(watch.name)
+            self._learn(state)
+        elif watch.name in self.groups and self.in_kafka(watch.name):
+            del self.groups[watch.name]
+
+    def in_kafka(self, name: str) -> bool:
+        """Whether the state of the group comes from Kafka's coordinator."""
+        return name in self.groups and self.groups[name].report.state.coordinated is not None
+
+    def _learn(self, state: GroupState) -> None:
+        """Learns a state from Kafka, unless the group has members in ZooKeeper."""
+        group = self.groups.get(state.group)
+        if group is None or (group.report.state.coordinated is None and group.report.state.members):
+            return
+        group.learn(state, time.time())
+        self.changed()
 
     async def _measure(self, client: KafkaClient, group: WatchedGroup) -> None:
         timeout_s = self._access.timeout_s
@@ -550,12 +599,15 @@ class Watcher:
         while True:
             began = time.monotonic()
             for group in list(self.groups.values()):
-                if self.zk is None or not group.seen or not self._is_due(group):
+                if not group.seen or not self._is_due(group):
+                    continue
+                if self.zk is None and self._source == "zookeeper":
                     continue
                 if self._client is None and self._access.brokers is not None:
                     continue  # `problems` already says that Kafka does not answer
                 version = group.version["state"]
-                now = await observe(group.name, client=self._client, zookeepers=[self.zk], root=self._access.root)
+                zookeepers = [] if self.zk is None else [self.zk]
+                now = await observe(group.name, client=self._client, zookeepers=zookeepers, root=self._access.root)
                 trends = self._trends.setdefault(group.name, DoctorTrends(self._access.root))
                 group.judge(trends.judge(now), version)
                 self.changed()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from typing import Any
 
+import jsonschema
 from prometheus_client import CollectorRegistry
 from tornado.httpclient import AsyncHTTPClient, HTTPRequest, HTTPResponse
 
@@ -14,14 +15,23 @@ from allocator.cli.page_work import dead_letters, page_work
 from allocator.cli.read import Access
 from allocator.tasks import BackgroundTasks
 from allocator.testing.waiting import wait_until_async
-from allocator.web.actions import actions
+from allocator.web.actions import Place, actions
 from allocator.web.guard import Guard
 from allocator.web.metrics import GroupCollector
+from allocator.web.openapi import describe_api
 from allocator.web.server import Health, Site, serve
 from allocator.web.watch import Watcher
 
 TOKEN = "0123456789abcdef0123"
+BEARER = f"Bearer {TOKEN}"
+API = describe_api()
 PATIENCE_S = 60.0
+
+
+def as_described(path: str, answer: Any, method: str = "get", status: str = "200") -> None:
+    """Fails unless the answer is what the description says of that path."""
+    content = API["paths"][path][method]["responses"][status]["content"]["application/json"]["schema"]
+    jsonschema.Draft202012Validator({**content, "components": API["components"]}).validate(answer)
 
 
 class Served:
@@ -59,9 +69,11 @@ class Served:
 
 
 @contextlib.asynccontextmanager
-async def served(zookeeper: str, brokers: str | None = None, token: str | None = TOKEN) -> AsyncIterator[Served]:
+async def served(
+    zookeeper: str | None, brokers: str | None = None, token: str | None = TOKEN, kafka_groups: Collection[str] = ()
+) -> AsyncIterator[Served]:
     access = Access(zookeeper, brokers=brokers)
-    watcher = Watcher(access, interval_s=0.3)
+    watcher = Watcher(access, interval_s=0.3, kafka_groups=kafka_groups)
     registry = CollectorRegistry()
     registry.register(GroupCollector(watcher))
 
@@ -73,7 +85,7 @@ async def served(zookeeper: str, brokers: str | None = None, token: str | None =
         registry,
         Health(ready=not_ready),
         watcher,
-        actions=actions(lambda: watcher.zk, access.root, page_work(access)),
+        actions=actions(Place(lambda: watcher.zk, access.root, watcher.in_kafka), page_work(access)),
         letters=dead_letters(access),
     )
     failures: list[BaseException] = []

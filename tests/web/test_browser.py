@@ -33,7 +33,7 @@ from allocator.testing import LocalCluster
 from allocator.testing.waiting import wait_until, wait_until_async
 from allocator.types import Record, TopicPartition
 from allocator.viewer import Reader, Viewer
-from allocator.web.actions import ClusterWork, actions
+from allocator.web.actions import ClusterWork, Place, actions
 from allocator.web.dead_letters import LetterDesk
 from allocator.web.guard import Guard
 from allocator.web.server import Site, serve
@@ -363,9 +363,9 @@ class RecordedWork:
         self.asked: list[tuple[str, Any]] = []
 
     def actions(self) -> dict[str, Any]:
-        work = ClusterWork(self._no, self._no, self.preview, self.plan, self.delete)
+        work = ClusterWork(self._no, self._no, self.preview, self.plan, self._no, self.delete)  # type: ignore[arg-type]
         return {
-            **actions(lambda: None, "/allocator", work),
+            **actions(Place(lambda: None, "/allocator", lambda group: False), work),
             **{f"orders/{what}": functools.partial(self.note, what) for what in ("put", "withdraw")},
         }
 
@@ -382,7 +382,7 @@ class RecordedWork:
             | {"log_start": 0, "log_end": 160, "lag": 60, "to": 0 if order.kind == "seek" else None}
             for p in sorted(from_ranges("", order.arguments["partitions"]))
         ]
-        return {"group": group, "order": {"state": "given"}, "partitions": rows, "plan": None}
+        return {"group": group, "order": {"state": "given"}, "partitions": rows, "plan": None, "creates": None}
 
     async def plan(self, group: str, changes: Any, function: Any, orders: Any, apply: bool, who: str) -> dict[str, Any]:
         self.asked.append(("plan", (dict(changes), [order.kind for order in orders], apply)))

@@ -9,12 +9,11 @@ from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Any
 
-import jsonschema
 import pytest
 from openapi_spec_validator import validate
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
-from served import PATIENCE_S, TOKEN, served
+from served import API, BEARER, PATIENCE_S, as_described, served
 from tornado.httpclient import AsyncHTTPClient, HTTPRequest
 from written_group import WrittenGroup, dealt, member_id, parts
 
@@ -24,20 +23,10 @@ from allocator.testing import LocalCluster
 from allocator.testing.waiting import wait_until_async
 from allocator.types import TopicPartition
 from allocator.web.guard import Guard
-from allocator.web.openapi import describe_api
 from allocator.web.server import PortTaken, Site, serve
 from allocator.zookeeper.client import ZooKeeper
 
-BEARER = f"Bearer {TOKEN}"
-API = describe_api()
-
 pytestmark = pytest.mark.deadline(150)
-
-
-def as_described(path: str, answer: Any, method: str = "get", status: str = "200") -> None:
-    """Fails unless the answer is what the description says of that path."""
-    content = API["paths"][path][method]["responses"][status]["content"]["application/json"]["schema"]
-    jsonschema.Draft202012Validator({**content, "components": API["components"]}).validate(answer)
 
 
 @contextlib.asynccontextmanager

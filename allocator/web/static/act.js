@@ -6,7 +6,7 @@ import { plural, whole } from "./format.js";
 import { orderForm } from "./order_form.js";
 import { words as argumentsOf } from "./orders.js";
 import { moved, said } from "./plan.js";
-import { state } from "./state.js";
+import { inKafka, state } from "./state.js";
 import { Table } from "./table.js";
 
 const PLAN = [
@@ -132,7 +132,7 @@ export const openActions = (group) => {
     ["pause", part("Pause and resume",
       asked("Pause", "pause", `Members that follow the group's setting finish their records, commit and leave: at most ${members}. The group reads nothing until you resume. Other members go on.`, "Requested: its members will leave."),
       asked("Resume", "resume", "Members that follow the group's setting join again and read from the committed offsets.", "Requested: its members will join."))],
-    ["orders/put", ordering], ["offsets/reset", reset], ["offsets/copy", copy],
+    ...(inKafka() ? [] : [["orders/put", ordering]]), ["offsets/reset", reset], ["offsets/copy", copy],
     ["note", part("Mark a deployment", field("What happened", words, "it stands in the history beside the rebalances"), button("Mark", "", async () => { await ask(name, "note", { text: words.value }); words.value = ""; return "Noted."; }))],
     ["delete", ending],
   ];

@@ -1,11 +1,13 @@
 // Requests of an operator: the token, the response, and buttons that show a preview first. The token stays in this page.
 
 import { element } from "./dom.js";
-import { state } from "./state.js";
+import { inKafka, state } from "./state.js";
 
 let token = "";
 
-export const offers = (what) => state.hello?.actions.includes(what) === true;
+// what only the leader of a group in ZooKeeper does
+const OF_LEADERS = ["rebalance", "pause", "resume", "plan"];
+export const offers = (what) => state.hello?.actions.includes(what) === true && !(inKafka() && OF_LEADERS.includes(what));
 
 export const authorization = () => (token ? { Authorization: `Bearer ${token}` } : {});
 

@@ -96,7 +96,7 @@ export const timeline = (box, rebalances, since, now, href, events = []) => {
     const wide = Math.max(4, x(each.ended ?? now) - x(each.began));
     const high = Math.max(5, Math.sqrt(each.moved / Math.max(1, each.total, each.moved)) * (height - bottom - top - 4));
     const bar = svg("rect", { class: each.ended === null ? "bar open" : "bar", x: Math.min(x(each.began), width - wide), width: wide, y: height - bottom - high, height: high, rx: 1 },
-      svg("title", {}, `generation ${each.generation}, ${moment(each.began)}: ${each.moved} of ${each.total} moved, ${each.took_s === null ? "" : `${span(each.took_s)}; `}${each.why.join("; ")}`));
+      svg("title", {}, `${each.generation === null ? "" : `generation ${each.generation}, `}${moment(each.began)}: ${each.moved} of ${each.total} moved, ${each.took_s === null ? "" : `${span(each.took_s)}; `}${each.why.join("; ")}`));
     bar.addEventListener("click", () => { location.hash = href(each); });
     picture.append(bar);
   }

@@ -9,7 +9,7 @@ import { loadOfMembers } from "./load.js";
 import { map } from "./map.js";
 import { orders } from "./orders.js";
 import { figures, phaseBadge, section, swatch, to } from "./parts.js";
-import { cells, knownNow, marks, now, state } from "./state.js";
+import { cells, inKafka, knownNow, marks, now, source, state } from "./state.js";
 import { Table } from "./table.js";
 
 const TABS = [["summary", "Summary"], ["partitions", "Partitions"], ["rebalances", "Rebalances"], ["compare", "Compare"], ["plan", "Plan"]];
@@ -28,13 +28,13 @@ export const groupHead = (route, act) => {
     change.hidden = state.overview?.read_only !== false;
     planning.hidden = !offers("plan");
     if (!state.group) return;
-    const group = state.group, current = knownNow("zookeeper");
-    // without ZooKeeper the current phase is unknown
+    const group = state.group, current = knownNow(source());
+    // without that cluster the current phase is unknown
     const words = group.paused ? `paused${group.members.length ? `, going on: ${group.members.length}` : ""}` : group.phase;
     const shown = phaseBadge(group, current);
-    shown.textContent = current || !state.connected ? words : `${words} when ZooKeeper last answered`;
+    shown.textContent = current || !state.connected ? words : `${words} when ${inKafka() ? "Kafka" : "ZooKeeper"} last answered`;
     if (phase.textContent !== shown.textContent || phase.firstChild?.className !== shown.className) phase.replaceChildren(shown);
-    say(strategy, group.strategy ? `allocator function ${group.strategy}` : "");
+    say(strategy, group.strategy ? `${inKafka() ? "assignor" : "allocator function"} ${group.strategy}` : "");
   };
   return { node, update };
 };
@@ -56,7 +56,7 @@ export const groupFigures = (group) => {
   const all = cells(), moving = all.filter((cell) => cell.to !== null).length, none = all.filter((cell) => cell.unowned && cell.to === null).length;
   const line = state.overview?.groups.find((each) => each.group === group.group) ?? group;
   return figures([
-    ["generation", whole(group.generation)], ["members", whole(group.members.length)], ["partitions", whole(group.partitions)], ["moving", whole(moving)], ["unowned", whole(none), none > 0],
+    !inKafka() && ["generation", whole(group.generation)], ["members", whole(group.members.length)], ["partitions", whole(group.partitions)], ["moving", whole(moving)], ["unowned", whole(none), none > 0],
     ["lag", number(state.lag ? state.lag.lag : group.lag)], ["behind", age(line.lag_s, line.lag_least_s)], ["written", rate(line.produced)], ["committed", rate(line.consumed)],
   ]);
 };

@@ -8,7 +8,7 @@ import { partitionTable } from "./partitions.js";
 import { figures, section, swatch, to } from "./parts.js";
 import { offered } from "./records.js";
 import { build } from "./route.js";
-import { ageOf, cells, lagOf, now, partitionRows, state } from "./state.js";
+import { ageOf, cells, inKafka, lagOf, now, partitionRows, state } from "./state.js";
 import { Table } from "./table.js";
 
 const sum = (values) => values.reduce((total, value) => (total === null || value === null ? null : total + value), 0);
@@ -55,7 +55,7 @@ export const member = (route, query) => {
     const lines = [
       ["client id", found.client_id], ["host", found.host], ["process", found.pid], ["version", found.version], ["joined", found.joined === null || found.joined === undefined ? null : `${moment(found.joined)} (${ago(found.joined, now())})`],
       ["session timeout", found.session_timeout_s ? span(found.session_timeout_s) : null], ["rack", found.rack ?? "none"], ["weight", found.weight],
-      ["subscribes to", found.pattern ? `pattern ${found.pattern}` : found.topics?.join(", ")], ["allocator functions", found.strategies?.join(", ")], ["notes", notes(found) || "none"], ["refused", found.refused], ["znode", id],
+      ["subscribes to", found.pattern ? `pattern ${found.pattern}` : found.topics?.join(", ")], ["allocator functions", found.strategies?.join(", ")], ["notes", notes(found) || "none"], ["refused", found.refused], [inKafka() ? "member id" : "znode", id],
     ].filter(([head, value]) => head !== "refused" || value);
     facts.replaceChildren(...lines.flatMap(([head, value]) => [element("dt", {}, head), element("dd", {}, value === null || value === undefined ? "unknown" : String(value))]));
     if (kind === "resize") grids.draw(); else grids.update();

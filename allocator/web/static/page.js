@@ -12,7 +12,7 @@ import { plan } from "./plan.js";
 import { build, parse, sameView } from "./route.js";
 import { rebalance, rebalances } from "./rebalances.js";
 import { records } from "./records.js";
-import { KEPT, clear, knownNow, learn, now, state } from "./state.js";
+import { KEPT, clear, knownNow, learn, now, source, state } from "./state.js";
 import { openActions } from "./act.js";
 
 const get = (id) => document.getElementById(id);
@@ -72,7 +72,7 @@ const showLink = () => {
   const words = !state.connected ? (state.lost ? "no connection: this page may be outdated" : "connecting") : problems.length ? "connected, but a cluster does not answer" : "live";
   say(get("link"), words);
   get("link").className = `badge ${!state.connected ? (state.lost ? "bad" : "quiet busy") : problems.length ? "busy" : "good"}`;
-  document.body.classList.toggle("old-zookeeper", !!state.overview && !knownNow("zookeeper"));
+  document.body.classList.toggle("old-zookeeper", !!state.overview && !knownNow(source()));
   document.body.classList.toggle("old-kafka", !!state.overview && !knownNow("kafka") && (!state.connected || state.overview.clusters.some((each) => each.cluster === "kafka")));
   const lines = problems.map((each) => `${CLUSTERS[each.cluster] ?? each.cluster} does not answer since ${moment(each.away_since)}: ${each.why.replace(/\.+$/, "")}. ${MEANS[each.cluster] ?? "What is shown is old"}${each.as_of ? `; the last answer was at ${moment(each.as_of)}` : ""}.`);
   if (!state.connected && state.lost) lines.unshift(`The server of this page does not answer since ${moment(state.lost)}. Everything below is as of ${moment(state.heard ?? state.lost)}.`);
@@ -84,8 +84,9 @@ const showLink = () => {
 const showAge = () => {
   if (!state.overview) { say(get("as-of"), ""); return; }
   const kafka = state.overview.clusters.find((each) => each.cluster === "kafka"), zookeeper = state.overview.clusters.find((each) => each.cluster === "zookeeper");
-  const owners = state.connected ? zookeeper?.as_of ?? now() : state.heard;
-  say(get("as-of"), `owners as of ${clock(owners)}${kafka ? `, offsets as of ${kafka.as_of ? clock(kafka.as_of) : "never"}` : ""}`);
+  const live = source() === "kafka" ? kafka?.as_of : zookeeper?.as_of ?? now();
+  const owners = state.connected ? live : state.heard;
+  say(get("as-of"), `owners as of ${owners ? clock(owners) : "never"}${kafka ? `, offsets as of ${kafka.as_of ? clock(kafka.as_of) : "never"}` : ""}`);
   get("as-of").title = kafka?.as_of ? `offsets are ${span(Math.max(0, now() - kafka.as_of))} old` : "";
 };
 

@@ -95,7 +95,7 @@ export const openPartitionOrders = (cells) => {
   const why = element("input", { name: "record-why", maxlength: "1000" }), hours = element("input", { name: "record-hours", type: "number", min: "0", step: "any", placeholder: "no end" });
   const fields = element("div"), shown = element("div");
   const table = new Table({ id: "record-plan", label: "What the order is about", columns: ROWS, key: (r) => `${r.topic}:${r.partition}`, empty: "No partition." });
-  let looked = null;
+  let looked = null, creates = null; // the topic of the orders, if the order creates it
   const forget = () => { looked = null; shown.replaceChildren(); };
   const pick = () => {
     const seeks = kind.value === "seek" ? [field("Go on at", place), ...(place.value === "time" ? [field(`Date and time, local time (${Intl.DateTimeFormat().resolvedOptions().timeZone})`, when)] : place.value === "offset" ? [field("Offset", offset)] : [])] : [];
@@ -114,18 +114,19 @@ export const openPartitionOrders = (cells) => {
     return `timestamp:${time}`;
   };
   const order = () => ({ kind: kind.value, arguments: { partitions: partitionsOf(which.value), ...(kind.value === "skip" ? { offset: at() } : kind.value === "seek" ? { to: target() } : {}) } });
-  const full = () => ({ ...order(), why: why.value, ...(hours.value ? { hours: Number(hours.value) } : {}) });
+  const full = () => ({ ...order(), why: why.value, ...(hours.value ? { hours: Number(hours.value) } : {}), ...(creates ? { create: true } : {}) });
   const look = async () => {
     const asked = order(), seen = await ask(name, "orders/preview", asked);
     looked = JSON.stringify(asked);
+    creates = seen.creates;
     shown.replaceChildren(table.node);
     table.show(seen.partitions);
-    return `${effect(asked.kind, seen.partitions, asked.arguments.offset)}${seen.order.state === "pending" ? ` It does not count yet: ${seen.order.state_why}.` : ""} Nothing was changed.`;
+    return `${effect(asked.kind, seen.partitions, asked.arguments.offset)}${seen.order.state === "pending" ? ` It does not count yet: ${seen.order.state_why}.` : ""} ${creates ? ` It creates the topic ${creates}, in which the orders of this group are kept.` : ""} Nothing was changed.`;
   };
   const says = () => {
     const asked = order();
     if (looked !== JSON.stringify(asked)) throw new Error("look at what exactly this order does first");
-    return `The order ${asked.kind} of ${words(asked)}: ${KINDS[asked.kind]}. ${hours.value ? `It ends after ${hours.value} h.` : asked.kind === "seek" ? "It is carried out once." : "It holds until it is taken back."}`;
+    return `The order ${asked.kind} of ${words(asked)}: ${KINDS[asked.kind]}. ${hours.value ? `It ends after ${hours.value} h.` : asked.kind === "seek" ? "It is carried out once." : "It holds until it is taken back."}${creates ? ` It creates the topic ${creates}.` : ""}`;
   };
   const give = twice("Give the order", () => `Yes, ${kind.value}`, says, async () => { const done = await ask(name, "orders/put", full()); forget(); return `Order ${done.order} is given${done.state_why ? `, but ${done.state}: ${done.state_why}` : ""}. The table of partitions shows it.`; });
   openDialog(`Orders about ${title}`, [

@@ -76,7 +76,7 @@ export const rebalance = (route, query) => {
     } catch { /* the head of the page says that the server is away */ } finally { loading = false; }
   };
   const draw = () => {
-    title.textContent = `Rebalance to generation ${found.generation}`;
+    title.textContent = found.generation === null ? "Rebalance" : `Rebalance to generation ${found.generation}`;
     lead.replaceChildren(badge(found.ended === null ? "goes on" : found.superseded ? "superseded" : "done", found.ended === null ? "busy" : "quiet"), ` ${moment(found.began)}: ${found.why.join("; ")}`);
     const rows = found.topics.flatMap((topic) => topic.partitions.map((number, at) => {
       const name = (index) => (index < 0 ? "no owner" : found.members[index].name), unnoticed = topic.unnoticed_s[at], stood = topic.stood_s[at];

@@ -14,6 +14,10 @@ clear();
 // The time by the clock of the server
 export const now = () => Date.now() / 1000 + state.skew;
 export const cluster = (name) => state.overview?.clusters.find((each) => each.cluster === name);
+// Whether Kafka's coordinator has the members of the group shown
+export const inKafka = () => state.group?.protocol === "kafka";
+// The cluster that says who owns what
+export const source = () => (inKafka() || (state.overview && !cluster("zookeeper")) ? "kafka" : "zookeeper");
 export const knownNow = (name) => state.connected && (name === "zookeeper" ? state.overview?.ready === true : cluster(name)?.ok === true);
 
 export const learn = (group) => {

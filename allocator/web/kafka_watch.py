@@ -1,0 +1,70 @@
+"""Follows one group of Kafka's own protocols: its members are polled, its orders are read as they are written."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Optional
+
+from allocator.client.client import KafkaClient
+from allocator.clock import wall_ms
+from allocator.consumer.consumer import Consumer
+from allocator.consumer.order_topic import OrderTopic
+from allocator.errors import AllocatorError
+from allocator.groups import kafka_describe
+from allocator.groups.describe import Coordinated, GroupState
+from allocator.groups.zookeeper.orders import Orders
+
+__all__ = ["KafkaGroupWatch"]
+
+
+class KafkaGroupWatch:
+    """Reads one group from its coordinator. It costs one request for each poll, and a fetch from its topic of orders.
+
+    `changed` is called with a new state when the orders change.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        client: KafkaClient,
+        brokers: str,
+        security: Optional[Mapping[str, Any]],
+        changed: Callable[[GroupState], None],
+    ) -> None:
+        self.name = name
+        self._client = client
+        self._topic = OrderTopic(Consumer, brokers, name, security=security, timeout_s=client.request_timeout_s)
+        self._changed = changed
+        self._state: Optional[GroupState] = None
+        self._orders = Orders()
+
+    async def poll(self) -> Optional[GroupState]:
+        """The present state; None if Kafka knows no members of the group, now or before.
+
+        If the coordinator refuses or does not respond, the last known state with that problem.
+        """
+        try:
+            found = await kafka_describe.group(self._client, self.name)
+        except AllocatorError as error:
+            if self._state is None and error.retriable:
+                return None  # as with a broker that has just started
+            known = self._state or GroupState(self.name, {}, {}, None, coordinated=Coordinated("", ""))
+            self._state = replace(known, problems=(f"the members are not known: {error}",))
+        else:
+            self._state = None if found is None else found.as_state(self.name)
+        return self._with_orders()
+
+    async def follow_orders(self) -> None:
+        """Runs until cancelled."""
+        await self._topic.follow(self._client, self._learn_orders, asyncio.Event())
+
+    def _learn_orders(self, orders: Orders, _: OrderTopic) -> None:
+        self._orders = orders
+        state = self._with_orders()
+        if state is not None:
+            self._changed(state)
+
+    def _with_orders(self) -> Optional[GroupState]:
+        return None if self._state is None else replace(self._state, orders=self._orders, read_ms=wall_ms())

@@ -164,6 +164,8 @@ def _kafka_groups(access: Access, named: Collection[str]) -> Collection[str]:
     without brokers for them."""
     if not named and access.settings is not None and access.settings.group.membership == "kafka":
         named = [access.settings.group.name]
+    if not all(named):
+        raise ConfigError("--kafka-group: name a group")
     if named:
         access.need_brokers()
     elif access.zookeeper is None:

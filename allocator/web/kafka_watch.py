@@ -22,7 +22,7 @@ __all__ = ["KafkaGroupWatch"]
 class KafkaGroupWatch:
     """Reads one group from its coordinator. It costs one request for each poll, and a fetch from its topic of orders.
 
-    `changed` is called with a new state when the orders change.
+    `known`: its last state, from an earlier connection. `changed` is called with a new state when the orders change.
     """
 
     def __init__(
@@ -31,14 +31,15 @@ class KafkaGroupWatch:
         client: KafkaClient,
         brokers: str,
         security: Optional[Mapping[str, Any]],
+        known: Optional[GroupState],
         changed: Callable[[GroupState], None],
     ) -> None:
         self.name = name
         self._client = client
         self._topic = OrderTopic(Consumer, brokers, name, security=security, timeout_s=client.request_timeout_s)
         self._changed = changed
-        self._state: Optional[GroupState] = None
-        self._orders = Orders()
+        self._state = known
+        self._orders = Orders() if known is None else known.orders
 
     async def poll(self) -> Optional[GroupState]:
         """The present state; None if Kafka knows no members of the group, now or before.

@@ -372,6 +372,8 @@ class Watcher:
         """Outages, and events that the server adds."""
         self.zk: Optional[ZooKeeper] = None
         self._kafka_groups = kafka_groups
+        self._in_zookeeper: Optional[frozenset[str]] = None
+        """The groups that ZooKeeper has; None if they have not been read yet."""
         self._source = "zookeeper" if access.zookeeper is not None or not kafka_groups else "kafka"
         """The cluster that says which groups there are."""
         self.clusters = tuple(sorted({self._source, *(() if access.brokers is None else ("kafka",))}))
@@ -505,6 +507,7 @@ class Watcher:
         while True:
             poked.clear()
             names = [name for name in await listed.get() if self._only in (None, name)]
+            self._in_zookeeper = frozenset(names)
             self._answered("zookeeper")
             for name in names:
                 if name not in watched or watched[name].done():
@@ -524,7 +527,7 @@ class Watcher:
             group = WatchedGroup(name)
             if self._past is not None:
                 group.recall(await self._past(name), time.time())
-            self.groups[name] = group
+            self.groups.setdefault(name, group)  # another task may have made it meanwhile
         return self.groups[name]
 
     # -- Kafka ---------------------------------------------------------------------------------------------------
@@ -534,7 +537,7 @@ class Watcher:
         assert access.brokers is not None
         async with access.cluster() as client:
             coordinated = [
-                KafkaGroupWatch(name, client, access.brokers, access.security, self._learn)
+                KafkaGroupWatch(name, client, access.brokers, access.security, self._known_in_kafka(name), self._learn)
                 for name in self._kafka_groups
             ]
             self._client = client
@@ -564,23 +567,30 @@ class Watcher:
 
     async def _poll_group(self, watch: KafkaGroupWatch) -> None:
         state = await watch.poll()
-        if state is not None:
+        if state is None:
+            if self.in_kafka(watch.name):
+                del self.groups[watch.name]
+        elif self._source == "kafka" or self._in_zookeeper is not None:
             await self._group(watch.name)
             self._learn(state)
-        elif watch.name in self.groups and self.in_kafka(watch.name):
-            del self.groups[watch.name]
+
+    def _known_in_kafka(self, name: str) -> Optional[GroupState]:
+        return self.groups[name].report.state if self.in_kafka(name) else None
 
     def in_kafka(self, name: str) -> bool:
         """Whether the state of the group comes from Kafka's coordinator."""
         return name in self.groups and self.groups[name].report.state.coordinated is not None
 
     def _learn(self, state: GroupState) -> None:
-        """Learns a state from Kafka, unless the group has members in ZooKeeper."""
+        """Learns a state from Kafka, unless the group is shown as ZooKeeper has it."""
         group = self.groups.get(state.group)
-        if group is None or (group.report.state.coordinated is None and group.report.state.members):
+        if group is None:
             return
-        group.learn(state, time.time())
-        self.changed()
+        # Kafka keeps the offsets of a group in ZooKeeper, and so knows it as a group without members
+        goes_on = group.seen and not group.report.state.members and state.members
+        if self.in_kafka(state.group) or goes_on or state.group not in (self._in_zookeeper or ()):
+            group.learn(state, time.time())
+            self.changed()
 
     async def _measure(self, client: KafkaClient, group: WatchedGroup) -> None:
         timeout_s = self._access.timeout_s

@@ -175,6 +175,20 @@ def test_a_page_without_its_extra_names_the_extra(
     assert line.endswith("pip install 'zk-partition-allocator[web]'")
 
 
+@pytest.mark.parametrize(
+    ("options", "remedy"),
+    [
+        (("--brokers", "127.0.0.1:1"), "or name groups of Kafka's own protocols with --kafka-group"),
+        (("--zookeeper", "127.0.0.1:1", "--kafka-group", "billing"), "where are the brokers? Give --brokers"),
+        (("--brokers", "127.0.0.1:1", "--kafka-group", ""), "--kafka-group: name a group"),
+    ],
+)
+def test_a_page_without_any_group_to_show_is_refused(options: tuple[str, ...], remedy: str) -> None:
+    result = CliRunner().invoke(main, ["web", "--port", "0", "--history", "none", *options])
+    assert result.exit_code == 2, result.output
+    assert remedy in result.output
+
+
 def test_the_page_says_where_it_is_for_a_program_too(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "allocator.cli", "web", "--zookeeper", "127.0.0.1:1", "--port", "0", "--json"]
     with subprocess.Popen(

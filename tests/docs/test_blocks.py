@@ -53,7 +53,7 @@ def places(page: str, kafka_cluster: LocalCluster) -> Iterator[dict[str, str]]:
     with zookeeper_client(kafka_cluster.zookeeper) as client:
         client.ensure_path(chroot)
     ports = PortLease()  # of processes that the page starts
-    shown, beside = ports.take(), ports.take()
+    shown, beside, over_kafka = ports.take(), ports.take(), ports.take()
     yield {
         "localhost:9092": kafka_cluster.bootstrap,
         "localhost:2181": kafka_cluster.zookeeper + chroot,
@@ -61,6 +61,7 @@ def places(page: str, kafka_cluster: LocalCluster) -> Iterator[dict[str, str]]:
         "127.0.0.1:8180": f"127.0.0.1:{shown}",
         "port = 8181": f"port = {beside}",
         "127.0.0.1:8181": f"127.0.0.1:{beside}",
+        "--port 8182": f"--port {over_kafka}",
     }
     ports.release()
     kafka_cluster.delete_topic(TOPIC)

@@ -677,6 +677,74 @@ async def test_findings_name_the_remedy_and_notes_can_be_put_away(browser: Any) 
         await by_person(look)
 
 
+async def test_a_group_of_kafkas_own_protocol_gets_orders_about_records_alone(
+    browser: Any, kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str
+) -> None:
+    page, topic = Page(browser), topic_factory(4)
+    consumer = Consumer(
+        topic, brokers=kafka_cluster.bootstrap, group=group, membership="kafka", client_id="worker", max_wait_s=0.05
+    )
+    async with served(None, kafka_cluster.bootstrap, kafka_groups=[group]) as it, consumer:
+        await wait_until_async(lambda: len(consumer.assignment()) == 4, PATIENCE_S)
+
+        def press(words: str) -> None:
+            found = (
+                f"[...document.querySelectorAll('dialog button, main button')].find((b) => b.innerText === {words!r})"
+            )
+            wait_until(lambda: page.run(f"return {found} !== undefined"), PATIENCE_S, f"a button {words!r}")
+            page.run(f"{found}.click()")
+
+        def walk() -> None:
+            page.open(f"{it.url}/#/")
+            page.sees("#groups", group)
+            page.go(f"#/group/{group}")
+            page.sees("#phase", "stable")
+            page.sees("#strategy", "assignor")
+            page.sees("#members", "worker@")
+            assert "generation" not in page.text("#figures"), "Kafka does not tell it"
+            assert page.run("return document.querySelector('#orders-section').hidden"), (
+                "no order, and none to give here"
+            )
+            shown = "return [...document.querySelectorAll('.tabs a')].filter((a) => !a.hidden).map((a) => a.innerText)"
+            assert "Plan" not in page.run(shown)
+            assert page.violations() == []
+            page.run("document.getElementById('act').click()")
+            page.sees("dialog", "Reset offsets")
+            said = page.text("dialog")
+            assert "Recompute" not in said
+            assert "Pause and resume" not in said
+            assert "Orders" not in said
+            page.press("\ue00c")
+            page.go(f"#/group/{group}/partitions")
+            page.sees("#partitions", f"{topic}:1")
+            page.run(f"document.querySelector('button[aria-label=\"Orders about {topic}:1\"]').click()")
+            page.sees("dialog", "No order about them")
+            page.run("document.querySelector('dialog input[name=token]').focus()")
+            page.press(TOKEN)
+            press("Show what it does")
+            page.sees("dialog .answer", f"It creates the topic {group}.orders")
+            assert page.violations() == []
+            press("Give the order")
+            page.sees("dialog .step", f"It creates the topic {group}.orders.")
+            press("Yes, pause")
+            page.sees("dialog .answer", "is given")
+            page.sees("dialog .row", "by token")
+
+        await by_person(walk)
+        paused = TopicPartition(topic, 1)
+        state = consumer._engine.state
+        await wait_until_async(lambda: not state.is_fetchable(paused), PATIENCE_S, "the pause")
+
+        def undo() -> None:
+            press("Take back pause")
+            press("Yes, take back pause")
+            page.sees("dialog", "No order about them")
+            assert page.complaints() == []
+
+        await by_person(undo)
+        await wait_until_async(lambda: state.is_fetchable(paused), PATIENCE_S, "the end of the pause")
+
+
 async def test_a_change_is_asked_for_twice_and_needs_the_token(browser: Any, zk_chroot: str) -> None:
     page = Page(browser)
     async with written(zk_chroot, "g", "t") as group, served(zk_chroot) as it:

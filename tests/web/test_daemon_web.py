@@ -124,10 +124,13 @@ def test_lost_records_are_on_the_page() -> None:
     assert not changed.is_set()
 
 
-def config(path: Path, cluster: LocalCluster, group: str, topic: str, web: str = "port = 0") -> Path:
+def config(
+    path: Path, cluster: LocalCluster, group: str, topic: str, web: str = "port = 0", membership: str = "zookeeper"
+) -> Path:
     path.write_text(
         f'[kafka]\nbrokers = "{cluster.bootstrap}"\n[zookeeper]\nhosts = "{cluster.zookeeper}"\nroot = "/{group}"\n'
-        f'[group]\nname = "{group}"\ntopics = ["{topic}"]\n[handler]\ntarget = "mine:handle"\n[web]\n{web}\n'
+        f'[group]\nname = "{group}"\ntopics = ["{topic}"]\nmembership = "{membership}"\n'
+        f'[handler]\ntarget = "mine:handle"\n[web]\n{web}\n'
     )
     (path.parent / "mine.py").write_text("async def handle(record):\n    pass\n")
     return path
@@ -208,6 +211,24 @@ async def test_a_daemon_is_ready_throughout_a_rebalance_and_shows_its_group(
                 return bool(seen["rebalances"] and seen["rebalances"][0]["ended"])
 
             await wait_until_async(told, PATIENCE_S)
+
+
+@pytest.mark.deadline(200)
+async def test_a_daemon_over_kafka_shows_its_group(
+    kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str, tmp_path: Path
+) -> None:
+    topic = await asyncio.get_running_loop().run_in_executor(None, topic_factory, 4)
+    async with daemon(config(tmp_path / "it.toml", kafka_cluster, group, topic, membership="kafka")) as url:
+
+        async def owning() -> bool:
+            answer = await get(f"{url}/api/groups/{group}")
+            found = json.loads(answer.body)
+            return answer.code == 200 and [member["partitions"] for member in found["members"]] == [4]
+
+        await wait_until_async(owning, PATIENCE_S)
+        overview = json.loads((await get(f"{url}/api/groups")).body)
+        assert [(each["group"], each["protocol"]) for each in overview["groups"]] == [(group, "kafka")]
+        assert [each["cluster"] for each in overview["clusters"]] == ["kafka"], "it has no work for ZooKeeper"
 
 
 async def test_an_address_that_is_taken_stops_the_daemon_before_it_joins(

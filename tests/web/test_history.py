@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from allocator.groups.describe import GroupState, Logs
+from allocator.groups.describe import Coordinated, GroupState, Logs
 from allocator.groups.zookeeper.znodes import AssignmentDocument, Claim, MemberInfo, Waiting
 from allocator.types import OffsetAndMetadata, Partitions, TopicPartition
 from allocator.web.history import History, News, Point, Series
@@ -232,3 +232,52 @@ def test_offsets_that_were_set_back_are_no_negative_throughput() -> None:
     series.add(logs(100, 150), 50, 10.0)
     series.add(logs(0, 20), 20, 12.0)
     assert (series.points[1].produced, series.points[1].consumed) == (0.0, 0.0)
+
+
+# -- groups of Kafka's own protocols
+
+
+def coordinated(owners: Mapping[str, Partitions], at: str = "Stable") -> GroupState:
+    infos = {m: MemberInfo(NAMES[m], "host", frozenset({"t"}), strategies=()) for m in owners}
+    claims = {m: Claim(0, parts) for m, parts in owners.items()}
+    return GroupState("g", infos, claims, None, coordinated=Coordinated(at, "range"))
+
+
+def test_a_polled_group_has_rebalances_of_unknown_length() -> None:
+    history = History()
+    assert history.observe(coordinated({A: of(0, 1, 2, 3)}), 10.0)
+    assert not history.observe(coordinated({A: of(0, 1, 2, 3)}), 11.0)
+    # during a rebalance the coordinator tells of no partitions
+    assert not history.observe(coordinated({A: of(), B: of()}, "PreparingRebalance"), 12.0)
+    assert not history.rebalances
+    assert history.observe(coordinated({A: of(0, 1), B: of(2, 3)}), 13.0)
+    (first,) = history.rebalances
+    assert first.why[0].startswith("joined: beta")
+    assert (first.moves, first.total) == ({P[2]: (A, B), P[3]: (A, B)}, 4)
+    assert (first.took_s, first.unnoticed_s, first.to_json()["generation"]) == (None, None, None)
+    assert (history.open, history.count, history.moved) == (None, 0, 2)
+    assert history.observe(coordinated({A: of(0, 1, 2, 3)}), 14.0)
+    last = history.last
+    assert last is not None
+    assert last.why[0].startswith("left: beta")
+    assert last.to_json()["between"] == [{"from": "beta@host#1", "to": "alpha@host#0", "partitions": 2}]
+    assert history.observe(coordinated({}, "Empty"), 15.0)
+    assert len(history.rebalances) == 3
+
+
+def test_a_coordinator_that_does_not_answer_at_first_is_no_rebalance() -> None:
+    history = History()
+    assert not history.observe(coordinated({}, ""), 10.0)
+    assert history.observe(coordinated({A: of(0, 1)}), 11.0)
+    assert not history.rebalances
+
+
+def test_a_polled_group_is_compared_with_what_the_last_server_saw() -> None:
+    before = History()
+    before.observe(coordinated({A: of(0, 1)}), 10.0)
+    history = History()
+    history.recall(before.to_remember())
+    history.observe(coordinated({A: of(0), B: of(1)}), 20.0)
+    (since,) = history.rebalances
+    assert since.why == ["changed while no server watched"]
+    assert since.moves == {P[1]: (A, B)}

@@ -4,7 +4,7 @@
 import { element, svg } from "./dom.js";
 import { number, plural, UNKNOWN, whole } from "./format.js";
 import { choice, field, figures, section } from "./parts.js";
-import { now, state } from "./state.js";
+import { inKafka, now, state } from "./state.js";
 
 // The busiest member as a multiple of the mean; null for unknown. Pure
 export const unevenness = (loads) => {
@@ -59,7 +59,7 @@ export const loadOfMembers = (route, query) => {
       ["max/mean of partitions", ratio(unevenness(members.map((member) => member.partitions)))], ["max/mean of lag", ratio(unevenness(members.map(lag)))],
       budget && budget.at_once !== null ? ["on the move, of the budget", `${budget.moving} of ${budget.at_once}`, budget.moving >= budget.at_once] : null,
       budget && budget.per_minute !== null ? ["moved in a minute, of the budget", `${recent} of ${budget.per_minute}`, recent >= budget.per_minute] : null,
-      budget ? null : ["budget of moves", "no limit"],
+      budget || inKafka() ? null : ["budget of moves", "no limit"],
     ]));
     const words = `${{ partitions: "Partitions", lag: "Lag", reported: "Reported load" }[what.value]} of ${plural(members.length, "member")}: max/mean ${ratio(uneven)}; the table of members has the numbers`;
     picture.replaceChildren(bars(members.map((member) => ({ name: member.name, now: of(member) })), Math.max(260, picture.clientWidth || 600), words, unit, what.value === "reported" ? loads.mean : undefined));

@@ -2,7 +2,7 @@
 
 import { badge, element } from "./dom.js";
 import { ago, expand, moment, plural } from "./format.js";
-import { now, state } from "./state.js";
+import { inKafka, now, state } from "./state.js";
 import { Table } from "./table.js";
 
 export const KIND = { kept: "good", given: "good", done: "good", waiting: "busy", pending: "busy", "not kept": "bad" };
@@ -48,6 +48,6 @@ export const orders = (open) => {
   const table = new Table({ id: "orders", label: "Orders", columns, key: (o) => o.id, empty: "No orders." });
   const change = element("button", { type: "button", onclick: open }, "Give or take back orders…");
   const node = element("section", { id: "orders-section", "aria-labelledby": "orders-title" }, element("h3", { id: "orders-title" }, "Orders"), table.node, change);
-  const update = () => { change.hidden = !state.hello?.actions.includes("orders/put"); node.hidden = !state.orders.length && change.hidden; table.show(state.orders); };
+  const update = () => { change.hidden = inKafka() || !state.hello?.actions.includes("orders/put"); node.hidden = !state.orders.length && change.hidden; table.show(state.orders); };
   return { node, update, close: () => table.close() };
 };

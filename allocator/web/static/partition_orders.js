@@ -29,11 +29,12 @@ const argumentsOf = (cells) => {
 
 // The effect of an order, in a sentence
 export const effect = (kind, rows, offset) => {
-  const some = plural(rows.length, "partition"), waiting = rows.reduce((total, row) => (total === null || row.lag === null ? null : total + row.lag), 0);
+  const some = plural(rows.length, "partition"), lag = rows.reduce((total, row) => (total === null || row.lag === null ? null : total + row.lag), 0);
+  const waiting = lag === null ? "an unknown number" : number(lag);
   const unowned = rows.filter((row) => row.owner_name === null).length;
   const alone = unowned ? ` ${unowned === rows.length ? "No partition has an owner" : `${plural(unowned, "partition")} without an owner`}: it counts once a member owns it.` : "";
-  if (kind === "pause") return `Handlers get no records of ${some}, of which ${number(waiting)} are waiting now. The lag grows until you take it back.${alone}`;
-  if (kind === "quarantine") return `The records of ${some} go to the dead-letter topic of the handler, beginning with ${number(waiting)} that are waiting now. A member without such a topic refuses, and the order says so.${alone}`;
+  if (kind === "pause") return `Handlers get no records of ${some}, of which ${waiting} are waiting now. The lag grows until you take it back.${alone}`;
+  if (kind === "quarantine") return `The records of ${some} go to the dead-letter topic of the handler, beginning with ${waiting} that are waiting now. A member without such a topic refuses, and the order says so.${alone}`;
   if (kind === "seek") return `${sum(rows.map((row) => ({ from: row.committed, to: row.to ?? row.committed })))}${alone}`;
   const { committed, log_end: end, topic, partition } = rows[0];
   const when = committed !== null && offset < committed ? "It is committed already, so the order changes nothing." : end !== null && offset >= end ? "It is not written yet." : committed === null ? "" : `${plural(offset - committed, "record")} before it are read as usual.`;

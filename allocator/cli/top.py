@@ -62,6 +62,8 @@ class NothingKnown(AllocatorError):
 def top(name: Optional[str], once: bool, interval: float, access: Access, as_json: bool) -> None:
     """Show groups, members, lag, rates, plans and orders in force, live; GROUP first.
 
+    With --brokers, GROUP may be one of Kafka's own protocols; no ZooKeeper is needed for it.
+
     Keys: q quits, Tab shows the next group, Shift-Tab the one before. `>` marks the group whose details are shown.
 
     Rates need --brokers, and two looks.
@@ -71,16 +73,21 @@ def top(name: Optional[str], once: bool, interval: float, access: Access, as_jso
     logging.getLogger("allocator.web.watch").setLevel(logging.ERROR)  # the display already shows the same warnings
     chosen = name if access.settings is None else access.chosen_group(name)
     if once or as_json or not sys.stdout.isatty() or os.environ.get("TERM") in (None, "", "dumb"):
-        asyncio.run(_once(access, chosen, interval, as_json))
+        asyncio.run(_once(_watcher(access, chosen, interval), access, chosen, interval, as_json))
     else:
-        asyncio.run(_live(access, chosen, interval))
+        asyncio.run(_live(_watcher(access, chosen, interval), chosen, interval))
 
 
-async def _once(access: Access, chosen: Optional[str], interval_s: float, as_json: bool) -> None:
-    from allocator.tasks import TaskGroup
+def _watcher(access: Access, chosen: Optional[str], interval_s: float) -> Watcher:
     from allocator.web.watch import Watcher
 
-    watcher = Watcher(access, interval_s=interval_s, examine=False)
+    in_kafka = [] if access.brokers is None or chosen is None else [chosen]
+    return Watcher(access, interval_s=interval_s, examine=False, kafka_groups=in_kafka)
+
+
+async def _once(watcher: Watcher, access: Access, chosen: Optional[str], interval_s: float, as_json: bool) -> None:
+    from allocator.tasks import TaskGroup
+
     await TaskGroup().run(_print_frame(watcher, access, chosen, interval_s, as_json), watcher=watcher.run())
     if watcher.problems:
         sys.exit(ERROR)
@@ -91,11 +98,17 @@ async def _print_frame(
 ) -> None:
     from allocator.web import snapshot
 
-    # seconds for ZooKeeper to answer; afterwards the command reports what is missing
-    await watcher.until(lambda: watcher.ready or "zookeeper" in watcher.problems, access.timeout_s + 5)
+    # seconds for the cluster to answer; afterwards the command reports what is missing
+    await watcher.until(lambda: watcher.ready or watcher.source in watcher.problems, access.timeout_s + 5)
     await watcher.until_ready(access.timeout_s if watcher.ready else 0)
     if not watcher.ready:
         raise NothingKnown("; ".join(watcher.problems.values()) or f"no answer within {access.timeout_s:g} s")
+    if chosen is not None and access.brokers is not None:
+        polled = watcher.polls + 2  # the poll that is under way may have begun before ZooKeeper answered
+        await watcher.until(
+            lambda: chosen in watcher.groups or "kafka" in watcher.problems or watcher.polls >= polled,
+            access.timeout_s + 2 * interval_s,
+        )
     if chosen is not None and chosen not in watcher.groups:
         raise NothingKnown(f"there is no group {chosen!r}; there are {', '.join(watcher.groups) or 'none'}")
     if access.brokers is not None:
@@ -115,11 +128,9 @@ async def _print_frame(
         console.print(frame(watcher, chosen, width=console.width))
 
 
-async def _live(access: Access, chosen: Optional[str], interval_s: float) -> None:
+async def _live(watcher: Watcher, chosen: Optional[str], interval_s: float) -> None:
     from allocator.tasks import TaskGroup, first_of, wait_for_event
-    from allocator.web.watch import Watcher
 
-    watcher = Watcher(access, interval_s=interval_s, examine=False)
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
@@ -231,7 +242,7 @@ def _groups(watcher: Watcher, names: list[str], shown: Optional[str], width: int
             Text(f"{'>' if name == shown else ' '} {plain(name)}", style="bold reverse" if name == shown else ""),
             # without ZooKeeper the present state of the group is unknown
             Text(now["phase"], style=STYLES[now["phase"]]) if watcher.ready else Text(f"{now['phase']}?", style="dim"),
-            Text(str(now["generation"])),
+            _figure(now["generation"]),
             Text(str(now["members"])),
             Text(str(now["partitions"])),
             Text(str(now["unowned"]), style="red bold" if now["unowned"] else ""),

@@ -371,12 +371,14 @@ class Watcher:
         self.log = EventLog()
         """Outages, and events that the server adds."""
         self.zk: Optional[ZooKeeper] = None
+        self.polls = 0
+        """Completed polls of Kafka."""
         self._kafka_groups = kafka_groups
         self._in_zookeeper: Optional[frozenset[str]] = None
         """The groups that ZooKeeper has; None if they have not been read yet."""
-        self._source = "zookeeper" if access.zookeeper is not None or not kafka_groups else "kafka"
+        self.source = "zookeeper" if access.zookeeper is not None or not kafka_groups else "kafka"
         """The cluster that says which groups there are."""
-        self.clusters = tuple(sorted({self._source, *(() if access.brokers is None else ("kafka",))}))
+        self.clusters = tuple(sorted({self.source, *(() if access.brokers is None else ("kafka",))}))
         """The clusters that the watcher polls."""
         self._client: Optional[KafkaClient] = None
         self._trends: dict[str, DoctorTrends] = {}
@@ -419,7 +421,7 @@ class Watcher:
 
     def _outdated(self) -> None:
         if self.ready:
-            self.answered_at[self._source] = time.time()
+            self.answered_at[self.source] = time.time()
         self.ready = False
 
     def note(self, name: str, findings: list[Finding]) -> None:
@@ -467,7 +469,7 @@ class Watcher:
         kept = {cluster: self._keep(cluster, work[cluster]) for cluster in self.clusters}
         if self._doctor:
             kept["doctor"] = self._keep("doctor", self._examine)
-        await TaskGroup().run(kept.pop(self._source), **kept)
+        await TaskGroup().run(kept.pop(self.source), **kept)
 
     async def _keep(self, what: str, work: Callable[[], Any]) -> None:
         while True:
@@ -481,7 +483,7 @@ class Watcher:
                 if self.problems.get(what) != why:
                     log.warning("%s", why, exc_info=None if known else error)
                 self.complain(what, why)
-                if what == self._source:
+                if what == self.source:
                     self._outdated()
                 if what == "kafka":
                     for group in self.groups.values():
@@ -559,8 +561,9 @@ class Watcher:
             for group in list(self.groups.values()):
                 if group.seen:
                     await self._measure(client, group)
+            self.polls += 1
             self._answered("kafka")
-            self.ready |= self._source == "kafka"
+            self.ready |= self.source == "kafka"
             self.changed()
             took = time.monotonic() - began
             await asyncio.sleep(max(self._interval_s - took, PAUSE_FACTOR * took, 0.05))
@@ -570,7 +573,7 @@ class Watcher:
         if state is None:
             if self.in_kafka(watch.name):
                 del self.groups[watch.name]
-        elif self._source == "kafka" or self._in_zookeeper is not None:
+        elif self.source == "kafka" or self._in_zookeeper is not None:
             await self._group(watch.name)
             self._learn(state)
 
@@ -611,7 +614,7 @@ class Watcher:
             for group in list(self.groups.values()):
                 if not group.seen or not self._is_due(group):
                     continue
-                if self.zk is None and self._source == "zookeeper":
+                if self.zk is None and self.source == "zookeeper":
                     continue
                 if self._client is None and self._access.brokers is not None:
                     continue  # `problems` already says that Kafka does not answer

@@ -77,6 +77,26 @@ async def test_a_frame_json_and_a_terminal_show_a_group(
         await in_a_terminal(where)
 
 
+async def test_a_group_of_kafkas_own_protocol_needs_no_zookeeper(
+    kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str
+) -> None:
+    topic = await asyncio.to_thread(topic_factory, 3)
+    consumer = Consumer(
+        topic, brokers=kafka_cluster.bootstrap, group=group, membership="kafka", client_id="worker", max_wait_s=0.05
+    )
+    async with consumer:
+        await wait_until_async(lambda: len(consumer.assignment()) == 3, PATIENCE_S)
+        for where in ((), ("--zookeeper", kafka_cluster.zookeeper, "--root", f"/{group}")):
+            given = (group, "--brokers", kafka_cluster.bootstrap, "--interval", "0.2", "--timeout", "30", *where)
+            code, out, err = await run(*given, "--once")
+            assert code == 0, err
+            assert "worker@" in out
+            assert re.search(rf"> {group} +stable +- +1 +3", out), out
+    code, _, err = await run("nobody", "--brokers", kafka_cluster.bootstrap, "--interval", "0.2", "--once")
+    assert code == 1
+    assert "there is no group 'nobody'; there are none" in err
+
+
 @pytest.mark.parametrize("command", ["top --once", "top --json", "web --port 0"])
 async def test_an_address_that_is_none_is_named_at_once(command: str) -> None:
     """The connecting task fails while another task waits for it."""

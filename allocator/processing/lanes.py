@@ -140,6 +140,10 @@ class Lanes:
         for lane in parked:
             self.wake(lane)
 
+    def forget(self, worker: LaneOwner) -> None:
+        """Lets go of the records of a worker that has ended: a pause may outlast it by days."""
+        self._parked = {lane: None for lane in self._parked if lane.worker is not worker}
+
     def _start_one(self) -> None:
         if self._running < self._concurrency and not self._waits_for_lease:
             self._running += 1

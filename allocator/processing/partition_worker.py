@@ -516,6 +516,7 @@ class PartitionWorker:
             for lane in self._lanes.values():
                 lane.units.clear()
             self._lanes.clear()
+            self._work.lanes.forget(self)
 
     def where(self, offset: int) -> dict[str, Any]:
         """The position of an offset, for log lines."""

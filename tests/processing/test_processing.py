@@ -369,6 +369,27 @@ async def test_orders_count_from_the_next_call_on() -> None:
     assert cluster.committed == {PARTITION: 20}
 
 
+@pytest.mark.parametrize("ordering", ["none", "key", "partition"])
+async def test_records_of_a_paused_partition_are_freed_when_it_moves(ordering: str) -> None:
+    cluster = Cluster(records=50, keys=50)
+
+    async def handle(record: Record) -> None:
+        raise AssertionError("it is paused")
+
+    async with running(cluster, handle, ordering=ordering) as it:
+        it.processor.order(RecordOrders(paused=frozenset({PARTITION})))
+        await until(lambda: it.processor._lanes is not None)
+        lanes = it.processor._lanes
+        assert lanes is not None
+        for _ in range(3):
+            await until(lambda: len(lanes._parked) == (1 if ordering == "partition" else 50))
+            await it.source.revoke([PARTITION])
+            assert not lanes._parked
+            await it.source.assign([PARTITION])
+        await it.stop()
+    assert not lanes._parked
+
+
 async def test_the_window_narrows_before_a_commit_could_not_say_what_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partition_worker, "CHECK_EVERY", 16)
     cluster, held, rng = Cluster(records=5000, keys=5000), asyncio.Event(), random.Random(3)

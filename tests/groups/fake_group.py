@@ -41,12 +41,12 @@ class GroupBroker(FakeBroker):
     def requests(self, key: int) -> list[Any]:
         return [request for request in self.seen if key == request.API_KEY]
 
-    async def _code(self, key: int) -> Any:
+    async def _code(self, key: int, scripted: bool = True) -> Any:
         if key in self.silent:
             return SILENT
         if key in self.gates:
             await self.gates[key].wait()
-        return self.codes[key].pop(0) if self.codes[key] else 0
+        return self.codes[key].pop(0) if scripted and self.codes[key] else 0
 
     async def join(self, request: Any) -> Any:
         code = await self._code(11)
@@ -97,7 +97,8 @@ class GroupBroker(FakeBroker):
         )
 
     async def heartbeat(self, request: Any) -> Any:
-        code = await self._code(12)
+        # one of an earlier generation that is late: its answer is ignored, so it must not take a code
+        code = await self._code(12, request.generation_id == self.generation)
         if code is SILENT:
             return SILENT
         return HeartbeatResponse(throttle_time_ms=0, error_code=code, version=request.API_VERSION)

@@ -217,6 +217,15 @@ async def test_no_herd_wakes_when_a_member_comes_or_goes(pain: Pain) -> None:
         await pain.settle(*members)
         async with pain.client() as zk:
             before = await revision(zk, pain)
+            stat = await zk.exists(pain.paths.assignment)
+            assert stat is not None
+
+            def heard() -> bool:
+                known = (member.membership._document._value for member in members)
+                return all(value is not None and value[1] == stat.version for value in known)
+
+            # otherwise a late watch on an earlier document would count
+            await wait_until_async(heard, 30, "all to have read the present document")
             fired.clear()
             async with pain.member("late", 6.0) as late:
                 await pain.settle(*members, late)

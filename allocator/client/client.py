@@ -13,7 +13,8 @@ from functools import partial
 from typing import Any, Final
 
 import kafka.errors as kafka_errors
-from kafka.protocol.metadata import MetadataRequest
+from kafka.protocol.consumer import ListOffsetsRequest, OffsetFetchRequest
+from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
 
 from allocator.client.connection import ConnectionSettings
 from allocator.client.errors import broker_error, describe, unreachable
@@ -33,6 +34,13 @@ NEVER_CREATES_TOPICS = 4  # from this Metadata version on, a request can forbid 
 
 # less: a slow broker makes the client pass on to the next; more: a dead one holds up connecting
 CONNECT_TIMEOUT_S = 10.0
+# 0.9 does not know ApiVersions. Where a client asks for it, the broker also drops the requests of other clients that it
+# has read at the same moment, without a response. Those that only read are sent again
+LOSES_REQUESTS = (0, 9)
+REPEATABLE = frozenset(
+    each.API_KEY for each in (FindCoordinatorRequest, ListOffsetsRequest, MetadataRequest, OffsetFetchRequest)
+)
+LOST_S = 5.0  # more: a lost request costs more time; less: a slow broker gets requests twice
 
 # an error that ends the connecting at once -> what to do about it
 REFUSALS: Final[Mapping[type[Exception], str]] = {
@@ -364,7 +372,11 @@ class KafkaClient:
         """
         deadline = time.monotonic() + (self.request_timeout_s if timeout_s is None else timeout_s)
         self._live()
+        loses = self.broker_version == LOSES_REQUESTS and request.API_KEY in REPEATABLE
         try:
+            while loses and time.monotonic() + LOST_S < deadline:
+                with contextlib.suppress(kafka_errors.RequestTimedOutError):
+                    return await self._exchange(node_id, request, time.monotonic() + LOST_S)
             return await self._exchange(node_id, request, deadline)
         except (kafka_errors.KafkaError, OSError) as exc:
             raise self._error(exc, node_id) from exc

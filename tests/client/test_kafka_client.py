@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from fake_broker import HANG_UP, SILENT, FakeBroker
+from kafka.protocol.broker_version_data import BrokerVersionData
 from kafka.protocol.consumer import FetchRequest, OffsetFetchRequest, OffsetFetchResponse
 from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
 
@@ -330,6 +331,29 @@ async def test_a_fetch_that_waits_holds_nothing_else_up() -> None:
         assert not fetching.done()
     with pytest.raises(Closed):
         await fetching
+
+
+@pytest.mark.parametrize("version", [(0, 9), (0, 10)])
+async def test_a_request_that_0_9_lost_is_sent_again(version: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """0.9 drops requests that it has read together with the ApiVersions of another client."""
+    monkeypatch.setattr("allocator.client.client.LOST_S", 0.05)
+    broker = FakeBroker()
+    answer = broker.handlers[10]
+
+    def lost(request: Any) -> Any:
+        broker.handlers[10] = answer
+        return SILENT
+
+    async with broker, KafkaClient(broker.address, request_timeout_s=3.0) as client:
+        broker.handlers[10] = lost
+        assert client._pool is not None
+        client._pool.versions = BrokerVersionData(version)
+        if version == (0, 9):
+            assert (await client.send(1, find(), 60.0)).error_code == 0
+        else:
+            with pytest.raises(BrokerError, match="REQUEST_TIMED_OUT") as caught:
+                await client.send(1, find(), 0.3)
+            assert caught.value.retriable
 
 
 async def test_an_answer_over_the_limit_ends_the_connection_with_an_error() -> None:

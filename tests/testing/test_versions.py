@@ -61,7 +61,7 @@ def test_records_come_back(cluster, topic_factory):
 
 
 def test_the_version_is_what_was_asked_for(cluster):
-    asked = api_versions(cluster.brokers[0].port, timeout_s=2)
+    asked = api_versions(cluster.brokers[0].port, timeout_s=30)
     if cluster.release.number < (0, 10):
         assert asked is None
     else:

@@ -352,7 +352,7 @@ async def test_a_request_that_0_9_lost_is_sent_again(version: tuple[int, ...], m
             assert (await client.send(1, find(), 60.0)).error_code == 0
         else:
             with pytest.raises(BrokerError, match="REQUEST_TIMED_OUT") as caught:
-                await client.send(1, find(), 0.3)
+                await client.send(1, find(), 2.0)
             assert caught.value.retriable
 
 
@@ -396,10 +396,11 @@ async def test_an_older_request_goes_to_any_broker_that_is_up() -> None:
 async def test_a_broker_in_back_off_says_until_when_and_why(unused_port: int) -> None:
     async with FakeBroker() as broker, KafkaClient(broker.address) as client:
         client.note_broker(9, "127.0.0.1", unused_port)
-        for _ in range(2):
+        while True:  # a slow attempt may come when the first back-offs are over
             with pytest.raises(BrokerError) as caught:
                 await client.send(9, find())
-        assert "next attempt in" in str(caught.value)
+            if "next attempt in" in str(caught.value):
+                break
         assert f"{unused_port}" in str(caught.value)
         assert caught.value.retriable
 

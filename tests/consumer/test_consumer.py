@@ -423,6 +423,7 @@ async def test_zookeeper_killed_and_restarted_under_load(
                 seen.extend(int(record.value) for record in batch or ())
 
         async with setting.consumer() as a, setting.consumer() as b:
+            await owns(a, 2)
             await owns(b, 2)
             workers = [asyncio.ensure_future(work(consumer)) for consumer in (a, b)]
             await setting.produce(1000)

@@ -107,7 +107,7 @@ async def test_members_of_an_ensemble_with_an_old_copy_of_its_data_join_anew(
         shutil.copytree(data, tmp_path / "copy")
         await restart(ensemble)
         await own_everything(joined, StaticTopics({"t": 12}))
-        sessions = [each.zk.session_id for each in joined]
+        ids = {each.membership.member_id for each in joined}
         async with session(ensemble.zookeeper) as zk:
             path = f"/allocator/{group}/members/{joined[0].membership.member_id}"
             before = (await zk.get(path))[1].version
@@ -123,7 +123,9 @@ async def test_members_of_an_ensemble_with_an_old_copy_of_its_data_join_anew(
             lambda: all(each.owner.lost_partitions for each in joined), 40, "each member to give its session up"
         )
         await own_everything(joined, StaticTopics({"t": 12}))
-        assert not set(sessions) & {each.zk.session_id for each in joined}
+        # a member that comes after another one has written may keep its session: the server refuses only a client that
+        # has read more than the server has
+        assert not ids & {each.membership.member_id for each in joined}
         assert history.overlaps() == []
 
 

@@ -16,6 +16,7 @@ from kafka.admin import KafkaAdminClient
 from allocator.assignors import GroupView
 from allocator.assignors.kiel import naive_allocator
 from allocator.client.client import KafkaClient
+from allocator.doctor.observation import Observation, observe
 from allocator.groups.legacy.old_consumer import OldSubscription
 from allocator.groups.zookeeper.znodes import Claim, MemberInfo
 from allocator.offsets.group_offsets import GroupOffsets
@@ -318,16 +319,29 @@ async def test_offsets_that_are_not_in_kafka(patient: Patient) -> None:
         assert len(found["offsets-missing"][0].where) == 3
 
 
-async def test_lag_that_grows_and_partitions_where_nothing_is_done(patient: Patient) -> None:
+async def test_lag_that_grows_and_partitions_where_nothing_is_done(
+    patient: Patient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    polled, changed = asyncio.Event(), asyncio.Event()
+
+    async def observed(*given: Any, **options: Any) -> Observation:
+        """The second poll waits for the change."""
+        if polled.is_set():
+            await changed.wait()
+        found = await observe(*given, **options)
+        polled.set()
+        return found
+
+    monkeypatch.setattr("allocator.doctor.doctor.observe", observed)
     async with patient.consumer(auto_commit_interval_s=None) as consumer:
         await patient.consume(consumer, 40)
         await patient.fill(100, only=0)
         await patient.fill(100, only=1)
-        looking = asyncio.ensure_future(patient.examined(interval_s=4))
-        await asyncio.sleep(2)  # between the two polls
-        assert not looking.done()
+        looking = asyncio.ensure_future(patient.examined())
+        await polled.wait()
         await patient.fill(200, only=0)
         await consumer.commit({patient.partitions[0]: OffsetAndMetadata(20, "", -1)})
+        changed.set()
         found = await looking
         assert found["no-progress"][0].where == (f"{patient.topic}:1",)
         assert "100 records waiting" in found["no-progress"][0].what

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle
 from typing import Any
 
@@ -20,12 +22,13 @@ KielFunction = Callable[[list[str], list[str]], Mapping[str, Mapping[str, Iterab
 def naive_allocator(members: Iterable[str], partitions: Iterable[str]) -> dict[str, dict[str, list[int]]]:
     """Round robin in kiel's signature, for code that calls or wraps its default function.
 
-    Members that get nothing are absent; without members the mapping is empty. As an assignor, use "naive".
+    Returns nested defaultdicts, as kiel does. Members that get nothing are absent; without members the mapping is
+    empty. As an assignor, use "naive".
     """
-    mapping: dict[str, dict[str, list[int]]] = {}
+    mapping: defaultdict[str, dict[str, list[int]]] = defaultdict(partial(defaultdict, list))
     for member, partition in zip(cycle(members), partitions):
         topic, _, number = partition.rpartition(":")
-        mapping.setdefault(member, {}).setdefault(topic, []).append(int(number))
+        mapping[member][topic].append(int(number))
     return mapping
 
 
@@ -48,10 +51,11 @@ class KielAssignor:
             ids = {(member.name if unique else member.id): member.id for member in members}
             partitions = sorted(f"{topic}:{p}" for topic in topics for p in range(view.partitions[topic]))
             for label, of_topics in _items(self.function(sorted(ids), partitions), "members"):
-                # an unknown label passes through, because the validation reports it
-                held = given.setdefault(ids.get(label, label), [])
                 for topic, numbers in _items(of_topics, f"topics of {label!r}"):
-                    held.extend(TopicPartition(topic, number) for number in numbers)
+                    found = [TopicPartition(topic, number) for number in numbers]
+                    if found:  # reading a key of a defaultdict creates an empty entry
+                        # an unknown label passes through, because the validation reports it
+                        given.setdefault(ids.get(label, label), []).extend(found)
         return given
 
 

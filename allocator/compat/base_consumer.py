@@ -53,6 +53,7 @@ class BaseConsumer:
         self.closing = False
         self.synced_offsets: set[str] = set()
         self._loop: Optional[asyncio.AbstractEventLoop] = None
+        self._connecting: Optional[asyncio.Task[None]] = None
         self._logged: dict[str, float] = {}  # text of an error -> time of its log line
         self._halted: dict[TopicPartition, float] = {}  # partition -> time since it cannot be read
         self._retry_halted_at = 0.0
@@ -75,6 +76,9 @@ class BaseConsumer:
     def _ended(self) -> BaseException | None:
         """The error that ended all reading, or None."""
         return self._fetcher.broken
+
+    async def _connect(self) -> None:
+        raise NotImplementedError
 
     async def _consume(self, topic: str, start: Any) -> list[Any] | None:
         raise NotImplementedError
@@ -106,6 +110,22 @@ class BaseConsumer:
 
     # -- start and close ------------------------------------------------------------------------------------------
 
+    def _start_connecting(self) -> asyncio.Future[None]:
+        """Returns the task that connects, which `close` ends; the same one while it runs."""
+        if self._connecting is None or self._connecting.done():
+            self._connecting = asyncio.ensure_future(self._connect_unless_closed())
+        return self._connecting
+
+    async def _connect_unless_closed(self) -> None:
+        if self.closing:
+            raise IllegalState(f"{self._label}: this consumer is closed; create a new {type(self).__name__}")
+        try:
+            await self._connect()
+        except asyncio.CancelledError:
+            if self.closing:
+                raise Closed(f"{self._label}: this consumer was closed while it connected") from None
+            raise
+
     def close(self) -> asyncio.Future[None]:
         """Closes all connections. Returned values that were not committed are read again.
 
@@ -124,6 +144,9 @@ class BaseConsumer:
         if self.closing:
             return
         self.closing = True
+        if self._connecting is not None and not self._connecting.done():
+            self._connecting.cancel()
+            await asyncio.wait({self._connecting})
         self._stop()
         self._fetcher.wake()
         await self.wind_down()

@@ -136,8 +136,11 @@ class GroupedConsumer(BaseConsumer):
     # -- start and close ------------------------------------------------------------------------------------------
 
     def connect(self) -> asyncio.Future[None]:
-        """Connects to Kafka and ZooKeeper, joins the group and finds the coordinator."""
-        return asyncio.ensure_future(self._connect())
+        """Connects to Kafka and ZooKeeper, joins the group and finds the coordinator.
+
+        Raises BrokersUnavailable or ZooKeeperUnavailable, and IllegalState after `close`.
+        """
+        return self._start_connecting()
 
     async def _connect(self) -> None:
         if self._started:
@@ -227,11 +230,11 @@ class GroupedConsumer(BaseConsumer):
 
     @property
     def allocation(self) -> dict[str, list[int]]:
-        """The partitions of this member at this moment, by topic."""
-        found: dict[str, list[int]] = defaultdict(list)
+        """The partitions of this member at this moment, by topic; `[]` for any other topic."""
+        found: defaultdict[str, list[int]] = defaultdict(list)
         for topic, partition in sorted(self._engine.membership.held):
             found[topic].append(partition)
-        return dict(found)
+        return found
 
     def may_act(self) -> bool:
         """Whether the user may handle values and commit offsets at this instant.

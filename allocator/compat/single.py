@@ -7,6 +7,7 @@ import datetime
 import logging
 import re
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Union
 
@@ -81,8 +82,8 @@ class SingleConsumer(BaseConsumer):
         self._astray: set[TopicPartition] = set()  # partitions whose position the log has lost
 
     def connect(self) -> asyncio.Future[None]:
-        """Connects to Kafka and reads the list of topics. Raises BrokersUnavailable."""
-        return asyncio.ensure_future(self._connect())
+        """Connects to Kafka and reads the list of topics. Raises BrokersUnavailable, and IllegalState after `close`."""
+        return self._start_connecting()
 
     async def _connect(self) -> None:
         if self._loop is not None:
@@ -98,8 +99,9 @@ class SingleConsumer(BaseConsumer):
 
     @property
     def allocation(self) -> dict[str, list[int]]:
-        """All topics of the cluster -> their partitions."""
-        return {topic: sorted(self._client.partitions(topic) or ()) for topic in sorted(self._client.topics())}
+        """All topics of the cluster -> their partitions; `[]` for any other topic."""
+        topics = sorted(self._client.topics())
+        return defaultdict(list, {topic: sorted(self._client.partitions(topic) or ()) for topic in topics})
 
     def determine_offsets(
         self, topic: str, start: int | datetime.datetime | datetime.timedelta | None = None

@@ -13,10 +13,12 @@ import pytest
 from kafka.admin import ACL, ACLOperation, ACLPermissionType, KafkaAdminClient, ResourcePattern, ResourceType
 
 from allocator import GroupedConsumer, SingleConsumer, TopicPartition
+from allocator.assignors import GroupView, Member, compute, resolve
 from allocator.assignors.kiel import naive_allocator
 from allocator.compat import base_consumer
 from allocator.errors import (
     BrokerError,
+    Closed,
     ConfigError,
     CorruptRecordError,
     IllegalState,
@@ -97,6 +99,68 @@ async def test_the_allocation_is_there_when_connect_returns(scene: Scene, topic_
     consumer = await scene.consumer()
     assert consumer.allocation[topic] == [0, 1]
     assert consumer.allocator.allocation == consumer.allocation
+
+
+@pytest.mark.parametrize(
+    "consumer",
+    [GroupedConsumer(["127.0.0.1:1"], "g", ["127.0.0.1:1"]), SingleConsumer(["127.0.0.1:1"])],
+    ids=["grouped", "single"],
+)
+def test_a_topic_without_partitions_has_an_empty_allocation(consumer: GroupedConsumer | SingleConsumer) -> None:
+    assert consumer.allocation["a topic"] == []
+    if isinstance(consumer, GroupedConsumer):
+        assert consumer.allocator.allocation["a topic"] == []
+
+
+def test_an_allocator_function_may_extend_the_result_of_the_default_one() -> None:
+    """kiel's default function returns nested defaultdicts."""
+
+    def with_one_more(members: list[str], partitions: list[str]) -> Any:
+        mapping = naive_allocator(members, partitions[:1])
+        assert mapping["b"]["t"] == []
+        assert mapping["unknown"] == {}, "reading must not make the group refuse the assignment"
+        mapping["b"]["u"].append(0)
+        return mapping
+
+    members = tuple(Member(name, name, frozenset({"t", "u"})) for name in "ab")
+    view = GroupView(members, {"t": 1, "u": 1})
+    owned = compute(resolve(with_one_more), view)
+    assert owned == {"a": {TopicPartition("t", 0)}, "b": {TopicPartition("u", 0)}}
+
+
+@pytest.mark.parametrize("connected", [True, False])
+@pytest.mark.parametrize("kind", ["grouped", "single"])
+async def test_a_closed_consumer_does_not_connect_again(scene: Scene, kind: str, connected: bool) -> None:
+    """In kiel it would join the group again, get partitions, and return no values."""
+    brokers, ensemble = [scene.cluster.bootstrap], [scene.cluster.zookeeper]
+    consumer = GroupedConsumer(brokers, scene.group, ensemble) if kind == "grouped" else SingleConsumer(brokers)
+    if connected:
+        await consumer.connect()
+    await consumer.close()
+    with pytest.raises(IllegalState, match=r"is closed; create a new .*Consumer"):
+        await consumer.connect()
+    assert await consumer.consume("t") is None
+
+
+@pytest.mark.parametrize("kind", ["grouped", "single"])
+async def test_closing_ends_a_connect_that_is_under_way(scene: Scene, kind: str) -> None:
+    """It leaves no member in the group, and no task."""
+    brokers, hosts = [scene.cluster.bootstrap], [scene.cluster.zookeeper]
+    before = asyncio.all_tasks()
+    consumer = GroupedConsumer(brokers, scene.group, hosts) if kind == "grouped" else SingleConsumer(brokers)
+    connecting = consumer.connect()
+    await asyncio.sleep(0)  # it has begun
+    await consumer.close()
+    with pytest.raises(Closed, match="closed while it connected"):
+        await connecting
+    assert asyncio.all_tasks() == before
+    ensemble = ZooKeeper(scene.cluster.zookeeper)
+    await ensemble.connect()
+    try:
+        members = f"/allocator/{scene.group}/members"
+        assert await ensemble.exists(members) is None or await ensemble.get_children(members) == []
+    finally:
+        await ensemble.close()
 
 
 @closing

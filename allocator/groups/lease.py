@@ -172,15 +172,17 @@ class LeaseRenewer:
         self._measures = measures
         self._suspension = _Suspension(group, listener)
         self._confirmations = _Confirmations(clock)
+        self._over = False  # True from the end of a session until the next one begins
         self._sooner: asyncio.Event
         self._granted: asyncio.Event
 
     @property
     def may_act(self) -> bool:
-        return self.lease.valid and not self._suspension.active
+        return self.lease.valid and not self._over and not self._suspension.active
 
     def begin(self) -> None:
         """Starts a session. Call it in the event loop, before `keep`."""
+        self._over = False
         self._sooner = asyncio.Event()
         self._granted = asyncio.Event()
 
@@ -229,13 +231,23 @@ class LeaseRenewer:
         """Stops until the next proof."""
         self._suspension.suspend(why)
 
+    def revoke(self) -> None:
+        """Ends the lease of this session for good: no response that is still under way renews it.
+
+        May be called from any thread, also if the event loop is blocked.
+        """
+        self._over = True
+
     def end(self) -> None:
         """Ends the renewal, because the session is over."""
+        self.revoke()
         self.lease.end()
         self._suspension.stop()
         self._confirmations.end()
 
     def _renew(self, started: float) -> None:
+        if self._over:
+            return
         self.lease.prove(started, self._zk.session_timeout_s, self._zk.connected_at)
         if not self.lease.valid:
             return  # the response took longer than the lease lasts

@@ -13,7 +13,6 @@ import logging
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from functools import partial
 from typing import Any
 
 from allocator.errors import ZooKeeperUnavailable
@@ -235,7 +234,7 @@ class SessionMembership(GroupMembership):
                 self._live(scope, joined),
                 lease=self._keeper.keep(*self._proof()),
                 loss=self._wait_for_loss(),
-                silence=self._wait_for_silence(),
+                silence=self._wait_for_silence(joined),
             )
             # everything is released: only the znodes are left to delete
         finally:
@@ -244,13 +243,19 @@ class SessionMembership(GroupMembership):
     async def _live(self, scope: TaskGroup, joined: asyncio.Future[None]) -> None:
         if self._polls.limit_s is not None:
             # if the event loop blocks, kazoo's own thread keeps the session alive without a limit
-            why = f"the event loop stood still for {self._polls.limit_s:g} s (max_poll_interval_s)"
-            scope.start(Watchdog(self._polls.limit_s, partial(self._zk.abort, why)).watch(), "watchdog")
+            scope.start(Watchdog(self._polls.limit_s, self._give_way).watch(), "watchdog")
         await self._keeper.granted()
         if not joined.done():
+            self._polls.polled()  # the user could not poll during `join`
             joined.set_result(None)
         self._changed.set()  # read the present assignment
         await self._take_part(scope)
+
+    def _give_way(self) -> None:
+        """Ends the session from the watchdog's thread, while the event loop is blocked."""
+        # first the lease: it may last longer than the session, and the end of the session frees the partitions
+        self._keeper.revoke()
+        self._zk.abort(f"the event loop stood still for {self._polls.limit_s:g} s (max_poll_interval_s)")
 
     async def _admission(self) -> None:
         """Waits until this member may join again; `leave` cancels this, as the member holds nothing."""
@@ -286,7 +291,8 @@ class SessionMembership(GroupMembership):
         await self._session_lost.wait()
         raise MembershipLost("it expired")
 
-    async def _wait_for_silence(self) -> None:
+    async def _wait_for_silence(self, joined: asyncio.Future[None]) -> None:
+        await asyncio.wait({joined})
         await self._polls.silence()
         raise _Silence(f"its user asked for nothing for {self._polls.limit_s:g} s")
 

@@ -39,11 +39,16 @@ class Service:
         self.topic = topic
         cluster.produce(topic, [b"work"])
 
-    def consumer(self, listener: RebalanceListener, max_poll_interval_s: float | None = None) -> Consumer:
+    def consumer(
+        self,
+        listener: RebalanceListener,
+        max_poll_interval_s: float | None = None,
+        session_timeout_s: float = SESSION_S,
+    ) -> Consumer:
         return Consumer(
             self.topic,
             **self.settings,  # type: ignore[arg-type]
-            session_timeout_s=SESSION_S,
+            session_timeout_s=session_timeout_s,
             auto_commit_interval_s=None,
             listener=listener,
             max_poll_interval_s=max_poll_interval_s,
@@ -107,14 +112,18 @@ async def test_one_that_blocks_the_loop_finds_the_gate_shut_and_opens_it_by_a_ne
         assert listener.heard == ["assigned"]
 
 
-async def test_one_that_blocks_the_loop_beyond_max_poll_interval_gives_way_while_it_blocks(service: Service) -> None:
+@pytest.mark.parametrize("session_timeout_s", [SESSION_S, 10.0])
+async def test_one_that_blocks_the_loop_beyond_max_poll_interval_gives_way_while_it_blocks(
+    service: Service, session_timeout_s: float
+) -> None:
+    """Also if the session timeout, and with it the lease, is much longer than the blocked time."""
     partition = TopicPartition(service.topic, 0)
     has_it, may_go_on = threading.Event(), threading.Event()
     first, second = Listener(), Listener()
     refused: list[CommitFailed] = []
 
     async def stuck() -> None:
-        async with service.consumer(first, max_poll_interval_s=1.0) as consumer:
+        async with service.consumer(first, 1.0, session_timeout_s) as consumer:
             assert await consumer.getone(30) is not None
             has_it.set()
             assert may_go_on.wait(60), "nobody else got the partition"

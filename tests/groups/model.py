@@ -14,6 +14,8 @@ Each abstraction allows more behaviours than the code has, not fewer:
 
 - *The lease* means that a session ends only after its member has stopped: `expire` does both in one step. A member that
   is frozen, cut off or dead takes no steps until then.
+- *The watchdog* of a blocked member revokes the lease and then ends the session: `abort` does both in one step. If the
+  member takes steps in between, it acts on nothing, so these steps are safe if they are safe with a lease.
 - *Revisions* are compared in one place: is a claim at least as new as the document that waits for it? So the model has
   two bits for each member, for its claim and for the document that it has read, instead of growing numbers.
 - *The allocator function* is any function: each owned partition may be revoked, and each free partition may be assigned
@@ -96,12 +98,13 @@ class Step(NamedTuple):
     after: State
 
 
-FAULTS = frozenset({"expire", "delete-znode", "leave", "join"})
+FAULTS = frozenset({"expire", "abort", "delete-znode", "leave", "join"})
 """Steps that the world takes; all others members take by themselves."""
 
 
 RULES = {
     "lease": "a session ends only after its member has stopped",
+    "watchdog": "the watchdog revokes the lease before it ends the session",
     "check": "a claim grows only in one transaction with a check of the document",
     "since": "only a claim that is new enough shows a release",
     "drain": "a member has stopped before its claim shows it",
@@ -126,6 +129,7 @@ def steps(state: State, broken: str = "") -> Iterator[Step]:
             continue
         # leaving has the same steps: the member stops, then closes its session
         yield Step("expire", me, _with(state, me, GONE if "lease" not in broken else _unaware(member)))
+        yield Step("abort", me, _with(state, me, GONE if "watchdog" not in broken else _unaware(member)))
         if not member.znode:
             yield Step("notice", me, _with(state, me, GONE))  # at the next proof of its lease
         elif all(other.znode or not other.session for other in state.members):

@@ -124,6 +124,8 @@ class Faults:
                 self._one("slow", 3 * TIMEOUT_S),
             ]
             found += [self._one("delete-znode"), self._leader("freeze", 3 * TIMEOUT_S), self._leader("delete-znode")]
+        if names and self.world.watched:
+            found += [self._one("block", TIMEOUT_S), self._one("block", TIMEOUT_S), self._leader("block", TIMEOUT_S)]
         found += [lambda: self.do("spoil"), lambda: self.do("grow")]
         if names and not self.world.jumpy:  # a budget is counted by the wall clock
             found += [self._order] * 3
@@ -183,6 +185,12 @@ class Faults:
     def _do_freeze(self, name: str, seconds: float) -> None:
         if name not in self.world.loop.frozen:
             self.world.loop.freeze(name)
+            self.world.loop.call_later(seconds, self._thaw, self.world.workers[name])
+
+    def _do_block(self, name: str, seconds: float) -> None:
+        """Blocks its event loop, while its threads go on."""
+        if name not in self.world.loop.frozen:
+            self.world.loop.block(name)
             self.world.loop.call_later(seconds, self._thaw, self.world.workers[name])
 
     def _thaw(self, worker: Worker) -> None:

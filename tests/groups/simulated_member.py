@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from simulated_zookeeper import SimulatedZooKeeper
+from virtual_time import thread_context
 
 from allocator.assignors import resolve
 from allocator.errors import InstanceIdInUse
+from allocator.groups.session import GRACE_S
 from allocator.groups.zookeeper.leader import LeaderSettings
 from allocator.groups.zookeeper.load_report import LoadReport
 from allocator.groups.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
@@ -18,10 +21,42 @@ from allocator.types import Partitions, TopicPartition
 if TYPE_CHECKING:
     from simulation import Simulation
 
-__all__ = ["TIMEOUT_S", "Worker"]
+__all__ = ["TIMEOUT_S", "VirtualWatchdog", "Worker"]
 
 TIMEOUT_S = 4.0  # of its session
+POLL_S = 1.0  # the limit of its watchdog: well below the end of the lease
 INSTANCES = 5  # fewer than members at once: some are second processes of an instance that lives
+
+
+class VirtualWatchdog:
+    """`Watchdog` in virtual time: its thread is a task in the context of the member's threads."""
+
+    def __init__(self, limit_s: float, bite: Callable[[], None]) -> None:
+        self._limit_s, self._bite = limit_s, bite
+        self._fed = 0.0
+
+    async def watch(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._fed = loop.time()
+        thread = thread_context().run(loop.create_task, self._run())
+        try:
+            while True:
+                await asyncio.sleep(self._limit_s / 4)
+                self._fed = loop.time()
+        finally:
+            thread.cancel()
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(max(0.0, self._left_s()))
+            if self._left_s() <= 0:
+                await asyncio.sleep(GRACE_S)
+                if self._left_s() <= 0:
+                    self._bite()
+                    return
+
+    def _left_s(self) -> float:
+        return self._fed + self._limit_s - asyncio.get_running_loop().time()
 
 
 class Worker:
@@ -57,6 +92,7 @@ class Worker:
                 name=instance or name,
                 topics=frozenset({"t"}),
                 connect_timeout_s=None,
+                max_poll_interval_s=POLL_S if world.watched else None,
                 instance_id=instance,
                 restart_grace_s=world.grace_s,
                 # polls are off, so that they cannot hide a missed change
@@ -83,6 +119,7 @@ class Worker:
         self.joined = True
         while not self.gone:
             await asyncio.sleep(self.world.random.uniform(0.02, 0.1))
+            self.membership.polled()
             for partition in sorted(self.active - self.stopping):
                 # asked before each record, as the daemon does
                 if self.membership.may_act():

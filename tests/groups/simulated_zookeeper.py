@@ -11,7 +11,9 @@ It has the properties of a real ensemble that the ownership protocol depends on:
   to half a tick. After a cut, the last request or ping may never be reported, because the follower may have died with
   it. One write removes the session's ephemeral znodes;
 - a client that is cut off notices after two thirds of the timeout, and reports SUSPENDED. It learns whether its session
-  lives only when it is connected again. A request under way is then lost: it was executed, or not.
+  lives only when it is connected again. A request under way is then lost: it was executed, or not;
+- a thread of the client library keeps the session and ends it (`abort`), also while the client's event loop is blocked.
+  The loop gets responses, events and states later, in their order.
 """
 
 from __future__ import annotations
@@ -26,9 +28,18 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from virtual_time import VirtualLoop
+from virtual_time import VirtualLoop, thread_context
 
-from allocator.zookeeper.client import BadVersion, ConnectionLost, NoZnode, Op, SessionState, Stat, ZnodeExists
+from allocator.zookeeper.client import (
+    REOPEN_S,
+    BadVersion,
+    ConnectionLost,
+    NoZnode,
+    Op,
+    SessionState,
+    Stat,
+    ZnodeExists,
+)
 
 __all__ = ["Ensemble", "SimulatedZooKeeper"]
 
@@ -183,7 +194,10 @@ class SimulatedZooKeeper:
         self._last_answer = self._last_event = 0.0
         self.slow_s = 0.0
         """How long each packet may take besides."""
+        self._connections = 0
+        """Connections that have ended. What was sent on one of them arrives no more."""
         self._context = contextvars.copy_context()
+        self._thread = thread_context()
 
     @property
     def cut(self) -> bool:
@@ -212,8 +226,11 @@ class SimulatedZooKeeper:
 
     async def connect(self, timeout_s: float | None = 15.0) -> None:
         self.ensemble.clients.append(self)
-        self._task = asyncio.get_running_loop().create_task(self._live())
+        self._open()
         await self._connected.wait()
+
+    def _open(self) -> None:
+        self._task = self._thread.run(self.ensemble.loop.create_task, self._live())
 
     async def close(self) -> None:
         if self._task is not None:
@@ -230,6 +247,26 @@ class SimulatedZooKeeper:
     def on_state(self, listener: Callable[[SessionState], None]) -> Callable[[], None]:
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
+
+    def abort(self, why: str) -> None:
+        """Called in a thread of the member."""
+        if self._task is None:
+            return
+        self._task.cancel()
+        if self.session is not None and not self.cut:
+            self.ensemble.close(self.session)
+        self.session = None
+        self._hang_up()
+        self.ensemble.loop.call_soon(self._aborted, context=self._context)
+
+    def _aborted(self) -> None:
+        if self._task is not None:
+            self._told(SessionState.LOST)
+            self.ensemble.loop.call_later(REOPEN_S, self._reopen)
+
+    def _reopen(self) -> None:
+        if self._task is not None:
+            self._open()
 
     async def _live(self) -> None:
         """The client library's thread: connects, pings, detects silence."""
@@ -249,15 +286,18 @@ class SimulatedZooKeeper:
             else:
                 self.ensemble.hear(self.session, self.ensemble.loop.time())
             self._tell(SessionState.CONNECTED)
-            self._connected.set()
             await self._ping()
-            held, self._held = self._held, []  # closes the connection, with everything under way on it
-            self._fail_waiting()
-            for packet, _ in held:
-                if packet in self._events:
-                    packet()  # the client library fires all its watches, including those whose event was lost
-            self._fire_all()
+            self._hang_up()
             self._tell(SessionState.SUSPENDED)
+
+    def _hang_up(self) -> None:
+        """Closes the connection, with everything under way on it."""
+        self._connections += 1
+        held, self._held = self._held, []
+        for packet, context in held:
+            if packet in self._events:  # the client library fires all its watches, including those whose event was lost
+                self.ensemble.loop.call_soon(packet, context=context)
+        self._fire_all()
 
     async def _ping(self) -> None:
         """Waits until the connection counts as lost: no response for two thirds of the timeout."""
@@ -275,9 +315,16 @@ class SimulatedZooKeeper:
                 return
 
     def _tell(self, state: SessionState) -> None:
-        if state is self.state:
+        self.ensemble.loop.call_soon(self._told, state, context=self._context)
+
+    def _told(self, state: SessionState) -> None:
+        if state is self.state or self._task is None:
             return
         self.state = state
+        if state is SessionState.CONNECTED:
+            self._connected.set()
+        else:
+            self._fail_waiting()
         for listener in tuple(self._listeners):
             listener(state)
 
@@ -357,9 +404,10 @@ class SimulatedZooKeeper:
         if self.state is SessionState.LOST:
             raise ConnectionLost("no session")
         self._waiting[future] = None
+        connection = self._connections
 
         def arrive() -> None:
-            if self.session is None or future.done():
+            if self.session is None or future.done() or connection != self._connections:
                 return
             self.ensemble.later(TICK_S / 2, self._report, self.session, loop.time())
             try:

@@ -13,14 +13,16 @@ Promises, checked after every step of every member and every write to ZooKeeper:
 - every partition has an owner that may act within `HEALED_S` after the last fault, whatever an operator has ordered;
 - each order holds in each document of a leader that has read the order (`simulated_orders`).
 
-From seed `SEATED` on, members have instance ids and a grace: a starting member may be the next process of a member that
-has ended, or a second process of one that lives. Then healing may take longer by the grace. From seed `FOLLOWING` on,
-members follow load, those of odd seeds with a grace too, and another partition is the heaviest every few seconds.
+At every third seed, members have a watchdog, and faults block their event loops. From seed `SEATED` on, members have
+instance ids and a grace: a starting member may be the next process of a member that has ended, or a second process of
+one that lives. Then healing may take longer by the grace. From seed `FOLLOWING` on, members follow load, those of odd
+seeds with a grace too, and another partition is the heaviest every few seconds.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import random
 from collections.abc import Callable, Sequence
@@ -29,11 +31,12 @@ from unittest import mock
 
 from members import StaticTopics
 from simulated_faults import Event, Faults
-from simulated_member import Worker
+from simulated_member import VirtualWatchdog, Worker
 from simulated_orders import OrdersOfGroup
 from simulated_zookeeper import Ensemble, Write
 from virtual_time import VirtualLoop, current_member
 
+from allocator.groups import session
 from allocator.groups.zookeeper import following
 from allocator.groups.zookeeper import leader as leader_module
 from allocator.groups.zookeeper.znodes import AssignmentDocument, Claim, InvalidZnode
@@ -68,6 +71,7 @@ class Simulation:
     ) -> None:
         self.seed = seed
         self.faults_s = faults_s
+        self.watched = seed % 3 == 0
         self.follows = seed >= FOLLOWING
         self.grace_s = GRACE_S if seed >= SEATED and (seed % 2 or not self.follows) else 0.0
         self.jumpy = bool(self.grace_s) and seed % 4 < 2
@@ -99,7 +103,13 @@ class Simulation:
 
     def run(self) -> None:
         # the wall clock of the leader is virtual too
-        with mock.patch.object(leader_module, "wall_ms", self._wall_ms), mock.patch.object(following, "REST_MS", 1000):
+        with contextlib.ExitStack() as patches:
+            for place, name, by in (
+                (leader_module, "wall_ms", self._wall_ms),
+                (following, "REST_MS", 1000),
+                (session, "Watchdog", VirtualWatchdog),
+            ):
+                patches.enter_context(mock.patch.object(place, name, by))
             self._run()
 
     def _wall_ms(self) -> int:

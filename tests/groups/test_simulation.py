@@ -251,6 +251,10 @@ def a_lease_as_long_as_the_session_and_longer(patch: pytest.MonkeyPatch) -> None
     patch.setattr(EnsembleLease, "renew", renew)
 
 
+def a_watchdog_that_leaves_the_lease(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LeaseRenewer, "revoke", lambda self: None)
+
+
 def members_that_do_not_ask_whether_they_may_act(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LeaseRenewer, "may_act", True)
 
@@ -367,6 +371,7 @@ def a_membership_whose_generation_starts_again(patch: pytest.MonkeyPatch) -> Non
     ("break_it", "found"),
     [
         (a_lease_as_long_as_the_session_and_longer, "may (both )?act|both claim"),
+        (a_watchdog_that_leaves_the_lease, "may (both )?act"),
         (members_that_do_not_ask_whether_they_may_act, "may (both )?act"),
         (partitions_that_are_free_as_soon_as_they_are_revoked, "both claim|may (both )?act"),
         (old_claims_that_count_and_new_ones_that_grow_unchecked, "both claim|may (both )?act"),

@@ -8,10 +8,19 @@ import selectors
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Deadlock", "VirtualLoop", "current_member"]
+__all__ = ["Deadlock", "VirtualLoop", "current_member", "thread_context"]
 
 current_member: contextvars.ContextVar[str | None] = contextvars.ContextVar("member", default=None)
 """Whose code runs; tasks and timers inherit it."""
+
+THREADS = " (threads)"  # after the name of the member whose threads run
+
+
+def thread_context() -> contextvars.Context:
+    """The context for a thread that the present member starts beside its event loop."""
+    context = contextvars.copy_context()
+    context.run(current_member.set, f"{current_member.get()}{THREADS}")
+    return context
 
 
 class Deadlock(Exception):
@@ -49,7 +58,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     """Deterministic: the same calls in the same order, whatever the machine does.
 
     While a member is frozen, callbacks in its context are put aside in their order, and run when it is thawed; to
-    it no time seems to have passed but on the clock.
+    it no time seems to have passed but on the clock. While its event loop is blocked, only its threads run.
     """
 
     def __init__(self) -> None:
@@ -66,10 +75,15 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def freeze(self, member: str) -> None:
         self.frozen.setdefault(member, [])
+        self.frozen.setdefault(member + THREADS, [])
+
+    def block(self, member: str) -> None:
+        self.frozen.setdefault(member, [])
 
     def thaw(self, member: str) -> None:
-        for callback, args, context in self.frozen.pop(member, []):
-            self.call_soon(callback, *args, context=context)
+        for name in (member, member + THREADS):
+            for callback, args, context in self.frozen.pop(name, []):
+                self.call_soon(callback, *args, context=context)
 
     def call_soon(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:
         return super().call_soon(*self._gated(callback, args, context), context=context)
@@ -90,7 +104,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
                 aside.append((callback, args, context))
                 return
             callback(*args)
-            if self.after_each is not None:
+            if self.after_each is not None and not member.endswith(THREADS):
                 self.after_each(member)
 
         return (run,)

@@ -50,13 +50,27 @@ class Offsets:
         return len(self.carried[-1])
 
 
+class SlowToJoin(ZooKeeperMembership):
+    """Joins when the test allows it."""
+
+    joining: asyncio.Event
+    may_join: asyncio.Event
+
+    async def join(self) -> None:
+        self.joining.set()
+        await self.may_join.wait()
+        await super().join()
+
+
 class Member:
-    def __init__(self, bench: Bench, name: str, settle_s: float) -> None:
+    def __init__(self, bench: Bench, name: str, settle_s: float, zk: ZooKeeper | None = None) -> None:
         self.owner = RecordingOwner(name, bench.history)
         self.offsets = Offsets()
         self.bench = bench
+        self.joining, self.may_join = asyncio.Event(), asyncio.Event()
+        self.may_join.set()
         self.membership = KielMembership(
-            ZooKeeper(bench.hosts, session_timeout_s=6.0),
+            zk or ZooKeeper(bench.hosts, session_timeout_s=6.0),
             bench.group,
             self.owner,
             bench.topics,
@@ -67,14 +81,18 @@ class Member:
 
     def _next(self, root: str) -> ZooKeeperMembership:
         naive = resolve("naive")
-        return ZooKeeperMembership(
+        member = SlowToJoin(
             ZooKeeper(self.bench.hosts, session_timeout_s=6.0),
             Paths(root, self.bench.group),
             self.owner,
             self.bench.topics,
             {naive.name: naive},
-            ZooKeeperSettings(name=self.owner.name, topics=frozenset({"t"})),
+            ZooKeeperSettings(
+                name=self.owner.name, topics=frozenset({"t"}), instance_id=self.owner.name, restart_grace_s=600.0
+            ),
         )
+        member.joining, member.may_join = self.joining, self.may_join
+        return member
 
 
 class Bench:
@@ -85,11 +103,14 @@ class Bench:
         self.paths = KielPaths(group)
 
     @contextlib.asynccontextmanager
-    async def members(self, *names: str, settle_s: float = 0.0) -> AsyncIterator[list[Member]]:
+    async def members(
+        self, *names: str, settle_s: float = 0.0, zk: ZooKeeper | None = None
+    ) -> AsyncIterator[list[Member]]:
+        """`zk`: the client of a single member."""
         async with contextlib.AsyncExitStack() as stack:
             made = []
             for name in names:
-                member = Member(self, name, settle_s)
+                member = Member(self, name, settle_s, zk)
                 await member.membership.join()
                 stack.push_async_callback(member.membership.leave)
                 made.append(member)
@@ -255,6 +276,46 @@ async def test_nobody_begins_in_the_new_layout_while_one_still_drains(bench: Ben
         a.owner.may_drain.set()
         await adopt(zk, bench.group, "/allocator", 30.0, lambda line: None)
         await bench.settled(a, b)
+
+
+async def test_what_a_member_is_told_while_it_joins_the_new_layout_holds_there(bench: Bench) -> None:
+    """Its subscription, and that it leaves for good: no reservation keeps its partitions."""
+    bench.topics.change(u=6)
+    topic_u = {TopicPartition("u", number) for number in range(6)}
+    async with bench.zookeeper() as zk, bench.members("a", "b") as (a, b):
+        await wait_until_async(lambda: len(a.owner.owned | b.owner.owned) == 24, 30, "a and b to own t")
+        a.may_join.clear()
+        moving = asyncio.ensure_future(adopt(zk, bench.group, "/allocator", 30.0, lambda line: None))
+        await asyncio.wait_for(a.joining.wait(), 30)
+        a.membership.subscribe({"u"})
+        a.may_join.set()
+        await wait_until_async(lambda: a.owner.owned == topic_u, 30, lambda: f"a to own u: {a.owner.owned}")
+        await moving
+        b.membership.subscribe({"t", "u"})
+        a.membership.leave_for_good()
+        await a.membership.leave()
+        await wait_until_async(lambda: len(b.owner.owned) == 30, 30, lambda: f"b to own all of u: {b.owner.owned}")
+    assert bench.history.overlaps() == []
+
+
+async def test_a_member_that_lost_its_session_asks_in_either_layout_before_it_joins_again(bench: Bench) -> None:
+    asked: list[bool] = []
+
+    async def admitted(zk: ZooKeeper) -> bool:
+        asked.append(True)
+        return True
+
+    async with bench.zookeeper() as zk, bench.members("a") as (a,):
+        a.membership.join_again_if(admitted)
+        await bench.settled(a)
+        await zk.delete(bench.paths.member(a.membership.member_id))
+        await wait_until_async(lambda: len(asked) == 1, 30, "the question in kiel's layout")
+        await bench.settled(a)
+        await adopt(zk, bench.group, "/allocator", 30.0, lambda line: None)
+        await bench.settled(a)
+        await zk.delete(Paths("/allocator", bench.group).member(a.membership.member_id))
+        await wait_until_async(lambda: len(asked) == 2, 30, "the question in the new layout")
+        await bench.settled(a)
 
 
 async def test_a_group_with_members_of_kiels_is_not_given_away(bench: Bench) -> None:

@@ -108,8 +108,11 @@ class KielMembership(GroupMembership):
         self._next_member = next_member
         self._offsets = offsets
         self._subscription: tuple[frozenset[str], str | None] | None = None
+        self._admitted: Callable[[ZooKeeper], Awaitable[bool]] | None = None
         self._old = _KielMember(zk, group, listener, topics, settings, offsets, self._go_on, function, measures, clock)
         self._current: Membership = self._old
+        self._newest: Membership = self._old
+        """The membership that the user's settings reach: the one in the new layout already while it joins."""
 
     @property
     def member_id(self) -> str:
@@ -144,8 +147,15 @@ class KielMembership(GroupMembership):
 
     def subscribe(self, topics: Iterable[str], pattern: str | None = None) -> None:
         chosen = frozenset(topics)
-        self._current.subscribe(chosen, pattern)
+        self._newest.subscribe(chosen, pattern)
         self._subscription = chosen, pattern
+
+    def join_again_if(self, admitted: Callable[[ZooKeeper], Awaitable[bool]]) -> None:
+        self._newest.join_again_if(admitted)
+        self._admitted = admitted
+
+    def leave_for_good(self) -> None:
+        self._newest.leave_for_good()
 
     async def connect(self) -> None:
         await self._old.connect()
@@ -163,6 +173,9 @@ class KielMembership(GroupMembership):
         member = self._next_member(root)
         if self._subscription is not None:
             member.subscribe(*self._subscription)
+        if self._admitted is not None:
+            member.join_again_if(self._admitted)
+        self._newest = member
         self._offsets.storage = "kafka"
         await member.join()
         self._current = member

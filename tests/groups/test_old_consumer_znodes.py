@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from types import SimpleNamespace
 
 import pytest
+from lost_responses import lossy
 from members import History, RecordingOwner, StaticTopics, everything
 
 from allocator.assignors import GroupView, resolve
@@ -69,10 +70,10 @@ class Cluster(StaticTopics):
 
 
 class Member:
-    def __init__(self, bench: Bench, name: str) -> None:
+    def __init__(self, bench: Bench, name: str, zk: ZooKeeper | None = None) -> None:
         self.owner = RecordingOwner(name, bench.history)
         self.membership = bench.kind(
-            ZooKeeper(bench.hosts, session_timeout_s=6.0),
+            zk or ZooKeeper(bench.hosts, session_timeout_s=6.0),
             bench.group,
             self.owner,
             bench.topics,
@@ -87,11 +88,12 @@ class Bench:
         self.history = History()
 
     @contextlib.asynccontextmanager
-    async def members(self, *names: str) -> AsyncIterator[list[Member]]:
+    async def members(self, *names: str, zk: ZooKeeper | None = None) -> AsyncIterator[list[Member]]:
+        """`zk`: the client of a single member."""
         async with contextlib.AsyncExitStack() as stack:
             made = []
             for name in names:
-                member = Member(self, name)
+                member = Member(self, name, zk)
                 await member.membership.join()
                 stack.push_async_callback(member.membership.leave)
                 made.append(member)
@@ -167,29 +169,37 @@ async def test_a_member_of_the_other_dialect_is_complained_of(bench: Bench) -> N
         await zk.close()
 
 
+@pytest.mark.parametrize("response", ["arrives", "is lost"])
 async def test_javas_others_look_again_when_a_drain_took_long(
-    zk_chroot: str, group: str, monkeypatch: pytest.MonkeyPatch
+    zk_chroot: str, group: str, monkeypatch: pytest.MonkeyPatch, response: str
 ) -> None:
-    """They retry a few times and then wait for the next change of the members."""
+    """They retry a few times and then wait for the next change of the members. The member keeps its partitions."""
     monkeypatch.setattr("allocator.groups.legacy.old_consumer.NUDGE_S", 0.2)
     bench = Bench(zk_chroot, group, ConsumersMembership)
     zk = ZooKeeper(bench.hosts)
     await zk.connect()
     try:
-        async with bench.members("a") as (a,):
+        async with lossy(bench.hosts, session_timeout_s=6.0) as mine, bench.members("a", zk=mine) as (a,):
             await bench.settled(a)
             a.owner.may_drain.clear()
             subscription = json.dumps({"version": 1, "subscription": {"t": 1}, "pattern": "static", "timestamp": "1"})
             await zk.create(f"/consumers/{group}/ids/zz-java", subscription.encode(), ephemeral=True)
             await asyncio.wait_for(a.owner.draining.wait(), 30)
+            for _ in range(3):  # its znode is written several times
+                assert await a.membership.confirm()
             changed = asyncio.Event()
             await zk.get_children(f"/consumers/{group}/ids", changed.set)
             await asyncio.sleep(0.3)  # longer than they try
+            lost = mine.lose("create", "/ids/") if response == "is lost" else None
             a.owner.may_drain.set()
             await asyncio.wait_for(changed.wait(), 30)
+            if lost is not None:
+                await asyncio.wait_for(lost.wait(), 30)
+            assert await a.membership.confirm()
+            assert not a.owner.lost_partitions
             assert a.owner.owned == {TopicPartition("t", n) for n in range(5)} | {
                 TopicPartition("u", n) for n in range(3)
             }
-            assert not a.owner.lost_partitions
+            assert set(await zk.get_children(f"/consumers/{group}/ids")) == {a.membership.member_id, "zz-java"}
     finally:
         await zk.close()

@@ -32,12 +32,12 @@ from allocator.clock import boot_clock, wall_ms
 from allocator.errors import AllocatorError
 from allocator.foreign import shown
 from allocator.groups.lease import MembershipLost
-from allocator.groups.legacy.owners import OwnersMembership, OwnersSettings
+from allocator.groups.legacy.owners import RETRY_S, OwnersMembership, OwnersSettings
 from allocator.groups.membership import AssignmentListener, PartitionCountSource
 from allocator.groups.zookeeper.znodes import InvalidZnode, Paths
 from allocator.measures import Measures
 from allocator.types import NO_PARTITIONS, Partitions, TopicPartition
-from allocator.zookeeper.client import NoZnode, Op, Watched, ZooKeeper
+from allocator.zookeeper.client import ConnectionLost, NoZnode, Op, Watched, ZooKeeper
 
 __all__ = ["ConsumersMembership", "OldSubscription", "PykafkaMembership"]
 
@@ -275,10 +275,20 @@ class ConsumersMembership(_OldConsumer):
 
     async def _drained(self, partitions: Partitions) -> None:
         await super()._drained(partitions)
-        if self._clock() - self._last_change > NUDGE_S and not (self._leaving or self._renewing):
-            # waiting members have given up by now; they retry when a member joins or leaves
-            path, data = self._registration()[0]
-            await self._zk.multi([Op("delete", path), Op("create", path, data, ephemeral=True)])
+        if self._clock() - self._last_change > NUDGE_S:
+            await self._nudge()
+
+    async def _nudge(self) -> None:
+        """Makes waiting members retry their claims. They have given up by now, until a member joins or leaves."""
+        # a member without threads joins and leaves in one step. This member's own znode stays, because the lease
+        # counts its versions
+        path, nothing = f"{self._ids_path}/{self.member_id}-released", OldSubscription("static", {}).encode()
+        while not (self._leaving or self._renewing):
+            try:
+                await self._zk.multi([Op("create", path, nothing, ephemeral=True), Op("delete", path)])
+                return
+            except ConnectionLost:
+                await asyncio.sleep(RETRY_S)
 
 
 class PykafkaMembership(_OldConsumer):

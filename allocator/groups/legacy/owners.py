@@ -30,7 +30,7 @@ from allocator.tasks import TaskGroup, wait_for_event
 from allocator.types import Partitions, TopicPartition
 from allocator.zookeeper.client import ConnectionLost, NoZnode, Op, Watched, ZnodeExists, ZooKeeper
 
-__all__ = ["OwnersMembership", "OwnersSettings"]
+__all__ = ["RETRY_S", "OwnersMembership", "OwnersSettings"]
 
 log = logging.getLogger(__name__)
 

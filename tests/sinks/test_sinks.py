@@ -208,6 +208,22 @@ def test_another_database_than_postgresql_is_refused() -> None:
         SqlSink("sqlite:///x.db")
 
 
+@pytest.mark.servers
+async def test_an_engine_that_commits_each_statement_is_refused_before_anything_is_written(postgres: str) -> None:
+    sqlalchemy = pytest.importorskip("sqlalchemy", reason="SQLAlchemy is not installed (extra `sql`)")
+    engines = [
+        sqlalchemy.create_engine(postgres, isolation_level="AUTOCOMMIT"),
+        sqlalchemy.create_engine(postgres).execution_options(isolation_level="AUTOCOMMIT"),
+        sqlalchemy.create_engine(postgres, connect_args={"autocommit": True}),
+    ]
+    for engine in engines:
+        sink = SqlSink(engine, table="never_created")
+        with pytest.raises(ConfigError, match="without AUTOCOMMIT"):
+            await sink.begin("billing", "a", {P: SinkClaim(1)}, confirmed)
+        assert not sqlalchemy.inspect(engine).has_table("never_created")
+        engine.dispose()
+
+
 class Process:
     """A process that owns the partition, believes it, or does not know yet that it lost it."""
 

@@ -15,6 +15,7 @@ from allocator.cli.output import console, print_json
 from allocator.cli.report import (
     TARGETS,
     GroupReport,
+    ResetPlan,
     groups_table,
     members_table,
     offsets_table,
@@ -27,6 +28,7 @@ from allocator.foreign import plain
 
 if TYPE_CHECKING:
     from allocator.cli.read import Access
+    from allocator.groups.delete_group import GroupRemains
 
 __all__ = ["group"]
 
@@ -159,14 +161,20 @@ def release_command(name: str, instance_id: str, access: Access, as_json: bool) 
 def delete_command(name: str, keep_offsets: bool, execute: bool, access: Access, as_json: bool) -> None:
     """Delete GROUP: its znodes, orders and assignment in ZooKeeper, and its committed offsets in Kafka.
 
-    Refused while the group has members, in ZooKeeper or in Kafka. For a group of Kafka's own, give only --brokers.
+    Refused while the group has members, in ZooKeeper or in Kafka. For a group that is not in ZooKeeper, give
+    --zookeeper none.
     """
-    from allocator.cli.read import delete
+    from allocator.cli.read import check_members_known, delete
 
-    found = asyncio.run(delete(access, name, keep_offsets=keep_offsets, execute=execute))
+    async def work() -> GroupRemains:
+        await check_members_known(access, name)
+        return await delete(access, name, keep_offsets=keep_offsets, execute=execute)
+
+    found = asyncio.run(work())
     if as_json:
-        print_json(found.to_json(executed=execute))
+        print_json({**found.to_json(executed=execute), **_places(access)})
         return
+    click.echo(access.describe())
     offsets = "unknown" if found.committed is None else str(found.committed)
     click.echo(f"{name}: {len(found.znodes)} znodes, {offsets} committed offsets in Kafka")
     if found.offsets_stay:
@@ -239,15 +247,24 @@ def reset_command(
     access: Access,
     as_json: bool,
 ) -> None:
-    """Replace the committed offsets of a group without members. Prints the plan unless --execute is given."""
-    from allocator.cli.read import execute_reset, plan_reset
+    """Replace the committed offsets of a group without members. Prints the plan unless --execute is given.
+
+    For a group that is not in ZooKeeper, give --zookeeper none.
+    """
+    from allocator.cli.read import check_members_known, execute_reset, plan_reset
 
     chosen, target = access.chosen_group(name), parse_target(to)
-    plan = asyncio.run((execute_reset if execute else plan_reset)(access, chosen, target, topics))
+
+    async def work() -> ResetPlan:
+        await check_members_known(access, chosen)
+        return await (execute_reset if execute else plan_reset)(access, chosen, target, topics)
+
+    plan = asyncio.run(work())
     if as_json:
-        print_json(plan.to_json(executed=execute))
+        print_json({**plan.to_json(executed=execute), **_places(access)})
         return
     out = console()
+    out.print(access.describe(), markup=False)
     out.print(reset_table(plan))
     if execute:
         out.print(f"\n{len(plan.after)} offsets of {chosen} committed", markup=False)
@@ -258,6 +275,14 @@ def reset_command(
 
 
 # ----------------------------------------------------------------------------------------------------------------
+
+
+def _places(access: Access) -> dict[str, str | None]:
+    return {
+        "brokers": access.brokers,
+        "zookeeper": access.zookeeper,
+        "root": None if access.zookeeper is None else access.root,
+    }
 
 
 def _print_problems(report: GroupReport, out: Console) -> None:

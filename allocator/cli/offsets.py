@@ -12,7 +12,7 @@ import click
 from allocator.cli.options import GROUP, NOTHING_CHANGED, config_option, execute_option, json_option
 from allocator.cli.output import Listing, console, print_json
 from allocator.cli.progress import Step, progress, quiet_option
-from allocator.cli.read import Access
+from allocator.cli.read import NOWHERE, Access
 from allocator.errors import ConfigError
 from allocator.migrate.offsets import CopyPlan, copy, plan_copy, restore
 from allocator.migrate.storage import OffsetStore
@@ -21,7 +21,6 @@ from allocator.migrate.translate import METHODS
 __all__ = ["copy_table", "offsets"]
 
 STORAGE = click.Choice(["kafka", "zookeeper"])
-NOWHERE = "none"
 
 
 @click.group()

@@ -27,8 +27,10 @@ from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.zookeeper.client import ZooKeeper
 
 __all__ = [
+    "NOWHERE",
     "Access",
     "MembersAlive",
+    "check_members_known",
     "copy_offsets",
     "delete",
     "execute_reset",
@@ -40,6 +42,8 @@ __all__ = [
 ]
 
 log = logging.getLogger(__name__)
+
+NOWHERE = "none"  # the value of --zookeeper with which the caller says that no ensemble has members of the group
 
 
 class MembersAlive(AllocatorError):
@@ -62,6 +66,8 @@ class Access:
     timeout_s: float = 10.0
     settings: Optional[Config] = field(default=None, repr=False)
     """The settings file that they come from."""
+    nowhere: bool = False
+    """True if the caller said that no ensemble has members of the group."""
 
     def __post_init__(self) -> None:
         check_path("ZooKeeper root", self.root)
@@ -76,17 +82,21 @@ class Access:
         timeout_s: float = 10.0,
     ) -> Access:
         """The given addresses, and what is missing from the settings file `config`."""
+        nowhere = zookeeper == NOWHERE
+        if nowhere:
+            zookeeper = None
         if config is None:
-            return cls(zookeeper, root or DEFAULT["root"], None, brokers, None, timeout_s)
+            return cls(zookeeper, root or DEFAULT["root"], None, brokers, None, timeout_s, nowhere=nowhere)
         settings = load(config)
         return cls(
-            zookeeper or settings.zookeeper.hosts,
+            None if nowhere else zookeeper or settings.zookeeper.hosts,
             root or settings.zookeeper.root,
             settings.zookeeper.options() or None,
             brokers or ",".join(settings.kafka.brokers),
             settings.kafka.security() or None,
             timeout_s,
             settings,
+            nowhere,
         )
 
     def need_zookeeper(self) -> str:
@@ -106,6 +116,15 @@ class Access:
         if self.settings is None:
             raise ConfigError("which group? Name it, or give --config")
         return self.settings.group.name
+
+    def describe(self) -> str:
+        """The clusters that a command acts on, in words."""
+        brokers = "no brokers" if self.brokers is None else f"brokers {self.brokers}"
+        return f"{brokers}; " + (
+            "members in ZooKeeper are not looked for"
+            if self.zookeeper is None
+            else f"ZooKeeper {self.zookeeper}, root {self.root}"
+        )
 
     @contextlib.asynccontextmanager
     async def ensemble(
@@ -223,6 +242,36 @@ async def _members_of(access: Access, client: KafkaClient, group: str) -> GroupS
         return await _with_kafkas(None, client, group)
     async with access.ensemble() as zk:
         return await _with_kafkas(await describe(zk, group, access.root), client, group)
+
+
+async def check_members_known(access: Access, group: str) -> None:
+    """Raises if members of the group may be registered where nobody looks for them: they commit over what is changed.
+
+    Raises ConfigError without a ZooKeeper, NoSuchGroup if ZooKeeper does not know the group, MembersAlive if it has
+    members in the layout of an older client. `--zookeeper none`, or a settings file that says that this group does not
+    use ZooKeeper, says that there are none.
+    """
+    settings = access.settings
+    in_settings = settings is not None and settings.group.name == group
+    if access.nowhere or (settings is not None and in_settings and settings.group.membership in ("kafka", "fixed")):
+        return
+    if access.zookeeper is None:
+        raise ConfigError(
+            f"in which ZooKeeper may members of {group!r} be registered? Give --zookeeper or --config, or "
+            f"--zookeeper {NOWHERE} if it has none there. Nothing was changed"
+        )
+    async with access.ensemble() as zk:
+        older = _older(await old_layouts(zk, group), group)
+        if older is not None:
+            raise MembersAlive(f"{older}; stop them first. Nothing was changed")
+        known = await list_groups(zk, access.root)
+        if group not in known:
+            others = f"the groups there are {', '.join(known)}" if known else "there are no groups"
+            raise NoSuchGroup(
+                f"ZooKeeper {access.zookeeper} has no group {group!r} under {access.root} ({others}). Correct the "
+                f"name, --zookeeper or --root, or give --zookeeper {NOWHERE} if no member of it is registered in any "
+                "ZooKeeper. Nothing was changed"
+            )
 
 
 async def plan_reset(access: Access, group: str, target: Target, topics: Collection[str] = ()) -> ResetPlan:

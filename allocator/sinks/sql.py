@@ -75,15 +75,15 @@ class SqlSink(TransactionalSink):
     def _refuse_autocommit(self) -> None:
         """Raises ConfigError if each statement is a transaction of its own: a stale owner's effect would stay.
 
-        The server tells, because an engine, its URL and its pool can each set this: a setting made for one transaction is
-        gone in the next statement.
+        Asks the server, because an engine, its URL and its pool can each set the mode: a setting that is made for one
+        transaction is gone in the next statement.
         """
         with self._transaction() as transaction:
             transaction.rows("SELECT set_config('allocator.transaction', 'open', true)", {})
             if transaction.rows("SELECT current_setting('allocator.transaction', true)", {}) != [("open",)]:
                 raise ConfigError(
-                    f"the engine of this SqlSink ({self.engine.url!r}) commits each statement by itself, so effects would be "
-                    "stored without their offset, and by stale owners: make it without AUTOCOMMIT"
+                    f"the engine of this SqlSink ({self.engine.url!r}) commits each statement by itself, so effects "
+                    "would be stored without their offset, and by stale owners: make it without AUTOCOMMIT"
                 )
 
     @contextmanager

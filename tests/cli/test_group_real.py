@@ -25,6 +25,8 @@ from allocator.testing.batches import ProducedRecord
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.zookeeper.client import ZooKeeper
 
+NOWHERE = ["--zookeeper", "none"]
+
 
 class Shell:
     """One group on one topic of three partitions with ten records each."""
@@ -36,7 +38,8 @@ class Shell:
 
     async def run(self, *arguments: str, brokers: bool = True) -> tuple[int, str, str]:
         """Exit code, output and errors of `allocator group ...`, in this process: to start one costs half a second."""
-        where = ["--zookeeper", self.zookeeper, *(["--brokers", self.cluster.bootstrap] if brokers else [])]
+        where = [] if "--zookeeper" in arguments else ["--zookeeper", self.zookeeper]
+        where += ["--brokers", self.cluster.bootstrap] if brokers else []
         done = await asyncio.to_thread(CliRunner().invoke, main, ["group", *arguments, *where])
         if done.exception is not None and not isinstance(done.exception, SystemExit):
             raise done.exception
@@ -150,9 +153,9 @@ async def test_a_group_that_has_ended_still_shows_its_offsets_and_lag(shell: She
     assert code == 0
     assert "the offsets stay: as you asked" in out
     assert await shell.committed() == {0: 10, 1: 10, 2: 10}
-    assert (await shell.json("delete", shell.group, "--execute"))["committed"] == 3
+    assert (await shell.json("delete", shell.group, "--execute", *NOWHERE))["committed"] == 3
     assert await shell.committed() == {}
-    again = await shell.json("delete", shell.group, "--execute", code=1)
+    again = await shell.json("delete", shell.group, "--execute", *NOWHERE, code=1)
     assert again["error"]["type"] == "NothingToDelete"
 
 
@@ -167,19 +170,18 @@ async def test_a_group_that_has_ended_still_shows_its_offsets_and_lag(shell: She
     ],
 )
 async def test_offsets_are_reset_only_when_told_to_execute(shell: Shell, to: str, offsets: list[int]) -> None:
-    async with ensemble(shell.zookeeper):
-        pass  # creates the chroot
     async with KafkaClient(shell.cluster.bootstrap) as client:
         await GroupOffsets(client, shell.group).commit({shell.partitions[0]: OffsetAndMetadata(7, "", -1)})
-    plan = await shell.json("offsets", "reset", shell.group, "--to", to)
+    plan = await shell.json("offsets", "reset", shell.group, "--to", to, *NOWHERE)
     assert plan["executed"] is False
     assert [(p["from"], p["to"]) for p in plan["partitions"]] == list(zip([7, None, None], offsets))
     assert await shell.committed() == {0: 7}
-    code, out, _ = await shell.run("offsets", "reset", shell.group, "--to", to)
+    code, out, _ = await shell.run("offsets", "reset", shell.group, "--to", to, *NOWHERE)
     assert code == 0
+    assert out.startswith(f"brokers {shell.cluster.bootstrap}; members in ZooKeeper are not looked for\n")
     assert "nothing was changed; add --execute to do it" in out
 
-    done = await shell.json("offsets", "reset", shell.group, "--to", to, "--execute")
+    done = await shell.json("offsets", "reset", shell.group, "--to", to, "--execute", *NOWHERE)
     assert done["executed"] is True
     assert await shell.committed() == dict(enumerate(offsets))
 
@@ -200,6 +202,37 @@ async def test_a_reset_is_refused_while_members_are_alive(shell: Shell) -> None:
     assert await shell.committed() == {0: 0, 1: 0, 2: 0}
     async with shell.consumer() as again:
         await shell.consume(again, 30)  # all of them come again
+
+
+@pytest.mark.parametrize("command", [["offsets", "reset", "--to", "earliest"], ["delete"]])
+async def test_a_group_whose_members_are_not_looked_for_is_not_changed(shell: Shell, command: list[str]) -> None:
+    group_command, arguments = command[:-2] or command, command[-2:] if len(command) > 2 else []
+    async with shell.consumer() as consumer:
+        await shell.consume(consumer, 30)
+        for execute in ([], ["--execute"]):
+            full = ["group", *group_command, shell.group, *arguments, *execute, "--brokers", shell.cluster.bootstrap]
+            done = await asyncio.to_thread(CliRunner().invoke, main, full)
+            assert done.exit_code == 2
+            assert "Give --zookeeper or --config, or --zookeeper none if it has none there" in done.stderr
+            mistyped = [*full, "--zookeeper", shell.zookeeper, "--root", "/alocator"]
+            done = await asyncio.to_thread(CliRunner().invoke, main, mistyped)
+            assert done.exit_code == 1
+            assert f"has no group '{shell.group}' under /alocator" in done.stderr
+        assert await shell.committed() == {0: 10, 1: 10, 2: 10}
+        code, out, _ = await shell.run(*group_command, shell.group, *arguments)
+        assert code == 0
+        assert out.startswith(f"brokers {shell.cluster.bootstrap}; ZooKeeper {shell.zookeeper}, root /allocator\n")
+
+
+async def test_a_reset_sees_the_members_of_older_clients(shell: Shell) -> None:
+    async with KafkaClient(shell.cluster.bootstrap) as client:
+        await GroupOffsets(client, shell.group).commit({shell.partitions[0]: OffsetAndMetadata(7, "", -1)})
+    async with ensemble(shell.zookeeper) as zk:
+        await zk.ensure_path(f"/consumers/{shell.group}/ids")
+        await zk.create(f"/consumers/{shell.group}/ids/old", b"{}", ephemeral=True)
+        refused = await shell.json("offsets", "reset", shell.group, "--to", "earliest", "--execute", code=1)
+        assert refused["error"]["type"] == "MembersAlive"
+        assert await shell.committed() == {0: 7}
 
 
 async def test_only_the_named_topics_are_reset(shell: Shell, topic_factory: Callable[..., str]) -> None:

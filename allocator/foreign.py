@@ -2,6 +2,9 @@
 
 Control characters in such a value could forge a log line or control a terminal, and a value of 60 MB would be copied
 into every place that shows the error. So each value passes through a function of this module first.
+
+A string may also hold lone surrogates (JSON can spell them, file names and errors carry them), which UTF-8 cannot
+encode. `utf8` is the one place that encodes such text.
 """
 
 from __future__ import annotations
@@ -10,13 +13,13 @@ import os
 import re
 import reprlib
 
-__all__ = ["CONTROL", "SHOWN", "os_cause", "plain", "readable", "shown"]
+__all__ = ["CONTROL", "SHOWN", "os_cause", "plain", "readable", "shown", "text_of", "utf8"]
 
 SHOWN = 80  # characters of one value
 SHOWN_ERROR = 300  # characters of an exception, which may quote a value
 
-# control characters, line separators, and marks that change the direction of text
-CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+# control characters, line separators, marks that change the direction of text, and lone surrogates
+CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel = 3
@@ -32,6 +35,26 @@ def plain(text: str, *, lines: bool = False) -> str:
     return CONTROL.sub(spelt, text)
 
 
+def utf8(text: str) -> bytes:
+    """Returns the text as UTF-8, with lone surrogates as escapes."""
+    return text.encode("utf-8", "backslashreplace")
+
+
+def text_of(error: BaseException) -> str:
+    """Returns the text of an error. If the user's class raises instead, returns a text that says so."""
+    try:
+        return str(error)
+    except Exception as raised:  # noqa: BLE001 - whatever the user's class raises
+        return f"<its __str__ raised {type(raised).__name__}>"
+
+
+def _repr_of(value: object) -> str:
+    try:
+        return repr(value)
+    except Exception as raised:  # noqa: BLE001 - whatever the user's class raises
+        return f"<{type(value).__name__}, whose __repr__ raised {type(raised).__name__}>"
+
+
 def shown(value: object) -> str:
     """The value for an error or a log line: one line of at most SHOWN characters, SHOWN_ERROR for an exception.
 
@@ -39,7 +62,9 @@ def shown(value: object) -> str:
     """
     if isinstance(value, BaseException):
         # the repr of a UnicodeError holds the whole input
-        text = plain(f"{type(value).__name__}({value})" if isinstance(value, UnicodeError) else repr(value))
+        text = plain(
+            f"{type(value).__name__}({text_of(value)})" if isinstance(value, UnicodeError) else _repr_of(value)
+        )
         return text if len(text) <= SHOWN_ERROR else text[: SHOWN_ERROR - 3] + "..."
     if isinstance(value, (str, bytes, bytearray)):
         text = repr(value[:SHOWN])

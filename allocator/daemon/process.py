@@ -25,7 +25,7 @@ from allocator.daemon.notify import Notifier
 from allocator.daemon.preflight import refuse_new_chroot
 from allocator.daemon.stacks import dump_when_stuck
 from allocator.errors import AllocatorError, AssignorError, ConfigError, HandlerFailed
-from allocator.foreign import CONTROL, plain
+from allocator.foreign import CONTROL, plain, shown
 from allocator.processing.dead_letter import DeadLetterTopic
 from allocator.processing.handlers import Handler, load_handler, traced
 from allocator.processing.policy import ErrorPolicy, Retries, load_errors
@@ -100,7 +100,11 @@ def run(config: Config, beside: Beside | None = None, *, create: bool = False) -
     if config.on_zookeeper and not create:
         first = partial(refuse_new_chroot, config)
     beside_it = beside and partial(beside, config, consumers, daemon)
-    code = asyncio.run(_until_signal(daemon, notifier, beside=beside_it, first=first))
+    try:
+        code = asyncio.run(_until_signal(daemon, notifier, beside=beside_it, first=first))
+    except (SystemExit, KeyboardInterrupt) as raised:  # in a task that the handler started; asyncio ends the loop
+        log.error("user code ended the event loop: %s; only the records that were committed are done", shown(raised))
+        code = ERROR
     if daemon.stuck:
         # the interpreter waits for all threads at exit, but this one has had enough time
         log.error("a handler is still running and is cut off: %s", ", ".join(f"{t}:{p}" for t, p in daemon.stuck))

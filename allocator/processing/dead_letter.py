@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from allocator.errors import AllocatorError, BrokerError
+from allocator.foreign import text_of, utf8
 from allocator.processing.late_producer import LateProducer, Outgoing
 from allocator.producer.producer import DeliveryFailed
 from allocator.types import Record
@@ -88,36 +89,37 @@ def headers_of(record: Record, group: str, error: BaseException, attempts: int) 
     If the record was a dead letter before, its earlier headers are left out, except the count of redrives.
     """
     kind = f"{type(error).__module__}.{type(error).__qualname__}"
+    text = text_of(error)
     ours = {
         "topic": record.topic,
         "partition": str(record.partition),
         "offset": str(record.offset),
         "timestamp": str(record.timestamp),
         "group": group,
-        "error": f"{kind}: {error}",
+        "error": f"{kind}: {text}",
         "attempts": str(attempts),
     }
     if record.key is None and record.value is None:
         ours["null_value"] = "true"
-    stack = "".join(traceback.format_exception(type(error), error, error.__traceback__)).encode()
+    stack = utf8("".join(traceback.format_exception(type(error), error, error.__traceback__)))
     time_type = (
         "NoTimestampType" if record.timestamp_type is None else ("CreateTime", "LogAppendTime")[record.timestamp_type]
     )
     springs = {
-        "original-topic": record.topic.encode(),
+        "original-topic": utf8(record.topic),
         "original-partition": struct.pack(">i", record.partition),
         "original-offset": struct.pack(">q", record.offset),
         "original-timestamp": struct.pack(">q", record.timestamp),
         "original-timestamp-type": time_type.encode(),
-        "original-consumer-group": group.encode(),
-        "exception-fqcn": kind.encode(),
-        "exception-message": str(error).encode()[:ERROR_BYTES],
+        "original-consumer-group": utf8(group),
+        "exception-fqcn": utf8(kind),
+        "exception-message": utf8(text)[:ERROR_BYTES],
         # keep the end of the stack: it has the innermost call and the error
         "exception-stacktrace": stack[-STACK_BYTES:],
     }
     return [
         *own_headers(record),
-        *((PREFIX + name, text.encode()[:ERROR_BYTES]) for name, text in ours.items()),
+        *((PREFIX + name, utf8(each)[:ERROR_BYTES]) for name, each in ours.items()),
         *((SPRING + name, data) for name, data in springs.items()),
     ]
 

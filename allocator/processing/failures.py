@@ -71,7 +71,7 @@ class Failures:
         self._stopped.set()
         self._stopped = asyncio.Event()
 
-    def delay_s(self, worker: FailedWorker, lane: Lane, error: Exception, since_s: float) -> float | None:
+    def delay_s(self, worker: FailedWorker, lane: Lane, error: BaseException, since_s: float) -> float | None:
         """Returns the seconds until the next attempt of the lane's first record; None: there is no further attempt."""
         if isinstance(error, Quarantined):
             return None
@@ -91,7 +91,7 @@ class Failures:
         behind it."""
         return self._retry_topics is not None and worker.partition.topic in self._retry_topics.plan
 
-    async def give_up(self, worker: FailedWorker, lane: Lane, error: Exception) -> bool:
+    async def give_up(self, worker: FailedWorker, lane: Lane, error: BaseException) -> bool:
         """Writes the record to a retry topic or to the dead letters, or skips it. Returns False if the partition has
         left this member.
 
@@ -111,6 +111,8 @@ class Failures:
         argument = lane.units[0].argument
         # the sink refused the record because another member owns the partition, so it is no dead letter
         final = action is Action.STOP or isinstance(error, (HandlerMisuse, Fenced))
+        # sys.exit() means the process, and says nothing about the record
+        final = final or (action is None and not isinstance(error, Exception))
         retries = self._retry_topics
         topic = None if retries is None or final or action is not Action.RETRY else retries.plan.after(argument)
         if retries is not None and topic is not None:
@@ -173,7 +175,7 @@ class Failures:
             await wait_for_event(self._stopped, ends - loop.time())
 
     def _log(
-        self, worker: FailedWorker, offset: int, what: str, error: Exception, failures: int, delay_s: float
+        self, worker: FailedWorker, offset: int, what: str, error: BaseException, failures: int, delay_s: float
     ) -> None:
         log.warning(
             "%s: offset %d: %s (attempt %d of %d), again in %.2f s: %s",

@@ -36,7 +36,7 @@ class LaneOwner(Protocol):
     def begin(self, lane: Lane) -> None:
         """Called when a call of this lane may begin."""
 
-    def end(self, lane: Lane, finished: Sequence[Unit], error: Exception | None, seconds: float) -> None:
+    def end(self, lane: Lane, finished: Sequence[Unit], error: BaseException | None, seconds: float) -> None:
         """Called when no call of this lane runs any more. `done`: the finished units; `error`: the next unit failed
         with it.
 
@@ -197,7 +197,7 @@ class Lanes:
         for _ in range(len(self._ready)):
             self._start_one()
 
-    def _end(self, lane: Lane, finished: Sequence[Unit], error: Exception | None, seconds: float) -> None:
+    def _end(self, lane: Lane, finished: Sequence[Unit], error: BaseException | None, seconds: float) -> None:
         lane.running = False
         lane.worker.end(lane, finished, error, seconds)
 
@@ -226,7 +226,7 @@ class Lanes:
             if self._ready:  # this task was cancelled together with its call
                 self._start_one()
 
-    async def _turn(self, lane: Lane, finished: list[Unit]) -> Exception | None:
+    async def _turn(self, lane: Lane, finished: list[Unit]) -> BaseException | None:
         units, worker, call, may_act = lane.units, lane.worker, self._handler.function, self._may_act
         orders = self._orders
         guard = orders.guard(worker.partition)
@@ -240,8 +240,11 @@ class Lanes:
             except asyncio.CancelledError:
                 if lane.cut or self._closing:
                     raise
-                return asyncio.TimeoutError("the handler was cancelled from within")
-            except Exception as error:  # noqa: BLE001 - the user's; the policy decides what follows
+                return _cancelled_from_within()
+            except KeyboardInterrupt:
+                raise  # on the loop it is a signal of the terminal
+            # every class: if an error ended this task, the lane would stand still
+            except BaseException as error:  # noqa: BLE001 - the user's; the policy decides what follows
                 return error
             unit.argument = None
             units.popleft()
@@ -307,16 +310,17 @@ class Lanes:
             count += len(lane.units)
         return turn
 
-    def _turn_in_thread(self, turn: Sequence[tuple[Lane, list[Unit]]]) -> list[tuple[int, Exception | None, float]]:
+    def _turn_in_thread(self, turn: Sequence[tuple[Lane, list[Unit]]]) -> list[tuple[int, BaseException | None, float]]:
         """Runs the calls of some lanes in a thread. Returns for each lane how many calls are done, the error of the
         next one, and the seconds."""
         now = time.monotonic()
         ends = now + (SLICE_S if len(turn) == 1 else SHORT_SLICE_S)
         may_act = self._may_act
-        results: list[tuple[int, Exception | None, float]] = []
+        results: list[tuple[int, BaseException | None, float]] = []
         for lane, units in turn:
             call = self._handler.call_plain if self._children is None else self._children.caller(lane)
-            count, error, worker, begun = 0, None, lane.worker, now
+            error: BaseException | None = None
+            count, worker, begun = 0, lane.worker, now
             guard = self._orders.guard(worker.partition)
             for unit in units:
                 if now >= ends or worker.stopping or not may_act():
@@ -324,7 +328,11 @@ class Lanes:
                 try:
                     if guard is None or not guard(unit.argument):
                         call(unit.argument)
-                except Exception as raised:  # noqa: BLE001 - the user's; the policy decides what follows
+                except asyncio.CancelledError:
+                    error = _cancelled_from_within()
+                    break
+                # every class: if an error ended this turn, its lanes would stand still
+                except BaseException as raised:  # noqa: BLE001 - the user's; the policy decides what follows
                     error = raised
                     break
                 finally:
@@ -333,3 +341,8 @@ class Lanes:
                 count += 1
             results.append((count, error, now - begun))
         return results
+
+
+def _cancelled_from_within() -> asyncio.TimeoutError:
+    """Returns the error for a call that raised CancelledError although nothing cancelled it."""
+    return asyncio.TimeoutError("the handler was cancelled from within")

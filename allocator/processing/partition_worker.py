@@ -368,7 +368,7 @@ class PartitionWorker:
         self._calls.add(lane)
         self._quiet.clear()
 
-    def end(self, lane: Lane, finished: Sequence[Unit], error: Exception | None, seconds: float = 0.0) -> None:
+    def end(self, lane: Lane, finished: Sequence[Unit], error: BaseException | None, seconds: float = 0.0) -> None:
         self._calls.discard(lane)
         handled = self._work.measures.handled
         if handled is not None:
@@ -399,7 +399,7 @@ class PartitionWorker:
         if self._window.nbytes != before:
             self._work.budget.change(self._window.nbytes - before)
 
-    def _failed(self, lane: Lane, error: Exception) -> None:
+    def _failed(self, lane: Lane, error: BaseException) -> None:
         """Handles a failed call: another attempt, a dead letter, or the end of the processing."""
         loop = asyncio.get_running_loop()
         if not lane.attempts:
@@ -428,7 +428,7 @@ class PartitionWorker:
         self._waiting.discard(lane)
         self._work.lanes.wake(lane)
 
-    async def _give_up(self, lane: Lane, error: Exception) -> None:
+    async def _give_up(self, lane: Lane, error: BaseException) -> None:
         if await self._work.failures.give_up(self, lane, error):
             unit = lane.units.popleft()
             unit.argument, lane.held = None, False

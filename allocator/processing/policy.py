@@ -53,7 +53,7 @@ class ErrorPolicy:
     """Chooses the action for an error: the first class in its class hierarchy that a list names decides.
 
     An error that no list names is not retried. It becomes a dead letter, or stops the processing if there are no dead
-    letters.
+    letters. SystemExit and other classes beside Exception always stop it, unless a list names them.
     """
 
     actions: Mapping[type[BaseException], Action] = field(default_factory=lambda: {Exception: Action.RETRY})

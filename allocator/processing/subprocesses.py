@@ -12,6 +12,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from allocator.errors import ConfigError
+from allocator.foreign import text_of
 
 __all__ = ["Children", "check_picklable"]
 
@@ -89,10 +90,10 @@ class _Child:
         self._process.start()
         theirs.close()
 
-    def ask(self, argument: Any) -> Exception | None:
+    def ask(self, argument: Any) -> BaseException | None:
         """Returns the handler's error. Raises EOFError or OSError if the process has ended."""
         self._pipe.send(argument)
-        error: Exception | None = self._pipe.recv()
+        error: BaseException | None = self._pipe.recv()
         return error
 
     def kill(self) -> None:
@@ -115,17 +116,17 @@ def _serve(pipe: Connection, function: Callable[[Any], Any]) -> None:
             error = None
             try:
                 function(argument)
-            except Exception as raised:  # noqa: BLE001 - the user's; the parent decides what follows
+            except BaseException as raised:  # noqa: BLE001 - the user's; the parent decides what follows
                 error = _portable(raised)
             pipe.send(error)
 
 
-def _portable(error: Exception) -> Exception:
+def _portable(error: BaseException) -> BaseException:
     """Returns the error, or an error with its text if it cannot be pickled."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:  # noqa: BLE001 - whatever the user's class raises
-        return RuntimeError(f"{type(error).__module__}.{type(error).__qualname__}: {error}")
+        return RuntimeError(f"{type(error).__module__}.{type(error).__qualname__}: {text_of(error)}")
     return error
 
 

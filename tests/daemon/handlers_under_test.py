@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import sys
 import time
 from typing import Any
 
@@ -40,6 +41,22 @@ def plain(record: Any) -> None:
 async def coroutine(record: Any) -> None:
     await asyncio.sleep(0)
     plain(record)
+
+
+def leaves(record: Any) -> None:
+    if record.value == POISON:
+        sys.exit()
+    note(record)
+
+
+async def task_leaves(record: Any) -> None:
+    if record.value == POISON:
+        await asyncio.create_task(leave())
+    note(record)
+
+
+async def leave() -> None:
+    sys.exit()
 
 
 async def stuck(record: Any) -> None:

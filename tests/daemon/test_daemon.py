@@ -20,7 +20,7 @@ from allocator.daemon.daemon import Daemon
 from allocator.errors import BrokerError, Fenced, HandlerFailed, OffsetOutOfRange, ZooKeeperUnavailable
 from allocator.processing import lanes
 from allocator.processing.handlers import Handler
-from allocator.processing.policy import Retries
+from allocator.processing.policy import ErrorPolicy, Retries
 from allocator.processing.processor import ProcessSettings
 from allocator.testing import wait_until_async
 from allocator.types import Record, TopicPartition
@@ -403,6 +403,69 @@ async def test_a_handler_cancelled_from_within_has_failed_and_is_tried_again() -
         await until(lambda: len(recorder.done) == 3)
         await it.stop()
     assert recorder.offsets() == [0, 1, 2]
+
+
+class Unreadable(Exception):
+    """An error whose text cannot be made."""
+
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+    __repr__ = __str__
+
+
+class Final(BaseException):
+    pass
+
+
+def plain_and_coroutine(function: Callable[[Record], None]) -> list[Any]:
+    async def coroutine(record: Record) -> None:
+        await asyncio.sleep(0)
+        function(record)
+
+    return [function, coroutine]
+
+
+@pytest.mark.parametrize("plain", [True, False])
+@pytest.mark.parametrize("kind", [asyncio.CancelledError, GeneratorExit, SystemExit, Final, Unreadable])
+async def test_whatever_a_handler_raises_it_is_called_again_or_the_daemon_ends_and_names_the_record(
+    kind: type[BaseException], plain: bool
+) -> None:
+    cluster, recorder = Cluster(records=4), Recorder()
+    recorder.errors[1] = [kind()]
+    function = plain_and_coroutine(recorder.handle_plain)[not plain]
+    async with running(cluster, function) as it:
+        if kind in (asyncio.CancelledError, Unreadable):
+            await until(lambda: len(recorder.done) == 4)
+            await it.stop()
+            assert recorder.offsets() == [0, 1, 2, 3]
+        else:
+            error = await it.failed()
+            assert isinstance(error, HandlerFailed)
+            assert f"failed once at t:0 offset 1: {kind.__name__}" in str(error)
+            assert recorder.offsets() == [0]
+    assert cluster.committed == {TopicPartition("t", 0): len(recorder.done)}
+
+
+@pytest.mark.parametrize("kind", [SystemExit, Final])
+async def test_an_error_that_means_to_end_the_process_makes_no_dead_letter(kind: type[BaseException]) -> None:
+    cluster, recorder, letters = Cluster(records=4), Recorder(), Letters()
+    recorder.errors[1] = [kind()]
+    async with running(cluster, recorder.handle, letters=letters) as it:
+        assert isinstance(await it.failed(), HandlerFailed)
+    assert letters.records == []
+    assert cluster.committed == {TopicPartition("t", 0): 1}
+
+
+@pytest.mark.parametrize("kind", [SystemExit, Unreadable])
+async def test_the_lists_of_errors_decide_about_every_class(kind: type[BaseException]) -> None:
+    cluster, recorder, letters = Cluster(records=4), Recorder(), Letters()
+    recorder.errors[1] = [kind()]
+    policy = ErrorPolicy.of(dead_letter_on=[kind])
+    async with running(cluster, recorder.handle_plain, letters=letters, policy=policy) as it:
+        await until(lambda: len(recorder.done) == 3)
+        await it.stop()
+    assert [record.offset for record in letters.records] == [1]
 
 
 async def test_an_error_of_the_consumer_that_may_pass_does_not_stop_the_daemon() -> None:

@@ -227,6 +227,19 @@ def test_the_headers_of_a_dead_letter_say_where_from_and_why() -> None:
     ]
 
 
+def test_any_error_can_become_a_dead_letter() -> None:
+    class Unreadable(Exception):
+        def __str__(self) -> str:
+            raise ValueError("no text")
+
+    record = Record("orders", 3, 17, 1234, 0, b"k", b"v", [])
+    for error, text in ((ValueError("bad \udc80 name"), b"bad \\udc80 name"), (Unreadable(), b"ValueError")):
+        headers = dict(headers_of(record, "billing", error, 6))
+        assert text in headers["allocator.error"]
+        assert text in headers["kafka_dlt-exception-message"]
+        assert all(value.decode() is not None for name, value in headers.items() if "exception" in name)
+
+
 def test_a_letter_that_failed_again_says_so_once_and_how_often_it_was_redriven() -> None:
     first = Record("orders", 3, 17, 1234, 0, b"k", b"v", [("trace", b"x")])
     letter = headers_of(first, "billing", ValueError("bad"), 6)

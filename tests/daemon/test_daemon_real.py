@@ -218,6 +218,23 @@ async def test_a_record_that_cannot_be_handled_stops_the_daemon_with_its_own_exi
     assert (line["topic"], line["partition"], line["offset"]) == (it.topic, 0, 40)
 
 
+@pytest.mark.parametrize(
+    ("handler", "code", "says"),
+    [("leaves", 3, "failed once at {}:0 offset 4: SystemExit"), ("task_leaves", 1, "ended the event loop")],
+)
+async def test_a_handler_that_calls_sys_exit_does_not_end_the_daemon_as_if_it_was_stopped(
+    make: Callable[..., Setup], handler: str, code: int, says: str
+) -> None:
+    it = make()
+    it.fill(10)
+    process = it.run(it.config(handler), POISON="4")
+    assert process.wait(60) == code
+    committed = await it.committed()
+    assert committed == {0: 4} if code == 3 else committed.get(0, 0) <= 4
+    (line,) = [line for line in it.logs() if line["level"] == "error"]
+    assert says.format(it.topic) in line["message"]
+
+
 @pytest.mark.parametrize("sections", [{}, KAFKA_ALONE], ids=["zookeeper", "kafka"])
 async def test_after_a_kill_only_what_was_not_done_is_handled_again(
     make: Callable[..., Setup], sections: dict[str, Any]

@@ -131,6 +131,8 @@ class PartitionBuffer:
             if isinstance(item, Chunk):
                 self.fetch_offset = item.start
                 break
+        # the records to come are older than the dropped ones, and must not seem to be of another topic
+        del self._epochs[max(1, bisect_left(self._epochs, (self.fetch_offset, -2))) :]
         self.clear()
         self.halted = False
         return freed

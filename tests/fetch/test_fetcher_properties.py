@@ -1,4 +1,4 @@
-"""For all calls and responses, records come in order and without a gap from the position on."""
+"""For all calls and responses, records come in order and without a gap from the position on, and none is said lost."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from reading import start_at
 
 from allocator.errors import AllocatorError
 from allocator.fetch import Fetcher
+from allocator.subscription import RecordsLost
 from allocator.types import TopicPartition
 
 TPS = [TopicPartition("t", n) for n in range(4)]
@@ -35,11 +36,15 @@ step = st.one_of(
 async def scenario(steps: list[tuple], version: int, prefetch: int) -> None:
     cluster = FakeCluster(version)
     for tp in TPS:
+        cluster.epochs[tp] = [(0, 0)]
         cluster.add(tp, tp.partition % 3)
         while cluster.end(tp) < END:
+            if cluster.end(tp) >= 4 * len(cluster.epochs[tp]):
+                cluster.elect(tp, tp.partition % 3)
             cluster.append(tp, 1 + cluster.end(tp) % 5, 50, "gzip" if cluster.end(tp) % 3 else "none")
     state = start_at(TPS)
     due = dict.fromkeys(TPS, 0)
+    losses: list[RecordsLost] = []
 
     async with Fetcher(
         cluster,  # type: ignore[arg-type]
@@ -48,6 +53,7 @@ async def scenario(steps: list[tuple], version: int, prefetch: int) -> None:
         prefetch_bytes=prefetch,
         max_partition_bytes=600,
         retry_backoff_s=0.001,
+        lost=losses.append,
     ) as fetcher:
 
         async def take(timeout_s: float) -> bool:
@@ -59,7 +65,9 @@ async def scenario(steps: list[tuple], version: int, prefetch: int) -> None:
             records = list(batch)
             assert [r.offset for r in records] == list(range(due[tp], due[tp] + len(records)))
             due[tp] = batch.next_offset
-            state.update_position(tp, batch.next_offset)
+            epoch = fetcher.leader_epoch(tp, batch.next_offset)
+            assert epoch == max(e for e, first in cluster.epochs[tp] if first < batch.next_offset)
+            state.update_position(tp, batch.next_offset, epoch)
             return True
 
         for name, *args in steps:
@@ -103,6 +111,7 @@ async def scenario(steps: list[tuple], version: int, prefetch: int) -> None:
         while any(due[tp] < cluster.end(tp) for tp in state.assigned_partitions()):
             assert await take(5), "the rest never came"
         assert fetcher.buffered_bytes == 0
+        assert not losses
 
 
 @settings(max_examples=120)

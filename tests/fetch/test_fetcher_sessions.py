@@ -226,6 +226,35 @@ async def test_records_of_an_older_epoch_than_those_before_them_are_of_another_t
     assert (loss.position, loss.resumed_at, loss.recreated) == (20, 0, True)
 
 
+async def test_a_paused_partition_that_gave_its_room_back_is_of_the_same_topic() -> None:
+    """Its backlog spans an election, so the records that are fetched again are older than those that were dropped."""
+    cluster = FakeCluster()
+    cluster.epochs[A0] = [(1, 0)]
+    cluster.add(A0)
+    for _ in range(5):
+        cluster.append(A0, 1, 5000)
+    cluster.elect(A0, 0)
+    for _ in range(5):
+        cluster.append(A0, 1, 5000)
+    cluster.add(A1)
+    cluster.append(A1, 1, 40_000)
+    state = start_at([A0])
+    async with fetching(
+        cluster, state, lost=lambda loss: pytest.fail(str(loss)), prefetch_bytes=100_000, max_partition_bytes=100_000
+    ) as fetcher:
+        await until(lambda: fetcher.buffered_bytes > 50_000, "all of it read ahead")
+        state.pause(A0)
+        state.assign_from_user([A0, A1])
+        state.seek(A1, 0)
+        fetcher.wake()
+        assert (await take(fetcher, state)).partition == 1
+        assert fetcher.buffered_bytes == 0, "the room was given back"
+        state.resume(A0)
+        fetcher.wake()
+        assert await read_to(fetcher, state, 10) == list(range(10))
+        assert [fetcher.leader_epoch(A0, offset) for offset in (5, 6, 10)] == [1, 2, 2]
+
+
 async def test_old_metadata_with_an_older_epoch_costs_a_question_and_moves_nothing() -> None:
     cluster = FakeCluster()
     state = at_epoch(cluster, A0)

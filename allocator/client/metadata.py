@@ -61,6 +61,8 @@ class Metadata:
     errors: Mapping[str, int] = field(default_factory=dict)
     cluster_id: str | None = None
     controller: int | None = None
+    complete: bool = False
+    """Whether the last response described all topics."""
 
     def updated(self, response: Any, *, complete: bool) -> Metadata:
         """This snapshot with `response` applied. `complete`: the response describes all topics, so missing topics are
@@ -86,6 +88,7 @@ class Metadata:
             errors=errors,
             cluster_id=response.cluster_id,
             controller=response.controller_id if response.controller_id != -1 else None,
+            complete=complete,
         )
 
     def _topic(self, answer: Any, version: int) -> TopicMetadata:
@@ -110,7 +113,7 @@ class Metadata:
 
         `wanted` None means every topic.
         """
-        if not self.brokers:
+        if not self.brokers or (wanted is None and not self.complete):
             return False
         names = self.topics.keys() if wanted is None else wanted
         return all(

@@ -184,3 +184,13 @@ async def test_leaders_move_when_a_broker_is_killed(kafka: str, cluster_factory:
         assert victim.id not in {client.leader(tp) for tp in parts}
         await asyncio.to_thread(victim.start)
         await wait_until_async(lambda: victim.id in {b.node_id for b in client.brokers} or client.refresh(), 30)
+
+
+async def test_a_recent_response_about_no_topic_does_not_serve_for_all_topics(
+    kafka_cluster: LocalCluster, topic_factory: Any
+) -> None:
+    topic = topic_factory()
+    async with KafkaClient(kafka_cluster.bootstrap) as client:
+        client.follow_all()
+        await client.refresh(max_age_s=3600)
+        assert topic in client.topics()

@@ -189,6 +189,17 @@ def test_filters_choose_what_is_read(
         assert frame.rdd.getNumPartitions() == tasks
 
 
+def test_a_filter_by_a_time_before_1970_leaves_no_record_out(
+    spark: SparkSession, kafka_cluster: LocalCluster, topic_factory: TopicFactory
+) -> None:
+    topic, times = topic_factory(), (-20_000_000_000, -5000, 5000)
+    produce(kafka_cluster.bootstrap, topic, [ProducedRecord(None, b"x", 0, ms) for ms in times])
+    frame = read(spark, kafka_cluster, topics=topic)
+    assert offsets(frame.where("timestamp >= timestamp_millis(-20000000000)")) == {0: [0, 1, 2]}
+    assert offsets(frame.where("timestamp > timestamp_millis(-6000)")) == {0: [1, 2]}
+    assert offsets(frame.where("timestamp > timestamp_millis(-6000) and timestamp >= timestamp_millis(1)")) == {0: [2]}
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -316,7 +316,8 @@ def _after(pushed: PushedFilters, column: str, kind: str, given: Any) -> PushedF
     ):
         # round down: Spark's times are finer than Kafka's
         since = (value - _EPOCH) // timedelta(milliseconds=1)
-        return replace(pushed, since_ms=max(0, since, pushed.since_ms or 0))
+        # negative times have other meanings in ListOffsets, and 0 would skip the records before 1970
+        return pushed if since < 0 else replace(pushed, since_ms=max(since, pushed.since_ms or 0))
     return None
 
 

@@ -249,6 +249,14 @@ def test_what_is_ignored_may_differ(spark: SparkSession, sparks_defaults: None) 
     assert audit(left, right, ignore=["timestamp"], rename={"t2": "t"}, spark=spark).kinds["altered"] == 40
 
 
+def test_times_before_1970_are_compared(spark: SparkSession, sparks_defaults: None) -> None:
+    second, decade = -1000, -10 * 365 * 86_400_000
+    left = frame(spark, [("t", [[Row(b"k%d" % n, b"v", second) for n in range(3)]])])
+    right = frame(spark, [("t", [[Row(b"k%d" % n, b"v", ms) for n, ms in enumerate((second, decade, None))]])])
+    report = audit(left, right, spark=spark)
+    assert found(report, "t") == {("altered", "timestamp"): 2}
+
+
 def test_two_empty_sides_are_equal_and_that_is_noted(spark: SparkSession) -> None:
     empty = frame(spark, [])
     report = audit(empty, empty, spark=spark)

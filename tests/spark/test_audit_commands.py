@@ -11,6 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 from allocator.cli import main
+from allocator.spark.audit import audit
+from allocator.spark.topic import Extent, Topic
 from allocator.testing import LocalCluster, produce
 
 if TYPE_CHECKING:
@@ -56,6 +58,35 @@ def test_archive_skew_and_audit_of_a_topic(
     assert set(report["loads"]) == {one}
     assert set(report["busiest_member"]) == {"sticky", "lag-aware"}
     assert "<svg" in (tmp_path / "skew.html").read_text()
+
+
+@pytest.mark.parametrize("source_is", ["left", "right"])
+def test_records_that_arrive_during_an_audit_of_two_topics_are_not_reported(
+    spark: SparkSession, kafka_cluster: LocalCluster, topic_factory: Callable[..., str], source_is: str
+) -> None:
+    brokers, source, copy = kafka_cluster.bootstrap, topic_factory(), topic_factory()
+    for name in (source, copy):
+        produce(brokers, name, [b"%d" % n for n in range(10)])
+    reads: list[str] = []
+
+    class Busy(Topic):
+        """Records arrive each time that the ends of the topic have been read; a mirror copies half of them at once."""
+
+        def extent(self) -> Extent:
+            found = super().extent()
+            reads.append(self.name)
+            for name in (source, source, copy):
+                produce(brokers, name, [(None, b"late", 0)])
+            return found
+
+    sides = [Busy(brokers, source), Busy(brokers, copy)]
+    report = audit(*(sides if source_is == "left" else reversed(sides)), ignore=["timestamp"], spark=spark)
+    assert report.equal, report.to_text()
+    assert sorted(set(reads)) == sorted({source, copy})
+    # a record that was there when the audit began, and has no copy, is a difference
+    resting = [Topic(brokers, source), Topic(brokers, copy)]
+    report = audit(*(resting if source_is == "left" else reversed(resting)), ignore=["timestamp"], spark=spark)
+    assert sum(report.kinds.values()) == 4
 
 
 def test_what_fails_within_spark_is_told_without_its_stack(

@@ -59,3 +59,27 @@ def test_a_stream_goes_on_from_its_checkpoint_within_the_cap_and_commits_what_it
     )
     sizes = [progress["numInputRows"] for progress in done.recentProgress if progress["numInputRows"]]
     assert sizes == [40, 40, 20]
+
+
+def test_available_now_reads_the_topics_of_a_pattern(
+    spark: SparkSession, kafka_cluster: LocalCluster, topic_factory: TopicFactory, tmp_path: Path
+) -> None:
+    topic = topic_factory(partitions=2)
+    sent = fill(kafka_cluster, topic, 0, 200)
+    options = {"brokers": kafka_cluster.bootstrap, "topics_pattern": topic, "starting_offsets": "earliest"}
+    target = str(tmp_path / "rows")
+    for _ in range(2):  # the second run finds nothing new
+        query = (
+            spark.readStream.format("allocator")
+            .options(**options)
+            .load()
+            .selectExpr("cast(value as string) value")
+            .writeStream.format("parquet")
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start(target)
+        )
+        query.awaitTermination(240)
+        assert not query.isActive
+        assert query.exception() is None
+        assert Counter(row.value for row in spark.read.parquet(target).collect()) == sent

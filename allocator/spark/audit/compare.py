@@ -7,7 +7,7 @@ and timestamp, 64 bits each: two different fields have the same hash with a chan
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pyspark import StorageLevel
@@ -35,8 +35,8 @@ def prepare(frame: DataFrame, left: bool, by: str, ignore: Collection[str]) -> D
         "headers": F.expr("if(size(headers) > 0, transform(headers, h -> (h.key, h.value is null, h.value)), null)")
         if "headers" in known
         else F.lit(None),
-        # -1 means no timestamp
-        "timestamp": F.when(millis >= 0, millis),
+        # -1 means no timestamp; other negative ones are times before 1970
+        "timestamp": F.when(millis != -1, millis),
     }
     hashes = [
         (F.lit(0).cast("long") if name in ignore else _hash(values[name])).alias(short)
@@ -65,11 +65,24 @@ def _is_null(short: str) -> Column:
 class Comparison:
     """The paired rows of both sides. A context manager: it keeps frames on disk until the end of the block."""
 
-    def __init__(self, left: DataFrame, right: DataFrame, by: str) -> None:
+    def __init__(
+        self,
+        left: DataFrame,
+        right: DataFrame,
+        by: str,
+        ends: tuple[Mapping[int, int], Mapping[int, int]] | None = None,
+    ) -> None:
+        """With `ends` (by side: partition -> offset), a row from there on is left out unless it has a partner."""
         self._by = by
         self._kept: list[DataFrame] = []
         self._alone = self._altered = True
-        self.pairs = self._keep(_pair(left.unionByName(right), by))
+        pairs = _pair(left.unionByName(right), by)
+        for side, other, there in zip("lr", "rl", ends or ()):
+            if there:
+                end = F.create_map(*(F.lit(value) for pair in sorted(there.items()) for value in pair))
+                arrived = F.col(side + "o") >= end[F.col(side + "p")]
+                pairs = pairs.where(~(F.col(other + "o").isNull() & F.coalesce(arrived, F.lit(False))))
+        self.pairs = self._keep(pairs)
         """One row for each pair, and for each row without a partner, with nulls for the other side."""
 
     def __enter__(self) -> Comparison:

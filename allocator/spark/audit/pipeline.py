@@ -55,6 +55,7 @@ class Archived(Protocol):
 
 
 Source = Union["Topic", "Archived", "DataFrame"]
+Ends = tuple[Mapping[int, int], Mapping[int, int]]
 
 
 @dataclass
@@ -96,7 +97,7 @@ def audit(
         spark = session("allocator audit")
     began, started = time.monotonic(), datetime.now(timezone.utc)
     notes: list[str] = []
-    one, other = _pin(spark, left, right, notes)
+    one, other, ends = _pin(spark, left, right, notes)
     chosen = by or _choose(left, right, one, other)
     if chosen == "key" and "key" in ignore:
         raise ConfigError("by = key compares the records of each key: key cannot be ignored")
@@ -106,7 +107,7 @@ def audit(
     frames = [_checked(side.frame, side.name) for side in (one, other)]
     frames[1] = _renamed(frames[1], one, other, rename or {})
     rows = [prepare(frame, left, chosen, ignore) for frame, left in zip(frames, (True, False))]
-    with Comparison(rows[0], rows[1], chosen) as comparison:
+    with Comparison(rows[0], rows[1], chosen, ends) as comparison:
         partitions = comparison.partitions()
         counts, found = _counted(comparison.differences(), samples)
     sides = [Side(side.name, [row for row in partitions if row.side is (side is one)]) for side in (one, other)]
@@ -138,9 +139,19 @@ def _check(by: str | None, ignore: Collection[str], samples: int) -> None:
         raise ConfigError(f"samples = {samples} must be 0 or more")
 
 
-def _pin(spark: SparkSession, left: Source, right: Source, notes: list[str]) -> tuple[_Pinned, _Pinned]:
+def _pin(spark: SparkSession, left: Source, right: Source, notes: list[str]) -> tuple[_Pinned, _Pinned, Ends | None]:
+    """Both sides with fixed ends, and, for two topics, the earlier ends by side and partition.
+
+    The ends of two topics are read twice. A record before an earlier end and its copy are both before the later ends,
+    however fast records arrive and whichever topic they reach first. A record between the ends may have no copy yet.
+    """
     archived = [source.reach() if hasattr(source, "reach") else None for source in (left, right)]
     extents = [source.extent() if isinstance(source, Topic) else None for source in (left, right)]
+    ends: Ends | None = None
+    if isinstance(left, Topic) and isinstance(right, Topic):
+        first, second = ({p: end for p, (_, end) in each.chosen.items()} for each in extents if each is not None)
+        ends = first, second
+        extents = [left.extent(), right.extent()]
     pinned = []
     for number, source in enumerate((left, right)):
         extent, other = extents[number], archived[1 - number]
@@ -157,7 +168,7 @@ def _pin(spark: SparkSession, left: Source, right: Source, notes: list[str]) -> 
             pinned.append(_Pinned(str(source), source.frame(spark, covered), source.topic, covered))
         else:
             pinned.append(_Pinned(("left", "right")[number], source))
-    return pinned[0], pinned[1]
+    return pinned[0], pinned[1], ends
 
 
 def _common(has: Reach, covered: Reach) -> dict[int, tuple[int, int]]:

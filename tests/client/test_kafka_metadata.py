@@ -111,8 +111,9 @@ def test_settled_means_nothing_is_missing() -> None:
     m = Metadata().updated(answer(topic("a", part(0, 1))), complete=False)
     assert m.settled(frozenset())
     assert m.settled(frozenset({"a"}))
-    assert m.settled(None)
     assert not m.settled(frozenset({"a", "b"}))
+    assert not m.settled(None)  # the response was about one topic
+    assert Metadata().updated(answer(topic("a", part(0, 1))), complete=True).settled(None)
 
 
 def test_a_snapshot_is_never_changed() -> None:

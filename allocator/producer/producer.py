@@ -45,9 +45,16 @@ REQUEST_BYTES: Final = 4 << 20
 # seconds between two calls of `may_send`
 ASK_AGAIN_S: Final = 0.1
 
-REQUEST_TIMED_OUT, NOT_ENOUGH_REPLICAS_AFTER_APPEND = 7, 20
+CORRUPT_MESSAGE, REQUEST_TIMED_OUT, NOT_ENOUGH_REPLICAS_AFTER_APPEND = 2, 7, 20
 OUT_OF_ORDER_SEQUENCE, DUPLICATE_SEQUENCE, PRODUCER_EPOCH, UNKNOWN_PRODUCER = 45, 46, 47, 59
 LOST: Final = frozenset((DUPLICATE_SEQUENCE, PRODUCER_EPOCH, UNKNOWN_PRODUCER))
+# The broker stored nothing, and may take the batch under a new epoch: it lost what it knew of the producer, for example
+# with the last record that retention deleted. 0.11 gives the first of these codes for that
+FORGOTTEN: Final = frozenset((OUT_OF_ORDER_SEQUENCE, UNKNOWN_PRODUCER))
+LAST_EPOCH: Final = 0x7FFF
+# A batch may arrive damaged. But brokers before 2.4 also give this code for a record that they never take, such as one
+# without a key for a compacted topic. More: such a record fails later; less: a bad network fails a batch
+CORRUPT_TRIES: Final = 5
 
 Acked = Callable[[TopicPartition, Encoded, int], None]
 
@@ -84,6 +91,8 @@ class _Item:
     delivered: Optional[asyncio.Future[None]] = None
     target: Optional[int] = None
     maybe_written: bool = False
+    corrupt: int = 0
+    """How often a broker said that it arrived damaged."""
 
 
 @dataclass
@@ -109,6 +118,8 @@ class ProduceQueue:
     unanswered: int = 0  # requests under way
     most: int = 1  # under way: brokers accept any sequence in the first batch of a producer that is new to them
     broken: bool = False
+    forgotten: Optional[SequenceLost] = None
+    """The refusal of a broker that no longer knows the producer."""
     resume_at: float = 0.0
     tries: int = 0
 
@@ -117,7 +128,8 @@ class Producer:
     """Sends records, or whole batches, over a connected client.
 
     Guarantee: all replicas in sync have an acknowledged batch, and batches of a partition are stored in the order of
-    the calls. With brokers from 0.11 on no retry repeats a batch.
+    the calls. With brokers from 0.11 on no retry repeats a batch. A broker that has forgotten the producer, because
+    retention deleted its records, gets the next batches under a new epoch.
 
     `append` and `append_columns` take records, and collect them into batches of up to `batch_bytes` for up to
     `linger_s`; they wait while `buffer_bytes` are not acknowledged. `flush` returns when everything is acknowledged, or
@@ -518,9 +530,11 @@ class Producer:
             lost = SequenceLost(f"{where}: {error}; goes on from what is committed, as a new producer")
             if item.delivered is None:
                 raise lost
-            self._fail(partition, queue, lost, item)
-            return
-        if not error.retriable and code not in (OUT_OF_ORDER_SEQUENCE, NOT_ENOUGH_REPLICAS_AFTER_APPEND):
+            if code not in FORGOTTEN:
+                self._fail(partition, queue, lost, item)
+                return
+            queue.forgotten = lost
+        elif not self._sends_again(item, error):
             if item.delivered is None:
                 raise BrokerError(
                     f"the new cluster refuses old offsets {item.batch.first} to {item.batch.next - 1} of {where} "
@@ -533,6 +547,13 @@ class Producer:
         queue.tries += 1
         log.log(logging.WARNING if queue.tries in (1, 10) else logging.DEBUG, "%s: sent again: %s", where, error)
 
+    def _sends_again(self, item: _Item, error: AllocatorError) -> bool:
+        code = getattr(error, "code", None)
+        if code == CORRUPT_MESSAGE:
+            item.corrupt += 1
+            return item.corrupt < CORRUPT_TRIES
+        return error.retriable or code in (OUT_OF_ORDER_SEQUENCE, NOT_ENOUGH_REPLICAS_AFTER_APPEND)
+
     def _settle(self, partition: TopicPartition, queue: ProduceQueue) -> None:
         while queue.sent and queue.sent[0].target is not None:
             item = queue.sent.popleft()
@@ -543,6 +564,9 @@ class Producer:
             if self._acked is not None:
                 self._acked(partition, item.batch, item.target)
         if queue.broken and not queue.unanswered:
+            if queue.forgotten is not None and not self._begin_epoch(queue):
+                self._fail(partition, queue, queue.forgotten)
+                return
             # restores their order; the broker recognises batches that it acknowledged out of order, and counts them
             # once
             queue.waiting.extendleft(reversed(queue.sent))
@@ -553,6 +577,24 @@ class Producer:
             backoff = min(self._client.retry_backoff_s * 2 ** min(queue.tries, 5), 3.0)
             queue.resume_at = asyncio.get_running_loop().time() + backoff
             self._ready[partition] = None
+
+    def _begin_epoch(self, queue: ProduceQueue) -> bool:
+        """Numbers the batches from 0 under the next epoch of the producer, as Java's producer does.
+
+        Returns False if that could store a batch twice: the broker would not recognise it under its new number.
+        """
+        items = [*queue.sent, *queue.waiting]
+        if queue.epoch >= LAST_EPOCH or any(item.maybe_written or item.target is not None for item in items):
+            return False
+        queue.forgotten = None
+        queue.epoch += 1
+        queue.sequence = 0
+        # the broker takes any number first in an epoch, so the next request has the batch 0 alone
+        queue.most = 1
+        for item in items:
+            item.sequence = queue.sequence
+            queue.sequence = (queue.sequence + item.batch.records) & 0x7FFFFFFF
+        return True
 
     # -- failures of records --------------------------------------------------------------------------------------
 
@@ -568,10 +610,12 @@ class Producer:
         items = [*queue.sent, *queue.waiting]
         if queue.open is not None:
             items.append(_Item(queue.open.builder, 0, delivered=queue.open.delivered))
-        under_way = len(queue.sent)
+        under_way = len(queue.sent) if queue.unanswered else 0
         for number, item in enumerate(items):
-            if item.target is not None:
-                continue  # acknowledged out of order
+            if item.target is not None:  # acknowledged out of order
+                if item.delivered is not None and not item.delivered.done():
+                    item.delivered.set_result(None)
+                continue
             maybe_written = item.maybe_written or (number < under_way and item is not refused)
             failed = DeliveryFailed(partition, item.batch.records, error, maybe_written)
             self._failed = self._failed or failed
@@ -596,6 +640,7 @@ async def append(client: KafkaClient, partition: TopicPartition, encoded: Encode
     """
     deadline = asyncio.get_running_loop().time() + timeout_s
     where = f"{partition.topic}:{partition.partition}"
+    corrupt = 0
     while True:
         leader = client.leader(partition)
         error = BrokerError(f"{where} has no leader", retriable=True)
@@ -609,6 +654,8 @@ async def append(client: KafkaClient, partition: TopicPartition, encoded: Encode
                 if not found.error_code:
                     return int(found.base_offset)
                 error = for_code(found.error_code, where)
+                corrupt += found.error_code == CORRUPT_MESSAGE
+                error.retriable = error.retriable or 0 < corrupt < CORRUPT_TRIES
         if not error.retriable or asyncio.get_running_loop().time() > deadline:
             raise error
         await asyncio.sleep(client.retry_backoff_s)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from kafka.admin import KafkaAdminClient
+from kafka.protocol.producer import ProduceRequest
 
 from allocator.client.client import KafkaClient
 from allocator.consumer.consumer import Consumer
@@ -111,6 +114,66 @@ async def test_a_record_that_gets_no_answer_may_be_written(cluster_factory: Any,
             await waits
             with pytest.raises(DeliveryFailed):
                 await producer.flush()
+
+
+@pytest.mark.parametrize("kafka", ["1.1.1", pytest.param("3.9.1", marks=pytest.mark.long)])
+async def test_records_go_on_after_the_log_lost_what_the_broker_knew_of_the_producer(
+    kafka: str, cluster_factory: Any, topic_factory: TopicFactory
+) -> None:
+    """Brokers before 2.5 forget a producer with its last record, as retention deletes it."""
+    cluster = await asyncio.to_thread(cluster_factory, kafka=kafka)
+    topic = await asyncio.to_thread(topic_factory, 1, 1, None, cluster)
+
+    def delete_all() -> None:
+        admin = KafkaAdminClient(bootstrap_servers=cluster.bootstrap)
+        try:
+            admin.delete_records({TopicPartition(topic, 0): 3})
+        finally:
+            admin.close()
+
+    async with KafkaClient(cluster.bootstrap) as client, Producer(client, linger_s=0.0, batch_bytes=1) as producer:
+        for n in range(3):
+            await (await producer.append(topic, None, b"%d" % n))
+        await asyncio.to_thread(delete_all)
+        for delivered in [await producer.append(topic, None, b"%d" % n) for n in range(3, 9)]:
+            await delivered
+        await (await producer.append(topic, None, b"9"))
+    assert [record.value for record in await read(cluster, topic)] == [b"%d" % n for n in range(3, 10)]
+
+
+class Refusing(KafkaClient):
+    """Answers the first requests to produce with an error code, in place of the broker."""
+
+    code = 0
+    refusals = 0
+    asked = 0
+
+    async def send(self, node_id: int, request: Any, timeout_s: float | None = None, **options: Any) -> Any:
+        if isinstance(request, ProduceRequest) and self.asked < self.refusals:
+            self.asked += 1
+            at = request.topic_data[0]
+            part = SimpleNamespace(index=at.partition_data[0].index, error_code=self.code, base_offset=-1)
+            return SimpleNamespace(responses=[SimpleNamespace(name=at.name, partition_responses=[part])])
+        return await super().send(node_id, request, timeout_s, **options)
+
+
+@pytest.mark.parametrize("refusals", [2, 1000])
+async def test_a_record_that_arrives_corrupt_is_sent_again_a_few_times(
+    kafka_cluster: LocalCluster, topic_factory: TopicFactory, refusals: int
+) -> None:
+    topic = await asyncio.to_thread(topic_factory, 1)
+    async with Refusing(kafka_cluster.bootstrap) as client, Producer(client, linger_s=0.0) as producer:
+        await (await producer.append(topic, None, b"before"))
+        client.code, client.refusals = 2, refusals
+        delivered = await producer.append(topic, None, b"v")
+        if refusals == 2:
+            await delivered
+        else:
+            with pytest.raises(DeliveryFailed, match=r"not written: .*CORRUPT"):
+                await delivered
+            # older brokers also give this code for a record that they never take, so the attempts are few
+            assert client.asked < 10
+    assert len(await read(kafka_cluster, topic)) == 1 + (refusals == 2)
 
 
 async def fill(producer: Producer, topic: str) -> None:

@@ -380,6 +380,14 @@ class ZooKeeper:
         """Deletes one znode."""
         await self._call("delete", path, lambda c, p: c.delete_async(p, version))
 
+    async def sync(self) -> None:
+        """Returns when the connected server has executed all writes that the ensemble accepted before this call.
+
+        Otherwise a server that the client connects to after another one may lag behind, and not know a znode whose
+        creation lost its response.
+        """
+        await self._call("sync", "", lambda c, p: c.sync_async(p or "/"))
+
     async def ensure_path(self, path: str) -> None:
         """Creates the persistent znode and its parents if they are missing."""
         if self.chroot:

@@ -444,6 +444,9 @@ class SimulatedZooKeeper:
             # a client sees its own writes, and what made them fail: an error has its place in the history as well
             self._catch_up(len(self.ensemble.history))
 
+    async def sync(self) -> None:
+        await self._ask(lambda: self._catch_up(len(self.ensemble.history)))
+
     async def get(
         self, path: str, watch: Callable[[], None] | None = None, *, deleted: Callable[[], None] | None = None
     ) -> tuple[bytes, Stat]:

@@ -53,6 +53,7 @@ from allocator.zookeeper.client import (
     ZooKeeper,
     ZooKeeperError,
 )
+from allocator.zookeeper.ephemeral import EphemeralZnodes
 
 __all__ = ["ZooKeeperMembership", "ZooKeeperSettings"]
 
@@ -138,6 +139,7 @@ class ZooKeeperMembership(SessionMembership):
             version=__version__,
         )
         self._prefix = f"m-{uuid.uuid4().hex[:16]}-"
+        self._member_znode, self._claim_znode = EphemeralZnodes(zk), EphemeralZnodes(zk)
         self._tried = False  # whether a registration was tried
         self._leader: Leader | None = None
         self._claim = Claim(0)
@@ -217,7 +219,9 @@ class ZooKeeperMembership(SessionMembership):
     async def _register(self) -> None:
         if self._tried:
             await self._store.prepare()
-            await self._clear()
+            # no process acts for the member of an earlier attempt, and its claim would keep partitions from all others
+            await self._member_znode.delete()
+            await self._claim_znode.delete()
         self._info = replace(self._info, session_timeout_s=self._zk.session_timeout_s)
         try:
             path = await self._create_member()
@@ -227,7 +231,7 @@ class ZooKeeperMembership(SessionMembership):
         self.member_id = path.rsplit("/", 1)[1]
         self._claim = Claim(0)
         with contextlib.suppress(ZnodeExists):
-            await self._zk.create(self._paths.claim(self.member_id), self._claim.encode(), ephemeral=True)
+            await self._claim_znode.create({self._paths.claim(self.member_id): self._claim.encode()})
         self._refused = None
         self._document = Watched(partial(self._store.document, only=self.member_id), self._changed.set)
         log.info("%s: joined as %s (znode %s)", self._paths.group, self.shown, path)
@@ -236,18 +240,7 @@ class ZooKeeperMembership(SessionMembership):
         if self._info.instance_id is not None:
             await self._zk.ensure_path(self._paths.left)
         self._tried = True
-        return await self._zk.create(
-            f"{self._paths.members}/{self._prefix}", self._info.encode(), ephemeral=True, sequence=True
-        )
-
-    async def _clear(self) -> None:
-        """Deletes the znodes that an earlier attempt in this session created although its response was lost: no process
-        acts for such a member, and its claim would keep partitions from all others."""
-        members, claims = await asyncio.gather(self._store.member_names(), self._store.claim_names())
-        for path in [*map(self._paths.member, members), *map(self._paths.claim, claims)]:
-            if self._prefix in path:
-                with contextlib.suppress(NoZnode):
-                    await self._zk.delete(path)
+        return await self._member_znode.create_sequential(f"{self._paths.members}/{self._prefix}", self._info.encode())
 
     # -- orders --------------------------------------------------------------------------------------------------
 

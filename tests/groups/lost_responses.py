@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from allocator.testing import FaultProxy
-from allocator.zookeeper.client import Op, ZooKeeper
+from allocator.zookeeper.client import ConnectionLost, Op, Stat, Watch, ZooKeeper
 
 __all__ = ["LossyZooKeeper", "lossy"]
 
@@ -20,23 +20,28 @@ T = TypeVar("T")
 class _Loss:
     kind: str
     part: str
+    executed: bool
+    behind: bool
     happened: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class LossyZooKeeper(ZooKeeper):
-    """Connects through a proxy. `observer` is connected directly."""
+    """Connects through `proxy`; `observer` is connected directly."""
 
     def __init__(self, hosts: str, proxy: FaultProxy, observer: ZooKeeper, **options: Any) -> None:
         super().__init__(hosts, **options)
-        self._proxy, self._observer = proxy, observer
+        self.proxy = proxy
+        self.observer = observer
         self._losses: list[_Loss] = []
+        self._unknown: set[str] = set()  # znodes that the server does not know yet
 
-    def lose(self, kind: str, part: str) -> asyncio.Event:
+    def lose(self, kind: str, part: str, *, executed: bool = True, behind: bool = False) -> asyncio.Event:
         """Loses the response of the next request that creates or deletes (`kind`) a znode with `part` in its path.
 
-        The event is set when that has happened.
+        `executed` False: the request is lost itself. `behind`: the server after the reconnect does not know the created
+        znodes before it has executed a write or `sync`. The event is set when the loss has happened.
         """
-        self._losses.append(_Loss(kind, part))
+        self._losses.append(_Loss(kind, part, executed, behind))
         return self._losses[-1].happened
 
     async def create(self, path: str, data: bytes = b"", *, ephemeral: bool = False, sequence: bool = False) -> str:
@@ -52,23 +57,44 @@ class LossyZooKeeper(ZooKeeper):
         call = super().multi
         return await self._send(ops, lambda: call(ops))
 
+    async def sync(self) -> None:
+        await super().sync()
+        self._unknown.clear()
+
+    async def exists(self, path: str, watch: Watch | None = None) -> Stat | None:
+        return None if path in self._unknown else await super().exists(path, watch)
+
+    async def get_children(self, path: str, watch: Watch | None = None) -> list[str]:
+        names = await super().get_children(path, watch)
+        return [name for name in names if f"{path}/{name}" not in self._unknown]
+
     async def _send(self, ops: Sequence[Op], call: Callable[[], Awaitable[T]]) -> T:
         for loss in self._losses:
             op = next((op for op in ops if op.kind == loss.kind and loss.part in op.path), None)
             if op is not None:
                 self._losses.remove(loss)
                 return await self._lose(op, call, loss)
-        return await call()
+        try:
+            return await call()
+        finally:
+            self._unknown.clear()  # also an error has its place among the writes
 
     async def _lose(self, op: Op, call: Callable[[], Awaitable[T]], loss: _Loss) -> T:
-        executed = asyncio.Event()
-        await self._observer.get_children(op.path.rpartition("/")[0], executed.set)
-        self._proxy.drop(direction="to_client")
+        if not loss.executed:
+            loss.happened.set()
+            raise ConnectionLost("the request is lost")
+        executed, directory = asyncio.Event(), op.path.rpartition("/")[0]
+        await self.observer.ensure_path(directory)
+        before = await self.observer.get_children(directory, executed.set)
+        self.proxy.drop(direction="to_client")
         request = asyncio.ensure_future(call())
         await asyncio.wait_for(executed.wait(), 30)
+        if loss.behind:
+            after = await self.observer.get_children(directory)
+            self._unknown = {f"{directory}/{name}" for name in after if name not in before}
         loss.happened.set()
-        self._proxy.reset()
-        self._proxy.heal()
+        self.proxy.reset()
+        self.proxy.heal()
         return await request
 
 

@@ -35,17 +35,19 @@ from allocator.groups.membership import AssignmentListener, GroupMembership, Mem
 from allocator.groups.zookeeper.znodes import InvalidZnode, Paths
 from allocator.measures import Measures
 from allocator.settings import DEFAULT
+from allocator.tasks import TaskGroup
 from allocator.types import NO_PARTITIONS, OffsetStorage, Partitions, TopicPartition
 from allocator.zookeeper.client import (
     BadVersion,
     ConnectionLost,
     NoZnode,
-    Op,
     SessionState,
     Watched,
     ZnodeExists,
     ZooKeeper,
+    ZooKeeperError,
 )
+from allocator.zookeeper.ephemeral import EphemeralZnodes
 
 __all__ = [
     "AdoptionRefused",
@@ -201,6 +203,8 @@ class _KielMember(OwnersMembership):
         self._offsets = offsets
         self._go_on = go_on
         self._function = function
+        self._lock, self._opening = EphemeralZnodes(zk), EphemeralZnodes(zk)
+        self._missing: Partitions = NO_PARTITIONS  # partitions that the shared list lacks
         self._gone_over = False
         self._view: tuple[list[str], list[str]] = ([], [])
         self._since: dict[TopicPartition, float] = {}
@@ -215,13 +219,17 @@ class _KielMember(OwnersMembership):
             await self._zk.ensure_path(path)
         # a new name for each session: the znode of the last session may still exist
         self.member_id = f"{re.sub('[^!-.0-~]', '-', self._settings.name)}-{uuid.uuid4().hex[:8]}"
-        await self._zk.multi([Op("create", path, ephemeral=True) for path in self._member_znodes()])
+        await self._registration.create(dict.fromkeys(self._member_znodes(), b""))
         zk, paths, changed = self._zk, self._paths, self._changed.set
         self._members = Watched(lambda watch: zk.get_children(paths.members, watch), changed)
         self._ours = Watched(lambda watch: zk.get_children(paths.ours, watch), changed)
         self._shared = Watched(lambda watch: zk.get(paths.partitions, watch), changed)
         self._since = {}
         log.info("%s: joined the kiel group as %s (pid %d)", self._group, self.member_id, os.getpid())
+
+    async def _begin_session(self) -> None:
+        await super()._begin_session()
+        await self._lock.delete()
 
     def _proof(self) -> tuple[str, bytes]:
         return self._paths.member(self.member_id), b""
@@ -231,7 +239,8 @@ class _KielMember(OwnersMembership):
         return f"{self._paths.ours}/{self.member_id}", self._paths.member(self.member_id)
 
     def _znodes(self) -> Iterable[str]:
-        return (*self._claim_znodes(), *self._member_znodes())
+        # the mark last: without it, others would take this member for one of kiel
+        return (*self._claim_znodes(), *reversed(self._member_znodes()))
 
     def _claim_paths(self, partition: TopicPartition) -> tuple[str, ...]:
         return (f"{self._paths.owners}/{partition.topic}:{partition.partition}",)
@@ -256,10 +265,9 @@ class _KielMember(OwnersMembership):
             self._renewing = True
             self._changed.set()
             return NO_PARTITIONS
-        missing = self._existing() - shared
-        if missing and seal is None:
-            log.info("%s: adding %d partitions to the group", self._group, len(missing))
-            await add_partitions(self._zk, self._paths, missing)
+        self._missing = self._existing() - shared if seal is None else NO_PARTITIONS
+        if self._missing:
+            self._must_add.set()
         self._note_foreign(any(name not in ours for name in members))
         view = sorted(members), sorted(f"{p.topic}:{p.partition}" for p in shared)
         if view != self._view:
@@ -274,6 +282,27 @@ class _KielMember(OwnersMembership):
         now = self._clock()
         self._since = {p: self._since.get(p, now) for p in mine}
         return mine
+
+    async def _take_part(self, scope: TaskGroup) -> None:
+        self._must_add = asyncio.Event()
+        # a task of its own: another client may have the lock for long, and must not keep this member from leaving
+        scope.start(self._add_missing(), "shared list")
+        await super()._take_part(scope)
+
+    async def _add_missing(self) -> None:
+        """Adds partitions that the shared list lacks. A watch reports the change."""
+        while True:
+            await self._must_add.wait()
+            self._must_add.clear()
+            log.info("%s: adding %d partitions to the group", self._group, len(self._missing))
+            try:
+                await add_partitions(self._zk, self._paths, self._missing, self._lock)
+            except (ConnectionLost, NoZnode) as error:
+                log.debug("%s: adding the partitions again: %s", self._group, error)
+                await asyncio.sleep(RETRY_S)
+                self._must_add.set()
+            except InvalidZnode as error:
+                self._listener.failed(error)
 
     def _assigned_here(self, members: list[str], partitions: list[str]) -> Partitions:
         of_topics = dict(self._function(members, partitions)).get(self.member_id, {})
@@ -309,9 +338,9 @@ class _KielMember(OwnersMembership):
             joined.set_result(None)
         await self._until_leaving()
 
-    async def _read_seal(self) -> tuple[Seal, int] | None:
+    async def _read_seal(self, watch: Callable[[], None] | None = None) -> tuple[Seal, int] | None:
         try:
-            data, stat = await self._zk.get(self._paths.partitions)
+            data, stat = await self._zk.get(self._paths.partitions, watch)
         except NoZnode:
             return None
         seal = read_shared(self._paths.partitions, data)[1]
@@ -319,15 +348,18 @@ class _KielMember(OwnersMembership):
 
     async def _go_over(self) -> None:
         """Waits until the group is open in the new layout, and joins it."""
+        await self._begin_session()  # otherwise this member could wait for znodes of its own
         await until_empty(self._zk, self._paths.members)
         await until_empty(self._zk, self._paths.owners)
         while True:
-            seal = await self._read_seal()
+            changed = asyncio.Event()
+            seal = await self._read_seal(changed.set)
             if seal is None:
                 raise AllocatorError(f"{self._paths.partitions} was deleted, so the new root of the group is unknown")
             if seal[0].phase is HandoverPhase.OPEN:
                 break
-            await self._open(*seal)
+            await self._open(*seal, changed)
+        await self._opening.delete()
         # this member owns nothing, so its pause is over; the next membership reports its own pauses
         self._listener.resumed()
         while True:
@@ -340,12 +372,14 @@ class _KielMember(OwnersMembership):
                 log.warning("%s: joining under %s failed, retrying: %s", self._group, seal[0].root, error)
                 await asyncio.sleep(RETRY_S)
 
-    async def _open(self, seal: Seal, version: int) -> None:
-        """Copies the offsets, or waits for the member that does. Returns when the seal may have changed."""
+    async def _open(self, seal: Seal, version: int, changed: asyncio.Event) -> None:
+        """Copies the offsets, or waits for the member that does. Returns when the seal may have changed.
+
+        `changed` is set by a watch on the seal. After ConnectionLost, `_go_over` runs again.
+        """
         try:
-            await self._zk.create(self._paths.opening, ephemeral=True)
+            await self._opening.create({self._paths.opening: b""})
         except ZnodeExists:
-            changed = asyncio.Event()
             if await self._zk.exists(self._paths.opening, changed.set) is not None:
                 await changed.wait()
             return
@@ -364,10 +398,8 @@ class _KielMember(OwnersMembership):
             raise
         except AllocatorError as error:
             log.warning("%s: copying the offsets failed, retrying: %s", self._group, error)
-            await asyncio.sleep(RETRY_S)
-        finally:
-            with contextlib.suppress(NoZnode, ConnectionLost):
-                await self._zk.delete(self._paths.opening)
+            await self._opening.delete()
+            await asyncio.sleep(RETRY_S)  # another member may reach Kafka; it tries meanwhile
 
     def _state_changed(self, state: SessionState) -> None:
         if not self._gone_over:
@@ -459,9 +491,14 @@ def read_shared(path: str, data: bytes) -> tuple[Partitions, Seal | None]:
     return found.partitions, found
 
 
-async def add_partitions(zk: ZooKeeper, paths: KielPaths, partitions: Partitions) -> None:
-    """Adds partitions to the shared list. Changes nothing if it has them, or if the group is sealed."""
-    async with _locked(zk, paths.lock):
+async def add_partitions(
+    zk: ZooKeeper, paths: KielPaths, partitions: Partitions, lock: EphemeralZnodes | None = None
+) -> None:
+    """Adds partitions to the shared list. Changes nothing if it has them, or if the group is sealed.
+
+    After ConnectionLost, call it again with the same `lock`.
+    """
+    async with _locked(zk, paths.lock, lock or EphemeralZnodes(zk)):
         data, stat = await zk.get(paths.partitions)
         shared, sealed = read_shared(paths.partitions, data)
         if sealed is None and not partitions <= shared:
@@ -529,23 +566,27 @@ async def until_empty(zk: ZooKeeper, path: str) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _locked(zk: ZooKeeper, path: str) -> AsyncIterator[None]:
-    """kiel's lock on the shared list, by kazoo's recipe. Raises ConnectionLost."""
+async def _locked(zk: ZooKeeper, path: str, lock: EphemeralZnodes) -> AsyncIterator[None]:
+    """kiel's lock on the shared list, by kazoo's recipe. Raises ConnectionLost and NoZnode."""
     await zk.ensure_path(path)
-    mine = await zk.create(f"{path}/{uuid.uuid4().hex}{LOCK}", b"", ephemeral=True, sequence=True)
+    mine = (await lock.create_sequential(f"{path}/{uuid.uuid4().hex}{LOCK}")).rpartition("/")[2]
     try:
         while True:
             waiting = sorted((name for name in await zk.get_children(path) if LOCK in name), key=_sequence)
-            index = waiting.index(mine.rpartition("/")[2])
+            if mine not in waiting:
+                raise NoZnode(f"{path}/{mine} was deleted")
+            index = waiting.index(mine)
             if index == 0:
                 break
             gone = asyncio.Event()
             if await zk.exists(f"{path}/{waiting[index - 1]}", gone.set) is not None:
                 await gone.wait()
         yield
-    finally:
-        with contextlib.suppress(NoZnode):
-            await zk.delete(mine)
+    except BaseException:
+        with contextlib.suppress(ZooKeeperError):  # `lock` deletes it later
+            await lock.delete()
+        raise
+    await lock.delete()
 
 
 def _sequence(name: str) -> str:

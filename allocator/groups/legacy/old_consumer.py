@@ -154,7 +154,7 @@ class _OldConsumer(OwnersMembership):
         self._registered = frozenset(self._chosen())
         self.member_id = self._new_id()
         self._mine_said = self._ids()
-        await self._zk.multi([Op("create", path, data, ephemeral=True) for path, data in self._registration()])
+        await self._registration.create(dict(self._own_znodes()))
         zk, path = self._zk, self._ids_path
         self._names = Watched(lambda watch: zk.get_children(path, watch), self._changed.set)
         self._said, self._view = {}, None
@@ -163,14 +163,14 @@ class _OldConsumer(OwnersMembership):
     def _new_id(self) -> str:
         raise NotImplementedError
 
-    def _registration(self) -> list[tuple[str, bytes]]:
+    def _own_znodes(self) -> list[tuple[str, bytes]]:
         return [(f"{self._ids_path}/{name}", data) for name, data in self._mine_said.items()]
 
     def _proof(self) -> tuple[str, bytes]:
-        return self._registration()[0]
+        return self._own_znodes()[0]
 
     def _znodes(self) -> Iterable[str]:
-        return (*self._claim_znodes(), *(path for path, _ in self._registration()))
+        return (*self._claim_znodes(), *(path for path, _ in self._own_znodes()))
 
     def _claim_of(self, directory: str, name: str) -> TopicPartition | None:
         number = name.rpartition("-")[2]  # of either dialect

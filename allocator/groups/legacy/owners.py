@@ -29,6 +29,7 @@ from allocator.settings import DEFAULT
 from allocator.tasks import TaskGroup, wait_for_event
 from allocator.types import Partitions, TopicPartition
 from allocator.zookeeper.client import ConnectionLost, NoZnode, Op, Watched, ZnodeExists, ZooKeeper
+from allocator.zookeeper.ephemeral import EphemeralZnodes
 
 __all__ = ["RETRY_S", "OwnersMembership", "OwnersSettings"]
 
@@ -74,6 +75,7 @@ class OwnersMembership(SessionMembership):
         self._selection = TopicSelection(settings.topics, settings.pattern)
         self._topic_poll_s = settings.topic_poll_s
         self._clock = clock
+        self._registration = EphemeralZnodes(zk)  # the znodes of the member itself
         self._claimed: dict[TopicPartition, tuple[str, ...]] = {}
         self._claim_session: int | None = None
         self._doubtful: dict[TopicPartition, tuple[str, ...]] = {}  # the reply was lost: the claim may exist
@@ -113,7 +115,7 @@ class OwnersMembership(SessionMembership):
     # -- the loop ------------------------------------------------------------------------------------------------
 
     async def _begin_session(self) -> None:
-        """Call it first in `_register`."""
+        """Deletes what an earlier membership in this session has left. Call it first in `_register`."""
         self._listings = {}
         self._ensured = set()
         if self._claim_session != self._zk.session_id:
@@ -124,6 +126,7 @@ class OwnersMembership(SessionMembership):
         self._claimed = {}
         await self._recover()
         await self._unclaim(frozenset(self._claimed))
+        await self._registration.delete()
 
     async def _take_part(self, scope: TaskGroup) -> None:
         self._selection.follow(self._topics)
@@ -224,6 +227,8 @@ class OwnersMembership(SessionMembership):
 
     async def _recover(self) -> None:
         """Checks which of the doubtful claims belong to this session."""
+        if self._doubtful:
+            await self._zk.sync()
         doubtful = iter(sorted(self._doubtful.items()))
         while some := list(islice(doubtful, AT_ONCE)):
             ours = await asyncio.gather(*(self._is_ours(paths[0]) for _, paths in some))

@@ -1,0 +1,249 @@
+"""Responses of ZooKeeper that are lost with the connection leave no ghosts: members and locks that nobody acts for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from lost_responses import LossyZooKeeper, lossy
+from members import History, RecordingOwner, StaticTopics, everything
+
+from allocator.assignors import resolve
+from allocator.errors import BrokersUnavailable
+from allocator.groups.legacy.adopt import adopt
+from allocator.groups.legacy.kiel import KielMembership, KielPaths, KielSettings
+from allocator.groups.legacy.old_consumer import ConsumersMembership, PykafkaMembership
+from allocator.groups.legacy.owners import OwnersSettings
+from allocator.groups.session import SessionMembership
+from allocator.groups.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
+from allocator.groups.zookeeper.znodes import Paths
+from allocator.testing import wait_until_async
+from allocator.types import TopicPartition
+from allocator.zookeeper.client import SessionState, ZooKeeper
+
+TIMEOUT_S = 10.0  # of sessions, which go on over an outage
+LAYOUTS = {"kiel": "/kiel/groups/", "consumers": "/consumers/", "pykafka": "/consumers/", "zookeeper": "/allocator/"}
+
+
+class Topics(StaticTopics):
+    brokers = [SimpleNamespace(node_id=0)]
+
+    def leader(self, tp: TopicPartition) -> int | None:
+        return 0
+
+
+class Member:
+    def __init__(self, bench: Bench, name: str, zk: ZooKeeper, max_poll_interval_s: float | None) -> None:
+        self.bench, self.zk = bench, zk
+        self.storage = "zookeeper"
+        self.owner = RecordingOwner(name, bench.history)
+        self.while_copying: Any = None
+        settings: dict[str, Any] = {
+            "name": name,
+            "topics": frozenset({"t"}),
+            "max_poll_interval_s": max_poll_interval_s,
+            "connect_timeout_s": 60.0,
+        }
+        self.membership: Any
+        if bench.layout == "kiel":
+            self.membership = KielMembership(
+                zk,
+                bench.group,
+                self.owner,
+                bench.topics,
+                KielSettings(**settings, settle_s=0.0),
+                self,
+                lambda root: self._ours(ZooKeeper(bench.hosts, session_timeout_s=TIMEOUT_S), root, settings),
+            )
+        elif bench.layout == "zookeeper":
+            self.membership = self._ours(zk, "/allocator", settings)
+        else:
+            kind: Any = {"consumers": ConsumersMembership, "pykafka": PykafkaMembership}[bench.layout]
+            self.membership = kind(zk, bench.group, self.owner, bench.topics, OwnersSettings(**settings))
+
+    def _ours(self, zk: ZooKeeper, root: str, settings: dict[str, Any]) -> SessionMembership:
+        naive = resolve("naive")
+        return ZooKeeperMembership(
+            zk,
+            Paths(root, self.bench.group),
+            self.owner,
+            self.bench.topics,
+            {naive.name: naive},
+            ZooKeeperSettings(**settings),
+        )
+
+    async def carry_over(self, partitions: Iterable[TopicPartition]) -> int:
+        """In place of copying the group's offsets to Kafka."""
+        if self.while_copying is not None:
+            await self.while_copying()
+        return len(list(partitions))
+
+
+class Bench:
+    def __init__(self, layout: str, hosts: str, group: str) -> None:
+        self.layout, self.hosts, self.group = layout, hosts, group
+        self.topics, self.history = Topics({"t": 6}), History()
+        self.base = LAYOUTS[layout] + group
+        self.kiel = KielPaths(group)
+
+    @property
+    def members_path(self) -> str:
+        return f"{self.base}/{'ids' if self.base.startswith('/consumers') else 'members'}"
+
+    @contextlib.asynccontextmanager
+    async def member(
+        self, name: str, zk: ZooKeeper | None = None, max_poll_interval_s: float | None = None
+    ) -> AsyncIterator[Member]:
+        zk = zk or ZooKeeper(self.hosts, session_timeout_s=TIMEOUT_S)
+        member = Member(self, name, zk, max_poll_interval_s)
+        await member.membership.join()
+        try:
+            yield member
+        finally:
+            await asyncio.wait_for(member.membership.leave(), 30)
+
+    async def settled(self, *members: Member) -> None:
+        def done() -> bool:
+            owned = [member.owner.owned for member in members]
+            whole = everything(self.topics)
+            return sum(map(len, owned)) == len(whole) and set().union(*owned) == whole and min(map(len, owned)) > 0
+
+        await wait_until_async(done, 30, lambda: f"settling: {[len(m.owner.owned) for m in members]}")
+        assert self.history.overlaps() == []
+
+    async def registered(self, zk: ZooKeeper, count: int) -> None:
+        async def done() -> bool:
+            return len(await zk.get_children(self.members_path)) == count
+
+        await wait_until_async(done, 30, f"{count} registrations")
+
+
+@pytest.fixture
+def bench(zk_chroot: str, group: str, request: pytest.FixtureRequest) -> Bench:
+    return Bench(getattr(request, "param", "kiel"), zk_chroot, group)
+
+
+@contextlib.asynccontextmanager
+async def client(bench: Bench) -> AsyncIterator[LossyZooKeeper]:
+    async with lossy(bench.hosts, session_timeout_s=TIMEOUT_S) as zk:
+        yield zk
+
+
+in_each_layout = pytest.mark.parametrize("bench", list(LAYOUTS), indirect=True)
+with_each_server = pytest.mark.parametrize("behind", [False, True], ids=["same-server", "server-behind"])
+
+
+@in_each_layout
+@with_each_server
+async def test_a_registration_whose_response_is_lost_leaves_no_ghost(bench: Bench, behind: bool) -> None:
+    async with client(bench) as zk:
+        lost = zk.lose("create", bench.members_path, behind=behind)
+        async with bench.member("a", zk) as a, bench.member("b") as b:
+            assert lost.is_set()
+            await bench.settled(a, b)
+            await bench.registered(zk, 2)
+
+
+@in_each_layout
+async def test_a_registration_that_could_not_be_deleted_leaves_no_ghost(bench: Bench) -> None:
+    """A member whose user does not poll leaves during an outage, and joins again in the same session."""
+    async with client(bench) as zk, bench.member("a", zk, max_poll_interval_s=3.0) as a:
+        await bench.settled(a)
+        losses = [zk.lose("delete", bench.members_path, executed=False) for _ in range(2)]
+        await wait_until_async(lambda: any(loss.is_set() for loss in losses), 30, "a to leave")
+        async with bench.member("b") as b:
+
+            def done() -> bool:
+                a.membership.polled()
+                return len(a.owner.owned) == len(b.owner.owned) == 3
+
+            await wait_until_async(done, 30, lambda: f"settling: {a.owner.owned}, {b.owner.owned}")
+            await bench.registered(zk, 2)
+
+
+@pytest.mark.parametrize("bench", ["kiel", "consumers", "pykafka"], indirect=True)
+@with_each_server
+async def test_a_claim_whose_response_is_lost_is_found_again(bench: Bench, behind: bool) -> None:
+    async with client(bench) as zk:
+        lost = zk.lose("create", "/owners/", behind=behind)
+        async with bench.member("a", zk) as a:
+            await bench.settled(a)
+            assert lost.is_set()
+            async with bench.member("b") as b:
+                await bench.settled(a, b)
+
+
+@pytest.mark.parametrize(
+    ("kind", "executed", "behind"),
+    [("create", True, False), ("create", True, True), ("delete", True, False), ("delete", False, False)],
+)
+async def test_kiels_lock_does_not_wait_for_its_own_ghost(
+    bench: Bench, kind: str, executed: bool, behind: bool
+) -> None:
+    async with client(bench) as zk:
+        lost = zk.lose(kind, f"{bench.kiel.lock}/", executed=executed, behind=behind)
+        async with bench.member("a", zk) as a:
+            await bench.settled(a)
+            await asyncio.wait_for(lost.wait(), 30)
+            bench.topics.change(t=8)
+            await bench.settled(a)
+
+            async def free() -> bool:
+                return not await zk.get_children(bench.kiel.lock)
+
+            await wait_until_async(free, 30, "the lock to be free for members of kiel")
+
+
+async def test_a_member_leaves_while_another_client_has_kiels_lock(bench: Bench) -> None:
+    async with client(bench) as zk:
+        await zk.connect()
+        async with bench.member("a") as a:
+            await bench.settled(a)
+            await zk.create(f"{bench.kiel.lock}/0123__lock__", ephemeral=True, sequence=True)
+            bench.topics.change(t=8)
+
+            async def waits() -> bool:
+                return len(await zk.get_children(bench.kiel.lock)) == 2
+
+            await wait_until_async(waits, 30, "a to wait for the lock")
+            await asyncio.wait_for(a.membership.leave(), 30)
+        await zk.close()
+
+
+@pytest.mark.parametrize("outage", ["at the release", "at the opening", "during the copy"])
+async def test_a_group_moves_on_after_an_outage(bench: Bench, outage: str) -> None:
+    async with client(bench) as one, client(bench) as two, bench.member("a", one) as a, bench.member("b", two) as b:
+        await bench.settled(a, b)
+        happened = asyncio.Event()
+
+        def cut_off(zk: LossyZooKeeper) -> Any:
+            async def cut() -> None:
+                if not happened.is_set():
+                    happened.set()
+                    zk.proxy.drop()
+                    zk.proxy.reset()
+                    await wait_until_async(lambda: zk.state is not SessionState.CONNECTED, 30, "the outage")
+                    asyncio.get_running_loop().call_later(1.0, zk.proxy.heal)
+
+            return cut
+
+        if outage == "during the copy":
+            a.while_copying, b.while_copying = cut_off(one), cut_off(two)
+        elif outage == "at the opening":
+            happened = one.lose("create", bench.kiel.opening)
+            # b copies nothing, so a does
+            b.while_copying = _refused
+        else:
+            happened = one.lose("delete", bench.members_path, executed=False)
+            one.lose("delete", bench.members_path, executed=False)
+        await adopt(one.observer, bench.group, "/allocator", 40.0, lambda line: None)
+        await bench.settled(a, b)
+        assert happened.is_set()
+
+
+async def _refused() -> None:
+    raise BrokersUnavailable("this member does not reach Kafka")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Optional
 
@@ -93,12 +94,16 @@ def copy_command(
 
     Refused while either group has members, of whatever kind: --zookeeper names every ensemble in which some may be.
     What stood before is written to a file first, and `allocator offsets restore` puts it back.
+
+    Environment variables override --config. They do not apply to --to-config and --to-brokers.
     """
     same = to_config is None and to_brokers is None
-    places = (
-        _place(source, config, brokers, storage, zookeepers, root),
-        _place(target, *((config, brokers) if same else (to_config, to_brokers)), to_storage, zookeepers, root),
-    )
+    source_place = _place(source, config, brokers, storage, zookeepers, root)
+    if same:
+        target_place = _place(target, config, brokers, to_storage, zookeepers, root)
+    else:
+        target_place = _place(target, to_config, to_brokers, to_storage, zookeepers, root, environ={})
+    places = source_place, target_place
     options: dict[str, Any] = {"by": by, "topics": topics, "mirror": mirror}
     file = Path(restore_file or f"offsets-{target}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}.json")
     with progress("reading", quiet) as meter:
@@ -112,7 +117,9 @@ def copy_command(
         print_json({**plan.to_json(), "executed": execute, "restore": str(file) if execute else None})
         return
     out = console()
-    heading = f"{source} ({storage}) to {target} ({to_storage}), by {by}"
+    heading = (
+        f"{source} ({storage}) on {source_place.brokers} to {target} ({to_storage}) on {target_place.brokers}, by {by}"
+    )
     out.print(heading, markup=False)
     out.print(copy_table(plan))
     if execute:
@@ -152,8 +159,9 @@ def _place(
     storage: str,
     zookeepers: tuple[str, ...],
     root: Optional[str],
+    environ: Optional[Mapping[str, str]] = None,
 ) -> OffsetStore:
-    access = Access.of(config, root=root, brokers=brokers)
+    access = Access.of(config, root=root, brokers=brokers, environ=environ)
     servers = access.need_brokers()
     hosts = [each for each in zookeepers if each != NOWHERE]
     hosts += [] if access.zookeeper is None else [access.zookeeper]

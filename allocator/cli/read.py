@@ -80,14 +80,18 @@ class Access:
         root: Optional[str] = None,
         brokers: Optional[str] = None,
         timeout_s: float = 10.0,
+        environ: Optional[Mapping[str, str]] = None,
     ) -> Access:
-        """The given addresses, and what is missing from the settings file `config`."""
+        """The given addresses, and what is missing from the settings file `config`.
+
+        `environ` replaces the environment, whose variables override the file.
+        """
         nowhere = zookeeper == NOWHERE
         if nowhere:
             zookeeper = None
         if config is None:
             return cls(zookeeper, root or DEFAULT["root"], None, brokers, None, timeout_s, nowhere=nowhere)
-        settings = load(config)
+        settings = load(config, environ)
         return cls(
             None if nowhere else zookeeper or settings.zookeeper.hosts,
             root or settings.zookeeper.root,

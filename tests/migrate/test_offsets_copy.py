@@ -206,6 +206,29 @@ def test_the_command_shows_first_and_then_does_it(
     assert (wrong.exit_code, "no topic 'no-such-topic'" in wrong.stderr) == (1, True)
 
 
+def test_the_environment_of_the_source_does_not_apply_to_the_target(
+    new: LocalCluster, topic_factory: Callable[..., str], group: str, tmp_path: Path
+) -> None:
+    topic, target = topic_factory(1, 1, None, new), f"{group}-2"
+    asyncio.run(filled(new, topic, 10))
+    asyncio.run(commit(new, group, {TopicPartition(topic, 0): 4}))
+    config = tmp_path / "target.toml"
+    config.write_text(
+        f'[kafka]\nbrokers = ["127.0.0.1:1"]\n[group]\nname = "{target}"\ntopics = ["{topic}"]\n'
+        '[zookeeper]\nhosts = "127.0.0.1:1"\n[handler]\ntarget = "a:b"\n'
+    )
+    environment = {
+        "ALLOCATOR_KAFKA_BROKERS": new.bootstrap,
+        "ALLOCATOR_KAFKA_SECURITY_PROTOCOL": "PLAINTEXT",
+        "ALLOCATOR_ZOOKEEPER_HOSTS": new.zookeeper,
+    }
+    command = ["offsets", "copy", group, target, "--to-config", str(config), "--restore-file", str(tmp_path / "x.json")]
+    done = CliRunner().invoke(main, [*command, "--execute"], env=environment)
+    assert done.exit_code == 1
+    assert "127.0.0.1:1" in done.stderr
+    assert asyncio.run(committed(new, target, topic)) == {}
+
+
 async def test_offsets_of_a_topic_that_was_created_again_are_neither_copied_nor_put_back(
     new: LocalCluster, topic_factory: Callable[..., str], group: str, tmp_path: Path
 ) -> None:

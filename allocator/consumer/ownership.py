@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Set
-from typing import Any, Protocol
+from typing import Any, Optional, Protocol
 
 from allocator.errors import AllocatorError, NoOffsetsError
 from allocator.measures import Measures
@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 
 
 CommittedOffsets = Mapping[TopicPartition, OffsetAndMetadata]
+Epochs = Mapping[TopicPartition, Optional[int]]
 
 PATIENCE_S = 10.0  # between two warnings that a handler delays a rebalance
 
@@ -212,7 +213,7 @@ class Ownership:
         if self._began is not None:
             self._began(partitions)
         # before the listener is called, because it may ask for positions
-        self._tasks.start(self._find_positions(partitions, self._take_early(partitions)), "positions")
+        self._tasks.start(self._find_positions(self._epochs(partitions), self._take_early(partitions)), "positions")
         self._opening += 1
 
     async def _tell_assigned(self, partitions: Partitions) -> None:
@@ -291,21 +292,22 @@ class Ownership:
         # a new assignment makes them fetchable again, and those still draining must not be
         self._state.mark_pending_revocation(self._draining)
 
-    async def _find_positions(
-        self, partitions: Partitions, early: asyncio.Task[CommittedOffsets | None] | None = None
-    ) -> None:
+    async def _find_positions(self, epochs: Epochs, early: asyncio.Task[CommittedOffsets | None] | None = None) -> None:
         """Seeks to what the group has committed, or asks for a reset; repeats until the coordinator has answered.
+
+        `epochs`: the partitions and their epochs when this member got them. Once a partition has another epoch, its
+        answer is ignored: it left and came back, and another member may have committed since.
 
         `early`: a look-up that has begun already.
         """
         found = None if early is None else await early
         if found is not None:
-            for partition in self._missing(partitions):
+            for partition in self._missing(epochs):
                 self._begin(partition, found.get(partition))
             self._fetcher.wake()
             return
         while True:
-            missing = self._missing(partitions)
+            missing = self._missing(epochs)
             if not missing:
                 return
             try:
@@ -316,7 +318,8 @@ class Ownership:
                 if named and named != missing:
                     # one response covers all partitions: without this the others would wait until the cause of these
                     # few is removed
-                    await asyncio.gather(self._find_positions(named), self._find_positions(missing - named))
+                    each = ({p: epochs[p] for p in part} for part in (named, missing - named))
+                    await asyncio.gather(*map(self._find_positions, each))
                     return
                 if error.retriable:
                     log.warning("committed offsets of %d partitions are not known yet: %s", len(missing), error)
@@ -324,7 +327,7 @@ class Ownership:
                     await self._tell(error)
                 await asyncio.sleep(self._retry_backoff_s)
                 continue
-            for partition in self._missing(partitions):
+            for partition in self._missing(epochs):
                 if partition in stored:
                     # the database has the effects up to the sink's offset, whatever position was reached or committed
                     # in Kafka
@@ -352,8 +355,12 @@ class Ownership:
         except NoOffsetsError as error:
             self.failed(error)
 
-    def _missing(self, partitions: Partitions) -> Partitions:
-        return partitions & frozenset(self._state.missing_fetch_positions())
+    def _epochs(self, partitions: Partitions) -> Epochs:
+        return {partition: self._state.epoch(partition) for partition in partitions}
+
+    def _missing(self, epochs: Epochs) -> Partitions:
+        missing = self._state.missing_fetch_positions()
+        return frozenset(p for p, epoch in epochs.items() if p in missing and self._state.epoch(p) == epoch)
 
 
 async def tell(listener: Any, event: RebalanceEvent, partitions: Partitions) -> None:

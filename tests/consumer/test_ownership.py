@@ -71,6 +71,12 @@ def position(state: SubscriptionState) -> int | None:
     return None if found is None else int(found.offset)
 
 
+async def settle() -> None:
+    """Lets every task run that can."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
 def passing() -> AllocatorError:
     error = NoOffsetsError("loading")
     error.retriable = True
@@ -115,6 +121,34 @@ async def test_an_early_look_up_that_failed_or_was_for_another_claim_does_not_co
         await owner.assigned(frozenset({PARTITION}))
         await wait_until_async(lambda: position(state) == 8, 30, "the position")
         assert owner.take_error() is None
+
+
+@pytest.mark.parametrize("early", [True, False])
+async def test_a_look_up_of_an_earlier_ownership_sets_no_position(early: bool) -> None:
+    answers: list[asyncio.Future[int]] = []
+
+    async def committed(partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, OffsetAndMetadata]:
+        answers.append(asyncio.get_running_loop().create_future())
+        return dict.fromkeys(partitions, OffsetAndMetadata(await answers[-1], "", -1))
+
+    state = SubscriptionState("earliest")
+    state.subscribe(["t"])
+    owner = ownership(state, committed)  # type: ignore[arg-type]
+    async with background() as tasks:
+        owner.start(tasks)
+        if early:
+            owner.expect(frozenset({PARTITION}), True)
+        await owner.assigned(frozenset({PARTITION}))
+        await wait_until_async(lambda: len(answers) == 1, 30, "the look-up")
+        await owner.lost(frozenset({PARTITION}))
+        # another member commits 50 before the partition returns
+        await owner.assigned(frozenset({PARTITION}))
+        answers[0].set_result(10)
+        await wait_until_async(lambda: len(answers) == 2, 30, "a look-up of its own")
+        await settle()
+        assert position(state) is None
+        answers[1].set_result(50)
+        await wait_until_async(lambda: position(state) == 50, 30, "the position")
 
 
 async def test_offsets_are_not_looked_up_before_the_former_owner_has_released() -> None:

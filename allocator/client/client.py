@@ -181,8 +181,8 @@ class KafkaClient:
 
     @property
     def broker_version(self) -> tuple[int, ...]:
-        """The version of the first broker reached, as precisely as its protocol shows: (0, 8, 2), (0, 9), (3, 9), ...;
-        () before."""
+        """The oldest version among the connected brokers, as precisely as their protocol shows: (0, 8, 2), (0, 9),
+        (3, 9), ...; () before the first one was reached."""
         return self._pool.broker_version if self._pool is not None else ()
 
     def api_version(self, request_class: Any) -> int | None:
@@ -332,8 +332,8 @@ class KafkaClient:
 
     async def _ask_metadata(self, key: Any, topics: Iterable[str] | None, timeout_s: float) -> None:
         """One request to one broker; raises kafka-python's errors."""
-        deadline = time.monotonic() + timeout_s
-        await self._live().connected(key, deadline)
+        await self._live().connected(key, time.monotonic() + timeout_s)
+        deadline = time.monotonic() + timeout_s  # anew: a slow broker may need most of the time to connect
         version = self.api_version(MetadataRequest)
         wanted = None if self._followed is None else self._followed.union(topics or (), self._beside)
         # By name, an older broker creates a missing topic, if auto.create.topics.enable is set. A request for all
@@ -367,7 +367,8 @@ class KafkaClient:
 
         Connects first if necessary. Negotiates the version unless the request has one. Raises `BrokerError`. The error
         is retriable if the connection failed or ended, or if no response came within `timeout_s` (default
-        `request_timeout_s`); a timeout also ends the connection. It is not retriable if the broker lacks the request.
+        `request_timeout_s`); a timeout also ends a connection that was silent for so long. It is not retriable if the
+        broker lacks the request.
         If the caller is cancelled, the connection remains usable.
         """
         deadline = time.monotonic() + (self.request_timeout_s if timeout_s is None else timeout_s)
@@ -413,18 +414,25 @@ class KafkaClient:
         return Closed("this Kafka client was closed") if self._closed else broker_error(error, self._where(node_id))
 
     async def _exchange(self, key: Any, request: Any, deadline: float) -> Any:
-        """Like `send`, but raises kafka-python's errors. Without a response by `deadline` the connection ends."""
+        """Like `send`, but raises kafka-python's errors."""
         pool = self._live()
         key = pool.key(key, request.API_KEY)
         connection = pool.ready(key)
         if connection is not None:
             return await connection.ask(request, deadline)
+        patience_s = time_left(deadline)
         connection = await pool.connected(key, deadline)
         while connection.throttled_until > time.monotonic() and not connection.closed:
             await asyncio.sleep(min(deadline, connection.throttled_until) - time.monotonic())
             time_left(deadline)
         await connection.drained()
-        return await connection.ask(request, deadline)
+        # A slow broker may need most of the time to connect. Its connection must outlive this request, or no request
+        # would ever be answered.
+        left_s = time_left(deadline)
+        try:
+            return await within(connection.ask(request, time.monotonic() + patience_s), left_s)
+        except asyncio.TimeoutError:
+            raise kafka_errors.RequestTimedOutError(f"Request timed out after {left_s * 1000:.0f} ms") from None
 
     async def send_any(self, request: Any, timeout_s: float | None = None) -> Any:
         """Send to the least busy broker. If that broker is unreachable, send to the next one."""

@@ -27,8 +27,9 @@ from kafka.protocol.metadata import ApiVersionsRequest
 from kafka.protocol.sasl import SaslAuthenticateRequest, SaslBytesRequest, SaslHandshakeRequest
 
 from allocator import __version__
-from allocator.client.frames import FrameProtocol, read_response
+from allocator.client.frames import FrameProtocol, correlation_id, read_response
 from allocator.client.metadata import Broker
+from allocator.client.old_brokers import AnyVersionRequest, is_old, known_to_0_9
 from allocator.foreign import os_cause, shown
 from allocator.tasks import LATE_S, within
 
@@ -40,6 +41,9 @@ SOCKET_OPTIONS: Final = ((socket.IPPROTO_TCP, socket.TCP_NODELAY, 1), (socket.SO
 UNSUPPORTED_VERSION: Final = 35
 CLIENT_THROTTLES: Final = (2, 0)  # older brokers delay the response instead (KIP-219)
 SHORTEST_LIFETIME_S: Final = 1.0  # minimum lifetime of an authentication
+# Higher: connecting to 0.9 takes longer; lower: a slow newer broker gets more requests that it need not answer
+SILENCE_S: Final = 0.5
+VERSION_0_9: Final = BrokerVersionData((0, 9))
 
 
 @dataclass(frozen=True)
@@ -62,14 +66,16 @@ Done = Callable[[Any, Optional[Exception]], None]
 
 
 class _Pending:
-    """A request that waits for its response, or to be sent."""
+    """A request that waits for its response, or to be sent. A broker of 0.9 may leave out a `skippable` one."""
 
-    __slots__ = ("deadline", "done", "ended", "request", "sent_at")
+    __slots__ = ("correlation_id", "deadline", "done", "ended", "request", "sent_at", "skippable")
 
-    def __init__(self, request: Any, deadline: float, done: Done) -> None:
+    def __init__(self, request: Any, deadline: float, done: Done, skippable: bool = False) -> None:
         self.request = request
         self.deadline = deadline
         self.done = done
+        self.skippable = skippable
+        self.correlation_id = 0
         self.sent_at = 0.0
         self.ended: asyncio.Future[None] | None = None
 
@@ -83,9 +89,10 @@ class _Pending:
 class BrokerConnection(FrameProtocol):
     """Requests to one broker, whose responses come in the order of the requests.
 
-    `versions` are the API versions of the broker, if known; otherwise the connection asks for them. `ready` completes
-    when the connection takes requests, or with the error that prevented it. `on_end` is called once: with the error
-    that ended the connection, or None after `close`.
+    `versions` are the API versions that the broker had before, if known. The connection finds them out anew, and gets
+    not ready if it expected a broker before 0.10 and a newer one answers. `ready` completes when the connection takes
+    requests, or with the error that prevented it. `on_end` is called once: with the error that ended the connection, or
+    None after `close`.
     """
 
     def __init__(
@@ -109,7 +116,7 @@ class BrokerConnection(FrameProtocol):
         self.throttled_until = 0.0
         """The broker reads nothing from this client before this time (KIP-219), on the clock of `time.monotonic()`."""
         self._loop = loop
-        self._broker = broker
+        self.broker = broker
         self._settings = settings
         self._on_end = on_end
         self._transport: asyncio.Transport | None = None
@@ -132,12 +139,11 @@ class BrokerConnection(FrameProtocol):
 
     @property
     def address(self) -> str:
-        return f"{self._broker.host}:{self._broker.port}"
+        return f"{self.broker.host}:{self.broker.port}"
 
     @property
-    def unanswered(self) -> bool:
-        """The client sent a request, and no response has arrived so far."""
-        return self._sent_bytes > 0 and self.received_bytes == 0
+    def where(self) -> tuple[str, int]:
+        return self.broker.host, self.broker.port
 
     @property
     def in_flight(self) -> int:
@@ -158,16 +164,15 @@ class BrokerConnection(FrameProtocol):
     # -- open and close -------------------------------------------------------------------------------------------
 
     def open(self, timeout_s: float) -> None:
-        """Begin to connect; `ready` tells the result."""
+        """Begin to connect; `ready` tells the result. Each step, up to a response, may take `timeout_s`."""
         self._task = self._loop.create_task(self._open(timeout_s))
 
     async def _open(self, timeout_s: float) -> None:
-        deadline = time.monotonic() + timeout_s
         try:
             await self._connect(timeout_s)
-            await self._find_versions(deadline)
+            await self._find_versions(timeout_s)
             if self._settings.sasl_enabled:
-                await self._authenticate(deadline)
+                await self._authenticate(timeout_s)
         except Exception as exc:  # noqa: BLE001 - the caller that awaits `ready` gets it
             self.abort(exc)
             return
@@ -187,7 +192,7 @@ class BrokerConnection(FrameProtocol):
             raise kafka_errors.KafkaConnectionError(f"{self.address}: {os_cause(exc) or ended}") from exc
 
     async def _open_socket(self, deadline: float) -> None:
-        host, port = self._broker.host, self._broker.port
+        host, port = self.broker.host, self.broker.port
         tls, proxy_url = self._settings.tls, self._settings.security.get("proxy_url")
         server_hostname = host.rstrip(".") if tls is not None else None
         if proxy_url is None:
@@ -279,6 +284,7 @@ class BrokerConnection(FrameProtocol):
         if pending.deadline <= now:
             raise kafka_errors.KafkaTimeoutError("no time left")
         self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
+        pending.correlation_id = self._correlation_id
         request.with_header(correlation_id=self._correlation_id, client_id=self._settings.client_id)
         data = request.encode(framed=True, header=True)
         self.last_activity = pending.sent_at = now
@@ -329,10 +335,10 @@ class BrokerConnection(FrameProtocol):
         else:
             self.abort(kafka_errors.RequestTimedOutError(f"Request timed out after {waited_s * 1000:.0f} ms"))
 
-    async def _ask(self, request: Any, deadline: float) -> Any:
-        """Sends the connection's own requests (versions, authentication)."""
+    async def _ask(self, request: Any, timeout_s: float) -> Any:
+        """Sends the connection's own requests for authentication."""
         response: asyncio.Future[Any] = self._loop.create_future()
-        self._send(_Pending(request, deadline, partial(_settle, response)))
+        self._send(_Pending(request, time.monotonic() + timeout_s, partial(_settle, response)))
         return await response
 
     def frame_received(self, frame: memoryview) -> bool:
@@ -342,6 +348,9 @@ class BrokerConnection(FrameProtocol):
         if not self._in_flight:
             raise kafka_errors.CorrelationIdError("a response to no request")
         pending = self._in_flight[0]
+        while pending.skippable and len(self._in_flight) > 1 and pending.correlation_id != correlation_id(frame):
+            self._end(self._in_flight.popleft(), None, _SkippedError())
+            pending = self._in_flight[0]
         response = read_response(pending.request.header, frame)
         self._in_flight.popleft()
         throttled_ms = getattr(response, "throttle_time_ms", 0)
@@ -353,13 +362,13 @@ class BrokerConnection(FrameProtocol):
     def stream_failed(self, error: Exception) -> None:
         if not isinstance(error, kafka_errors.KafkaError):
             log.error("%s: cannot decode what the broker sent", self, exc_info=error)
-            error = kafka_errors.KafkaProtocolError(f"cannot decode what {self._broker.host} sent: {shown(error)}")
+            error = kafka_errors.KafkaProtocolError(f"cannot decode what {self.broker.host} sent: {shown(error)}")
         self.abort(error)
 
     def _throttle(self, milliseconds: int) -> None:
         if self.versions is not None and self.versions.broker_version >= CLIENT_THROTTLES:
             self.throttled_until = max(self.throttled_until, time.monotonic() + milliseconds / 1000)
-        log.warning("broker %s at %s throttles this client for %d ms", self._broker.node_id, self.address, milliseconds)
+        log.warning("broker %s at %s throttles this client for %d ms", self.broker.node_id, self.address, milliseconds)
 
     async def drained(self) -> None:
         """Wait while asyncio buffers more unsent bytes than its high-water mark, and while earlier callers wait.
@@ -379,48 +388,73 @@ class BrokerConnection(FrameProtocol):
 
     # -- versions and SASL ----------------------------------------------------------------------------------------
 
-    async def _find_versions(self, deadline: float) -> None:
-        """Ask for the broker's versions. A known version stays, even if the broker supports a newer one."""
-        version = ApiVersionsRequest.max_version
-        if self.versions is not None:
-            try:
-                version = self.versions.api_version(ApiVersionsRequest)
-            except kafka_errors.IncompatibleBrokerVersion:
-                return  # 0.8 and 0.9 close the connection on this request
+    async def _find_versions(self, timeout_s: float) -> None:
+        """Sets `versions` to those of the broker. Closes the connection if an old broker was expected and is none."""
+        if self.versions is not None and is_old(self.versions):
+            # not ApiVersions: 0.8 would close the connection, and 0.9 would lose requests of other clients
+            await self._ask_skippable(AnyVersionRequest(), AnyVersionRequest, timeout_s)
+            return
+        # a broker that answered ApiVersions before is not sent a request that it need not answer
+        known = self.versions
+        behind = known_to_0_9 if known is None else None
+        version = ApiVersionsRequest.max_version if known is None else known.api_version(ApiVersionsRequest)
         while True:
             request = ApiVersionsRequest(
                 version=version, client_software_name="allocator", client_software_version=__version__
             )
-            response = await self._ask(request, deadline)
+            response = await self._ask_skippable(request, behind, timeout_s)
+            if response is None:
+                self.versions = VERSION_0_9
+                return
             if response.error_code != UNSUPPORTED_VERSION or version == 0:
                 break
-            known = (key.max_version for key in response.api_keys if key.api_key == ApiVersionsRequest.API_KEY)
-            version = max(0, min(version - 1, next(known, 0)))
+            newest = (key.max_version for key in response.api_keys if key.api_key == ApiVersionsRequest.API_KEY)
+            version = max(0, min(version - 1, next(newest, 0)))
         if response.error_code:
             raise kafka_errors.for_code(response.error_code)()
-        found = BrokerVersionData(
+        self.versions = BrokerVersionData(
             api_versions={key.api_key: (key.min_version, key.max_version) for key in response.api_keys}
         )
-        if self.versions is None or found < self.versions:
-            self.versions = found
-            self._api_versions.clear()
 
-    async def _authenticate(self, deadline: float) -> None:
+    async def _ask_skippable(self, request: Any, behind: Callable[[], Any] | None, timeout_s: float) -> Any:
+        """The response to `request`, or None if the broker answers a request behind it and not this one.
+
+        While the broker is silent, requests that `behind` makes follow. Before SASL authentication none may.
+        """
+        deadline = time.monotonic() + timeout_s
+        response: asyncio.Future[Any] = self._loop.create_future()
+        self._send(_Pending(request, deadline, partial(_settle, response), skippable=True))
+        pause_s = SILENCE_S
+        try:
+            while behind is not None and not self._settings.sasl_enabled and not response.done():
+                await asyncio.wait({response}, timeout=pause_s)
+                if not response.done():
+                    self._send(_Pending(behind(), deadline, _ignore, skippable=True))
+                    pause_s *= 2
+            return await response
+        except _SkippedError:
+            return None
+        finally:
+            if response.done() and not response.cancelled():
+                response.exception()  # marks it as retrieved: this task may have been cancelled
+
+    async def _authenticate(self, timeout_s: float) -> None:
         security = self._settings.security
         name = security["sasl_mechanism"]
-        handshake = await self._ask(SaslHandshakeRequest(mechanism=name, max_version=1), deadline)
+        handshake = await self._ask(SaslHandshakeRequest(mechanism=name, max_version=1), timeout_s)
         if handshake.error_code:
             raise kafka_errors.for_code(handshake.error_code)()
         if name not in handshake.mechanisms:
             raise kafka_errors.UnsupportedSaslMechanismError(
                 f"the broker does not support the SASL mechanism {name}; it supports {handshake.mechanisms}"
             )
-        mechanism = get_sasl_mechanism(name)(host=self._broker.host, **_sasl_settings(security))
+        mechanism = get_sasl_mechanism(name)(host=self.broker.host, **_sasl_settings(security))
         framed = handshake.API_VERSION >= 1  # with version 0, the tokens have no request around them
         lifetime_ms = 0
         while not mechanism.is_done():
             token = mechanism.auth_bytes()
-            response = await self._ask(SaslAuthenticateRequest(token) if framed else SaslBytesRequest(token), deadline)
+            request = SaslAuthenticateRequest(token) if framed else SaslBytesRequest(token)
+            response = await self._ask(request, timeout_s)
             if response.error_code:
                 kind = kafka_errors.for_code(response.error_code).__name__
                 raise kafka_errors.SaslAuthenticationFailedError(f"{kind}: {response.error_message}")
@@ -446,7 +480,7 @@ class BrokerConnection(FrameProtocol):
             waits = [pending.until_end() for pending in self._in_flight]
             if waits:
                 await asyncio.wait(waits)
-            await self._authenticate(time.monotonic() + self._settings.request_timeout_s)
+            await self._authenticate(self._settings.request_timeout_s)
         except Exception as exc:  # noqa: BLE001 - it ends the connection; the next one reports it if it goes on
             if not self.closed:
                 log.warning("%s: SASL re-authentication failed: %s", self.address, exc)
@@ -471,7 +505,7 @@ class BrokerConnection(FrameProtocol):
         if not self.socket_closed.done():
             self.socket_closed.set_result(None)
         self.resume_writing()
-        self.hung_up = self.unanswered
+        self.hung_up = self._sent_bytes > 0 and self.received_bytes == 0
         cause = "the broker closed the connection" if exc is None else str(exc)
         self._finish(kafka_errors.KafkaConnectionError(f"{self.address}: {cause}"))
 
@@ -482,6 +516,10 @@ class BrokerConnection(FrameProtocol):
         if self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
         self._drained = None
+
+
+class _SkippedError(Exception):
+    """The broker answered a later request and not this one."""
 
 
 class _SocketWaits:
@@ -522,6 +560,10 @@ def _settle(future: asyncio.Future[Any], response: Any, error: Exception | None)
         future.set_result(response)
     else:
         future.set_exception(error)
+
+
+def _ignore(response: Any, error: Exception | None) -> None:
+    pass
 
 
 def _fail(future: asyncio.Future[Any], error: Exception) -> None:

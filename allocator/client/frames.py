@@ -11,7 +11,7 @@ import kafka.errors as kafka_errors
 
 from allocator.client import fetch_messages, offset_commit
 
-__all__ = ["FrameProtocol", "read_response"]
+__all__ = ["FrameProtocol", "correlation_id", "read_response"]
 
 # api key -> reader of its responses; kafka-python reads all other responses
 READERS: Final = {1: fetch_messages.read_response, offset_commit.API_KEY: offset_commit.read_response}
@@ -84,6 +84,11 @@ class FrameProtocol(asyncio.BufferedProtocol):
         elif pos and left:
             self._buffer[:left] = bytes(self._buffer[pos : self._filled])
         self._filled = left
+
+
+def correlation_id(frame: memoryview) -> int:
+    """The id of the request that `frame` responds to; -1 if the frame is too short to have one."""
+    return int.from_bytes(frame[:4], "big", signed=True) if len(frame) >= 4 else -1
 
 
 def read_response(header: Any, frame: memoryview) -> Any:

@@ -1,79 +1,80 @@
-"""Detects the version of a broker before 0.10, which does not answer ApiVersions.
+"""Recognizes brokers before 0.10, which do not know ApiVersions, by evidence that no delay can produce.
 
-If 0.8 does not know a request, it closes the connection; 0.9 does not respond. A broker that stops at that moment
-behaves in the same way, and so does a proxy without a broker. So a refusal counts only between two responses: the
-broker responded before and after it.
+- A broker before 0.10 ignores the version of a ListOffsets request. So it answers `AnyVersionRequest`, whose version no
+  broker has; a newer broker closes the connection.
+- 0.9 leaves out ApiVersions and answers the next request on the same connection. A newer broker answers in order.
+- 0.8 closes the connection on a request that it does not know.
+
+Silence and a closed connection prove nothing: a broker may be slow, or stop at that moment.
 """
 
 from __future__ import annotations
 
-import logging
+import struct
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-import kafka.errors as kafka_errors
 from kafka.protocol.admin import ListGroupsRequest
-from kafka.protocol.consumer import OffsetFetchRequest
-from kafka.protocol.metadata import ApiVersionsRequest, FindCoordinatorRequest, MetadataRequest
+from kafka.protocol.broker_version_data import BrokerVersionData
+from kafka.protocol.consumer import ListOffsetsRequest, OffsetFetchRequest
+from kafka.protocol.metadata import FindCoordinatorRequest
 
-from allocator.client.errors import describe
+__all__ = ["AnyVersionRequest", "is_old", "known_to_0_9", "version_of_0_8"]
 
-__all__ = ["SILENCE_S", "old_version"]
-
-log = logging.getLogger(__name__)
-
-# more: connecting to 0.9 takes longer; less: a slow newer broker is probed without need
-SILENCE_S: Final = 0.5
+HAS_API_VERSIONS: Final = (0, 10)
+NO_VERSION: Final = 0x7FFF
 GROUP: Final = "allocator-version-probe"
+TRIES: Final = 2
 
 
-def _probes() -> tuple[tuple[tuple[int, ...], Any], ...]:
-    """Probes from the newest version down: the first probe that a broker answers shows its version."""
-    return (
-        ((0, 9), ListGroupsRequest[0]()),
-        # makes 0.8.2 create its offsets topic, as the first consumer does
-        ((0, 8, 2), FindCoordinatorRequest[0](GROUP)),
-        ((0, 8, 1), OffsetFetchRequest[0](GROUP, [])),
-    )
+def is_old(versions: BrokerVersionData) -> bool:
+    """Whether a broker with these versions does not know ApiVersions."""
+    return bool(versions.broker_version < HAS_API_VERSIONS)
 
 
-async def old_version(where: str, ask: Callable[[Any, float], Awaitable[Any]], timeout_s: float) -> tuple[int, ...]:
-    """The version of a broker that did not answer ApiVersions: (0, 9), (0, 8, 2), (0, 8, 1) or (0, 8, 0).
+class AnyVersionRequest:
+    """A ListOffsets request about no partition, in a version that no broker has."""
 
-    `where` is its address. `ask(request, timeout_s)` sends a request first thing on a new connection. Raises an error
-    of kafka-python's if the version cannot be found: the broker is down, starting, or no Kafka broker.
-    """
-    closed = ""  # how the broker ended the last connection; only TLS shows this
+    API_KEY = ListOffsetsRequest.API_KEY
+    API_VERSION = NO_VERSION
 
-    async def answers(request: Any) -> bool:
-        nonlocal closed
-        try:
-            await ask(request, timeout_s)
-        except kafka_errors.CorrelationIdError:
-            return True  # 0.8.2 answers the first FindCoordinator with correlation id 0
-        except kafka_errors.KafkaConnectionError as error:
-            closed = describe(error) if "SSL" in str(error) else ""
-            return False
+    def __init__(self) -> None:
+        self._request = ListOffsetsRequest[0](replica_id=-1, topics=[])
+
+    @property
+    def header(self) -> Any:
+        return self._request.header
+
+    def with_header(self, correlation_id: int, client_id: str) -> None:
+        self._request.with_header(correlation_id=correlation_id, client_id=client_id)
+
+    def encode(self, framed: bool, header: bool) -> bytearray:
+        data = bytearray(self._request.encode(framed=framed, header=header))
+        struct.pack_into(">h", data, 6, NO_VERSION)  # behind the length of the frame and the API key
+        return data
+
+    def expect_response(self) -> bool:
         return True
 
-    async def alive() -> None:
-        # every broker before 4.0 answers this request; it is not sent to newer ones
-        if not await answers(MetadataRequest[0]([])):
-            raise kafka_errors.KafkaConnectionError(closed or "it closes connections")
 
-    await alive()
-    try:
-        await ask(ApiVersionsRequest[0](), SILENCE_S)
-    except (kafka_errors.KafkaConnectionError, kafka_errors.RequestTimedOutError):
-        pass
-    else:
-        raise kafka_errors.KafkaConnectionError(f"{where} closed the connection")
-    version: tuple[int, ...] = (0, 8, 0)
-    for candidate, request in _probes():
-        await alive()
-        if await answers(request):
-            version = candidate
-            break
-    await alive()
-    log.info("%s is Kafka %s", where, ".".join(map(str, version)))
-    return version
+def known_to_0_9() -> Any:
+    """A request that every broker from 0.9 on answers at once."""
+    return ListGroupsRequest[0]()
+
+
+async def version_of_0_8(answers: Callable[[Any], Awaitable[bool]]) -> tuple[int, ...]:
+    """The version of a broker of 0.8: (0, 8, 2), (0, 8, 1) or (0, 8, 0).
+
+    `answers(request)` sends a request on a connection that has just proved that its broker is older than 0.10. Returns
+    False if the broker closes the connection, and raises an error without that proof.
+    """
+    probes: tuple[tuple[tuple[int, ...], Any, tuple[Any, ...]], ...] = (
+        # makes 0.8.2 create its offsets topic, as the first consumer does
+        ((0, 8, 2), FindCoordinatorRequest[0], (GROUP,)),
+        ((0, 8, 1), OffsetFetchRequest[0], (GROUP, [])),
+    )
+    for version, request_class, fields in probes:
+        for _ in range(TRIES):  # a broker that stops closes the connection as well
+            if await answers(request_class(*fields)):
+                return version
+    return (0, 8, 0)

@@ -17,7 +17,7 @@ from kafka.protocol.broker_version_data import BrokerVersionData
 from allocator.client.connection import BrokerConnection, ConnectionSettings
 from allocator.client.errors import describe
 from allocator.client.metadata import Broker
-from allocator.client.old_brokers import SILENCE_S, old_version
+from allocator.client.old_brokers import is_old, version_of_0_8
 from allocator.errors import ConfigError
 from allocator.names import parse_address
 from allocator.tasks import within
@@ -104,18 +104,17 @@ class ConnectionPool:
         self.directory = directory
         self.settings = settings
         self.versions: BrokerVersionData | None = None
-        """The version of the first broker reached at a bootstrap address."""
-        self.hung_up: set[Hashable] = set()
-        """Keys whose broker closed the connection after the first bytes. Brokers of 0.8 do this on an unknown request.
-        """
+        """The versions of the oldest broker to which a connection is open, or was open last."""
         self._on_loss = on_loss
         self._connections: dict[Hashable, BrokerConnection] = {}
         self._keys: dict[BrokerConnection, Hashable] = {}
         self._all: set[BrokerConnection] = set()  # all connections, including those that are closing
         self._backoff: dict[Hashable, tuple[int, float]] = {}  # number of failures, and the time of the next attempt
         self._failures: dict[Hashable, BaseException] = {}
-        self._assumed: dict[tuple[str, int], BrokerVersionData] = {}
-        self._probing = asyncio.Lock()
+        # What the last connection to an address found. The next one checks it; a failure to connect drops it
+        self._seen: dict[tuple[str, int], BrokerVersionData] = {}
+        self._warned: set[tuple[tuple[str, int], tuple[int, ...]]] = set()
+        self._recognizing: dict[tuple[str, int], asyncio.Task[bool]] = {}
         # caches `api_version`, which each fetch calls
         self._api_versions: dict[Any, int | None] = {}
         self._api_versions_of: Any = None
@@ -128,7 +127,7 @@ class ConnectionPool:
 
     @property
     def broker_version(self) -> tuple[int, ...]:
-        """The version of the first broker reached; () before that."""
+        """The oldest version among the connected brokers; () before the first one was reached."""
         return tuple(self.versions.broker_version) if self.versions is not None else ()
 
     def api_version(self, request_class: Any) -> int | None:
@@ -145,24 +144,43 @@ class ConnectionPool:
             self._api_versions[request_class] = _version(data, request_class)
         return self._api_versions[request_class]
 
-    async def _assume_old(self, broker: Broker, timeout_s: float) -> None:
-        """Detects the version of a broker that does not answer ApiVersions. Later connections skip that request."""
-        where = broker.host, broker.port
-        async with self._probing:  # all requests that wait for this broker share the result
-            if where not in self._assumed:
-                version = await old_version(
-                    f"{broker.host}:{broker.port}", partial(self._ask_blindly, broker), timeout_s
-                )
-                self._assumed[where] = BrokerVersionData(version)
+    def _see(self, where: tuple[str, int], versions: BrokerVersionData) -> None:
+        self._seen[where] = versions
+        version = tuple(versions.broker_version)
+        if is_old(versions) and (where, version) not in self._warned:
+            self._warned.add((where, version))
+            log.warning(
+                "the broker at %s:%d is Kafka %s: its records have no headers, timestamps or transactions",
+                *where,
+                ".".join(map(str, version)),
+            )
 
-    async def _ask_blindly(self, broker: Broker, request: Any, timeout_s: float) -> Any:
-        """Sends `request`, whose version is set, first on a new connection: no ApiVersions, no back-off."""
-        deadline = time.monotonic() + timeout_s
+    async def _recognize(self, broker: Broker) -> bool:
+        """Whether a broker that closed a connection on ApiVersions is one of 0.8. Then later connections expect that.
+
+        Independent of the callers that wait for it, since a slow broker may need more time than each of them has.
+        """
+        try:
+            version = await version_of_0_8(partial(self._answers, broker))
+        except kafka_errors.KafkaError as error:
+            log.debug("%s:%d is not an old broker: %s", broker.host, broker.port, describe(error))
+            return False
+        self._see((broker.host, broker.port), BrokerVersionData(version))
+        return True
+
+    async def _answers(self, broker: Broker, request: Any) -> bool:
+        """Whether `broker`, which must be older than 0.10, answers `request`, whose version is set."""
         connection = self._create(broker, BrokerVersionData((0, 8, 0)), lambda connection, error: None)
         try:
-            connection.open(timeout_s)
+            connection.open(CONNECT_S[0])
             await asyncio.shield(connection.ready)
-            return await connection.ask(request, deadline)
+            try:
+                await connection.ask(request, time.monotonic() + CONNECT_S[0])
+            except kafka_errors.CorrelationIdError:
+                return True  # 0.8.2 answers the first FindCoordinator with correlation id 0
+            except kafka_errors.KafkaConnectionError:
+                return False
+            return True
         finally:
             connection.close()
 
@@ -186,38 +204,22 @@ class ConnectionPool:
         Raises kafka-python's errors. `deadline` is on the clock of `time.monotonic()`.
         """
         connection = self.get(key)
-        probed = False
         while not connection.connected:
             try:
-                if await _ready(connection, SILENCE_S, deadline):
-                    break
-                silent = connection.unanswered
+                # despite pauses of this process: it may be late where the broker is not
+                await within(asyncio.shield(connection.ready), time_left(deadline))
+            except asyncio.TimeoutError:
+                raise kafka_errors.KafkaTimeoutError("no time left") from None
             except kafka_errors.KafkaError:
-                if probed or key not in self.hung_up:
+                recognizing = self._recognizing.get(connection.where)
+                if recognizing is None:
                     raise
-                silent = True
-            broker = self.directory.broker_metadata(key)
-            # SASL exists from 0.10 on
-            if silent and not probed and broker is not None and not self.settings.sasl_enabled:
-                probed = True
-                connection = await self._as_old(key, broker, connection, deadline)
+                await asyncio.wait({recognizing}, timeout=time_left(deadline))
+                if not recognizing.done() or not recognizing.result():
+                    raise
+                self.reset_backoff(key)
+                connection = self.get(key)
         return connection
-
-    async def _as_old(
-        self, key: Hashable, broker: Broker, connection: BrokerConnection, deadline: float
-    ) -> BrokerConnection:
-        """A connection with the version of `broker`, or `connection` itself if the broker is only slow."""
-        try:
-            await self._assume_old(broker, time_left(deadline))
-        except kafka_errors.KafkaError:
-            if connection.closed:
-                raise
-            return connection
-        if connection.connected:
-            return connection
-        connection.close()
-        self.reset_backoff(key)
-        return self.get(key)
 
     def get(self, key: Hashable) -> BrokerConnection:
         """The connection for `key`, which may still be connecting. Raises `NodeNotReadyError` during the back-off."""
@@ -232,12 +234,10 @@ class ConnectionPool:
         broker = self.directory.broker_metadata(key)
         if broker is None:
             raise kafka_errors.UnknownBrokerIdError(key)
-        versions = self._assumed.get((broker.host, broker.port), self.versions)
-        connection = self._create(broker, versions, self._ended)
+        connection = self._create(broker, self._seen.get((broker.host, broker.port)), self._ended)
         self._connections[key] = connection
         self._keys[connection] = key
-        connection.ready.add_done_callback(lambda ready: self._connected(key, broker, connection, ready))
-        self.hung_up.discard(key)
+        connection.ready.add_done_callback(lambda ready: self._connected(key, connection, ready))
         connection.open(self._doubled(CONNECT_S, self._backoff.get(key, (0, 0.0))[0]))
         return connection
 
@@ -268,13 +268,17 @@ class ConnectionPool:
         connection.socket_closed.add_done_callback(lambda _: self._all.discard(connection))
         return connection
 
-    def _connected(self, key: Hashable, broker: Broker, connection: BrokerConnection, ready: Any) -> None:
+    def _connected(self, key: Hashable, connection: BrokerConnection, ready: Any) -> None:
         if ready.cancelled() or ready.exception() is not None:
             return
         self.reset_backoff(key)
         self._failures.pop(key, None)
-        if self.directory.is_bootstrap(key):
-            self.versions = connection.versions
+        assert connection.versions is not None  # it is ready
+        self._see(connection.where, connection.versions)
+        open_ones = (each.versions for each in self._connections.values() if each.connected)
+        oldest = min((versions for versions in open_ones if versions is not None), default=connection.versions)
+        if self.broker_version != tuple(oldest.broker_version):
+            self.versions = oldest
         broker_id = _broker_id(key)
         if broker_id in self._away:
             self._away.discard(broker_id)
@@ -286,11 +290,19 @@ class ConnectionPool:
             del self._connections[key]
         if error is None:
             return
-        if connection.hung_up:
-            self.hung_up.add(key)
         if connection.ready.exception() is not None:
             self._failed(key, connection.address, error)
+            self._doubt(connection)
         self._on_loss()
+
+    def _doubt(self, connection: BrokerConnection) -> None:
+        """Drops what is known of a broker that closed a connection, or may have been replaced."""
+        where = connection.where
+        self._seen.pop(where, None)
+        plain = self.settings.tls is None and not self.settings.sasl_enabled  # brokers of 0.8 know neither
+        running = self._recognizing.get(where)
+        if connection.hung_up and connection.versions is None and plain and (running is None or running.done()):
+            self._recognizing[where] = self._loop.create_task(self._recognize(connection.broker))
 
     def _failed(self, key: Hashable, address: str, error: Exception) -> None:
         failures = self._backoff.get(key, (0, 0.0))[0] + 1
@@ -362,6 +374,8 @@ class ConnectionPool:
             connection.abort(None)
         with contextlib.suppress(asyncio.TimeoutError):  # some TLS peers never answer the closing handshake
             await within(asyncio.gather(*(connection.ended() for connection in closing)), 1.0)
+        if self._recognizing:  # they end with their connections
+            await asyncio.wait(self._recognizing.values())
 
 
 def _broker_id(key: Any) -> Any:
@@ -373,16 +387,6 @@ def _version(data: BrokerVersionData, request: Any) -> int | None:
         return int(data.api_version(request))
     except kafka_errors.IncompatibleBrokerVersion:
         return None
-
-
-async def _ready(connection: BrokerConnection, patience_s: float, deadline: float) -> bool:
-    """False after `patience_s` seconds. Raises KafkaTimeoutError if `deadline` has passed."""
-    try:
-        # after a pause of the process, the patience may be over though the deadline is not
-        await within(asyncio.shield(connection.ready), min(patience_s, time_left(deadline)))
-    except asyncio.TimeoutError:
-        return False
-    return True
 
 
 def time_left(deadline: float) -> float:

@@ -9,6 +9,7 @@ import struct
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from kafka.protocol.admin import ListGroupsRequest, ListGroupsResponse
 from kafka.protocol.consumer import (
     HeartbeatRequest,
     JoinGroupRequest,
@@ -36,6 +37,7 @@ REQUESTS = {
         HeartbeatRequest,
         JoinGroupRequest,
         LeaveGroupRequest,
+        ListGroupsRequest,
         ListOffsetsRequest,
         MetadataRequest,
         OffsetCommitRequest,
@@ -62,6 +64,7 @@ MODERN = {
     36: (0, 2),
 }
 
+NO_VERSION = 0x7FFF
 HANG_UP = object()
 SILENT = object()
 
@@ -70,9 +73,9 @@ Handler = Callable[[Any], Any]
 
 class FakeBroker:
     """Listens on 127.0.0.1. `handlers` maps an API key to a function of the request that returns the response,
-    an awaitable of it, HANG_UP or SILENT. ApiVersions, Metadata and FindCoordinator are answered without one.
+    an awaitable of it, HANG_UP or SILENT. ApiVersions, Metadata, FindCoordinator and ListGroups need none.
 
-    `versions` None: ApiVersions is hung up on, as 0.8 does.
+    `versions` None: a broker of 0.8, which hangs up on ApiVersions and ignores the version of ListOffsets.
     """
 
     def __init__(
@@ -87,6 +90,7 @@ class FakeBroker:
             18: self._api_versions,
             3: self._metadata,
             10: self._find_coordinator,
+            16: self._list_groups,
             **(handlers or {}),
         }
         self.versions = versions
@@ -125,6 +129,11 @@ class FakeBroker:
                     (size,) = struct.unpack(">i", await reader.readexactly(4))
                     data = await reader.readexactly(size)
                     key, version, correlation = struct.unpack_from(">hhi", data)
+                    if version == NO_VERSION:
+                        if self.versions is not None:
+                            return
+                        writer.write(struct.pack(">iii", 8, correlation, 0))
+                        continue
                     request = REQUESTS[key].decode(data, version=version, header=True) if key in REQUESTS else None
                     if request is not None:
                         self.seen.append(request)
@@ -153,6 +162,10 @@ class FakeBroker:
             for k, (low, high) in self.versions.items()
         ]
         return ApiVersionsResponse(error_code=0, api_keys=keys, throttle_time_ms=0, version=request.API_VERSION)
+
+    def _list_groups(self, request: Any) -> Any:
+        # 0.8 does not know it
+        return HANG_UP if self.versions is None else ListGroupsResponse(error_code=0, groups=[], version=0)
 
     def _metadata(self, request: Any) -> Any:
         brokers = [MetadataResponse.MetadataResponseBroker(node_id=1, host=self.host, port=self.port, rack=None)]

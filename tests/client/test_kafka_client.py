@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from fake_broker import HANG_UP, SILENT, FakeBroker
+from kafka.protocol.admin import ListGroupsResponse
 from kafka.protocol.broker_version_data import BrokerVersionData
 from kafka.protocol.consumer import FetchRequest, OffsetFetchRequest, OffsetFetchResponse
 from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
@@ -18,6 +19,9 @@ from allocator.client.client import KafkaClient
 from allocator.errors import BrokerError, BrokersUnavailable, Closed
 from allocator.testing import wait_until_async
 from allocator.types import TopicPartition
+
+# ApiVersions, ListGroups (which 0.9 would answer) and Metadata
+SILENT_BROKER = dict.fromkeys((18, 16, 3), lambda _: SILENT)
 
 
 def find() -> Any:
@@ -44,13 +48,13 @@ async def test_a_name_that_does_not_resolve_is_named() -> None:
 
 
 async def test_a_broker_that_never_answers_is_named() -> None:
-    async with FakeBroker({18: lambda _: SILENT, 3: lambda _: SILENT}) as broker:
+    async with FakeBroker(SILENT_BROKER) as broker:
         with pytest.raises(BrokersUnavailable, match=f"{broker.address} .no answer"):
             await KafkaClient(broker.address).connect(1.5)
 
 
 async def test_a_silent_address_leaves_time_for_the_others() -> None:
-    async with FakeBroker({18: lambda _: SILENT, 3: lambda _: SILENT}) as silent, FakeBroker() as broker:
+    async with FakeBroker(SILENT_BROKER) as silent, FakeBroker() as broker:
         client = KafkaClient([silent.address, broker.address])
         await client.connect(4)
         assert [b.port for b in client.brokers] == [broker.port]
@@ -78,7 +82,7 @@ async def test_connecting_again_after_a_failure_works(unused_port: int) -> None:
 
 async def test_a_cancelled_connect_leaves_nothing_behind() -> None:
     before = len(asyncio.all_tasks())
-    async with FakeBroker({18: lambda _: SILENT, 3: lambda _: SILENT}) as broker:
+    async with FakeBroker(SILENT_BROKER) as broker:
         client = KafkaClient(broker.address)
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(client.connect(30), 0.3)
@@ -100,7 +104,7 @@ async def test_a_client_that_is_not_connected_says_so() -> None:
 
 async def test_a_dying_broker_is_not_taken_for_an_old_one() -> None:
     async with FakeBroker({18: lambda _: HANG_UP, 3: lambda _: HANG_UP}) as broker:
-        with pytest.raises(BrokersUnavailable, match="closes connections"):
+        with pytest.raises(BrokersUnavailable, match="closed the connection"):
             await KafkaClient(broker.address).connect(0.5)
 
 
@@ -110,6 +114,71 @@ async def test_a_broker_that_begins_to_answer_is_not_taken_for_an_old_one() -> N
     broker.handlers[18] = lambda request: HANG_UP if broker.connections < 2 else modern(request)
     async with broker, KafkaClient(broker.address) as client:
         assert client.broker_version >= (0, 10)
+
+
+async def test_a_slow_broker_is_not_taken_for_an_old_one(caplog: pytest.LogCaptureFixture) -> None:
+    broker = FakeBroker()
+
+    def late(answer: Any) -> Any:
+        async def respond(request: Any) -> Any:
+            await asyncio.sleep(1.2)
+            return answer(request)
+
+        return respond
+
+    broker.handlers = {key: late(answer) for key, answer in broker.handlers.items()}
+    async with broker, KafkaClient(broker.address) as client:
+        assert client.broker_version >= (0, 10)
+        assert (await client.send(1, find())).error_code == 0
+        assert " is Kafka " not in caplog.text
+        assert broker.count(18) == 1, "the connection was not given up"
+
+
+def kafka_0_9(list_groups: Any) -> FakeBroker:
+    """Leaves out ApiVersions, and ignores the version of ListOffsets as 0.8 does."""
+    return FakeBroker({18: lambda _: SILENT, 16: list_groups}, versions=None)
+
+
+def no_groups(request: Any) -> Any:
+    return ListGroupsResponse(error_code=0, groups=[], version=request.API_VERSION)
+
+
+async def test_0_9_is_told_by_what_it_answers_instead(caplog: pytest.LogCaptureFixture) -> None:
+    asked: list[Any] = []
+
+    def lost_once(request: Any) -> Any:
+        asked.append(request)
+        return no_groups(request) if len(asked) > 1 else SILENT
+
+    async with kafka_0_9(lost_once) as broker, KafkaClient(broker.address) as client:
+        assert client.broker_version == (0, 9)
+        warnings = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
+        assert [f"{broker.address} is Kafka 0.9: " in text for text in warnings] == [True]
+        await client.prepare(1, FetchRequest)
+        assert broker.count(18) == 1, "a further connection does not disturb other clients of 0.9"
+
+
+@pytest.mark.parametrize("silent", [True, False], ids=["0.9", "0.8"])
+async def test_an_upgraded_broker_is_asked_again(silent: bool, unused_port: int) -> None:
+    old = kafka_0_9(no_groups) if silent else FakeBroker(versions=None)
+    old.port = unused_port
+    async with old:
+        client = KafkaClient(old.address)
+        await client.connect(60)
+        assert client.broker_version < (0, 10)
+        await client.send(1, find())
+    async with FakeBroker(port=unused_port):
+
+        async def modern() -> bool:
+            try:
+                await client.send(1, find(), 30)
+            except BrokerError:
+                return False
+            return client.broker_version >= (0, 10)
+
+        await wait_until_async(modern, 30)
+        assert client.api_version(FetchRequest) == 12
+        await client.close()
 
 
 async def test_0_8_2_is_told_by_what_it_hangs_up_on() -> None:

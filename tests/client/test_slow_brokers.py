@@ -1,0 +1,218 @@
+"""A broker that is far away or slow is the same broker: every client reads through it what it reads at once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+from click.testing import CliRunner
+from confluent_kafka import Producer as RdKafkaProducer
+from mirroring import bare, contents
+from slow_doors import SlowDoors, slow_doors
+
+from allocator.cli import main
+from allocator.client.client import KafkaClient
+from allocator.consumer.consumer import Consumer
+from allocator.migrate.mirror import Mirror
+from allocator.migrate.mirror_settings import MirrorSettings
+from allocator.producer.producer import Producer
+from allocator.testing import LocalCluster, ProducedRecord
+from allocator.types import TopicPartition
+
+pytestmark = [pytest.mark.servers, pytest.mark.deadline(900), pytest.mark.timeout(1200)]
+
+OLDER = ("0.8.1.1", "0.8.2.2", "0.9.0.1", "0.10.2.2", "0.11.0.3", "1.1.1", "2.8.2", "4.1.1")
+# name of the first digits of each
+NAMES = {"0.8.1.1": (0, 8, 1), "0.8.2.2": (0, 8, 2), "0.9.0.1": (0, 9)}
+LONG_DELAYS = [(0.3, "both"), (1.0, "to_client"), (1.5, "both"), (3.0, "to_client"), (3.0, "to_server")]
+
+
+class Filled(NamedTuple):
+    doors: SlowDoors
+    topic: str
+    kafka: str
+
+    @property
+    def version(self) -> tuple[int, ...]:
+        return tuple(map(int, self.kafka.split(".")))
+
+
+@pytest.fixture(scope="module", params=["3.9.1", *(pytest.param(v, marks=pytest.mark.long) for v in OLDER)])
+def filled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Filled]:
+    """A topic with keys, timestamps, headers, a committed and two aborted transactions, as far as its version goes."""
+    with slow_doors(request.param, tmp_path_factory.mktemp("doors")) as doors:
+        it = Filled(doors, "filled", request.param)
+        doors.cluster.create_topic(it.topic, 2)
+        produced = [
+            ProducedRecord(
+                b"k%d" % n,
+                b"value %d" % n,
+                n % 2,
+                1_700_000_000_000 + n,
+                [("n", b"%d" % n), ("none", None)] if it.version >= (0, 11) else [],
+            )
+            for n in range(100)
+        ]
+        doors.cluster.produce(it.topic, produced)
+        if it.version >= (0, 11):
+            transactions(doors.cluster, it.topic)
+        yield it
+
+
+def transactions(cluster: LocalCluster, topic: str) -> None:
+    producer = RdKafkaProducer({"bootstrap.servers": cluster.bootstrap, "transactional.id": "writer", "linger.ms": 0})
+    producer.init_transactions(60)
+    for number, commit in enumerate((False, True, False)):
+        producer.begin_transaction()
+        for n in range(20):
+            value = b"committed" if commit else b"aborted"
+            producer.produce(topic, value, b"%d of %d" % (n, number), partition=n % 2)
+        producer.flush(60)
+        if commit:
+            producer.commit_transaction(60)
+        else:
+            producer.abort_transaction(60)
+
+
+def old_ones(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Brokers that were taken for old ones."""
+    texts = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    return [text for text in texts if " is Kafka 0." in text]
+
+
+async def read(consumer: Consumer, topic: str) -> dict[int, list[Any]]:
+    """Every record from the beginning to the end."""
+    found: dict[int, list[Any]] = {0: [], 1: []}
+    parts = [TopicPartition(topic, n) for n in found]
+    for tp in parts:
+        consumer.seek(tp, 0)
+    ends = await consumer.end_offsets(parts)
+    while [tp for tp in parts if await consumer.position(tp) < ends[tp]]:
+        batch = await consumer.getbatch(5.0)
+        for r in batch or ():
+            found[r.partition].append((r.offset, r.timestamp, r.timestamp_type, r.key, r.value, r.headers))
+    return found
+
+
+def consumer(topic: str, isolation: Any = "read_committed", **where: Any) -> Consumer:
+    return Consumer(
+        group=None,
+        membership="fixed",
+        partitions=[TopicPartition(topic, n) for n in range(2)],
+        isolation_level=isolation,
+        connect_timeout_s=120.0,
+        **where,
+    )
+
+
+async def read_twice(it: Filled, door: str, again: Callable[[], Any]) -> list[Any]:
+    """What a consumer reads over a new connection, and over the ones that replace it after `again`."""
+    async with consumer(it.topic, **it.doors.settings(door)) as reader:
+        first = await read(reader, it.topic)
+        await again()
+        return [first, await read(reader, it.topic)]
+
+
+@pytest.mark.parametrize(
+    ("delay_s", "direction"),
+    [(0.6, "to_client"), *(pytest.param(*each, marks=pytest.mark.long) for each in LONG_DELAYS)],
+)
+async def test_a_slow_broker_is_read_like_a_fast_one(
+    filled: Filled, delay_s: float, direction: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Records, headers, timestamps and aborted ranges, by every door, over the first and the second connections."""
+    doors = filled.doors
+    doors.delay(0.0)
+    async with consumer(filled.topic, **doors.settings("plain")) as reader:
+        expected = await read(reader, filled.topic)
+    values = {row[4] for rows in expected.values() for row in rows}
+    assert b"aborted" not in values
+    if filled.version >= (0, 11):
+        assert b"committed" in values
+        async with consumer(filled.topic, "read_uncommitted", **doors.settings("plain")) as reader:
+            assert b"aborted" in {row[4] for rows in (await read(reader, filled.topic)).values() for row in rows}
+        assert [row[5] for row in expected[0]][:1] == [[("n", b"0"), ("none", None)]]
+    caplog.clear()
+    doors.delay(delay_s, direction)
+    waiting = len(doors.doors)
+    all_wait = asyncio.Event()
+
+    async def again() -> None:
+        """Once all have read."""
+        nonlocal waiting
+        waiting -= 1
+        if not waiting:
+            doors.reset()
+            all_wait.set()
+        await all_wait.wait()
+
+    reads = await asyncio.gather(*(read_twice(filled, door, again) for door in doors.doors))
+    for door, found in zip(doors.doors, reads):
+        assert found == [expected, expected], door
+    name = NAMES.get(filled.kafka)
+    assert {text.partition(" is Kafka ")[2].partition(":")[0] for text in old_ones(caplog)} == (
+        {".".join(map(str, name))} if name else set()
+    )
+
+
+@pytest.mark.parametrize("delay_s", [0.6, pytest.param(3.0, marks=pytest.mark.long)])
+async def test_what_is_written_read_and_mirrored_far_away_is_the_same(
+    filled: Filled,
+    delay_s: float,
+    kafka_cluster: LocalCluster,
+    zk_chroot: str,
+    unique_name: Callable[[], str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The producer, the command line, and a mirror on both sides."""
+    doors, name = filled.doors, unique_name()
+    doors.delay(0.0)
+    doors.cluster.create_topic(name, 2)
+    slow = doors.settings("plain")
+    headers = [("h", b"x"), ("none", None)] if filled.version >= (0, 11) else []
+    doors.delay(delay_s)
+    caplog.clear()
+    async with KafkaClient(slow["brokers"], security=slow["security"]) as client, Producer(client) as producer:
+        for n in range(40):
+            await producer.append(name, b"k", b"%d" % n, headers=headers, partition=n % 2, timestamp=1000 + n)
+        await producer.flush()
+    doors.delay(0.0)
+    async with consumer(name, **slow) as reader:
+        written = await read(reader, name)
+    assert {n: [row[4] for row in written[n]] for n in (0, 1)} == {
+        n: [b"%d" % i for i in range(n, 40, 2)] for n in (0, 1)
+    }
+    assert all(row[5] == headers for rows in written.values() for row in rows)
+    timed = filled.version >= (0, 10)
+    assert [row[1] for row in written[1]] == [1000 + n if timed else -1 for n in range(1, 40, 2)]
+
+    command = ["records", f"{filled.topic}:0", "--brokers", slow["brokers"], "--from", "earliest", "--lines"]
+    command += ["--limit", "500", "--isolation-level", "read_committed", "--timeout", "60"]
+    shown = []
+    for delay in (0.0, delay_s):
+        doors.delay(delay)
+        result = await asyncio.to_thread(CliRunner().invoke, main, command)
+        assert result.exit_code == 0, result.output
+        shown.append([json.loads(line) for line in result.stdout.splitlines()])
+    assert shown[0] == shown[1]
+    assert shown[0]
+
+    there, back = {"new": kafka_cluster.bootstrap, "old": slow["brokers"]}, f"{name}-back"
+    mirror = {"zookeeper": zk_chroot, "replication": 1, "old_zookeeper": doors.cluster.zookeeper}
+    await Mirror(MirrorSettings(**there, topics=[name], group=name, **mirror)).run(until_caught_up=True)
+    doors.delay(0.0)
+    assert bare(await contents(kafka_cluster, name)) == bare(await contents(doors.cluster, name))
+    if filled.version >= (0, 11):
+        await asyncio.to_thread(kafka_cluster.create_topic, back, 2)
+        produced = [ProducedRecord(b"k", b"%d" % n, n % 2, 1000 + n, headers) for n in range(100)]
+        await asyncio.to_thread(kafka_cluster.produce, back, produced)
+        doors.delay(delay_s)
+        here = {"old": kafka_cluster.bootstrap, "new": slow["brokers"]}
+        await Mirror(MirrorSettings(**here, topics=[back], group=back, **mirror)).run(until_caught_up=True)
+        doors.delay(0.0)
+        assert bare(await contents(doors.cluster, back)) == bare(await contents(kafka_cluster, back))
+        assert old_ones(caplog) == []

@@ -18,6 +18,7 @@ from allocator.errors import AllocatorError, ConfigError, NoOffsetsError, NotAss
 from allocator.fetch.batch import Batch
 from allocator.fetch.fetcher import Fetcher
 from allocator.settings import DEFAULT
+from allocator.subscription.loss import listed
 from allocator.subscription.state import SubscriptionState
 from allocator.types import TopicPartition
 
@@ -170,7 +171,7 @@ class SingleConsumer(BaseConsumer):
         self._read_also(partitions)
         for partition, there in found.items():
             if there is not None:
-                self._subscription.seek(partition, there.offset)
+                self._subscription.seek(partition, listed(there))
                 self._astray.discard(partition)
         self._records.wake()
 

@@ -25,7 +25,7 @@ from allocator.processing.processor import Processor
 from allocator.settings import DEFAULT, HANDLING_DEFAULT
 from allocator.sinks import TransactionalSink
 from allocator.subscription.listener import check_listener
-from allocator.subscription.loss import Committed, RecordsLost, as_written
+from allocator.subscription.loss import Committed, RecordsLost, as_written, listed
 from allocator.types import (
     Assignors,
     Deserializer,
@@ -467,7 +467,7 @@ class Consumer:
         found = await self._list_offsets(dict.fromkeys(self._owned(partitions), where))
         for partition, there in found.items():
             if there is not None:
-                self.seek(partition, there.offset)
+                self.seek(partition, listed(there))
 
     def _owned(self, partitions: Iterable[Any]) -> tuple[TopicPartition, ...]:
         """Returns these partitions, or all owned ones. Raises NotOwned."""

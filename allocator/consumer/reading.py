@@ -84,13 +84,11 @@ class Reading:
         _read_here.set(known)
 
     def put_back(self, partition: TopicPartition) -> None:
-        """Seeks back, so that the rest of the batch is fetched again."""
+        """Drops the rest of the batch, so that it is fetched again."""
         if self._rest is not None and (self._rest.topic, self._rest.partition) == partition:
-            # the fetcher has moved past it: without the seek the rest of the batch would be skipped
-            position = self._engine.state.position(partition)
+            # the fetcher has moved past it: the rest of the batch would be skipped
             self._keep(None)
-            if position is not None:
-                self._engine.state.seek(partition, position)
+            self._engine.state.fetch_again(partition)
 
     async def batch(self, timeout_s: float | None) -> Batch | None:
         with self._reading_more():

@@ -11,6 +11,7 @@ from typing import Final, Union
 from allocator.client.fetch_messages import Wanted
 from allocator.errors import AllocatorError
 from allocator.fetch.decode import RecordSet
+from allocator.subscription.loss import Listed
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 __all__ = ["ByteBudget", "Chunk", "Failure", "OutOfRange", "PartitionBuffer"]
@@ -85,7 +86,8 @@ class PartitionBuffer:
         self.fetch_offset = position.offset
         self._budget = budget
         # (offset, leader epoch) where the epoch changes; the first is that of the record before the position
-        self._epochs: list[tuple[int, int]] = [(position.offset - 1, position.leader_epoch)]
+        before = -1 if isinstance(position, Listed) else position.leader_epoch
+        self._epochs: list[tuple[int, int]] = [(position.offset - 1, before)]
         self.queue: deque[Union[Chunk, OutOfRange, Failure]] = deque()
         self.held = 0
         self.in_flight = False

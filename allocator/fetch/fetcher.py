@@ -156,7 +156,8 @@ class Fetcher:
         """The next batch; the fetchable partitions take turns. None if no batch comes within `timeout_s` seconds.
 
         0 does not wait, None waits for ever. It changes no position: call
-        `state.update_position(tp, batch.next_offset)` when taking the batch, or when done with it at the latest.
+        `state.update_position(tp, batch.next_offset, fetcher.leader_epoch(tp, batch.next_offset))` when taking the
+        batch, or when done with it at the latest.
         Cancelling loses nothing.
 
         Raises the error of a partition once. The next call continues with the other partitions:
@@ -354,7 +355,8 @@ class Fetcher:
             return batch
         position = state.position(tp)
         if position is not None and position.offset == chunk.start:
-            state.update_position(tp, found.next_offset)
+            # markers and aborted records have an epoch too; without it no truncation would be noticed from here on
+            state.update_position(tp, found.next_offset, self.leader_epoch(tp, found.next_offset))
         return None
 
     def _out_of_range(self, tp: TopicPartition, offset: int) -> None:

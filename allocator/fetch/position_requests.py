@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from allocator.client.log_offsets import Found, ends_of_epochs, is_supported, list_offsets
 from allocator.errors import AllocatorError, BrokerError, Closed, LogTruncated
 from allocator.subscription import LATEST, LogTruncation, SubscriptionState
+from allocator.subscription.loss import listed
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 if TYPE_CHECKING:
@@ -91,6 +92,8 @@ class ResetRequests:
         at = {tp: strategy for tp, (_, strategy) in wanted.items() if strategy is not None}
         if not at:
             return
+        # taken before the requests, which fail at a leader of another epoch
+        leaders = {tp: self._client.leader_epoch(tp) for tp in at}
         try:
             found = await self._list(at)
             late = {tp: LATEST for tp, there in found.items() if there is None}
@@ -113,7 +116,10 @@ class ResetRequests:
         self._told -= {tp.topic for tp in at}
         for tp, there in found.items():
             epoch = wanted[tp][0]
-            if there is not None and epoch is not None and state.complete_reset(tp, there.offset, epoch):
+            if there is None or epoch is None:
+                continue
+            # with the epoch, so that a truncation is noticed before the first record is read (KIP-320)
+            if state.complete_reset(tp, listed(there), epoch, leaders[tp]):
                 log.info("%s:%d starts at offset %d", tp.topic, tp.partition, there.offset)
                 self._found(tp, there.offset, epoch)
 

@@ -12,16 +12,18 @@ from kafka.errors import IllegalStateError, NoOffsetForPartitionError
 
 from allocator.errors import IllegalState, NoOffsetsError
 from allocator.subscription.done import DoneSet, done_of
-from allocator.types import OffsetAndMetadata, TopicPartition
+from allocator.types import OffsetAndMetadata, OffsetAndTimestamp, TopicPartition
 
 __all__ = [
     "Committed",
+    "Listed",
     "NoPosition",
     "OutOfTurn",
     "RecordsLost",
     "as_committed",
     "as_read",
     "as_written",
+    "listed",
     "names_of",
     "stamped",
     "topic_of",
@@ -91,6 +93,19 @@ class Committed(OffsetAndMetadata):  # type: ignore[misc]  # kafka-python is unt
 
     def __repr__(self) -> str:
         return repr(OffsetAndMetadata(*self))
+
+
+class Listed(OffsetAndMetadata):  # type: ignore[misc]  # kafka-python is untyped
+    """An offset that ListOffsets found, with the leader epoch that the broker returned for it.
+
+    No record before it has a later epoch, so a comparison with the log is right. But records from it on may have an
+    earlier one: the end of the log has the leader's epoch, also while an older transaction is open.
+    """
+
+
+def listed(found: OffsetAndTimestamp) -> Listed:
+    """The position at an offset that ListOffsets found."""
+    return Listed(found.offset, "", -1 if found.leader_epoch is None else found.leader_epoch)
 
 
 def as_written(committed: OffsetAndMetadata) -> Committed:

@@ -141,6 +141,10 @@ class TopicPartitionState:
         self.clear_preferred_read_replica()
         self._void()
 
+    def fetch_again(self) -> None:
+        """Drop the records that were read ahead. The position stays, with its leader epoch and topic id."""
+        self._void()
+
     # -- gates
 
     @property
@@ -230,6 +234,11 @@ class TopicPartitionState:
         self.clear_preferred_read_replica()
         self._validate()
         return True
+
+    def note_leader(self, current_leader_epoch: int | None) -> None:
+        """Note that the position comes from the log of this leader, so a comparison with it would find nothing."""
+        if current_leader_epoch is not None:
+            self._current_leader_epoch = max(self._current_leader_epoch, current_leader_epoch)
 
     def doubt_position(self, current_leader_epoch: int | None) -> bool:
         """Await a validation if the leader is older than the last record that was read. Returns whether it does from

@@ -91,6 +91,10 @@ class Positions:
         position = as_position(offset, f"{partition.topic}:{partition.partition}: ")
         self._of(partition).seek(position)
 
+    def fetch_again(self, partition: TopicPartition) -> None:
+        """Drop the records that were read ahead. The position stays, with its leader epoch and topic id."""
+        self._of(partition).fetch_again()
+
     def position(self, partition: TopicPartition) -> OffsetAndMetadata | None:
         """The offset of the next record to deliver; None if it is not known yet."""
         return self._of(partition).position
@@ -285,16 +289,23 @@ class Resets(Positions):
         for state in self._assigned_of(partitions):
             state.reset_failed(next_retry_time)
 
-    def complete_reset(self, partition: TopicPartition, offset: int, epoch: int) -> bool:
+    def complete_reset(
+        self,
+        partition: TopicPartition,
+        offset: int | OffsetAndMetadata,
+        epoch: int,
+        current_leader_epoch: int | None = None,
+    ) -> bool:
         """Use the result of a reset as the position, unless a seek, reset or reassignment came after `epoch`. Returns
         whether it was used.
 
-        Caller: fetch.
+        `current_leader_epoch` is that of the leader that found `offset`. Caller: fetch.
         """
         state = self.assignment.get(partition)
         if state is None or not state.awaiting_reset or state.epoch != epoch:
             return False
         state.seek(offset)
+        state.note_leader(current_leader_epoch)
         return True
 
 

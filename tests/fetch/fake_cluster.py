@@ -158,6 +158,9 @@ class FakeCluster:
         self._listeners.append(callback)
         return lambda: self._listeners.remove(callback)
 
+    def follow(self, topics: Iterable[str]) -> None:
+        """All topics are known."""
+
     async def prepare(self, node: int, _: Any) -> None:
         self.prepared.append(node)
 
@@ -353,9 +356,14 @@ class FakeCluster:
             for p in t.partitions:
                 tp = TopicPartition(t.name, p.partition_index)
                 offset = self.start.get(tp, 0) if p.timestamp == -2 else self.end(tp) if p.timestamp == -1 else -1
+                epoch = -1
+                if tp in self.epochs and offset >= 0:
+                    # of the record there, but of the leader at the end of the log
+                    known = [epoch for epoch, first in self.epochs[tp] if first <= offset]
+                    epoch = self.epochs[tp][-1][0] if p.timestamp == -1 else known[-1]
                 answers.append(
                     SimpleNamespace(
-                        partition_index=tp.partition, error_code=0, offset=offset, timestamp=-1, leader_epoch=-1
+                        partition_index=tp.partition, error_code=0, offset=offset, timestamp=-1, leader_epoch=epoch
                     )
                 )
             topics.append(SimpleNamespace(name=t.name, partitions=answers))

@@ -81,9 +81,9 @@ def sign(raw: bytes) -> bytes:
     return raw[:17] + struct.pack(">I", crc32c.crc32c(raw[21:])) + raw[21:]
 
 
-def control(base: int, producer: int, *, abort: bool) -> bytes:
+def control(base: int, producer: int, *, abort: bool, epoch: int = 5) -> bytes:
     marker = R(0, struct.pack(">hi", 0, 0), struct.pack(">hh", 0, 0 if abort else 1))
-    return batch([marker], base, attributes=CONTROL | TRANSACTIONAL, producer=producer)
+    return batch([marker], base, attributes=CONTROL | TRANSACTIONAL, producer=producer, epoch=epoch)
 
 
 def messages(

@@ -136,11 +136,31 @@ async def test_the_replica_of_the_own_rack_is_read_and_left_when_it_dies(
         assert later > {1}
 
 
+def transactional(cluster: Any) -> Any:
+    from kafka import KafkaProducer
+
+    producer = KafkaProducer(bootstrap_servers=cluster.bootstrap, transactional_id="aborted")
+    producer.init_transactions()
+    return producer
+
+
+def abort_a_record(producer: Any, topic: str) -> None:
+    """Adds a record of an aborted transaction, and the marker behind it."""
+    producer.begin_transaction()
+    producer.send(topic, b"aborted", partition=0)
+    producer.flush()
+    producer.abort_transaction()
+    producer.close()
+
+
 @pytest.mark.servers
 @pytest.mark.deadline(240)
 @pytest.mark.parametrize("reset", ["none", pytest.param("earliest", marks=pytest.mark.long)])
 async def test_a_log_that_an_unclean_election_cut_is_noticed(reset: str) -> None:
-    """The only replica with the records dies; another leader without them writes other records."""
+    """The only replica with the records dies; another leader without them writes other records.
+
+    The position follows an aborted transaction, of which no record was delivered.
+    """
     with LocalCluster(
         kafka="3.9.1", brokers=2, broker_config={"unclean.leader.election.enable": "true", "min.insync.replicas": 1}
     ) as cluster:
@@ -151,7 +171,8 @@ async def test_a_log_that_an_unclean_election_cut_is_noticed(reset: str) -> None
         assert first is not None
         (second,) = (node for node in cluster.brokers if node is not first)
         state = start_at([tp], 0, reset)
-        async with Connected(cluster, state, auto_offset_reset=reset) as fetcher:
+        settings = {"auto_offset_reset": reset, "isolation_level": "read_committed"}
+        async with Connected(cluster, state, **settings) as fetcher:
 
             async def read(end: int, begin: int) -> list[bytes]:
                 found: list[Any] = []
@@ -165,16 +186,20 @@ async def test_a_log_that_an_unclean_election_cut_is_noticed(reset: str) -> None
 
             await asyncio.to_thread(cluster.produce, topic, [b"both"] * 10)
             await read(10, 0)
+            producer = await asyncio.to_thread(transactional, cluster)
             second.kill()
             await asyncio.to_thread(cluster.produce, topic, [b"only the first"] * 10)
             await read(20, 10)
+            await asyncio.to_thread(abort_a_record, producer, topic)
+            while state.position(tp).offset < 22:
+                assert await fetcher.next_batch(0.1) is None
             first.kill()
             await asyncio.to_thread(second.start, 120)
             await asyncio.to_thread(cluster.produce, topic, [b"only the second"] * 30)
             if reset == "none":
                 with pytest.raises(LogTruncated) as caught:
                     await fetcher.next_batch(120)
-                assert (caught.value.offset, caught.value.divergent_offset) == (20, 10)
+                assert (caught.value.offset, caught.value.divergent_offset) == (22, 10)
                 state.seek(tp, OffsetAndMetadata(10, "", -1))
                 fetcher.wake()
             assert await read(40, 10) == [b"only the second"] * 30

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 from fake_cluster import FakeCluster
+from fetch_encode import control
 from reading import collect, fetching, offsets, start_at, take, until
 
 from allocator.errors import BrokerError, ConfigError, LogTruncated, TopicRecreated
 from allocator.fetch import Fetcher
 from allocator.subscription import RecordsLost, SubscriptionState
-from allocator.subscription.loss import stamped
+from allocator.subscription.loss import Listed, stamped
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)
@@ -371,6 +372,59 @@ async def test_a_log_that_was_cut_is_told_once_without_a_strategy() -> None:
         assert await fetcher.next_batch(0.1) is None, "until it is sought"
         state.seek(A0, caught.value.divergent_offset)
         assert await read_to(fetcher, state, 40) == list(range(10, 40))
+
+
+@pytest.mark.parametrize("markers", [1, 3])
+async def test_a_log_that_was_cut_is_noticed_after_a_marker(markers: int) -> None:
+    """A transactional topic is idle, so the position follows a marker that was not delivered."""
+    cluster = FakeCluster()
+    state = at_epoch(cluster, A0)
+    losses: list[RecordsLost] = []
+    async with fetching(cluster, state, lost=losses.append, isolation_level="read_committed") as fetcher:
+        await read_to(fetcher, state, 20)
+        for n in range(markers):
+            cluster.append_raw(A0, control(20 + n, 7, abort=False, epoch=2), 1)
+        while state.position(A0).offset < 20 + markers:
+            assert await fetcher.next_batch(0.01) is None
+        cluster.elect(A0, 1, cut=10)
+        cluster.append(A0, 30)
+        cluster.changed()
+        assert await read_to(fetcher, state, 40) == list(range(10, 40)), "not from behind the marker"
+    (loss,) = losses
+    assert (loss.position, loss.resumed_at) == (20 + markers, 10)
+
+
+@pytest.mark.parametrize("reset", ["latest", "earliest", 1_000_000])
+async def test_a_log_that_was_cut_is_noticed_before_the_first_record(reset: Any) -> None:
+    """The position is from ListOffsets, and no record was read yet."""
+    cluster = FakeCluster()
+    at_epoch(cluster, A0)
+    cluster.start[A0] = begin = 15 if reset == "earliest" else 20
+    if reset == "earliest":
+        cluster.hold(0)
+    state = start_at([A0], None, reset)
+    losses: list[RecordsLost] = []
+    async with fetching(cluster, state, auto_offset_reset=reset, lost=losses.append) as fetcher:
+        await until(lambda: state.position(A0) is not None and cluster.requests, "a fetch from there")
+        assert state.position(A0).offset == begin
+        assert not cluster.asked_epochs, "the leader has just found the position"
+        assert fetcher.leader_epoch(A0, begin) == -1, "not the epoch of a record that was read"
+        cluster.start[A0] = 0
+        cluster.elect(A0, 1, cut=10)
+        cluster.append(A0, 30)
+        cluster.changed()
+        assert await read_to(fetcher, state, 40) == list(range(10, 40)), "nothing of the new records is skipped"
+    (loss,) = losses
+    assert (loss.position, loss.resumed_at) == (begin, 10)
+
+
+async def test_the_end_of_committed_records_may_precede_records_of_an_older_leader() -> None:
+    """ListOffsets returns the leader's epoch with it, though a transaction of an earlier epoch is open there."""
+    cluster = FakeCluster()
+    state = at_epoch(cluster, A0)
+    state.seek(A0, Listed(5, "", 2))
+    async with fetching(cluster, state, lost=lambda loss: pytest.fail(str(loss))) as fetcher:
+        assert await read_to(fetcher, state, 20) == list(range(5, 20))
 
 
 async def test_a_committed_position_is_compared_when_it_is_sought() -> None:

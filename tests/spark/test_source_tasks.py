@@ -8,6 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from fake_cluster import FakeCluster
+from fetch_encode import control
 from kafka.admin import KafkaAdminClient
 
 pytest.importorskip("pyarrow")
@@ -169,6 +171,52 @@ def test_a_range_that_ends_in_markers_ends(kafka_cluster: LocalCluster, topic_fa
     reading = options(kafka_cluster, topic, isolation_level="read_committed", timeout_s=20)
     assert offsets(reading, Range(topic, 0, 0, 24)) == committed
     assert offsets(reading, Range(topic, 0, 5, 6)) == []
+
+
+@pytest.mark.parametrize("fail_on_data_loss", [True, False])
+def test_a_log_that_is_cut_during_a_task_is_data_loss_or_read_again(
+    monkeypatch: pytest.MonkeyPatch, fail_on_data_loss: bool
+) -> None:
+    """The last delivered record is followed by a marker, when a leader without some of the records is elected."""
+    cluster, tp = FakeCluster(), TopicPartition("cut", 0)
+    cluster.epochs[tp] = [(1, 0)]
+    cluster.add(tp)
+    cluster.append(tp, 10)
+    cluster.elect(tp, 0)
+    cluster.append(tp, 10)
+    cluster.append_raw(tp, control(20, 7, abort=False, epoch=2), 1)
+    loop = asyncio.new_event_loop()
+
+    class Link:
+        def __init__(self, _: Any) -> None:
+            self.run = loop.run_until_complete
+
+        async def client(self) -> Any:
+            return cluster
+
+        def __enter__(self) -> Link:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            loop.close()
+
+    monkeypatch.setattr("allocator.spark.source.reading.ClusterLink", Link)
+    given = {"brokers": "none:1", "topics": "cut", "timeout_s": "30", "fail_on_data_loss": str(fail_on_data_loss)}
+    found: list[int] = []
+    try:
+        for rows in read_ranges(read_options(given), [Range("cut", 0, 0, 40)], SCHEMA):
+            found += rows.column("offset").to_pylist()
+            if found[-1] == 19:
+                cluster.elect(tp, 0, cut=10)
+                cluster.append(tp, 30)
+                cluster.changed()
+    except DataLoss as loss:
+        assert fail_on_data_loss
+        assert "cut:0 was read up to offset 21, but a leader without the records from offset 10 on" in str(loss)
+        assert found == list(range(20))
+    else:
+        assert not fail_on_data_loss
+        assert found == [*range(20), *range(10, 40)], "the present records, and none of them skipped"
 
 
 def test_a_broker_that_is_away_is_waited_for_and_then_the_partition_is_named(

@@ -16,6 +16,7 @@ from allocator.errors import (
     AllocatorError,
     BrokerError,
     BrokersUnavailable,
+    LogTruncated,
     OffsetOutOfRange,
     TopicNotFound,
     TopicRecreated,
@@ -145,7 +146,8 @@ class _Task:
             if batch is not None:
                 tp = TopicPartition(batch.topic, batch.partition)
                 end = self._unread[tp].end
-                self._state.update_position(tp, batch.next_offset)
+                epoch = self._fetcher.leader_epoch(tp, batch.next_offset)
+                self._state.update_position(tp, batch.next_offset, epoch)
                 if batch.next_offset >= end:
                     self._done(tp)
                 if batch.base_offset < end:
@@ -185,6 +187,9 @@ class _Task:
         if isinstance(error, TopicRecreated):
             self._recreated(wanted, at, error)
             return
+        if isinstance(error, LogTruncated) and error.divergent_offset is not None:
+            self._truncated(wanted, error, error.divergent_offset)
+            return
         begin, end = await self._bounds(tp)
         what = f"{tp.topic}:{tp.partition} has offsets {begin} to {end - 1}, not {at}"
         if self._options.fail_on_data_loss:
@@ -209,6 +214,19 @@ class _Task:
             ) from error
         log.warning("%s, but the topic was deleted and created again since; skipping the range", what)
         self._done(wanted.tp)
+
+    def _truncated(self, wanted: Range, error: LogTruncated, divergent: int) -> None:
+        """The log was cut while the task read it: raises DataLoss, or continues at the first record that differs."""
+        if self._options.fail_on_data_loss:
+            raise DataLoss(
+                f"{error.topic}:{error.partition} was read up to offset {error.offset}, but a leader without the "
+                f"records from offset {divergent} on was elected; start again, or set fail_on_data_loss to false to "
+                "continue with the present records"
+            ) from error
+        log.warning("%s", error)
+        self._seek(wanted.tp, max(wanted.start, divergent))
+        assert self._fetcher is not None
+        self._fetcher.wake()
 
     async def _bounds(self, tp: TopicPartition) -> tuple[int, int]:
         assert self._client is not None

@@ -554,8 +554,7 @@ class ConsumerCore:
         """
         async with self._one_commit:
             offsets = self.progress.uncommitted(partitions, in_hand=in_hand)
-            epoch = self.fetcher.leader_epoch
-            await self.commit({p: OffsetAndMetadata(o, "", epoch(p, o)) for p, o in offsets.items()})
+            await self.commit({p: OffsetAndMetadata(o, "", -1) for p, o in offsets.items()})
             # compute the offsets only now: a partition that moves is released when it is done, after this commit
             self.progress.finish_up_to(offsets)
 
@@ -576,7 +575,10 @@ class ConsumerCore:
             log.error("%s: %d offsets are not committed: %s", self.group, len(offsets), error)
 
     def _to_send(self, offsets: Offsets) -> Offsets:
-        """Adds the committing member's id to the metadata. Raises if a commit is not allowed now."""
+        """Adds the committing member's id and the known leader epoch to offsets without metadata of the user.
+
+        Raises if a commit is not allowed now.
+        """
         self.must_own(offsets)
         if not self.membership.may_act():
             error = CommitFailed(
@@ -590,6 +592,9 @@ class ConsumerCore:
         to_send = {}
         for partition, each in offsets.items():
             offset, metadata, epoch = each
+            if not metadata and (epoch is None or epoch < 0):
+                # the next owner detects by it that the log was truncated (KIP-320)
+                epoch = self.fetcher.leader_epoch(partition, offset)
             if not metadata and isinstance(each, Committed):
                 metadata = self._metadata(stamp, partition, each)
             elif not metadata:

@@ -268,7 +268,7 @@ class BrokerFetchers:
     def leader_epoch(self, tp: TopicPartition, offset: int) -> int:
         """The epoch of the last record before `offset`; -1 if unknown."""
         buffer = self._buffers.get(tp)
-        return -1 if buffer is None else buffer.leader_epoch(offset)
+        return buffer.leader_epoch(offset) if buffer is not None and self.is_current(buffer) else -1
 
     # -- planning
 

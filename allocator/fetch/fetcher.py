@@ -189,11 +189,14 @@ class Fetcher:
                 timer.cancel()
 
     def leader_epoch(self, tp: TopicPartition, offset: int) -> int:
-        """The epoch of the record before `offset`; -1 if that was not read, or Kafka is older than 0.11.
+        """The epoch of the record before `offset`; -1 if that was not read since the last seek, or Kafka is older than
+        0.11.
 
         Store it with a position or a commit at `offset`: it tells a truncated log from one that grew (KIP-320).
         """
-        return self._brokers.leader_epoch(tp, offset)
+        epoch = self._brokers.leader_epoch(tp, offset)
+        # a partition that is being released has no buffer any more
+        return epoch if epoch >= 0 else self._state.leader_epoch(tp, offset)
 
     def wake(self) -> None:
         """Read the state again. Caller: the consumer, after changing the assignment, positions or pauses."""

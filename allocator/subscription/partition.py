@@ -9,7 +9,7 @@ from typing import Any, Optional
 
 from allocator.errors import ConfigError
 from allocator.subscription.kinds import EARLIEST, LATEST, MOVES, FetchState, ResetStrategy, reset_timestamp
-from allocator.subscription.loss import OutOfTurn, topic_of_offset
+from allocator.subscription.loss import Listed, OutOfTurn, topic_of_offset
 from allocator.types import OffsetAndMetadata
 
 __all__ = [
@@ -54,6 +54,7 @@ class TopicPartitionState:
         "_clock",
         "_current_leader_epoch",
         "_doubted_epoch",
+        "_epochs",
         "_pending_revocation",
         "_position",
         "_preferred_read_replica",
@@ -78,6 +79,8 @@ class TopicPartitionState:
         self.paused = False
         self._pending_revocation = False
         self._position: OffsetAndMetadata | None = None
+        # (first position, last position, leader epoch of the records before them) since the last seek
+        self._epochs: list[tuple[int, int, int]] = []
         self.reset_strategy: int | None = None
         """The timestamp for ListOffsets; None if no reset is awaited."""
         self.next_allowed_retry_time: float | None = None
@@ -116,6 +119,7 @@ class TopicPartitionState:
         if not isinstance(offset, OffsetAndMetadata):
             raise TypeError(f"a position is an OffsetAndMetadata, not {offset!r}")
         self._position = offset
+        _note_epoch(self._epochs, offset)
 
     @property
     def has_valid_position(self) -> bool:
@@ -133,6 +137,8 @@ class TopicPartitionState:
         position = as_position(offset)
         self._move(FetchState.FETCHING)
         self._position = position
+        self._epochs.clear()
+        _note_epoch(self._epochs, position)
         self.drop_pending_record_batch = True
         # the validation was of another position
         self._current_leader_epoch = -1
@@ -140,6 +146,10 @@ class TopicPartitionState:
         self.topic_id = topic_of_offset(position)
         self.clear_preferred_read_replica()
         self._void()
+
+    def leader_epoch(self, offset: int) -> int:
+        """The leader epoch of the record before `offset`; -1 if that was not delivered since the last seek."""
+        return next((epoch for first, last, epoch in reversed(self._epochs) if first <= offset <= last), -1)
 
     def fetch_again(self) -> None:
         """Drop the records that were read ahead. The position stays, with its leader epoch and topic id."""
@@ -192,6 +202,7 @@ class TopicPartitionState:
         self._move(FetchState.AWAIT_RESET)
         self.reset_strategy = timestamp
         self._position = None
+        self._epochs.clear()
         self.topic_id = None
         self.clear_preferred_read_replica()
         self._void()
@@ -291,6 +302,8 @@ class TopicPartitionState:
         self._move(FetchState.FETCHING)
         if validated_position is not None:
             self._position = validated_position
+            self._epochs.clear()
+            _note_epoch(self._epochs, validated_position)
             if before is None or before.offset != validated_position.offset:
                 self._void()
         self._changes.version += 1
@@ -364,6 +377,15 @@ class TopicPartitionState:
 
 
 PartitionState = TopicPartitionState
+
+
+def _note_epoch(epochs: list[tuple[int, int, int]], position: OffsetAndMetadata) -> None:
+    # ListOffsets returns the epoch of the leader, which may be newer than the record before the offset
+    epoch = -1 if isinstance(position, Listed) else position.leader_epoch
+    first = position.offset
+    if epochs and epochs[-1][2] == epoch:
+        first = epochs.pop()[0]  # epochs only grow, so all records between the two have this one
+    epochs.append((first, position.offset, epoch))
 
 
 def as_position(offset: Any, where: str = "") -> OffsetAndMetadata:

@@ -110,6 +110,11 @@ class Positions:
             raise OutOfTurn(f"{partition.topic}:{partition.partition} has no position to move on from; seek it first")
         state.position = OffsetAndMetadata(offset, "", leader_epoch)
 
+    def leader_epoch(self, partition: TopicPartition, offset: int) -> int:
+        """The leader epoch of the record before `offset`; -1 if that was not delivered since the last seek."""
+        state = self.assignment.get(partition)
+        return -1 if state is None else state.leader_epoch(offset)
+
     def has_valid_position(self, partition: TopicPartition) -> bool:
         state = self.assignment.get(partition)
         return state is not None and state.has_valid_position

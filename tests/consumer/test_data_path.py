@@ -55,6 +55,8 @@ QUERIES = {
     "OffsetTracker.uncommitted",
     "PartitionBuffer.leader_epoch",
     "PartitionBuffer.precedes",
+    "Positions.leader_epoch",
+    "TopicPartitionState.leader_epoch",
 }
 
 

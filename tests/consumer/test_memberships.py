@@ -307,6 +307,41 @@ async def test_commits_with_a_callback_take_effect_in_their_order(service: Servi
 
 
 @each(*MEMBERSHIPS)
+async def test_commits_by_the_library_have_the_epoch_of_the_last_record(service: Service) -> None:
+    """A client that takes over detects by it that the log was truncated (KIP-320)."""
+    partitions = set(service.partitions)
+
+    async def epochs(consumer: Consumer, offset: int) -> set[int]:
+        found = {partition: await consumer.committed(partition) for partition in partitions}
+        assert {None if each is None else each.offset for each in found.values()} == {offset}
+        return {each.leader_epoch for each in found.values() if each is not None}
+
+    await service.produce(0, 40)
+    async with service.consumer(auto_commit_interval_s=1000.0) as consumer:
+        assert len(await read(consumer, 40)) == 40
+        assert await consumer.getbatch(0) is None
+    # the release has committed
+    await service.produce(40, 80)
+    async with service.consumer(auto_commit_interval_s=1000.0) as consumer:
+        assert await epochs(consumer, 10) == {0}
+        assert len(await read(consumer, 40)) == 40
+        await consumer.commit(dict.fromkeys(partitions, 20))
+        assert await epochs(consumer, 20) == {0}
+        await service.produce(80, 120)
+        handled: list[int] = []
+
+        async def handle(record: Any) -> None:
+            handled.append(record.offset)
+
+        work = asyncio.ensure_future(consumer.process(handle, commit_interval_s=1000.0))
+        await wait_until_async(lambda: len(handled) == 40 or work.done(), 30, "the handler")
+        await consumer.close()
+        await work
+    async with service.consumer() as consumer:
+        assert await epochs(consumer, 30) == {0}
+
+
+@each(*MEMBERSHIPS)
 async def test_auto_commit_comes_by_itself_and_soon_again_after_a_failure(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:

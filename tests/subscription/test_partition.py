@@ -11,6 +11,7 @@ from hand_clock import Clock
 from allocator.errors import ConfigError, IllegalState
 from allocator.subscription import EARLIEST, LATEST, FetchState, TopicPartitionState
 from allocator.subscription.kinds import MOVES
+from allocator.subscription.loss import Listed
 from allocator.subscription.partition import Changes
 from allocator.types import OffsetAndMetadata
 
@@ -300,3 +301,18 @@ def test_the_high_watermark_has_kafka_pythons_name_too(state: TopicPartitionStat
     assert state.high_watermark == 12
     state.high_watermark = 13
     assert state.highwater == 13
+
+
+def test_a_position_knows_the_epochs_of_the_records_before_it() -> None:
+    """A commit needs the epoch when the partition is released, and its fetched records are gone."""
+    state = TopicPartitionState()
+    state.seek(OffsetAndMetadata(5, "", 0))
+    for offset, epoch in ((10, 1), (20, 2), (25, 2), (30, 2)):
+        state.position = OffsetAndMetadata(offset, "", epoch)
+    state.fetch_again()
+    assert [state.leader_epoch(offset) for offset in (5, 10, 20, 22, 30)] == [0, 1, 2, 2, 2]
+    assert [state.leader_epoch(offset) for offset in (4, 7, 15, 31)] == [-1] * 4, "not known, or not which of two"
+    state.seek(30)
+    assert state.leader_epoch(30) == -1, "perhaps of another log"
+    state.seek(Listed(40, "", 7))
+    assert state.leader_epoch(40) == -1, "of the leader, not of a record"

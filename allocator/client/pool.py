@@ -361,7 +361,7 @@ class ConnectionPool:
     def _close_idle(self) -> None:
         oldest = time.monotonic() - MAX_IDLE_S
         for connection in list(self._connections.values()):
-            if connection.connected and connection.last_activity <= oldest:
+            if connection.connected and connection.last_activity <= oldest and not connection.in_flight:
                 connection.close()
         self._idle_check = self._loop.call_later(MAX_IDLE_S / 10, self._close_idle)
 
@@ -379,7 +379,10 @@ class ConnectionPool:
 
 
 def _broker_id(key: Any) -> Any:
-    return key[1] if isinstance(key, tuple) else key
+    """The node id, or the id of the bootstrap address, in a key of any number of lanes."""
+    while isinstance(key, tuple):
+        key = key[1]
+    return key
 
 
 def _version(data: BrokerVersionData, request: Any) -> int | None:

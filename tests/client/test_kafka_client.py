@@ -425,6 +425,42 @@ async def test_a_request_that_0_9_lost_is_sent_again(version: tuple[int, ...], m
             assert caught.value.retriable
 
 
+async def test_no_connection_to_the_old_address_of_a_broker_is_left() -> None:
+    """Also not the second connection for fetches, whose key names two lanes."""
+    async with FakeBroker() as old, FakeBroker() as new, KafkaClient(old.address) as client:
+        await client.prepare(("urgent", 1), FetchRequest)  # type: ignore[arg-type]
+        old.port = new.port  # in its metadata
+        await client.refresh()
+        before = new.connections
+        await client.prepare(("urgent", 1), FetchRequest)  # type: ignore[arg-type]
+        assert new.connections == before + 1
+
+
+async def test_a_connection_with_a_request_under_way_is_not_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("allocator.client.pool.MAX_IDLE_S", 0.3)
+    gate = asyncio.Event()
+    broker = FakeBroker()
+    answer = broker.handlers[10]
+
+    async def late(request: Any) -> Any:
+        await gate.wait()
+        return answer(request)
+
+    broker.handlers[10] = late
+    async with broker, KafkaClient(broker.address) as client:
+        waiting = asyncio.ensure_future(client.send(1, find(), 60))
+        await wait_until_async(lambda: broker.count(10) == 1)
+        before = broker.connections
+
+        async def others_are_closed() -> bool:
+            await client.prepare(1, FetchRequest)
+            return broker.connections > before + 3
+
+        await wait_until_async(others_are_closed, 60)
+        gate.set()
+        assert (await waiting).error_code == 0
+
+
 async def test_an_answer_over_the_limit_ends_the_connection_with_an_error() -> None:
     async with FakeBroker() as broker:
         client = KafkaClient(broker.address, receive_max_bytes=300)

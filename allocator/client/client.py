@@ -53,9 +53,9 @@ REFUSALS: Final[Mapping[type[Exception], str]] = {
 class KafkaClient:
     """One cluster: its brokers, topics and leaders, and a way to send a request to any of them.
 
-    Guarantees: the client detects the version of each broker, including 0.8 and 0.9. Nothing blocks the loop, and no
-    thread is started (the loop's executor resolves names). A request is sent at most once; the caller decides whether
-    to repeat it. A metadata request never creates a topic.
+    Guarantees: the client detects the version of each broker, including 0.8 and 0.9. Nothing blocks the loop: its
+    executor resolves names, and a thread of its own calls the SASL mechanism, one call at a time. A request is sent at
+    most once; the caller decides whether to repeat it. A metadata request never creates a topic.
 
     The constructor does no I/O. Use it from the loop that ran `connect`, and `close` it there, or use
     `async with KafkaClient(...)`.

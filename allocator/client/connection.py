@@ -12,10 +12,11 @@ import logging
 import random
 import socket
 import ssl
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Optional, cast
 
@@ -31,7 +32,7 @@ from allocator.client.frames import FrameProtocol, correlation_id, read_response
 from allocator.client.metadata import Broker
 from allocator.client.old_brokers import AnyVersionRequest, is_old, known_to_0_9
 from allocator.foreign import os_cause, shown
-from allocator.tasks import LATE_S, within
+from allocator.tasks import LATE_S, ends, within
 
 __all__ = ["BrokerConnection", "ConnectionSettings"]
 
@@ -55,6 +56,8 @@ class ConnectionSettings:
     receive_max_bytes: int
     security: Mapping[str, Any]
     tls: ssl.SSLContext | None
+    sasl_turn: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
+    """Held while a SASL mechanism makes its next message: token providers need not be safe for threads."""
 
     @property
     def sasl_enabled(self) -> bool:
@@ -217,12 +220,23 @@ class BrokerConnection(FrameProtocol):
         self._finish(None)
 
     def abort(self, error: Exception | None) -> None:
-        """Close at once; every waiting request fails with `error`."""
+        """Close at once; every waiting request fails with `error`, as an error of kafka-python's."""
+        error = None if error is None else self._as_kafka_error(error)
         if self._transport is not None:
             self._transport.abort()
         elif not self.socket_closed.done():
             self.socket_closed.set_result(None)
         self._finish(error)
+
+    def _as_kafka_error(self, error: Exception) -> Any:
+        """`error` itself if it is kafka-python's, or else a retriable one. No other error leaves a connection."""
+        if isinstance(error, kafka_errors.KafkaError):
+            return error
+        if isinstance(error, UnicodeError):
+            return kafka_errors.KafkaConnectionError(f"{self.address}: this is no valid host name: {shown(error)}")
+        if not isinstance(error, OSError):
+            log.error("%s: unexpected error", self, exc_info=error)
+        return kafka_errors.KafkaConnectionError(f"{self.address}: {os_cause(error) or shown(error)}")
 
     def _finish(self, error: Exception | None) -> None:
         if self.closed:
@@ -448,11 +462,14 @@ class BrokerConnection(FrameProtocol):
             raise kafka_errors.UnsupportedSaslMechanismError(
                 f"the broker does not support the SASL mechanism {name}; it supports {handshake.mechanisms}"
             )
-        mechanism = get_sasl_mechanism(name)(host=self.broker.host, **_sasl_settings(security))
+        try:
+            mechanism = get_sasl_mechanism(name)(host=self.broker.host, **_sasl_settings(security))
+        except (RuntimeError, ValueError) as exc:  # a package or a setting is missing
+            raise kafka_errors.KafkaConfigurationError(f"SASL mechanism {name}: {exc}") from exc
         framed = handshake.API_VERSION >= 1  # with version 0, the tokens have no request around them
         lifetime_ms = 0
         while not mechanism.is_done():
-            token = mechanism.auth_bytes()
+            token = await self._sasl_message(name, mechanism, timeout_s)
             request = SaslAuthenticateRequest(token) if framed else SaslBytesRequest(token)
             response = await self._ask(request, timeout_s)
             if response.error_code:
@@ -462,13 +479,52 @@ class BrokerConnection(FrameProtocol):
                 lifetime_ms = response.session_lifetime_ms or 0
             elif mechanism.is_done():
                 break  # the broker closes GSSAPI's exchange with an empty token
-            mechanism.receive(response.auth_bytes)
+            try:
+                mechanism.receive(response.auth_bytes)
+            except ValueError as exc:
+                raise kafka_errors.SaslAuthenticationFailedError(
+                    f"the broker does not prove its identity by {name}: {shown(exc)}"
+                ) from exc
         if not mechanism.is_authenticated():
             raise kafka_errors.SaslAuthenticationFailedError(f"cannot authenticate with the SASL mechanism {name}")
         if lifetime_ms > 0 and not self.closed:
             lifetime_s = max(SHORTEST_LIFETIME_S, lifetime_ms / 1000)
             # connections that began together must not all authenticate again at the same moment
             self._renewal = self._loop.call_later(lifetime_s * random.uniform(0.85, 0.95), self._renew)
+
+    async def _sasl_message(self, name: str, mechanism: Any, timeout_s: float) -> bytes:
+        """The next message to the broker. Its maker may block, or fail: a token provider asks a server of its own."""
+        turn = self._settings.sasl_turn
+        made: asyncio.Future[bytes] = self._loop.create_future()
+
+        def make() -> None:
+            result, error = b"", None
+            try:
+                result = mechanism.auth_bytes()
+            except Exception as exc:  # noqa: BLE001 - the user's provider
+                error = kafka_errors.KafkaConnectionError(f"{self.address}: no credentials for {name}: {shown(exc)}")
+            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+                self._loop.call_soon_threadsafe(done, result, error)
+
+        def done(result: bytes, error: Exception | None) -> None:
+            turn.release()
+            _settle(made, result, error)
+
+        late = kafka_errors.KafkaConnectionError(f"{self.address}: no credentials for {name} within {timeout_s:.1f} s")
+        acquiring, acquired = asyncio.ensure_future(turn.acquire()), False
+        try:
+            acquired = await ends(acquiring, timeout_s)
+        finally:
+            if not acquired and not acquiring.cancelled():
+                turn.release()
+        if not acquired:
+            raise late
+        # a daemon: a provider that hangs must not keep the process from its end
+        threading.Thread(target=make, name="allocator-sasl", daemon=True).start()
+        try:
+            return await within(made, timeout_s)
+        except asyncio.TimeoutError:
+            raise late from None
 
     def _renew(self) -> None:
         self._task = self._loop.create_task(self._authenticate_again())

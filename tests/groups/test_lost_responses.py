@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -231,31 +231,45 @@ async def test_a_member_leaves_while_another_client_has_kiels_lock(bench: Bench)
         await zk.close()
 
 
+def cut_off(zk: LossyZooKeeper, happened: asyncio.Event) -> Callable[[], Awaitable[None]]:
+    """Returns a function that cuts off the client for a second, unless `happened` is set."""
+
+    async def cut() -> None:
+        if not happened.is_set():
+            happened.set()
+            zk.proxy.drop()
+            zk.proxy.reset()
+            await wait_until_async(lambda: zk.state is not SessionState.CONNECTED, 30, "the outage")
+            asyncio.get_running_loop().call_later(1.0, zk.proxy.heal)
+
+    return cut
+
+
 @pytest.mark.parametrize("outage", ["at the release", "during the copy"])
 async def test_a_group_moves_on_after_an_outage(bench: Bench, outage: str) -> None:
     async with client(bench) as one, client(bench) as two, bench.member("a", one) as a, bench.member("b", two) as b:
         await bench.settled(a, b)
-        happened = asyncio.Event()
-
-        def cut_off(zk: LossyZooKeeper) -> Any:
-            async def cut() -> None:
-                if not happened.is_set():
-                    happened.set()
-                    zk.proxy.drop()
-                    zk.proxy.reset()
-                    await wait_until_async(lambda: zk.state is not SessionState.CONNECTED, 30, "the outage")
-                    asyncio.get_running_loop().call_later(1.0, zk.proxy.heal)
-
-            return cut
-
         if outage == "during the copy":
-            a.while_copying, b.while_copying = cut_off(one), cut_off(two)
+            happened = asyncio.Event()
+            a.while_copying, b.while_copying = cut_off(one, happened), cut_off(two, happened)
         else:
             happened = one.lose("delete", bench.members_path, executed=False)
             one.lose("delete", bench.members_path, executed=False)
         await adopt(one.observer, bench.group, "/allocator", 40.0, lambda line: None)
         await bench.settled(a, b)
         assert happened.is_set()
+
+
+async def test_the_command_waits_through_an_outage(bench: Bench) -> None:
+    async with client(bench) as zk, bench.member("a") as a:
+        await bench.settled(a)
+        await zk.connect()
+        happened = asyncio.Event()
+        a.while_copying = cut_off(zk, happened)
+        await adopt(zk, bench.group, "/allocator", 40.0, lambda line: None)
+        assert happened.is_set()
+        await bench.settled(a)
+        await zk.close()
 
 
 async def test_a_member_that_began_the_copy_unknowingly_goes_on_with_it(bench: Bench) -> None:

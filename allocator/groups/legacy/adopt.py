@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from allocator.errors import AllocatorError
 from allocator.groups.describe import describe
 from allocator.groups.legacy.kiel import AdoptionRefused, HandoverPhase, KielPaths, read_group, seal
-from allocator.zookeeper.client import ZooKeeper
+from allocator.zookeeper.client import ZooKeeper, retrying
 
 __all__ = ["AdoptionUnfinished", "Candidate", "adopt", "candidate"]
 
@@ -59,17 +59,18 @@ async def adopt(zk: ZooKeeper, group: str, root: str, wait_s: float, say: Callab
     """Seals the group and waits until its members own everything under `root`.
 
     Raises AdoptionRefused before any change, and AdoptionUnfinished after `wait_s` seconds. It may be called again at
-    any time, and continues.
+    any time, and continues. It waits for a lost connection to come back.
     """
+    ends = asyncio.get_running_loop().time() + wait_s
     found = await candidate(zk, group)
     if found.obstacle is not None:
         raise AdoptionRefused(f"group {group!r} cannot move to {root}: {found.obstacle}")
-    await seal(zk, KielPaths(group), root)
+    await retrying(lambda: seal(zk, KielPaths(group), root), ends)
     say(f"{group} moves to {root}; {len(found.members)} members release {found.partitions} partitions")
-    ends = asyncio.get_running_loop().time() + wait_s
     while True:
-        now = await candidate(zk, group)
-        state = await describe(zk, group, root) if now.phase is HandoverPhase.OPEN else None
+        now = await retrying(lambda: candidate(zk, group), ends)
+        opened = now.phase is HandoverPhase.OPEN
+        state = await retrying(lambda: describe(zk, group, root), ends) if opened else None
         done = state is not None and state.assigned and state.owners.keys() >= state.assigned
         if state is not None and done and len(state.members) >= len(found.members):
             say(f"{len(state.members)} members own {len(state.owners)} partitions under {root}")

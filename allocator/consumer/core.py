@@ -347,6 +347,7 @@ class ConsumerCore:
             if pattern is not None:
                 self.client.follow_all()
             self.membership.subscribe(topics, pattern)
+            self._stop_left_out()
         else:
             self._choose_anew()
 
@@ -372,11 +373,17 @@ class ConsumerCore:
             gained = self.membership.assign(partitions)
             self._joining = joining
             self._note_choice()
+            self._stop_left_out()
             if gained:
                 self._ownership.assign(gained)
         else:
             self._joining = joining
             self._choose_anew()
+
+    def _stop_left_out(self) -> None:
+        """Delivers nothing more of partitions that the new choice leaves out; they are revoked soon."""
+        if self._joining.membership == "fixed":  # a group still owns them until the rebalance
+            self._ownership.stop(self.state.assigned_partitions() - self.membership.held)
 
     def _choose_anew(self) -> None:
         """Replaces the membership, which has done no I/O before the start."""

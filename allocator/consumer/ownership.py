@@ -122,6 +122,11 @@ class Ownership:
         self._own(partitions)
         self._tasks.start(self._tell_assigned(partitions), "assigned")
 
+    def stop(self, partitions: Set[TopicPartition]) -> None:
+        """Delivers nothing more of these partitions. `revoked` follows."""
+        if partitions:
+            self._stop(frozenset(partitions))
+
     # -- called by the membership --------------------------------------------------------------------------------
 
     def expect(self, partitions: Partitions, free: bool) -> None:

@@ -95,6 +95,38 @@ async def test_assigned_partitions_can_be_sought_at_once(service: Service) -> No
         assert await values(consumer, 1) == [25]
 
 
+@pytest.mark.parametrize("in_hand", [False, True])
+async def test_a_choice_ends_the_delivery_of_what_it_leaves_out_at_once(service: Service, in_hand: bool) -> None:
+    """The records of both partitions are fetched already, and perhaps some of a batch are delivered."""
+    other = f"{service.topic}-other"
+    async with service.consumer() as consumer:
+        consumer.assign([service.zero, service.one])
+        await wait_until_async(
+            lambda: None not in [consumer.high_watermark(each) for each in (service.zero, service.one)],
+            30,
+            "a fetch of both",
+        )
+        kept, left_out = service.one, service.zero
+        if in_hand:
+            record = await consumer.getone(30)
+            assert record is not None
+            left_out = TopicPartition(record.topic, record.partition)
+            (kept,) = {service.zero, service.one} - {left_out}
+        consumer.assign([kept])
+        assert consumer.assignment() == {kept}
+        found = await consumer.getmany(0)
+        assert set(found) <= {kept}
+        count = sum(map(len, found.values()))
+        assert len(await values(consumer, 10 - count)) == 10 - count
+        consumer.unsubscribe()
+        assert await consumer.getmany(0) == {}
+        consumer.subscribe([service.topic])
+        assert await consumer.getone(30) is not None
+        consumer.subscribe([other])
+        assert consumer.assignment() == frozenset()
+        assert await consumer.getmany(0) == {}
+
+
 async def test_a_partition_given_up_and_taken_back_while_it_is_in_hand_begins_anew(service: Service) -> None:
     async with service.consumer() as consumer:
         for turn in range(2):

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from allocator.assignors.kiel import KielAssignor
 from allocator.assignors.problem import topic_partitions
 from allocator.assignors.types import Assignor, GroupView
 from allocator.errors import AssignorError, BadAssignment
+from allocator.foreign import shown
 from allocator.types import TopicPartition
 
 __all__ = ["compute", "left_out", "validate"]
@@ -22,19 +25,35 @@ def compute(assignor: Assignor, view: GroupView) -> dict[str, frozenset[TopicPar
 
     A function of kiel's signature may leave partitions out (see `left_out`), as it may in kiel.
 
+    The function cannot change the view, and its result is compared with the view that the caller passed.
+
     Raises AssignorError if the function itself raises, BadAssignment if its result is not an assignment;
-    both name the function.
+    both name the function. Passes on KeyboardInterrupt.
     """
     try:
-        result = assignor(view)
-    except AssignorError:
+        result = assignor(_read_only(view))
+    except (AssignorError, KeyboardInterrupt):
         raise
-    except Exception as error:  # user's code: whatever it raises, the group keeps its old generation
-        raise AssignorError(f"allocator function {assignor.name!r} raised {_shown(error)}") from error
+    except BaseException as error:
+        raise AssignorError(f"allocator function {assignor.name!r} raised {shown(error)}") from error
     try:
         return validate(view, result, complete=not isinstance(assignor, KielAssignor))
+    except KeyboardInterrupt:
+        raise
     except BadAssignment as error:
         raise BadAssignment(f"allocator function {assignor.name!r}: {error}") from error
+    except BaseException as error:
+        raise BadAssignment(f"allocator function {assignor.name!r}: its result raised {shown(error)}") from error
+
+
+def _read_only(view: GroupView) -> GroupView:
+    return replace(
+        view,
+        partitions=MappingProxyType(view.partitions),
+        owned=MappingProxyType(view.owned),
+        racks=MappingProxyType(view.racks),
+        load=MappingProxyType(view.load),
+    )
 
 
 def left_out(view: GroupView, assignment: Mapping[str, Collection[TopicPartition]]) -> frozenset[TopicPartition]:
@@ -97,17 +116,19 @@ def _wanted(view: GroupView) -> frozenset[TopicPartition]:
 def _partitions(member: str, partitions: Any, faults: _Faults) -> list[TopicPartition]:
     """Returns the valid partitions of one member, and adds the others to the faults."""
     if isinstance(partitions, (str, bytes)) or not isinstance(partitions, Iterable):
-        faults.add("members with something else than partitions", f"{member!r}: {_shown(partitions)}")
+        faults.add("members with something else than partitions", f"{member!r}: {shown(partitions)}")
         return []
     try:
         items = list(partitions)
-    except Exception as error:  # a generator is user code that runs only here
-        raise BadAssignment(f"its partitions for {member!r} raised {_shown(error)}") from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise BadAssignment(f"its partitions for {member!r} raised {shown(error)}") from error
     good = []
     for item in items:
         partition = _as_partition(item)
         if partition is None:
-            faults.add("items that are no (topic, partition)", f"{_shown(item)} to {member!r}")
+            faults.add("items that are no (topic, partition)", f"{shown(item)} to {member!r}")
         else:
             good.append(partition)
     return good
@@ -142,8 +163,3 @@ def _some(names: Sequence[str]) -> str:
 
 def _name(partition: TopicPartition) -> str:
     return f"{partition.topic}:{partition.partition}"
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 200 else text[:197] + "..."

@@ -30,8 +30,18 @@ def group_views(draw: st.DrawFn, *, equal: bool = False, weights: bool = False, 
             topics=frozenset(topics if equal else draw(some)),
             weight=draw(st.sampled_from([0.1, 0.3, 1.0, 1.0, 2.0, 7.5])) if weights else 1.0,
             rack=draw(st.sampled_from([None, *RACKS])),
+            instance_id=instance,
         )
-        for index in range(draw(st.integers(1, members)))
+        for index, instance in enumerate(
+            draw(
+                st.lists(
+                    st.one_of(st.none(), st.text("abB0-", min_size=1)),
+                    min_size=1,
+                    max_size=members,
+                    unique_by=(lambda each: object() if each is None else each,),
+                )
+            )
+        )
     )
     rng = random.Random(draw(st.integers(0, 2**32)))
     owned: dict[str, set[TopicPartition]] = {member.id: set() for member in who}

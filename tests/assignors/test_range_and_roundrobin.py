@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from group_views import group_views
 from hypothesis import given
 from kafka.coordinator.assignors.range import RangePartitionAssignor
@@ -20,10 +21,11 @@ def kafka_pythons(assignor: Any, view: GroupView) -> dict[str, frozenset[TopicPa
     members = [
         SimpleNamespace(
             member_id=member.id,
-            group_instance_id=None,
+            group_instance_id=member.instance_id,
             metadata=SimpleNamespace(topics=sorted(t for t in member.topics if view.partitions.get(t))),
         )
-        for member in view.members
+        # kafka-python takes static members only if they stand together
+        for member in sorted(view.members, key=lambda member: member.instance_id is None)
     ]
     given = assignor.assign(Cluster(view.partitions), members)
     return {member: frozenset(assignment.partitions()) for member, assignment in given.items()}
@@ -32,6 +34,16 @@ def kafka_pythons(assignor: Any, view: GroupView) -> dict[str, frozenset[TopicPa
 @given(group_views())
 def test_range_is_kafkas(view: GroupView) -> None:
     assert compute(resolve("range"), view) == kafka_pythons(RangePartitionAssignor, view)
+
+
+@pytest.mark.parametrize("name", ["range", "roundrobin", "sticky"])
+def test_a_static_member_that_restarts_keeps_its_partitions(name: str) -> None:
+    topics = frozenset({"t"})
+    before = [Member(f"m-{n}", "", topics, instance_id=f"i-{n}") for n in range(3)]
+    first = compute(resolve(name), GroupView(tuple(before), {"t": 7}))
+    again = Member("a-new-id", "", topics, instance_id="i-2")
+    second = compute(resolve(name), GroupView((*before[:2], again), {"t": 7}))
+    assert second == {"m-0": first["m-0"], "m-1": first["m-1"], "a-new-id": first["m-2"]}
 
 
 @given(group_views())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -158,3 +159,55 @@ def test_any_single_mistake_in_a_good_assignment_is_found(data: st.DataObject) -
         good[giver].append(TopicPartition("t", view.partitions["t"]))
     with pytest.raises(BadAssignment):
         validate(view, good)
+
+
+class Raises:
+    """An allocator function, or an object in its result, that raises."""
+
+    name = "broken"
+
+    def __init__(self, error: BaseException, where: str) -> None:
+        self.error, self.where = error, where
+
+    def __iter__(self) -> Iterator[Any]:
+        raise self.error
+
+    def __index__(self) -> int:
+        raise self.error
+
+    def __call__(self, view: GroupView) -> Mapping[str, Any]:
+        if self.where == "call":
+            raise self.error
+        return {"a": self} if self.where == "partitions" else {"a": [("t", self)]}
+
+
+class Silent(BaseException):
+    def __repr__(self) -> str:
+        raise RuntimeError
+
+
+@pytest.mark.parametrize("where", ["call", "partitions", "partition"])
+@pytest.mark.parametrize("error", [SystemExit(3), asyncio.CancelledError(), GeneratorExit(), StopIteration(), Silent()])
+def test_whatever_a_function_raises_is_an_error_of_the_assignor(error: BaseException, where: str) -> None:
+    with pytest.raises(AssignorError, match=f"'broken'.* raised .*{type(error).__name__}"):
+        compute(Raises(error, where), VIEW)
+
+
+def test_ctrl_c_in_a_function_is_passed_on() -> None:
+    for where in ("call", "partitions", "partition"):
+        with pytest.raises(KeyboardInterrupt):
+            compute(Raises(KeyboardInterrupt(), where), VIEW)
+
+
+@pytest.mark.parametrize("field", ["partitions", "owned", "racks", "load"])
+def test_a_function_cannot_change_its_view(field: str) -> None:
+    class Pops:
+        name = "pops"
+
+        def __call__(self, view: GroupView) -> Mapping[str, Any]:
+            getattr(view, field).pop("u", None)
+            return {"a": [("t", 0)], "b": [("t", 1), ("t", 2)]}
+
+    with pytest.raises(AssignorError, match="'pops' raised"):
+        compute(Pops(), VIEW)
+    assert VIEW.partitions == {"t": 3, "u": 1, "unwanted": 4}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from heapq import heapify, heapreplace
+from operator import attrgetter
 
 from allocator.assignors.problem import AssignmentProblem, topic_partitions
 from allocator.assignors.types import BuiltIn, GroupView
@@ -41,7 +42,7 @@ class _Naive(BuiltIn):
 
 
 class _RoundRobin(BuiltIn):
-    """Partitions in order of topic and id, one to each member in order of ids.
+    """Partitions in order of topic and id, one to each member in Kafka's order (`Member.order`).
 
     If all members subscribe to the same topics, the result is exactly that of Kafka's own `roundrobin`.
 
@@ -60,7 +61,8 @@ class _RoundRobin(BuiltIn):
 
 
 class _Range(BuiltIn):
-    """Each topic cut into consecutive runs, one for each subscriber in order of member id; as Kafka's own `range`.
+    """Each topic cut into consecutive runs, one for each subscriber in Kafka's order (`Member.order`); as
+    Kafka's own `range`.
 
     Guarantee: within a topic counts differ by at most one, and the first members have the larger runs. Topics with
     the same subscribers and the same number of partitions are cut alike: partition 7 of each goes to the same member,
@@ -75,7 +77,7 @@ class _Range(BuiltIn):
     name = "range"
 
     def __call__(self, view: GroupView) -> Assignment:
-        members = tuple(sorted(view.members, key=lambda member: member.id))
+        members = tuple(sorted(view.members, key=attrgetter("order")))
         assigned: dict[str, list[TopicPartition]] = {member.id: [] for member in members}
         for subscribers, topics in replace(view, members=members).classes():
             for topic in topics:

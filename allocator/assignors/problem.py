@@ -43,11 +43,12 @@ class PartitionClass(NamedTuple):
 class AssignmentProblem:
     """The members and partitions of a view, in an order that does not depend on how the view is written.
 
-    Members are sorted by id, topics by name. If two members claim a partition, the first one is its holder.
+    Members are in Kafka's order (`Member.order`), topics are sorted by name. If two members claim a partition, the
+    first one is its holder.
     """
 
     def __init__(self, view: GroupView) -> None:
-        self.members = tuple(sorted(view.members, key=lambda member: member.id))
+        self.members = tuple(sorted(view.members, key=attrgetter("order")))
         index = {member.id: number for number, member in enumerate(self.members)}
         self.classes = [
             PartitionClass([index[member.id] for member in members], None, topic_partitions(view, topics))

@@ -32,6 +32,16 @@ class Member:
     """Relative capacity: a member with 2.0 should get twice the partitions of one with 1.0. Functions may ignore it."""
     rack: str | None = None
     host: str = ""
+    instance_id: str | None = None
+    """Its `group.instance.id`, for a static member of a Kafka group (KIP-345)."""
+
+    @property
+    def order(self) -> tuple[bool, str, str]:
+        """Sort key of Kafka's `range` and `roundrobin`: static members first, by instance id; the others by id.
+
+        A static member keeps its place over a restart, which gives it a new member id.
+        """
+        return self.instance_id is None, self.instance_id or "", self.id
 
 
 class SubscriberClass(NamedTuple):

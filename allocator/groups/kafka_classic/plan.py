@@ -15,6 +15,7 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from allocator.assignors import Assignor, GroupView, Member, compute
@@ -115,7 +116,9 @@ class GroupMembers:
         said = _read(members)
         self.protocol = protocol
         self.ids = [member.member_id for member in members]
-        self.members = tuple(_member(protocol, m, said[m.member_id]) for m in _ordered(members) if m.member_id in said)
+        valid = (_member(protocol, m, said[m.member_id]) for m in members if m.member_id in said)
+        # the coordinator lists members in no order, and each leader must compute the same result
+        self.members = tuple(sorted(valid, key=attrgetter("order")))
         """The members whose metadata is valid."""
         self.topics = frozenset(topic for each in said.values() for topic in each.topics)
         """All topics that a member subscribes to."""
@@ -166,15 +169,6 @@ def _read(members: Sequence[JoinedMember]) -> dict[str, Subscription]:
     return found
 
 
-def _ordered(members: Sequence[JoinedMember]) -> list[JoinedMember]:
-    """The members in a stable order, static members first by their instance ids, so that their partitions stay with
-    them when they return (KIP-345).
-
-    The coordinator lists members in no order, and each leader must compute the same result.
-    """
-    return sorted(members, key=lambda m: (m.instance_id is None, m.instance_id or "", m.member_id))
-
-
 def _claims(protocol: str, said: Subscription) -> tuple[Partitions, int]:
     """The partitions that a member claims, with the generation of the claim. Under `sticky`, the partitions that it
     prefers."""
@@ -222,6 +216,7 @@ def _member(protocol: str, member: JoinedMember, said: Subscription) -> Member:
         weight=float(weight) if sound else 1.0,
         rack=said.rack,
         host=str(about.get("host", "")),
+        instance_id=member.instance_id,
     )
 
 

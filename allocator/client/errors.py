@@ -123,7 +123,7 @@ class GroupReaction(enum.Enum):
     RETRY = "ask the same coordinator again after the back-off"
     REFIND = "find the coordinator again, then retry"
     DROP_METADATA = "retry at once without the metadata, which is too large"
-    CHECK_TOPIC = "retry while the cluster has the partition; without it nothing can have been committed"
+    CHECK_TOPIC = "retry while the cluster has the partition; without it nothing is or can be committed"
     FAIL = "tell the caller"
     REJOIN = "still a member: join again, and keep the partitions where the assignor allows it"
     LOST = "the group went on without this member: its partitions are lost; join again under the same member id"
@@ -143,7 +143,7 @@ FIND = {
 
 COMMIT = {
     -1: GroupReaction.RETRY,  # 0.8.1, if ZooKeeper did not accept the write
-    3: GroupReaction.RETRY,  # unknown topic or partition: the coordinator does not know it yet
+    3: GroupReaction.CHECK_TOPIC,  # the coordinator does not know the partition yet, or it was deleted
     7: GroupReaction.RETRY,  # the offsets topic's replicas were slow
     12: GroupReaction.DROP_METADATA,
     14: GroupReaction.RETRY,

@@ -35,12 +35,14 @@ __all__ = ["GroupOffsets"]
 log = logging.getLogger(__name__)
 
 UNKNOWN_ERROR = -1
+UNKNOWN_TOPIC_OR_PARTITION = 3
 UNKNOWN_MEMBER = 25
 FENCING = (
     GroupReaction.LOST,
     GroupReaction.RESET,
     GroupReaction.FENCED,
 )  # not a member, or not a member of this generation
+RETRYING = (GroupReaction.RETRY, GroupReaction.REFIND, GroupReaction.CHECK_TOPIC)
 PASSING = (GroupReaction.REJOIN, GroupReaction.NEW_EPOCH)  # still a member, whose next attempt may succeed
 # more: a commit succeeds later after a failure of the coordinator; less: more requests to one that struggles
 BACKOFF_MAX_S = 1.0
@@ -198,9 +200,10 @@ class GroupOffsets:
         response = await self._coordinator.ask(request, deadline)
         if fetch_code(response):
             raise self._group_error(fetch_code(response), identity)
-        again = set()
+        again = set() if asked is None else set(asked)  # an omitted partition is not one without an offset
         unknown = set()
         for tp, code, committed in fetch_results(response):
+            again.discard(tp)
             if committed is not None:
                 metadata = as_read(committed.metadata or "", self._client.metadata.cluster_id)
                 found[tp] = committed._replace(metadata=metadata)
@@ -253,9 +256,10 @@ class GroupOffsets:
     async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
         """Commits each offset: the one of the next record to read. Returns when Kafka has stored all of them.
 
-        Retries partitions that may succeed later. Leaves out metadata that is too large, with a warning. Raises
-        `CommitFailed` with the partitions that were not committed and why; all others were. It is `Fenced` if the
-        group took one of them from the `committer`. Raises `ConfigError` for an offset below 0, and sends nothing then.
+        Retries partitions that may succeed later, and gives up those that the cluster does not have. Leaves out
+        metadata that is too large, with a warning. Raises `CommitFailed` with the partitions that were not committed
+        and why; all others were. It is `Fenced` if the group took one of them from the `committer`. Raises
+        `ConfigError` for an offset below 0, and sends nothing then.
         A cancelled call may or may not have committed.
         """
         if not offsets:
@@ -351,10 +355,34 @@ class GroupOffsets:
             if exc.retriable:
                 await self._pause(deadline)
             return
-        if self._read(response, callers, some, identity):
+        pause = self._read(response, callers, some, identity)
+        unknown = {tp for tp, code in response.results if code == UNKNOWN_TOPIC_OR_PARTITION}
+        if unknown:
+            await self._give_up_deleted(callers, unknown)
+        if pause:
             await self._pause(deadline)
         else:
             self._failures = 0
+
+    async def _give_up_deleted(self, callers: Sequence[PendingCommit], unknown: set[TopicPartition]) -> None:
+        """Fails the commits of the partitions among `unknown` that the cluster does not have.
+
+        The brokers must say so twice: a broker learns of a new topic a moment later than others.
+        """
+        try:
+            await self._refresh({tp.topic for tp in unknown})
+        except BrokerError as exc:
+            log.debug("group %s: cannot look up the topics that the coordinator does not know: %s", self.group, exc)
+            return
+        for tp in unknown:
+            why = self._client.metadata.errors.get(tp.topic, UNKNOWN_TOPIC_OR_PARTITION)
+            if tp.partition in (self._client.partitions(tp.topic) or ()) or why != UNKNOWN_TOPIC_OR_PARTITION:
+                continue
+            error = BrokerError("the cluster does not have this partition (any more)", code=UNKNOWN_TOPIC_OR_PARTITION)
+            for call in callers:
+                if tp in call.left:
+                    call.missing[tp] = call.missing.get(tp, 0) + 1
+                    call.note([tp], error, final=call.missing[tp] > 1)
 
     async def _pause(self, deadline: float) -> None:
         """Waits before the next request: longer after each failure in a row, and not past the deadline."""
@@ -368,7 +396,9 @@ class GroupOffsets:
         """Returns whether to pause before the next request."""
         pause = False
         errors: dict[int, BrokerError] = {}
+        omitted = set(sent)
         for tp, code in response.results:
+            omitted.discard(tp)
             if code == 0:
                 for call in callers:
                     call.left.pop(tp, None)
@@ -390,7 +420,7 @@ class GroupOffsets:
                 reaction = GroupReaction.FAIL
             if reaction is GroupReaction.REFIND:
                 self._coordinator.forget()
-            pause = pause or reaction in (GroupReaction.RETRY, GroupReaction.REFIND)
+            pause = pause or reaction in RETRYING
             error = errors.setdefault(code, for_code(code, "the coordinator"))
             for call in callers:
                 final = reaction is GroupReaction.FAIL
@@ -398,7 +428,11 @@ class GroupOffsets:
                     call.unknown[tp] = call.unknown.get(tp, 0) + 1
                     final = final or call.unknown[tp] > MOST_UNKNOWN
                 call.note([tp], error, final=final)
-        return pause
+        if omitted:
+            error = BrokerError("the coordinator's response omits it", retriable=True)
+            for call in callers:
+                call.note(omitted, error, final=False)
+        return pause or bool(omitted)
 
     def _identity(self, callers: Iterable[PendingCommit], some: Offsets) -> Identity:
         """The identity for the next request. Removes the partitions from `some` that the member may no longer
@@ -439,5 +473,6 @@ class GroupOffsets:
             exc.code is not None and react(MEMBER_COMMIT, exc.code) in FENCING for exc in call.failed.values()
         )
         error = (Fenced if fenced else CommitFailed)(f"group {self.group!r}: not committed: {what}")
-        error.retriable = not call.failed
+        # a deleted topic may be created again
+        error.retriable = all(exc.code == UNKNOWN_TOPIC_OR_PARTITION for exc in call.failed.values())
         return error

@@ -32,6 +32,7 @@ class PendingCommit:
             _check(tp, value.offset)
         self.left: Offsets = dict(offsets)
         self.unknown: dict[TopicPartition, int] = {}  # number of unknown errors
+        self.missing: dict[TopicPartition, int] = {}  # number of looks at metadata that did not find the partition
         self.failed: dict[TopicPartition, BrokerError] = {}
         self.last: dict[TopicPartition, AllocatorError] = {}  # why a partition is not committed yet
 

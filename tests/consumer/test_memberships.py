@@ -277,6 +277,36 @@ async def test_who_asks_for_nothing_too_long_leaves_and_comes_back_when_he_asks(
             await asyncio.wait({waiting})
 
 
+@each("kafka")
+async def test_a_deleted_topic_does_not_delay_the_commits_of_others(
+    service: Service, topic_factory: Callable[..., str]
+) -> None:
+    gone = topic_factory(4)
+    await service.produce(0, 40)
+    await service.produce(0, 40, gone)
+    async with service.consumer(service.topic, gone, auto_commit_interval_s=0.2) as consumer:
+        await owns(consumer, 8)
+        assert len(await read(consumer, 80)) == 80
+        delete = asyncio.ensure_future(in_thread(lambda: service.cluster.delete_topic(gone)))
+        # each batch is done, and to be committed, once the next one is requested; one that is in hand is not
+        number = 40
+        while not delete.done() or len(consumer.assignment()) > 4:
+            await service.produce(number, number + 4)
+            number += 4
+            await read(consumer, 4)
+        await delete
+        refused = time.monotonic()
+        await service.produce(number, number + 4)
+        await read(consumer, 4)
+
+        async def committed() -> int:
+            return sum([(await consumer.committed(p)).offset for p in service.partitions])  # type: ignore[union-attr]
+
+        while await committed() < number + 4:
+            await consumer.getbatch(0.1)
+            assert time.monotonic() < refused + 25, "the commits wait for the deleted topic"
+
+
 # -- commits that nobody waits for ----------------------------------------------------------------------------------
 
 

@@ -112,10 +112,63 @@ async def test_committing_nothing_asks_nothing() -> None:
 @pytest.mark.parametrize("code", [3, 7, 14, -1])
 async def test_what_may_pass_is_retried_for_the_partition_concerned_alone(code: int) -> None:
     async with Coordinator() as broker, KafkaClient(broker.address) as client:
+        broker.topics["t"] = [1, 1]
         broker.codes[B] = [code, code]
         await offsets(client).commit({A: at(1), B: at(2)})
         assert broker.commits == [{0: (1, ""), 1: (2, "")}, {1: (2, "")}, {1: (2, "")}]
         assert broker.count(10) == 1
+
+
+async def test_a_partition_that_the_cluster_does_not_have_is_given_up_and_the_others_are_committed() -> None:
+    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+        broker.topics["t"] = [1]
+        broker.codes[B] = [3] * 10_000
+        with pytest.raises(CommitFailed, match=r"t:1 \(the cluster does not have this partition") as caught:
+            await offsets(client, timeout_s=3600).commit({A: at(1), B: at(2), C: at(3)})
+        assert "t:0" not in str(caught.value)
+        assert caught.value.retriable, "the topic may be created again"
+        assert broker.commits == [{0: (1, ""), 1: (2, ""), 2: (3, "")}, {1: (2, "")}]
+        assert broker.stored == {A: at(1), C: at(3)}
+
+
+async def test_a_partition_that_a_broker_learns_of_a_moment_later_is_committed() -> None:
+    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+        broker.codes[A] = [3]
+        await offsets(client).commit({A: at(1)})  # metadata does not list it yet either
+        assert broker.stored == {A: at(1)}
+
+
+@pytest.mark.parametrize("key", [8, 9])
+async def test_a_partition_that_a_response_omits_is_asked_for_again_after_the_back_off(key: int) -> None:
+    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+        handler, silent = broker.handlers[key], True
+
+        async def omits(request: Any) -> Any:
+            response = handler(request)
+            response = await response if asyncio.iscoroutine(response) else response
+            if silent:
+                response.topics = [topic for topic in response.topics if topic.partitions[0].partition_index != 1]
+                for topic in response.topics:
+                    topic.partitions = [part for part in topic.partitions if part.partition_index != 1]
+            return response
+
+        broker.stored = {A: at(1), B: at(2)}
+        broker.handlers[key] = omits
+        group = GroupOffsets(client, "g", retry_backoff_s=0.01, timeout_s=0.5)
+        if key == 8:
+            with pytest.raises(CommitFailed, match=r"t:1 .*omits") as caught:
+                await group.commit({A: at(3), B: at(4)})
+            assert caught.value.retriable
+        else:
+            with pytest.raises(NoOffsetsError, match="t:1"):
+                await group.fetch([A, B])
+        assert 2 <= broker.count(key) <= 51
+        silent = False
+        if key == 8:
+            await group.commit({B: at(5)})
+            assert broker.stored == {A: at(3), B: at(5)}
+        else:
+            assert await group.fetch([A, B]) == {A: at(1), B: at(2)}
 
 
 async def test_an_unknown_server_error_that_stays_is_tried_a_few_times_ever_later_and_then_told() -> None:
@@ -363,6 +416,7 @@ async def test_the_newest_offset_counts_whichever_request_it_goes_out_in() -> No
 
 async def test_partitions_that_are_refused_for_now_do_not_keep_the_others_from_going() -> None:
     async with Coordinator() as broker, KafkaClient(broker.address) as client:
+        broker.topics["t"] = [1] * 1300
         broker.codes = {TopicPartition("t", p): [3] * 500 for p in range(600)}
         task = asyncio.ensure_future(offsets(client, timeout_s=30).commit(many(1300)))
         await wait_until_async(lambda: set(broker.stored) == set(many(1300)) - set(many(600)), 30)

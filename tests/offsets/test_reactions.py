@@ -77,12 +77,13 @@ EXPECTED: dict[str, tuple[dict[int, GroupReaction], dict[GroupReaction, set[int]
         {R.REFIND: {15, 16}, R.LOST: {22}, R.RESET: {25, 110}, R.FENCED: {82}, R.REJOIN: {27}},
     ),
     "LeaveGroup": (LEAVE, {R.REFIND: {15, 16}, R.DONE: {25, 82}}),
-    "OffsetCommit": (COMMIT, {R.REFIND: {15, 16}, R.DROP_METADATA: {12, 28}, R.RETRY: {-1}}),
+    "OffsetCommit": (COMMIT, {R.REFIND: {15, 16}, R.DROP_METADATA: {12, 28}, R.CHECK_TOPIC: {3}, R.RETRY: {-1}}),
     "OffsetCommit of a member": (
         MEMBER_COMMIT,
         {
             R.REFIND: {15, 16},
             R.DROP_METADATA: {12, 28},
+            R.CHECK_TOPIC: {3},
             R.RETRY: {-1},
             R.LOST: {22},
             R.RESET: {25, 69, 110},

@@ -81,7 +81,10 @@ class InconsistentAssignor(AssignorError):
 
 
 class InstanceIdInUse(AllocatorError):
-    """Another live member of the group has the same `instance_id`. This one gets no partitions until that one ends."""
+    """Another live member of the group has the same `instance_id`. This one gets no partitions until that one ends.
+
+    With `group_protocol="consumer"` a process that was killed counts as live until its session has ended.
+    """
 
 
 class ResourceLost(AllocatorError):

@@ -28,6 +28,7 @@ __all__ = [
     "MEMBER_COMMIT",
     "OFFSET_FETCH",
     "SYNC",
+    "UNRELEASED_INSTANCE_ID",
     "FetchReaction",
     "GroupReaction",
     "broker_error",
@@ -234,6 +235,9 @@ LEAVE = {
     25: GroupReaction.DONE,  # the broker has removed it already
     82: GroupReaction.DONE,
 }
+
+
+UNRELEASED_INSTANCE_ID: Final = 111  # another member has the instance id and has not left
 
 
 # Members of a KIP-848 group send only this request about the group.

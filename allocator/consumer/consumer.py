@@ -184,8 +184,9 @@ class Consumer:
     async def start(self) -> None:
         """Connects and joins the group.
 
-        Raises BrokersUnavailable or ZooKeeperUnavailable within `connect_timeout_s`. If a topic does not exist, logs a
-        warning and waits for it.
+        Raises BrokersUnavailable or ZooKeeperUnavailable within `connect_timeout_s`, and InstanceIdInUse if another
+        member of a Kafka group still has the `instance_id` then. If a topic does not exist, logs a warning and waits
+        for it.
         """
         if self._started:
             raise RuntimeError("start() was called already; make a new Consumer")

@@ -7,7 +7,8 @@ import logging
 from collections.abc import Callable
 
 from allocator.client.client import KafkaClient
-from allocator.errors import BrokersUnavailable
+from allocator.client.errors import UNRELEASED_INSTANCE_ID
+from allocator.errors import BrokersUnavailable, InstanceIdInUse
 from allocator.groups.kafka_group import KafkaGroup
 from allocator.groups.lease import KafkaLease
 from allocator.groups.membership import AssignmentListener, GroupMembership
@@ -75,7 +76,8 @@ class KafkaMember(GroupMembership):
         """Becomes a member and waits for its first assignment; returns without one if the rebalance takes longer.
 
         Raises `BrokersUnavailable` when no coordinator was found in time, `ConfigError` for what the brokers or the
-        group do not have, or `BrokerError` when the coordinator refuses.
+        group do not have, `InstanceIdInUse` while another process has the instance id, or `BrokerError` when the
+        coordinator refuses.
         """
         if self._task is not None:
             raise RuntimeError("join() was called already")
@@ -92,6 +94,12 @@ class KafkaMember(GroupMembership):
                     hint = "; is the offsets topic available?" if failure.code == NO_COORDINATOR else ""
                     raise BrokersUnavailable(
                         f"{where} could not be joined within {self._connect_timeout_s:g} s; last: {failure}{hint}"
+                    )
+                if failure is not None and failure.code == UNRELEASED_INSTANCE_ID:
+                    raise InstanceIdInUse(
+                        f"group {self._group_name!r} could not be joined within {self._connect_timeout_s:g} s: another "
+                        f"process has its instance id, or had it and has not left ({failure}); give each process an "
+                        "instance id of its own, or start again when the session of the other one has ended"
                     )
                 log.info(
                     "%s: no assignment yet; this member gets partitions when the rebalance ends%s",

@@ -18,7 +18,7 @@ from kip848_fake import FAST, Kip848Broker, ids, owned, topic_id
 from kip848_members import Kip848Member
 
 from allocator.client.client import KafkaClient
-from allocator.errors import BrokerError, BrokersUnavailable, ConfigError, Fenced
+from allocator.errors import BrokerError, BrokersUnavailable, ConfigError, Fenced, InstanceIdInUse
 from allocator.groups.kip848.membership import Kip848Membership
 from allocator.groups.kip848.settings import Kip848Settings
 from allocator.testing import wait_until_async
@@ -245,5 +245,11 @@ async def test_join_says_what_prevents_it() -> None:
         membership = Kip848Membership(client, "g", ours.owner, replace(settings, connect_timeout_s=10))
         with pytest.raises(BrokerError, match="GROUP_AUTHORIZATION_FAILED"):
             await membership.join()
+        broker.codes = [111] * 10_000
+        beats = len(broker.beats)
+        membership = Kip848Membership(client, "g", ours.owner, settings)
+        with pytest.raises(InstanceIdInUse, match=r"within 2 s: another process has its instance id"):
+            await membership.join()
+        assert len(broker.beats) - beats < 10, "the pauses between the attempts grow"
         with pytest.raises(ConfigError, match="not a regular expression"):
             Kip848Membership(client, "g", ours.owner, Kip848Settings(pattern="["))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from typing import Any
 
 import pytest
@@ -152,10 +153,13 @@ async def test_a_static_member_leaves_for_a_while() -> None:
 async def test_an_instance_that_is_not_released_yet_is_waited_for(caplog: pytest.LogCaptureFixture) -> None:
     async with Kip848Broker() as broker:
         broker.codes = [111] * 5
-        with caplog.at_level(logging.WARNING, "allocator"):
-            async with Member(broker, instance_id="i") as m:
+        began = time.monotonic()
+        with caplog.at_level(logging.INFO, "allocator"):
+            async with Member(broker, instance_id="i", retry_backoff_s=0.01) as m:
                 assert m.recorder.held == ids(0, 1, 2)
+        assert time.monotonic() - began >= 0.01 * (1 + 2 + 4 + 8 + 16)
         assert caplog.text.count("predecessor") == 1
+        assert "heartbeat failed" not in caplog.text
 
 
 @pytest.mark.parametrize("code", [14, 15, 16])

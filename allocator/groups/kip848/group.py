@@ -19,7 +19,15 @@ from typing import Protocol
 
 from allocator.client.client import KafkaClient
 from allocator.client.configs import GROUP_RESOURCE, describe_configs
-from allocator.client.errors import KIP848_HEARTBEAT, KIP848_LEAVE, MEMBER_COMMIT, GroupReaction, for_code, react
+from allocator.client.errors import (
+    KIP848_HEARTBEAT,
+    KIP848_LEAVE,
+    MEMBER_COMMIT,
+    UNRELEASED_INSTANCE_ID,
+    GroupReaction,
+    for_code,
+    react,
+)
 from allocator.errors import AllocatorError, BrokerError
 from allocator.groups.heartbeat import HeartbeatTimer
 from allocator.groups.kafka_group import Interrupted, KafkaGroup, KafkaGroupParticipant, repeat_leave, unless
@@ -50,6 +58,9 @@ SESSION_TIMEOUT = "consumer.session.timeout.ms"
 # between two requests for the session timeout. more: notices a shorter one later; less: more requests
 SESSION_ASKED_EVERY_S = 60.0
 RESPONSE_WITHIN_S = 2.0  # limit of a response. more: a broker that hangs delays a heartbeat longer
+# between two attempts to join while another process has the instance id. more: a restarted process joins later; less:
+# more requests
+NAMESAKE_RETRY_MAX_S = 1.0
 UNNAMED_RETRY_S = 0.5  # pause before reading metadata again for the name of a topic that was just created
 
 
@@ -135,7 +146,7 @@ class Kip848Group(KafkaGroup):
         self._reached: IdPartitions | None = None  # the assignment that the member carried out last
         self._owned = NONE
         self._loss: tuple[str, Kip848Phase] | None = None
-        self._waits_for_namesake = False
+        self._refused_by_namesake = 0
 
     # -- called by the membership ---------------------------------------------------------------------------------
 
@@ -331,7 +342,7 @@ class Kip848Group(KafkaGroup):
         if new_epoch:
             log.info("%s: %s is at epoch %d", self.group, self.member_id, response.epoch)
         self.epoch = response.epoch
-        self._waits_for_namesake = False
+        self._refused_by_namesake = 0
         # the session timeout is unknown here, but it is longer than the heartbeat interval
         session_s = self._session_s or response.interval_s
         timer = self.heartbeat
@@ -379,9 +390,10 @@ class Kip848Group(KafkaGroup):
         elif reaction in (GroupReaction.LOST, GroupReaction.FENCED, GroupReaction.FAIL):
             self._fail(refusal(response, self.group, self._settings))
         else:
-            if response.code == 111 and not self._waits_for_namesake:
-                self._waits_for_namesake = True
-                log.warning("%s: waits until its predecessor has left or expired: %s", self.group, response.message)
+            if response.code == UNRELEASED_INSTANCE_ID:
+                self._refused_by_namesake += 1
+                if self._refused_by_namesake == 1:
+                    log.warning("%s: waits until its predecessor has left or expired: %s", self.group, response.message)
             if reaction is GroupReaction.REFIND:
                 self._coordinator.forget()
             error.retriable = True
@@ -391,6 +403,9 @@ class Kip848Group(KafkaGroup):
         # the coordinator may have received the heartbeat, and the lost response may have had an assignment
         self._reported = None
         self._failure = error
+        if error.code == UNRELEASED_INSTANCE_ID:  # `_react` has logged it
+            doubled = 1 << min(self._refused_by_namesake - 1, 10)
+            return min(NAMESAKE_RETRY_MAX_S, self._settings.retry_backoff_s * doubled)
         if error.retriable:
             log.info("%s: heartbeat failed: %s", self.group, error)
             return self._settings.retry_backoff_s

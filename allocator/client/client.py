@@ -141,8 +141,10 @@ class KafkaClient:
                 where, patience = f"{broker.host}:{broker.port}", CONNECT_TIMEOUT_S
                 if deadline is not None:  # an address that drops packets must leave time for the other addresses
                     patience = min(patience, max(0.1, deadline - time.monotonic()) / (len(self._addresses) - n))
+                left = None if deadline is None else max(0.1, deadline - time.monotonic())
                 try:
-                    await within(self._ask_metadata(broker.node_id, None, patience), patience)
+                    # `patience` to connect, and then again for the response: a slow broker must be able to respond
+                    await within(self._ask_metadata(broker.node_id, None, patience), left)
                     self._live().adopt(broker.node_id)
                     return
                 except kafka_errors.NodeNotReadyError:

@@ -296,13 +296,16 @@ class ConnectionPool:
         self._on_loss()
 
     def _doubt(self, connection: BrokerConnection) -> None:
-        """Drops what is known of a broker that closed a connection, or may have been replaced."""
+        """Drops what this connection expected of its broker, which may have been replaced."""
         where = connection.where
-        self._seen.pop(where, None)
+        if connection.versions is not None:
+            if self._seen.get(where) is connection.versions:
+                del self._seen[where]
+            return
         plain = self.settings.tls is None and not self.settings.sasl_enabled  # brokers of 0.8 know neither
-        running = self._recognizing.get(where)
-        if connection.hung_up and connection.versions is None and plain and (running is None or running.done()):
-            self._recognizing[where] = self._loop.create_task(self._recognize(connection.broker))
+        if connection.hung_up and plain and where not in self._seen and where not in self._recognizing:
+            task = self._recognizing[where] = self._loop.create_task(self._recognize(connection.broker))
+            task.add_done_callback(lambda _: self._recognizing.pop(where))
 
     def _failed(self, key: Hashable, address: str, error: Exception) -> None:
         failures = self._backoff.get(key, (0, 0.0))[0] + 1
@@ -375,7 +378,7 @@ class ConnectionPool:
         with contextlib.suppress(asyncio.TimeoutError):  # some TLS peers never answer the closing handshake
             await within(asyncio.gather(*(connection.ended() for connection in closing)), 1.0)
         if self._recognizing:  # they end with their connections
-            await asyncio.wait(self._recognizing.values())
+            await asyncio.wait(tuple(self._recognizing.values()))
 
 
 def _broker_id(key: Any) -> Any:

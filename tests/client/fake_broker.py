@@ -101,6 +101,7 @@ class FakeBroker:
         self.tls = tls
         self.topics: dict[str, list[int]] = {}  # leaders of the partitions
         self.lists_itself = True
+        self.delay_s = 0.0  # before each response, and before a connection is closed
 
     @property
     def address(self) -> str:
@@ -129,6 +130,7 @@ class FakeBroker:
                     (size,) = struct.unpack(">i", await reader.readexactly(4))
                     data = await reader.readexactly(size)
                     key, version, correlation = struct.unpack_from(">hhi", data)
+                    await asyncio.sleep(self.delay_s)
                     if version == NO_VERSION:
                         if self.versions is not None:
                             return

@@ -139,6 +139,10 @@ def kafka_0_9(list_groups: Any) -> FakeBroker:
     return FakeBroker({18: lambda _: SILENT, 16: list_groups}, versions=None)
 
 
+def no_offsets(request: Any) -> Any:
+    return OffsetFetchResponse(topics=[], version=request.API_VERSION)
+
+
 def no_groups(request: Any) -> Any:
     return ListGroupsResponse(error_code=0, groups=[], version=request.API_VERSION)
 
@@ -156,6 +160,20 @@ async def test_0_9_is_told_by_what_it_answers_instead(caplog: pytest.LogCaptureF
         assert [f"{broker.address} is Kafka 0.9: " in text for text in warnings] == [True]
         await client.prepare(1, FetchRequest)
         assert broker.count(18) == 1, "a further connection does not disturb other clients of 0.9"
+
+
+async def test_0_8_is_recognized_though_that_takes_longer_than_an_attempt_to_connect(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Connections that an impatient caller opened meanwhile fail, and do not undo it."""
+    monkeypatch.setattr("allocator.client.client.CONNECT_TIMEOUT_S", 0.5)
+    broker = FakeBroker({10: lambda _: HANG_UP, 9: no_offsets}, versions=None)
+    broker.delay_s = 0.4
+    async with broker:
+        client = KafkaClient(broker.address)
+        await client.connect(60)
+        assert client.broker_version == (0, 8, 1)
+        await client.close()
 
 
 @pytest.mark.parametrize("silent", [True, False], ids=["0.9", "0.8"])
@@ -188,10 +206,7 @@ async def test_0_8_2_is_told_by_what_it_hangs_up_on() -> None:
 
 
 async def test_0_8_1_is_told_by_what_it_hangs_up_on() -> None:
-    def offsets(request: Any) -> Any:
-        return OffsetFetchResponse(topics=[], version=request.API_VERSION)
-
-    broker = FakeBroker({10: lambda _: HANG_UP, 9: offsets}, versions=None)
+    broker = FakeBroker({10: lambda _: HANG_UP, 9: no_offsets}, versions=None)
     async with broker, KafkaClient(broker.address) as client:
         assert client.broker_version == (0, 8, 1)
         assert client.api_version(FindCoordinatorRequest) is None

@@ -319,6 +319,10 @@ class GroupedConsumer(BaseConsumer):
             return False
         return True
 
+    def _put_back(self, starts: Mapping[TopicPartition, int]) -> None:
+        self._engine.progress.put_back(starts)
+        super()._put_back(starts)
+
     def _go_to(self, partition: TopicPartition, offset: int) -> None:
         if self._engine.state.is_fetchable(partition):  # not if it was lost or is revoked
             self._rewind(partition, offset)
@@ -362,7 +366,7 @@ class GroupedConsumer(BaseConsumer):
         if rest:  # returned values without a commit are read again
             found = await list_offsets(self._engine.client, rest)
             committed.update((p, at.offset) for p, at in found.items() if at is not None)
-        self._put_back(committed)
+        super()._put_back(committed)  # the user may still work on returned values
         self._synced.add(topic)
         self.synced_offsets.add(topic)
 

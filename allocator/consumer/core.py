@@ -595,6 +595,7 @@ class ConsumerCore:
             error.retriable = True
             raise error
         stamp = f"generation {self.membership.generation} member {self.membership.member_id}"
+        self.progress.note_member(self.membership.member_id)
         last_id, text = None, stamp  # commits mostly have one topic
         to_send = {}
         for partition, each in offsets.items():

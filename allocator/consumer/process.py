@@ -158,6 +158,9 @@ class OwnConsumer:
     async def committed(self, partition: TopicPartition) -> OffsetAndMetadata | None:
         return None if self._engine.group is None else await self._consumer.committed(partition)
 
+    def is_own(self, committed: OffsetAndMetadata) -> bool:
+        return self._engine.progress.is_own(committed)
+
     @property
     def keeps_positions(self) -> bool:
         return self._engine.sink is not None

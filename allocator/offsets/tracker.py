@@ -7,10 +7,14 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from allocator.subscription.done import DoneSet, done_of
-from allocator.subscription.loss import stamped, topic_of
+from allocator.subscription.loss import Committed, as_written, stamped, topic_of
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 __all__ = ["OffsetTracker"]
+
+# in place of the offset after delivered records, once the position was set anew: the user still works on these records,
+# but they are done at no offset
+REPLACED = -1
 
 
 class OffsetTracker:
@@ -33,6 +37,7 @@ class OffsetTracker:
             TopicPartition, DoneSet
         ] = {}  # records done before, beyond the offset where the partition began
         self._topics: dict[TopicPartition, Any] = {}  # the id of the topic, where it is known
+        self._members: set[str] = set()  # the ids under which this process has committed
         self._waiters: list[tuple[frozenset[TopicPartition], asyncio.Future[None]]] = []
 
     @property
@@ -63,33 +68,53 @@ class OffsetTracker:
         self._handed.clear()
         self._wake()
 
+    def put_back(self, partitions: Iterable[TopicPartition]) -> None:
+        """The user did not get the delivered records after all."""
+        for partition in partitions:
+            self._handed.pop(partition, None)
+        self._wake()
+
     def rewind(self, partition: TopicPartition, offset: int, done: DoneSet | None = None) -> None:
-        """The user chose another position, which replaces the former one; `done`: beyond it."""
+        """Another position replaces the former one; `done`: beyond it.
+
+        The user still works on records that were delivered before, so a release of the partition waits for them.
+        """
         self._note_beyond(partition, done)
-        self._handed.pop(partition, None)
+        if partition in self._handed:
+            self._handed[partition] = REPLACED
         self._committed.pop(partition, None)
         self._done[partition] = offset
         self._reached[partition] = offset
-        self._wake()
 
     def begin(self, partition: TopicPartition, committed: OffsetAndMetadata | None) -> OffsetAndMetadata | None:
-        """Where to start a partition that was just assigned: the committed offset or, if higher, what we processed.
+        """Where to start a partition that was just assigned: the committed offset, or what this process had reached.
 
-        The higher one is kept because a commit of ours may have been lost, or overtaken by an older one; those
-        records were processed, so nothing is skipped. Unless they were of a topic that is gone.
+        What it had reached counts if it is higher, and if no other process has committed since: a commit of this
+        process may have failed, or may have been overtaken by an older one. Any other commit counts as it is. It may be
+        lower on purpose, because an operator or another owner sought there.
         """
         reached, topic = self._reached.get(partition), self._topics.get(partition)
         self._note_beyond(partition, None)
         if committed is not None:
             self._committed[partition] = committed.offset
             self._note_beyond(partition, done_of(committed.metadata, committed.offset))
-            if topic is not None and topic_of(committed.metadata) not in (None, topic):
+            if not self.is_own(committed) or (topic is not None and topic_of(committed.metadata) not in (None, topic)):
+                self._reached.pop(partition, None)
                 return committed
         if reached is None or (committed is not None and committed.offset >= reached):
             return committed
         self._done[partition] = reached
         self._note_beyond(partition, None)
         return OffsetAndMetadata(reached, stamped("", topic), -1)
+
+    def note_member(self, member_id: str) -> None:
+        """This process commits under this id."""
+        self._members.add(member_id)
+
+    def is_own(self, committed: OffsetAndMetadata) -> bool:
+        """Whether this process has committed the offset. False if the offset does not say who did."""
+        found = committed if isinstance(committed, Committed) else as_written(committed)
+        return found.member in self._members
 
     def done_beyond(self, partition: TopicPartition) -> DoneSet | None:
         """Records that were done before, beyond the offset where the partition began or was set to."""
@@ -114,7 +139,9 @@ class OffsetTracker:
         self, partitions: Iterable[TopicPartition] | None = None, *, in_hand: bool = False
     ) -> dict[TopicPartition, int]:
         """The done offsets that are not committed yet; with `in_hand`, also the delivered ones that are not done."""
-        reached = {**self._done, **self._handed} if in_hand else self._done
+        reached = dict(self._done)
+        if in_hand:
+            reached.update((p, offset) for p, offset in self._handed.items() if offset != REPLACED)
         chosen = reached if partitions is None else [p for p in partitions if p in reached]
         # a delivered offset may have been committed already, and must not be set back to the done one
         return {p: reached[p] for p in chosen if reached[p] > self._committed.get(p, -1)}
@@ -137,9 +164,12 @@ class OffsetTracker:
         await future
 
     def _move(self, partition: TopicPartition) -> None:
-        self._done[partition] = self._handed.pop(partition)
+        offset = self._handed.pop(partition)
+        if offset == REPLACED:
+            return
+        self._done[partition] = offset
         if self._asking_is_done:
-            self._reached[partition] = self._done[partition]
+            self._reached[partition] = offset
 
     def _wake(self) -> None:
         still = []

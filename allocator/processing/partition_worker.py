@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +21,7 @@ from allocator.processing.record_orders import Quarantined
 from allocator.processing.retry_topics import RetryPlan
 from allocator.processing.window import Span, Unit, Window
 from allocator.subscription.done import DoneSet, fingerprint
-from allocator.tasks import wait_for_event
+from allocator.tasks import wait_for_event, within
 from allocator.types import TopicPartition
 
 __all__ = ["InHandBytes", "PartitionWorker", "Work"]
@@ -465,7 +466,8 @@ class PartitionWorker:
         """Stops, and waits for the running calls. After `timeout_s` it cancels them. Returns whether all
         ended in time."""
         self.stop()
-        if await wait_for_event(self._quiet, timeout_s):
+        with contextlib.suppress(asyncio.TimeoutError):
+            await within(self.ended(), timeout_s)
             return True
         log.warning(
             "%s: the handler has not come to an end within %g s; %s will be handled again by the next owner",
@@ -486,6 +488,8 @@ class PartitionWorker:
         self._given_up = bool(in_threads)
         if not in_threads and not await wait_for_event(self._quiet, patience_s):
             log.error("%s: the handler does not heed its cancellation", self.name)
+        if self._after is not None:
+            await self._after.abandon(patience_s)
 
     @property
     def stuck(self) -> bool:

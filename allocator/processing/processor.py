@@ -64,6 +64,9 @@ class RecordSource(Protocol):
 
     async def committed(self, partition: TopicPartition) -> OffsetAndMetadata | None: ...
 
+    def is_own(self, committed: OffsetAndMetadata) -> bool:
+        """Whether this process has committed the offset."""
+
     @property
     def keeps_positions(self) -> bool:
         """Whether a sink, and not the group, has the position of a partition that returns."""
@@ -128,6 +131,8 @@ class Processor(RebalanceListener):
         self._past: dict[TopicPartition, PartitionWorker] = {}
         """The last worker of each partition that this member no longer owns: it knows the progress, and whether its
         thread still runs."""
+        self._returning: dict[TopicPartition, object] = {}
+        """A new value for each time that a partition comes back."""
         self._going: set[TopicPartition] = set()
         self._paused: set[TopicPartition] = set()
         self._orders = RecordOrders()
@@ -265,9 +270,10 @@ class Processor(RebalanceListener):
 
     async def on_partitions_revoked(self, partitions: Partitions) -> None:
         self._going |= partitions
-        workers = [self._workers[partition] for partition in partitions if partition in self._workers]
+        workers = self._present(partitions)
         # if this is cancelled (the session is lost), `on_partitions_lost` still finds the workers
-        await asyncio.gather(*(worker.drain(self._settings.drain_timeout_s) for worker in workers))
+        every = workers + self._replaced(partitions)
+        await asyncio.gather(*(worker.drain(self._settings.drain_timeout_s) for worker in every))
         try:
             await self._commit(workers)
         except AllocatorError as error:
@@ -280,10 +286,17 @@ class Processor(RebalanceListener):
 
     async def on_partitions_lost(self, partitions: Partitions) -> None:
         self._going |= partitions
-        workers = [self._workers[partition] for partition in partitions if partition in self._workers]
+        workers, replaced = self._present(partitions), self._replaced(partitions)
         self._forget(workers)  # first of all: a commit in preparation must not include these partitions
-        await asyncio.gather(*(worker.abandon(self._settings.drain_timeout_s) for worker in workers))
+        await asyncio.gather(*(worker.abandon(self._settings.drain_timeout_s) for worker in workers + replaced))
         self._partitions_changed()
+
+    def _present(self, partitions: Partitions) -> list[PartitionWorker]:
+        return [self._workers[partition] for partition in partitions if partition in self._workers]
+
+    def _replaced(self, partitions: Partitions) -> list[PartitionWorker]:
+        """Workers that `restart` has stopped, whose calls may still run while no record has come since."""
+        return [self._past[p] for p in partitions if p in self._past and p not in self._workers]
 
     def on_records_lost(self, loss: RecordsLost) -> None:
         worker = self._workers.get(loss.partition)
@@ -297,28 +310,31 @@ class Processor(RebalanceListener):
                 self._past[worker.partition] = worker
 
     async def _go_on(self, partition: TopicPartition) -> None:
-        """Seeks in a returning partition to its handled position, or to a later commit of another member.
+        """Seeks in a returning partition to its handled position, unless another process has committed since.
 
-        Otherwise the consumer would continue after the records that it delivered, of which some were dropped before
-        they were handled.
+        Then, or while the committed offset is not known, the consumer begins at that offset by itself. It may be lower
+        on purpose, because an operator or another owner sought there.
         """
-        worker = self._past[partition]
-        ours = _resume_point(worker)
-        offset = ours.offset
-        position: OffsetAndMetadata = ours
+        worker, turn = self._past[partition], object()
+        self._returning[partition] = turn
         try:
             committed = await self._source.committed(partition)
         except AllocatorError as error:
-            # records that other members have handled since are handled twice; skipping some would be worse
-            log.warning("%s:%d: committed offset not known, from %d: %s", *partition, offset, error)
-        else:
-            if committed is not None and (committed.offset > offset or _of_another_topic(committed, worker)):
-                position = committed
-            elif committed is not None and committed.offset == offset:
-                # another member may have done more records beyond the offset
+            log.warning("%s:%d: what was handled beyond the committed offset is handled again: %s", *partition, error)
+            return
+        if self._returning[partition] is not turn:
+            return  # it left and came back in the meantime
+        ours = _resume_point(worker)
+        if committed is not None:
+            if not self._source.is_own(committed) or committed.offset > ours.offset:
+                return
+            if _of_another_topic(committed, worker):
+                return
+            if committed.offset == ours.offset:
+                # an earlier commit may name records that are done beyond the offset
                 ours.done = joined(ours.done, committed.done if isinstance(committed, Committed) else None)
         with contextlib.suppress(NotOwned):
-            self._source.seek(partition, position)
+            self._source.seek(partition, ours)
 
     # -- feeding -------------------------------------------------------------------------------------------------
 

@@ -84,6 +84,8 @@ class FakeSource:
         self.done_characters = 3500
         self.topics: dict[TopicPartition, Any] = {}
         self.measures = Measures()
+        self.own: dict[TopicPartition, int] = {}
+        """What this process committed last."""
         self.beyond: dict[TopicPartition, DoneSet] = {}
         """What was done already, beyond where a partition began."""
         self._turn = 0
@@ -98,8 +100,10 @@ class FakeSource:
     async def assign(self, partitions: Iterable[TopicPartition]) -> None:
         gained = frozenset(partitions)
         for partition in gained:
-            # like `Consumer`: continues after the last delivered record, if that is further
-            start = max(self.cluster.committed.get(partition, 0), self.reached.get(partition, 0))
+            # like `Consumer`: continues after the last delivered record, if no other process has committed since
+            start = self.cluster.committed.get(partition)
+            if start is None or start == self.own.get(partition):
+                start = max(start or 0, self.reached.get(partition, 0))
             self.positions[partition] = start
             done = self.cluster.beyond.get(partition)
             if done is not None and done.base == start:
@@ -205,6 +209,7 @@ class FakeSource:
         plain = {p: each if isinstance(each, int) else int(each.offset) for p, each in offsets.items()}
         self.cluster.commits.append(plain)
         self.cluster.committed.update(plain)
+        self.own.update(plain)
         for partition, offset in offsets.items():
             done = offset.done if isinstance(offset, Committed) else None
             self.cluster.beyond.pop(partition, None)
@@ -220,8 +225,12 @@ class FakeSource:
         if offset is None:
             return None
         found = Committed(offset, "", -1)
+        found.member = "this" if offset == self.own.get(partition) else "another"
         found.done = self.cluster.beyond.get(partition)
         return found
+
+    def is_own(self, committed: OffsetAndMetadata) -> bool:
+        return isinstance(committed, Committed) and committed.member == "this"
 
     def done_beyond(self, partition: TopicPartition) -> DoneSet | None:
         return self.beyond.get(partition)

@@ -7,12 +7,13 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from click.testing import CliRunner
 
 from allocator import Consumer, GroupOrders, TopicPartition
 from allocator.cli import main
 from allocator.deadletters import DeadLetterQueue, Letter
-from allocator.testing import LocalCluster, wait_until_async
+from allocator.testing import LocalCluster, WaitTimeout, wait_until_async
 from allocator.types import Record
 
 
@@ -183,3 +184,78 @@ async def test_a_consumer_that_reads_by_itself_obeys_what_it_can_and_says_what_i
             batch = await second.getbatch(30)
             assert batch is not None
             assert batch.base_offset == 0
+
+
+async def is_done(orders: GroupOrders, id: str) -> bool:
+    return any(each.order.id == id and each.state == "done" for each in await orders.list())
+
+
+@pytest.mark.parametrize("called", [False, True], ids=["read", "process"])
+async def test_a_seek_holds_when_the_partition_returns_to_an_earlier_owner(
+    kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str, called: bool
+) -> None:
+    topic = topic_factory(1)
+    zero = TopicPartition(topic, 0)
+    handled: list[int] = []
+    kafka_cluster.produce(topic, [b"%d" % n for n in range(100)])
+
+    async def handle(record: Record) -> None:
+        handled.append(record.offset)
+
+    async def read(consumer: Consumer) -> None:
+        if called:
+            await consumer.process(handle)
+        async for batch in consumer:
+            handled.extend(record.offset for record in batch)
+
+    given = options(kafka_cluster, group)
+    a, steering = Consumer(topic, **given, client_id="a"), GroupOrders(kafka_cluster.zookeeper, group)
+    async with a, steering as orders, ended(asyncio.ensure_future(read(a))):
+        await wait_until_async(lambda: len(handled) == 100, 30, "a's records")
+        async with Consumer(topic, **given, client_id="b") as b:
+            await orders.evacuate("a")
+            await wait_until_async(lambda: b.assignment() == {zero}, 30, "the move")
+            order = (await orders.seek([zero], "0")).order
+            await wait_until_async(lambda: is_done(orders, order.id), 30, "the seek of b")
+            await orders.uncordon("a")
+        await wait_until_async(lambda: len(handled) == 200, 30, lambda: f"the replay: {len(handled)} records")
+        assert sorted(handled[100:]) == list(range(100))
+
+
+@pytest.mark.parametrize("called", [False, True], ids=["read", "process"])
+async def test_a_partition_waits_for_what_was_in_hand_before_a_seek(
+    kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str, called: bool
+) -> None:
+    topic = topic_factory(1)
+    zero = TopicPartition(topic, 0)
+    inside, may_end = asyncio.Event(), asyncio.Event()
+    kafka_cluster.produce(topic, [b"%d" % n for n in range(6)])
+
+    async def handle(record: Record) -> None:
+        if record.offset == 5:
+            inside.set()
+            await may_end.wait()
+
+    async def read(consumer: Consumer) -> None:
+        if called:
+            await consumer.process(handle)
+        async for batch in consumer:
+            for record in batch:
+                await handle(record)
+
+    given = options(kafka_cluster, group)
+    a, steering = Consumer(topic, **given, client_id="a"), GroupOrders(kafka_cluster.zookeeper, group)
+    b = Consumer(topic, **given, client_id="b")
+    async with a, steering as orders, ended(asyncio.ensure_future(read(a))), b:
+        await wait_until_async(inside.is_set, 30, "the handler at the last record")
+        order = (await orders.seek([zero], "3")).order
+        await wait_until_async(lambda: is_done(orders, order.id), 30, "the seek")
+        await orders.evacuate("a")
+        await wait_until_async(lambda: not a.assignment(), 30, "the release")
+        with pytest.raises(WaitTimeout):
+            await wait_until_async(b.assignment, 2, "it does not move while the handler works")
+        may_end.set()
+        await wait_until_async(lambda: b.assignment() == {zero}, 30, "the move")
+        found = await b.committed(zero)
+        assert found is not None
+        assert found.offset == 3

@@ -244,18 +244,65 @@ async def test_a_listener_hears_of_lost_records_before_anything_else_is_delivere
         assert progress.uncommitted() == {PARTITION: 6}
 
 
+def by(member: str, offset: int) -> OffsetAndMetadata:
+    return OffsetAndMetadata(offset, f"generation 3 member {member}", -1)
+
+
+@pytest.mark.parametrize("cut", [True, False], ids=["records lost", "seek"])
+async def test_a_release_waits_for_records_that_were_delivered_before_a_seek(cut: bool) -> None:
+    state = SubscriptionState("earliest")
+    state.subscribe(["t"])
+    owner = ownership(state, Offsets(7))
+    progress = owner._progress
+    async with background() as tasks:
+        owner.start(tasks)
+        await owner.assigned(frozenset({PARTITION}))
+        await wait_until_async(lambda: position(state) == 7, 30, "the position")
+        progress.hand_out(PARTITION, 8)
+        if cut:
+            owner.records_lost(RecordsLost(PARTITION, 8, 3, None, None, "cut"))
+        else:
+            progress.rewind(PARTITION, 3)
+        release = tasks.start(owner.revoked(frozenset({PARTITION})))
+        await settle()
+        assert not release.done(), "the next owner would begin while the user works on a record"
+        assert progress.uncommitted(in_hand=True) == {PARTITION: 3}, "that record does not count any more"
+        progress.finish()
+        assert progress.uncommitted() == {PARTITION: 3}
+        await asyncio.wait_for(release, 30)
+
+
+@pytest.mark.parametrize("now", ["another member", "a tool"])
+async def test_a_seek_of_another_owner_holds_when_the_partition_returns(now: str) -> None:
+    progress = OffsetTracker(asking_is_done=True)
+    progress.note_member("a")
+    progress.hand_out(PARTITION, 100)
+    progress.finish()
+    progress.forget([PARTITION], lambda partition: None)
+    sought = by("b", 0) if now == "another member" else OffsetAndMetadata(0, "", -1)
+    assert progress.begin(PARTITION, sought) == sought
+    # what it had reached before is forgotten, also once its own commits follow
+    progress.hand_out(PARTITION, 6)
+    progress.finish()
+    progress.forget([PARTITION], lambda partition: None)
+    found = progress.begin(PARTITION, by("a", 4))
+    assert found is not None
+    assert found.offset == 6, "what was done after the last commit of this process"
+
+
 async def test_what_was_reached_in_a_topic_that_is_gone_does_not_count() -> None:
     old, new = uuid.UUID(int=1), uuid.UUID(int=2)
     progress = OffsetTracker(asking_is_done=True)
     progress.hand_out(PARTITION, 500)
     progress.finish()
     progress.forget([PARTITION], lambda partition: old)
-    found = progress.begin(PARTITION, OffsetAndMetadata(3, stamped("", new), -1))
-    assert found is not None
-    assert found.offset == 3
     found = progress.begin(PARTITION, None)
     assert found == OffsetAndMetadata(500, stamped("", old), -1), "the position says of which topic it is"
     assert topic_of(found.metadata) == old
+    progress.note_member("a")
+    found = progress.begin(PARTITION, OffsetAndMetadata(3, stamped("generation 1 member a", new), -1))
+    assert found is not None
+    assert found.offset == 3
 
 
 async def test_a_partition_whose_offset_is_refused_does_not_hold_up_the_others() -> None:

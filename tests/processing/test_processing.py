@@ -343,6 +343,52 @@ async def test_a_restart_holds_for_a_partition_that_leaves_and_returns() -> None
     assert cluster.committed == {PARTITION: 30}
 
 
+async def test_a_seek_of_another_owner_holds_when_the_partition_returns() -> None:
+    cluster, done = Cluster(records=30, keys=3), []
+
+    async def handle(record: Record) -> None:
+        done.append(record.offset)
+
+    async with running(cluster, handle) as it:
+        await until(lambda: len(done) == 30)
+        await it.source.revoke([PARTITION])
+        cluster.committed[PARTITION] = 10  # an operator has sought there, and the other owner has not gone on yet
+        await it.source.assign([PARTITION])
+        await until(lambda: len(done) == 50)
+        await it.stop()
+    assert sorted(done[30:]) == list(range(10, 30))
+    assert cluster.committed == {PARTITION: 30}
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+async def test_a_partition_moves_only_after_the_calls_that_a_seek_replaced(goes_on: bool) -> None:
+    """`goes_on`: whether a record after the seek waits behind that call."""
+    cluster, inside, may_end = Cluster(records=6, keys=1), asyncio.Event(), asyncio.Event()
+    done: list[int] = []
+
+    async def handle(record: Record) -> None:
+        if record.offset == 5:
+            inside.set()
+            await may_end.wait()
+        done.append(record.offset)
+
+    async with running(cluster, handle, drain_timeout_s=30.0) as it:
+        await inside.wait()
+        assert it.processor.restart(PARTITION, 3)
+        if goes_on:
+            it.source.seek(PARTITION, 3)
+            it.source.wake()
+            await until(lambda: PARTITION in it.processor.positions())
+        release = asyncio.ensure_future(it.source.revoke([PARTITION]))
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert not release.done(), "the next owner would begin while the handler works"
+        may_end.set()
+        await release
+        assert done == [0, 1, 2, 3, 4, 5]
+        await it.stop()
+
+
 async def test_orders_count_from_the_next_call_on() -> None:
     cluster, reached, goes_on = Cluster(records=20), asyncio.Event(), asyncio.Event()
     done: list[int] = []

@@ -286,11 +286,11 @@ class ZooKeeper:
             **self._options,
         )
         self._client = client
-        self._handshake().install(client)
+        self._handshake(lambda: self._post(self._ended, client)).install(client)
         client.add_listener(lambda state: self._from_kazoo(client, state))
         client.start_async()
 
-    def _handshake(self) -> Handshake:
+    def _handshake(self, closed: Callable[[], None]) -> Handshake:
         def granted(timeout_s: float, asked: float) -> None:
             self.session_timeout_s = timeout_s
             self.connected_at = asked
@@ -308,6 +308,7 @@ class ZooKeeper:
             session_is_over=lambda now: now - self._away_since >= self.session_timeout_s,
             granted=granted,
             tried=tried,
+            closed=closed,
         )
 
     def _from_kazoo(self, client: KazooClient, state: str) -> None:
@@ -326,11 +327,6 @@ class ZooKeeper:
         if why == KeeperState.AUTH_FAILED:
             self._auth_failed = True
             log.error("ZooKeeper %s refused the credentials", self.hosts)
-        elif why == KeeperState.CLOSED:
-            # after `abort`, or after an error in kazoo's thread, kazoo would never reconnect
-            log.error("ZooKeeper %s: kazoo's connection has ended; opening another", self.hosts)
-            self._dead.append(self._loop.run_in_executor(None, _stop, client))
-            self._reopening = self._loop.call_later(REOPEN_S, self._open)
         if state is SessionState.CONNECTED and self._connected is not None:
             self._connected.set()
         if state is not SessionState.CONNECTED:
@@ -340,6 +336,13 @@ class ZooKeeper:
                     future.set_exception(ConnectionLost(f"ZooKeeper {self.hosts}: the connection was lost"))
         for listener in tuple(self._listeners):
             listener(state)
+
+    def _ended(self, client: KazooClient) -> None:
+        """After `abort`, or after an error in kazoo's thread, kazoo would never reconnect."""
+        if client is self._client and self._loop is not None and not self._auth_failed:
+            log.error("ZooKeeper %s: kazoo's connection has ended; opening another", self.hosts)
+            self._dead.append(self._loop.run_in_executor(None, _stop, client))
+            self._reopening = self._loop.call_later(REOPEN_S, self._open)
 
     def _post(self, function: Callable[..., None], *args: Any) -> None:
         assert self._loop is not None

@@ -1,9 +1,10 @@
 """The one place that replaces a part of kazoo: how its client opens a connection and a session.
 
 kazoo does not expose the granted session timeout, waits a whole session timeout for one silent server, and retries an
-old session forever on an ensemble that lost its data. None of this is configurable. So `Handshake` replaces two
-methods, `ConnectionHandler._invoke` and `handler.create_connection`, and uses `_socket` and `_socket_error_handling` of
-the connection. tests/zookeeper fails if kazoo changes one of these names.
+old session forever on an ensemble that lost its data. Its listeners do not learn that its thread has ended if the
+session was lost before. None of this is configurable. So `Handshake` replaces three methods,
+`ConnectionHandler._invoke`, `handler.create_connection` and `KazooClient._session_callback`, and uses `_socket` and
+`_socket_error_handling` of the connection. tests/zookeeper fails if kazoo changes one of these names.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 from kazoo.client import KazooClient
 from kazoo.exceptions import ConnectionDropped, SessionExpiredError
 from kazoo.protocol.serialization import Connect
+from kazoo.protocol.states import KeeperState
 
 from allocator.clock import boot_clock
 
@@ -36,7 +38,7 @@ class Handshake:
     connection for its whole timeout at this time of `boot_clock`. granted: called with the timeout in seconds that the
     server granted and the time of the request, before kazoo reports the connection: a lease that counted with the
     longer requested timeout could outlive the session. tried: called with "begun" at each attempt to connect, then with
-    "accepted" or with the error.
+    "accepted" or with the error. closed: called when kazoo's thread has ended, after kazoo's listeners.
     """
 
     def __init__(
@@ -45,11 +47,13 @@ class Handshake:
         session_is_over: Callable[[float], bool],
         granted: Callable[[float, float], None],
         tried: Callable[[Exception | str], None],
+        closed: Callable[[], None],
     ) -> None:
         self._attempt_s = attempt_s
         self._session_is_over = session_is_over
         self._granted = granted
         self._tried = tried
+        self._closed = closed
         self._connect_args: tuple[tuple[Any, ...], dict[str, Any]] = (), {}
 
     def install(self, client: KazooClient) -> None:
@@ -59,6 +63,14 @@ class Handshake:
         self._kazoo_connect = client.handler.create_connection
         client._connection._invoke = self._invoke
         client.handler.create_connection = self._connect
+        told = client._session_callback
+
+        def session_callback(state: str) -> None:
+            told(state)
+            if state == KeeperState.CLOSED:
+                self._closed()
+
+        client._session_callback = session_callback
 
     def _connect(self, *args: Any, timeout: float, **options: Any) -> Any:
         self._connect_args = args, {**options, "timeout": min(timeout, self._attempt_s)}

@@ -159,6 +159,32 @@ async def test_a_thread_of_kazoo_that_dies_is_replaced(zk_chroot: str) -> None:
         await zk.create("/y")
 
 
+async def test_a_client_that_is_aborted_without_a_session_opens_another(zk_chroot: str) -> None:
+    """kazoo tells of the lost session only, not of the end of its thread: there is no further change of state."""
+    async with session(zk_chroot) as zk:
+        states: list[SessionState] = []
+        zk.on_state(states.append)
+        first = zk._client
+        assert first is not None
+
+        def refused(*args: object, **options: object) -> None:
+            raise OSError("cut off")
+
+        def cut_off(state: str) -> None:
+            if state == KazooState.LOST:  # in kazoo's thread, before it connects again
+                first.handler.create_connection = refused
+
+        first.add_listener(cut_off)
+        other = KazooClient(hosts=zk_chroot.partition("/")[0], client_id=first.client_id)
+        await asyncio.to_thread(other.start)
+        await asyncio.to_thread(other.stop)  # ends the session of both
+        await asyncio.to_thread(other.close)
+        await wait_until_async(lambda: states[-1:] == [SessionState.LOST], 30, lambda: str(states))
+        await asyncio.to_thread(zk.abort, "the test says so")
+        await wait_until_async(lambda: states[-1:] == [SessionState.CONNECTED], 30, lambda: str(states))
+        await zk.create("/y")
+
+
 async def test_the_granted_timeout_is_known(zookeeper: LocalCluster) -> None:
     """The ensemble grants at least two ticks and at most what it is configured to."""
     async with session(zookeeper.zookeeper, session_timeout_s=0.01) as zk:
@@ -233,6 +259,7 @@ def test_the_insides_of_kazoo_that_we_use() -> None:
     assert list(inspect.signature(ConnectionHandler._invoke).parameters) == ["self", "timeout", "request", "xid"]
     assert "time_out" in Connect._fields
     assert "timeout=client._session_timeout / 1000.0" in inspect.getsource(ConnectionHandler._connect)
+    assert "self.client._session_callback(KeeperState.CLOSED)" in inspect.getsource(ConnectionHandler.zk_loop)
     source = inspect.getsource(ConnectionHandler._connect)
     assert source.index("zxid = self._invoke(") < source.index("_session_callback(KeeperState.CONNECTED)")
     for name in ("get_async", "exists_async", "get_children_async", "create_async", "set_async", "delete_async"):

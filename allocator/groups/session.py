@@ -347,7 +347,7 @@ class PollTimer:
 
     @property
     def silent(self) -> bool:
-        return self.limit_s is not None and self._clock() - self._last >= self.limit_s
+        return self.limit_s is not None and self._clock() >= self._last + self.limit_s
 
     async def silence(self) -> None:
         """Returns once the user has not polled for too long."""

@@ -126,7 +126,7 @@ class Faults:
             found += [self._one("delete-znode"), self._leader("freeze", 3 * TIMEOUT_S), self._leader("delete-znode")]
         if names and self.world.watched:
             found += [self._one("block", TIMEOUT_S), self._one("block", TIMEOUT_S), self._leader("block", TIMEOUT_S)]
-        found += [lambda: self.do("spoil"), lambda: self.do("grow")]
+        found += [lambda: self.do("spoil"), lambda: self.do("unassign"), lambda: self.do("grow")]
         if names and not self.world.jumpy:  # a budget is counted by the wall clock
             found += [self._order] * 3
         found += [lambda: self.do("withdraw")]
@@ -221,6 +221,11 @@ class Faults:
     def _do_spoil(self) -> None:
         if "/allocator/g/assignment" in self.world.ensemble.znodes:
             self._by_hand("set", "/allocator/g/assignment", b"rubbish")
+
+    def _do_unassign(self) -> None:
+        """Deletes the assignment; the leader creates it again, with versions that count from 0."""
+        if "/allocator/g/assignment" in self.world.ensemble.znodes:
+            self._by_hand("delete", "/allocator/g/assignment")
 
     def _by_hand(self, kind: str, path: str, data: bytes = b"") -> None:
         self.world.ensemble.commit([Op(kind, path, data)], self.world.ensemble.open(1e9))

@@ -251,7 +251,9 @@ class Simulation:
     def _after_write(self, write: Write) -> None:
         for path, znode in write.changes.items():
             if path == f"{BASE}/assignment":
-                if znode is not None:
+                if znode is None:
+                    self._spoilt = True
+                else:
                     self._check_document(znode.data)
             elif path.startswith(f"{BASE}/claims/"):
                 member = path.rsplit("/", 1)[1]

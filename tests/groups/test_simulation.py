@@ -11,6 +11,7 @@ import pytest
 from simulate import broken_seeds, outcome, shrunk
 from simulated_faults import Event, Faults, parse
 from simulated_member import Worker
+from simulated_zookeeper import SimulatedZooKeeper
 from simulation import FOLLOWING, Broken, Simulation
 
 from allocator.groups.lease import EnsembleLease, LeaseRenewer
@@ -205,6 +206,65 @@ def test_a_proof_counts_as_far_as_the_leader_of_the_ensemble_was_told(monkeypatc
     assert any("may both act" in str(outcome(seed, DIES_WITH_THE_NEWS)[1]) for seed in seeds)
 
 
+BEFORE_THE_CLAIM = parse(
+    """
+       0.000 start w1
+       0.000 start w3
+       0.800 grow
+       1.200 grow
+       2.000 start w2
+    """.splitlines()
+)
+ASSIGNMENT = "/allocator/g/assignment"
+
+
+def claim_is_held_up(seed: int, patch: pytest.MonkeyPatch, checked: Callable[[Op], bool]) -> str:
+    """What breaks if the first claim of w2 is held up while the assignment is deleted, created again without partitions
+    for w2, and written until its znode has the version that the claim names."""
+    run = Simulation(seed, faults_s=6.0, schedule=BEFORE_THE_CLAIM)
+    multi, named = SimulatedZooKeeper.multi, []
+
+    async def held_up(self: SimulatedZooKeeper, ops: Sequence[Op]) -> int:
+        if self.name == "w2" and ops[0].kind == "check" and not named:
+            named.append(ops[0].version)
+            self.cut = True
+            run.loop.call_later(0.1, delete)
+        return await multi(self, [op for op in ops if op.kind != "check" or checked(op)])
+
+    def delete() -> None:
+        run.faults.do("unassign")
+        run.faults.do("order-evacuate", "w2")
+        run.loop.call_later(0.1, write_again)
+
+    def write_again() -> None:
+        znode = run.ensemble.znodes.get(ASSIGNMENT)
+        if znode is not None and znode.version >= named[0]:
+            run.workers["w2"].zk.cut = False
+            return
+        run.faults.do("grow")
+        run.loop.call_later(0.3, write_again)
+
+    patch.setattr(SimulatedZooKeeper, "multi", held_up)
+    try:
+        run.run()
+    except Broken as broken:
+        return str(broken)
+    finally:
+        patch.setattr(SimulatedZooKeeper, "multi", multi)
+    assert named
+    return ""
+
+
+def test_a_claim_does_not_count_for_an_assignment_that_was_deleted_and_created_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The versions of its znode start again, so an earlier claim may name the version of a later assignment."""
+    seeds = range(20)
+    assert [claim_is_held_up(seed, monkeypatch, lambda op: True) for seed in seeds] == [""] * len(seeds)
+    found = [claim_is_held_up(seed, monkeypatch, lambda op: op.path == ASSIGNMENT) for seed in seeds]
+    assert any("both claim" in each or "may act" in each for each in found)
+
+
 IN_QUIET = parse(["0.000 start w1", "0.000 start w2"])
 
 
@@ -265,12 +325,10 @@ def partitions_that_are_free_as_soon_as_they_are_revoked(patch: pytest.MonkeyPat
 
 def old_claims_that_count_and_new_ones_that_grow_unchecked(patch: pytest.MonkeyPatch) -> None:
     """Omitting one rule is harmless, because each covers the other."""
-    from simulated_zookeeper import SimulatedZooKeeper
-
     multi = SimulatedZooKeeper.multi
 
     async def unchecked(self: SimulatedZooKeeper, ops: Sequence[Op]) -> int:
-        return await multi(self, [op._replace(version=-1) for op in ops if op.kind != "check"])
+        return await multi(self, [op for op in ops if op.kind != "check"])
 
     patch.setattr(SimulatedZooKeeper, "multi", unchecked)
     patch.setattr(

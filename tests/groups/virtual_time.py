@@ -69,6 +69,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         clock = _Clock()
         super().__init__(clock)
         clock.loop = self
+        # a timer that fires a moment early, and is set again for the rest, would fire forever at the same virtual time
+        self._clock_resolution = 1e-12
 
     def time(self) -> float:
         return self.now

@@ -450,7 +450,7 @@ class Leader:
             log.error("%s: the assignment stays as it is: %s", self._store.paths.group, problem)
             if document.problem != problem:
                 document = document.but(problem=problem, leader=self._me, revision=document.revision + 1)
-                version = await self._write(document, version)
+                document, version = await self._write(document, version)
             self._computed_from = inputs
             self._decision, self._later = None, 0
             self._uneven = False
@@ -542,16 +542,24 @@ class Leader:
                 self._document = None, error.version
         document, version = self._document
         if document is None:
+            writes = (
+                await self._store.writes()
+            )  # before the claims: none that comes later can rest on the lost document
             claims = await self._claims_of(in_join_order(await self._claim_names.get()))
-            document = adopt(claims, self._last, writes=version + 1)
+            document = adopt(claims, self._last, writes or version + 1).but(writes=writes)
             self._computed_from = None
+        elif not document.writes:
+            document = document.but(writes=await self._store.writes())
+            self._document = document, version
         return document, version
 
     def _partitions_of(self, topic: str) -> int | None:
         known = self._topics.partitions(topic)
         return None if known is None else len(known)
 
-    async def _write(self, document: AssignmentDocument, version: int) -> int:
+    async def _write(self, document: AssignmentDocument, version: int) -> tuple[AssignmentDocument, int]:
+        """Returns the document as written, and the version of its znode."""
+        document = document.but(writes=document.writes + 1)
         self._document = None
         restarts = self._restarts
         new_version = await self._store.write_document(document, version)
@@ -569,7 +577,7 @@ class Leader:
             sum(len(entry.partitions) for entry in document.waiting.values()),
             f"; problem: {document.problem}" if document.problem else "",
         )
-        return new_version
+        return document, new_version
 
     async def _claims_of(self, wanted: list[str]) -> dict[str, Claim]:
         self._claims = {member: watched for member, watched in self._claims.items() if member in wanted}

@@ -389,6 +389,8 @@ class ZooKeeperMembership(SessionMembership):
             transaction = await self._zk.multi(
                 [
                     Op("check", self._paths.assignment, version=version),
+                    # a deleted assignment that the leader created again has had this version too
+                    Op("check", self._paths.base, version=document.writes or -1),
                     Op("set", self._paths.claim(self.member_id), claim.encode()),
                 ]
             )

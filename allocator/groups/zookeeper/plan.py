@@ -153,10 +153,10 @@ def portion(
 def adopt(claims: Mapping[str, Claim], last: AssignmentDocument | None = None, writes: int = 0) -> AssignmentDocument:
     """A document to start from when the znode is missing or unreadable: each member keeps what it claims.
 
-    `last` is the newest document that the caller has read, `writes` the number of writes of the znode (0 if it is
-    missing). No generation or revision was greater than these, so the numbers go on growing. This is safe because a
-    member adds to its claim only in one transaction with a check that the document which allows it still stands: after
-    the leader has read the claims, no claim can appear that rests on the lost document.
+    `last` is the newest document that the caller has read, `writes` the number of times that a document was written.
+    No generation or revision was greater than these, so the numbers go on growing. This is safe because a member adds
+    to its claim only in one transaction with a check that the document which allows it still stands: after the leader
+    has read the claims, no claim can appear that rests on the lost document.
     """
     last = last or AssignmentDocument()
     return AssignmentDocument(

@@ -182,26 +182,31 @@ class Store:
                 error.version = stat.version
                 raise
 
+    async def writes(self) -> int:
+        """Returns the number of times that leaders wrote the assignment: the version of the group's own znode."""
+        stat = await self.zk.exists(self.paths.base)
+        return 0 if stat is None else stat.version
+
     async def write_document(self, document: AssignmentDocument, version: int) -> int:
         """Replaces the assignment if its znode still has `version` (-1: does not exist); returns the new version.
 
-        Raises BadVersion or ZnodeExists when another leader wrote first.
+        `document.writes` is the number of this write (0: any). Raises BadVersion or ZnodeExists when another leader
+        wrote first.
         """
         data = await _encoded(document)
         head, shards = split(data, document.leader, document.revision)
         for name, piece in shards.items():
             with contextlib.suppress(ZnodeExists):
                 await self.zk.create(f"{self.paths.shards}/{name}", piece)
-        if version < 0:
-            await self.zk.create(self.paths.assignment, head)
-            new_version = 0
-        else:
-            new_version = (await self.zk.set(self.paths.assignment, head, version)).version
+        kind = "create" if version < 0 else "set"
+        # claims rest on both versions: that of the assignment alone starts again if the znode is deleted
+        counted = Op("set", self.paths.base, version=document.writes - 1)
+        await self.zk.multi([Op(kind, self.paths.assignment, head, version), counted])
         # most documents have no shards, and then a list of the old ones would delay the leader's next step
         if shards or not self._swept:
             await self._sweep(set(shards), document.revision)
             self._swept = not shards
-        return new_version
+        return version + 1
 
     async def _sweep(self, keep: set[str], revision: int) -> None:
         """Deletes the shards of earlier documents. Spares those of later revisions: this leader may have been paused

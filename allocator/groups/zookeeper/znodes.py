@@ -356,6 +356,9 @@ class AssignmentDocument:
     """The seat of each live member with an instance id, and of each absent one that may come back, by member id. As for
     `left_out`, only the leader and observers read it."""
     problem: str | None = None
+    writes: int = 0
+    """Version of the group's own znode, to which each write of the assignment adds 1. Unlike the version of the
+    assignment's znode it does not start again when that znode is deleted. 0: the leader's version does not write it."""
 
     def encode(self) -> bytes:
         return _deflate(
@@ -363,6 +366,7 @@ class AssignmentDocument:
                 "format": FORMAT,
                 "generation": self.generation,
                 "revision": self.revision,
+                **({"writes": self.writes} if self.writes else {}),
                 "leader": self.leader,
                 "strategy": self.strategy,
                 "owners": {m: to_ranges(p) for m, p in sorted(self.owners.items())},
@@ -426,6 +430,7 @@ class AssignmentDocument:
             load_history=LoadHistory() if only is not None else _history_from_json(path, doc.get("load"), counts),
             seats={} if only is not None else _seats_from_json(path, doc),
             problem=None if problem is None else check_text(path, "problem", problem),
+            writes=check_number(path, "writes", doc.get("writes", 0)),
         )
 
     def but(self, **changes: Any) -> AssignmentDocument:

@@ -176,7 +176,7 @@ def balance(
     constraints: Constraints | None = None,
     resting: Collection[TopicPartition] = (),
     most: int | None = None,
-    shed: bool = True,
+    newcomers: Collection[str] | None = None,
 ) -> list[LoadMove]:
     """The moves that make the members' loads even enough; none if they are.
 
@@ -184,9 +184,10 @@ def balance(
 
     - A member with more than `tolerance` times its share (or times its heaviest partition, if that is more than the
       share, since a partition cannot be split) gives away until it has at most the middle between 1 and `tolerance`.
-      Only if `shed`.
-    - A member with less than half of its share, such as a newcomer, takes up to its share. A member that holds
-      partitions of unknown load takes nothing so while other loads are known.
+    - A member with less than half of its share takes up to its share. A member that holds partitions of unknown load
+      takes nothing so while other loads are known.
+
+    If `newcomers` are given, only these members take, and only the second rule applies.
 
     Guarantee: after each move neither of its two members has more for its weight than the source had before, so the
     load of the busiest member never grows. Equal arguments give equal moves. At most `most` moves (None:
@@ -203,8 +204,8 @@ def balance(
     if constraints.frozen or len(members) < 2 or most == 0:
         return []
     plan = _Balance(members, present, loads, constraints, frozenset(resting), tolerance, most)
-    plan.fill()
-    if shed:
+    plan.fill(newcomers)
+    if newcomers is None:
         plan.shed()
     return plan.moves
 
@@ -255,11 +256,15 @@ class _Balance:
 
     # -- too little ----------------------------------------------------------------------------------------------
 
-    def fill(self) -> None:
-        """Moves partitions to members with less than half of their share, from the busiest members."""
+    def fill(self, among: Collection[str] | None) -> None:
+        """Moves partitions from the busiest members to those with less than half of their share.
+
+        If `among` is given, only these members take.
+        """
         if not self._amount:
             return
-        short = [each for each in self._takers if self._level(each) < LOW and each not in self._unsure]
+        takers = self._takers if among is None else [each for each in self._takers if each in among]
+        short = [each for each in takers if self._level(each) < LOW and each not in self._unsure]
         for member in sorted(short, key=lambda each: (self._level(each), each)):
             donors = [(-self._level(each), each) for each in self._members if each != member and self._movable[each]]
             heapify(donors)

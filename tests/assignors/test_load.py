@@ -136,8 +136,8 @@ def test_members_of_unknown_load_take_nothing() -> None:
     """A restarted member has reported nothing yet, and may have the hottest partition."""
     present = {"m0": parts(*range(10)), "m1": parts(10)}
     loads = dict.fromkeys(parts(*range(10)), 1.0)
-    assert balance(members(2), present, loads, tolerance=1.1, shed=False) == []
-    assert balance(members(2), present, {}, tolerance=1.1, shed=False) != []
+    assert balance(members(2), present, loads, tolerance=1.1, newcomers={"m1"}) == []
+    assert balance(members(2), present, {}, tolerance=1.1, newcomers={"m1"}) != []
 
 
 def test_the_loads_of_members_and_how_even_they_are() -> None:

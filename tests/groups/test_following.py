@@ -121,6 +121,39 @@ async def test_a_member_that_joins_gets_its_share_at_once() -> None:
     assert TopicPartition("t", 0) in found.target[A]
 
 
+async def test_a_partition_stays_for_an_hour_however_often_the_group_and_its_loads_change() -> None:
+    owners, history, moved_at = HALVES.owners, HALVES.load_history, dict[TopicPartition, int]()
+    for minute in range(180):
+        busy = (A, B)[minute % 2]
+        loads = {p: 10.0 if p in owners[busy] else 0.1 for p in parts(*range(6))}
+        load = GroupLoad(loads, minute % 3 == 0, NOW + 60_000 * minute)
+        found = await decided(load, owners=owners, load_history=history)
+        for partition in found.target[A] ^ owners[A]:
+            assert minute - moved_at.get(partition, -60) >= 60
+            moved_at[partition] = minute
+        owners, history = dict(found.target), found.load_history or history
+    assert moved_at
+
+
+async def test_a_change_of_the_group_moves_partitions_only_to_members_without_any() -> None:
+    """The others wait until the imbalance has lasted, and their moves count against the budget."""
+    idle = {A: parts(0, 1, 2, 3, 4), B: parts(5)}
+    loads = dict.fromkeys(parts(*range(6)), 10.0)
+    assert (await decided(GroupLoad(loads, False, NOW), owners=idle)).target == idle
+    found = await decided(GroupLoad(loads, True, NOW), owners=idle)
+    assert found.load_history is not None
+    assert found.load_history.spent == len(found.target[B] - idle[B]) == 2
+
+
+async def test_a_member_that_joins_gets_its_share_though_the_budget_is_spent() -> None:
+    third = "m-" + "c" * 16 + "-0000000002"
+    spent = LoadHistory().with_moves([TopicPartition("other", number) for number in range(96)], 6, NOW)
+    assert spent.allowance(6, NOW) == 0
+    joined = {**MEMBERS, third: info("three")}
+    found = await decided(GroupLoad(HOT, True, NOW), members=joined, load_history=spent)
+    assert len(found.target[third]) == 2
+
+
 async def test_a_group_with_a_member_that_does_not_follow_load_uses_the_other_function() -> None:
     older = info("old", ("naive",))
     assert choose([(A, ("load-records", "naive")), (B, older.strategies)]) == ("naive", {})

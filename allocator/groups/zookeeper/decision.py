@@ -15,7 +15,7 @@ from typing import Optional
 
 from allocator.assignors import Assignor, GroupView, Member, choose, left_out
 from allocator.assignors.constraints import Constraints, steer
-from allocator.assignors.load import LoadAssignor, LoadMove, balance, moved
+from allocator.assignors.load import LoadAssignor, balance, moved
 from allocator.assignors.registry import built_in
 from allocator.errors import AllocatorError
 from allocator.foreign import shown
@@ -181,20 +181,20 @@ class _ByLoad:
 
     def target(self, view: GroupView, constraints: Constraints) -> dict[str, Partitions]:
         now_ms, total = self.load.now_ms, sum(view.partitions.values())
+        resting = self._before.resting(now_ms)
         found = steer(self._assignor, view, constraints)
-        moves: list[LoadMove] = balance(
-            view.members,
-            found,
-            view.load,
-            tolerance=self._tolerance,
-            constraints=constraints,
-            resting=self._before.resting(now_ms),
-            most=self._before.allowance(total, now_ms) if self.load.uneven else None,
-            shed=self.load.uneven,
-        )
-        if self.load.uneven and moves:
-            self.history = self._before.with_moves((move.partition for move in moves), total, now_ms)
-        return moved(found, moves)
+        further = partial(balance, view.members, loads=view.load, tolerance=self._tolerance, constraints=constraints)
+        # the share of a new member comes with the change of the group: it needs no budget
+        newcomers = {member.id for member in view.members if not view.owned.get(member.id)}
+        moves = further(found, resting=resting, newcomers=newcomers)
+        found = moved(found, moves)
+        if self.load.uneven:
+            resting |= {move.partition for move in moves}
+            moves = further(found, resting=resting, most=self._before.allowance(total, now_ms))
+            found = moved(found, moves)
+            if moves:
+                self.history = self._before.with_moves((move.partition for move in moves), total, now_ms)
+        return found
 
 
 def difference(present: Mapping[str, Partitions], other: Mapping[str, Partitions]) -> str:

@@ -3,19 +3,70 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 from allocator.errors import AllocatorError
 
-__all__ = ["LATE_S", "BackgroundTasks", "TaskGroup", "ends", "first_of", "wait_for_event", "within"]
+__all__ = [
+    "LATE_S",
+    "BackgroundTasks",
+    "ClosesOnce",
+    "TaskGroup",
+    "ends",
+    "first_of",
+    "user_callback",
+    "wait_for_event",
+    "within",
+]
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 LATE_S = 0.05  # more: a shorter pause of the process makes a timeout; less: a busy event loop counts as a pause
+
+
+_in_callback: ContextVar[bool] = ContextVar("in_callback", default=False)
+
+
+@contextlib.contextmanager
+def user_callback() -> Iterator[None]:
+    """Marks what runs inside as a callback of the user, which a close may wait for (see `ClosesOnce`)."""
+    token = _in_callback.set(True)
+    try:
+        yield
+    finally:
+        _in_callback.reset(token)
+
+
+class ClosesOnce:
+    """Closes an object once, although `close` may be called many times.
+
+    A call while the first one runs waits until that one is done. A call by a callback of the user, or by a task that
+    it started, returns at once: the first call may wait for that callback.
+    """
+
+    def __init__(self) -> None:
+        self._done: asyncio.Future[None] | None = None  # created by the first call
+
+    @property
+    def begun(self) -> bool:
+        return self._done is not None
+
+    async def run(self, close: Callable[[], Awaitable[None]]) -> None:
+        """Awaits `close()` in the first call, whose end any further call waits for."""
+        if self._done is None:
+            self._done = asyncio.get_running_loop().create_future()
+            try:
+                await close()
+            finally:
+                self._done.set_result(None)
+        elif not self._done.done() and not _in_callback.get():
+            await asyncio.shield(self._done)
 
 
 class BackgroundTasks:

@@ -17,6 +17,7 @@ from allocator.errors import AllocatorError, Closed, ConfigError, CorruptRecordE
 from allocator.fetch.batch import Batch
 from allocator.fetch.fetcher import Fetcher
 from allocator.subscription.state import SubscriptionState
+from allocator.tasks import ClosesOnce
 from allocator.types import Record, TopicPartition
 
 __all__ = ["TURN_S", "BaseConsumer"]
@@ -51,6 +52,7 @@ class BaseConsumer:
         self.min_bytes = min_bytes
         self.max_bytes = max_bytes
         self.closing = False
+        self._closes_once = ClosesOnce()
         self.synced_offsets: set[str] = set()
         self._loop: Optional[asyncio.AbstractEventLoop] = None
         self._connecting: Optional[asyncio.Task[None]] = None
@@ -129,6 +131,8 @@ class BaseConsumer:
     def close(self) -> asyncio.Future[None]:
         """Closes all connections. Returned values that were not committed are read again.
 
+        May be called twice: each call ends once the connections are closed.
+
         If the loop was stopped, for example by Ctrl-C, this runs it until the consumer is closed.
         """
         loop = self._loop
@@ -141,9 +145,10 @@ class BaseConsumer:
         return done
 
     async def _close(self) -> None:
-        if self.closing:
-            return
         self.closing = True
+        await self._closes_once.run(self._close_all)
+
+    async def _close_all(self) -> None:
         if self._connecting is not None and not self._connecting.done():
             self._connecting.cancel()
             await asyncio.wait({self._connecting})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -26,6 +27,7 @@ from allocator.settings import DEFAULT, HANDLING_DEFAULT
 from allocator.sinks import TransactionalSink
 from allocator.subscription.listener import check_listener
 from allocator.subscription.loss import Committed, RecordsLost, as_written, listed
+from allocator.tasks import ClosesOnce
 from allocator.types import (
     Assignors,
     Deserializer,
@@ -178,6 +180,7 @@ class Consumer:
         self._reading = Reading(self._engine, self._deserializers)
         self._started = False
         self._closed = False
+        self._closing = ClosesOnce()
 
     # -- life ----------------------------------------------------------------------------------------------------
 
@@ -199,7 +202,9 @@ class Consumer:
             raise
 
     async def close(self, *, commit: bool = True, restart: bool = True) -> None:
-        """Commits done records, releases every partition, and leaves the group. Safe to call twice.
+        """Commits done records, releases every partition, and leaves the group.
+
+        May be called twice: each call returns once the consumer is closed.
 
         If a task is reading, `close` waits until it requests more records; that request raises Closed. If the reader
         itself calls `close`, or a task that it started since it began to read, the records delivered last are not done,
@@ -210,12 +215,12 @@ class Consumer:
         `restart` False: the partitions move to other members at once, although `restart_grace_s` reserves them for the
         next process of this `instance_id`. Without a reservation it has no effect.
         """
-        if self._closed or not self._started:
+        if not self._started or (self._closed and not self._closing.begun):  # it did not start, or failed to
             self._closed = True
             return
         self._closed = True
-        self._reading.close()
-        await self._engine.close(commit=commit, restart=restart)
+        self._reading.close()  # again in each call: the reader itself may be the second caller
+        await self._closing.run(partial(self._engine.close, commit=commit, restart=restart))
 
     async def stop(self) -> None:
         """Like `close`, under aiokafka's name."""

@@ -14,7 +14,7 @@ from allocator.offsets.tracker import OffsetTracker
 from allocator.subscription.listener import RebalanceEvent, RebalanceListener, callback_of
 from allocator.subscription.loss import RecordsLost
 from allocator.subscription.state import SubscriptionState
-from allocator.tasks import BackgroundTasks, ends, within
+from allocator.tasks import BackgroundTasks, ends, user_callback, within
 from allocator.types import NO_PARTITIONS, OffsetAndMetadata, Partitions, TopicPartition
 
 __all__ = ["Ownership", "tell"]
@@ -381,9 +381,10 @@ async def tell(listener: Any, event: RebalanceEvent, partitions: Partitions) -> 
 
 async def _call(callback: Callable[[Any], Any], argument: Any, about: str) -> None:
     try:
-        answer = callback(argument)
-        if inspect.isawaitable(answer):
-            work = asyncio.ensure_future(answer)
+        with user_callback():
+            answer = callback(argument)
+            work = asyncio.ensure_future(answer) if inspect.isawaitable(answer) else None
+        if work is not None:
             await ends(work)
             if work.cancelled():
                 raise RuntimeError("it was cancelled from within")

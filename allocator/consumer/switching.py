@@ -24,7 +24,7 @@ from allocator.foreign import shown
 from allocator.groups.zookeeper.znodes import Paths
 from allocator.settings import DEFAULT
 from allocator.subscription.listener import check_listener
-from allocator.tasks import wait_for_event
+from allocator.tasks import ClosesOnce, wait_for_event
 from allocator.types import Offset, OffsetAndMetadata, TopicPartition
 from allocator.zookeeper.client import NoZnode, SessionState, ZnodeExists, ZooKeeper, ZooKeeperError, retrying
 
@@ -214,6 +214,7 @@ class SwitchingConsumer:
         self._last: Consumer | None = None  # also while it is being closed
         self._reads: ClusterChoice | None = None
         self._closed = False
+        self._closing = ClosesOnce()
 
     @property
     def brokers(self) -> str | None:
@@ -230,12 +231,16 @@ class SwitchingConsumer:
             raise
 
     async def close(self, *, restart: bool = True) -> None:
-        """Like `Consumer.close`. May be called twice."""
-        if not self._closed:
-            self._closed = True
-            self._watcher.changed.set()
-            await self._leave(restart=restart)
-            await self._watcher.close()
+        """Like `Consumer.close`."""
+        self._closed = True
+        if self._closing.begun and self._last is not None:
+            await self._last.close()  # the reader itself may be the second caller
+        await self._closing.run(partial(self._close, restart))
+
+    async def _close(self, restart: bool) -> None:
+        self._watcher.changed.set()
+        await self._leave(restart=restart)
+        await self._watcher.close()
 
     async def __aenter__(self) -> SwitchingConsumer:
         await self.start()

@@ -6,12 +6,13 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any, Union
 
 from allocator.assignors import Assignor, resolve
 from allocator.assignors.registry import built_in
-from allocator.errors import AllocatorError, Closed, ConfigError, ResourceLost
+from allocator.errors import AllocatorError, Closed, ConfigError, IllegalState, ResourceLost
 from allocator.groups.names import default_client_id
 from allocator.groups.patterns import ANY_TOPIC
 from allocator.groups.zookeeper.leader import LeaderSettings
@@ -21,6 +22,7 @@ from allocator.names import check_group
 from allocator.resources.assignor import OverNames
 from allocator.resources.sources import NameSource, ResourceNames
 from allocator.settings import DEFAULT, keyword_faults
+from allocator.tasks import ClosesOnce, user_callback
 from allocator.types import Partitions, TopicPartition
 from allocator.zookeeper.client import ZooKeeper
 
@@ -124,7 +126,7 @@ class Allocation:
             ),
             load=None if load is None else _load_of(load),
         )
-        self._closed = False
+        self._closing = ClosesOnce()
 
     async def start(self) -> None:
         """Joins the group. Raises ZooKeeperUnavailable within `connect_timeout_s`."""
@@ -132,13 +134,16 @@ class Allocation:
         await self._membership.join()
 
     async def close(self, *, restart: bool = True) -> None:
-        """Releases every resource once its holders are done, and leaves the group. Safe to call twice.
+        """Releases every resource once its holders are done, and leaves the group.
+
+        May be called twice: each call returns once the allocation is closed. Do not call it inside a `hold`, which it
+        waits for.
 
         `restart` False: the resources move at once, although `restart_grace_s` reserves them.
         """
-        if self._closed:
-            return
-        self._closed = True
+        await self._closing.run(partial(self._close, restart))
+
+    async def _close(self, restart: bool) -> None:
         if not restart:
             self._membership.leave_for_good()
         self._holdings.close()
@@ -175,8 +180,9 @@ class Allocation:
     def hold(self, name: str) -> Hold:
         """A context manager: waits until this member owns the resource, and keeps it from moving until the end.
 
-        Several tasks of one member may hold the same resource at once. Raises Closed if the allocation is closed while
-        it waits, and ResourceLost at the end of the block if the ownership ended with the session.
+        Several tasks of one member may hold the same resource at once. Raises IllegalState before `start`, Closed if
+        the allocation is closed while it waits, and ResourceLost at the end of the block if the ownership ended with
+        the session.
         """
         return Hold(self, self._holdings, name)
 
@@ -229,25 +235,29 @@ class _Holdings:
         self._on_assigned, self._on_revoked, self._on_lost = on_assigned, on_revoked, on_lost
         self._error: BaseException | None = None
         self._closed = False
-        self._news: asyncio.Event
+        self._next_news: asyncio.Event | None = None  # None before the start
 
     def start(self) -> None:
-        self._news = asyncio.Event()
+        self._next_news = asyncio.Event()
 
     def close(self) -> None:
         self._closed = True
-        if hasattr(self, "_news"):
-            self._tell()
+        self._tell()
 
     # -- holding -------------------------------------------------------------------------------------------------
 
     async def news(self) -> None:
         """Waits for the next change of any kind."""
-        await self._news.wait()
+        if self._next_news is None:
+            raise IllegalState(
+                f"the allocation of group {self._group!r} is not started; await start() first, or use async with"
+            )
+        await self._next_news.wait()
 
     def _tell(self) -> None:
-        self._news.set()
-        self._news = asyncio.Event()
+        if self._next_news is not None:
+            self._next_news.set()
+            self._next_news = asyncio.Event()
 
     async def take(self, hold: Hold) -> None:
         while hold.name not in self._ready:
@@ -256,7 +266,7 @@ class _Holdings:
                 raise error
             if self._closed:
                 raise Closed(f"the allocation of group {self._group!r} is closed")
-            await self._news.wait()
+            await self.news()
         hold.lost = False
         self._holds.setdefault(hold.name, set()).add(hold)
 
@@ -271,6 +281,7 @@ class _Holdings:
 
     async def assigned(self, partitions: Partitions) -> None:
         names = _names(partitions)
+        self._error = None  # an error of the past: the member takes part again
         self.held |= names
         await self._call(self._on_assigned, names)
         # some resources may have been revoked in the meantime
@@ -303,7 +314,8 @@ class _Holdings:
         """Does nothing: `may_act` returns False while the lease is not valid."""
 
     def resumed(self) -> None:
-        """Does nothing: `may_act` returns True again."""
+        """Forgets an error of the past. `may_act` returns True again."""
+        self._error = None
 
     def failed(self, error: BaseException) -> None:
         log.error("%s: %s", self._group, error)
@@ -312,7 +324,7 @@ class _Holdings:
 
     async def _unheld(self, names: frozenset[str]) -> None:
         while names & self._holds.keys():
-            news = asyncio.ensure_future(self._news.wait())
+            news = asyncio.ensure_future(self.news())
             try:
                 done, _ = await asyncio.wait({news}, timeout=PATIENCE_S)
             finally:
@@ -324,9 +336,10 @@ class _Holdings:
         if callback is None or not names:
             return
         try:
-            result = callback(names)
-            if inspect.isawaitable(result):
-                await result
+            with user_callback():
+                result = callback(names)
+                if inspect.isawaitable(result):
+                    await result
         except Exception:
             log.exception("%s: a callback failed for %d resources", self._group, len(names))
 

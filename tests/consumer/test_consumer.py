@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -540,6 +541,43 @@ async def test_the_reader_of_several_closes_them_together(setting: Setting) -> N
     done, _ = await asyncio.wait({closing}, timeout=40)
     assert done, "it waits for the reader, which waits for it"
     closing.result()
+
+
+@through_zookeeper
+async def test_a_second_close_waits_for_the_first(setting: Setting) -> None:
+    where = {"brokers": setting.cluster.bootstrap, "zookeeper": setting.cluster.zookeeper + "/" + setting.group}
+    plain = setting.consumer()
+    switching = SwitchingConsumer(setting.topic, group=setting.group + "-switching", **where)
+    grouped = GroupedConsumer(where["brokers"].split(","), setting.group + "-grouped", [where["zookeeper"]])
+    await asyncio.gather(plain.start(), switching.start(), grouped.connect())
+    for each in (plain, switching, grouped):
+        first = asyncio.ensure_future(each.close())  # type: ignore[attr-defined]
+        await asyncio.sleep(0)
+        await each.close()  # type: ignore[attr-defined]
+        assert first.done(), type(each).__name__
+        first.result()
+
+
+@through_zookeeper
+async def test_the_reader_may_close_while_another_task_closes(setting: Setting) -> None:
+    """The first close waits for the reader, which does not request more records."""
+    await setting.produce(40)
+    for consumer in (
+        setting.consumer(),
+        SwitchingConsumer(
+            setting.topic,
+            group=setting.group + "-switching",
+            brokers=setting.cluster.bootstrap,
+            zookeeper=setting.cluster.zookeeper + "/" + setting.group,
+        ),
+    ):
+        await consumer.start()
+        assert await consumer.getbatch(30) is not None
+        # of another context: a task that the reader started would count as the reader
+        first = contextvars.Context().run(asyncio.ensure_future, consumer.close())
+        await asyncio.sleep(0)
+        await asyncio.wait_for(consumer.close(), 40)
+        await asyncio.wait_for(first, 40)
 
 
 class FromAiokafka(aiokafka.ConsumerRebalanceListener):  # type: ignore[misc]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from allocator import Allocation, ChildrenOf, GroupOrders
 from allocator.assignors import GroupView, Member, compute
-from allocator.errors import Closed, ConfigError, ResourceLost
+from allocator.errors import Closed, ConfigError, IllegalState, ResourceLost
 from allocator.resources.allocation import ROOT, assignor_of
 from allocator.testing import wait_until_async
 from allocator.types import TopicPartition
@@ -184,6 +184,50 @@ async def test_a_function_is_asked_again_and_its_failure_changes_nothing(zk_chro
         await wait_until_async(lambda: allocation.held == {"us", "asia"}, 30, "the new list")
         assert allocation.may_act("asia")
         assert not allocation.may_act("eu")
+
+
+async def test_a_hold_raises_no_error_of_the_past(zk_chroot: str, group: str, caplog: pytest.LogCaptureFixture) -> None:
+    found = ["eu"]
+    options = {"group": group, "zookeeper": zk_chroot, "session_timeout_s": 6.0, "refresh_s": 0.05}
+    first = Allocation(lambda: found, assignor="sticky", **options)
+    second = Allocation(lambda: found, assignor=my_own, **options)
+    early = second.hold("eu")
+    with pytest.raises(IllegalState, match=r"is not started; await start\(\) first"):
+        async with early:
+            pass
+    async with second:
+        # the first member does not know this function, so only one of them can get something
+        async with first:
+            await wait_until_async(lambda: "no partitions" in caplog.text, 30, "the refusal")
+        await wait_until_async(lambda: second.held == {"eu"} or first.held == {"eu"}, 30, "the resource")
+        later = asyncio.ensure_future(_held(second, "us"))
+        found.append("us")
+        assert await asyncio.wait_for(later, 30) == "us"
+
+
+async def test_a_second_close_waits_for_the_first_but_not_in_a_callback(zk_chroot: str, group: str) -> None:
+    revoked, go = asyncio.Event(), asyncio.Event()
+
+    async def on_revoked(_: frozenset[str]) -> None:
+        await allocation.close()  # the first call waits for this callback
+        revoked.set()
+        await go.wait()
+
+    allocation = Allocation(["q"], group=group, zookeeper=zk_chroot, on_revoked=on_revoked, session_timeout_s=6)
+    await allocation.start()
+    await wait_until_async(lambda: allocation.held == {"q"}, 30, "the resource")
+    first = asyncio.ensure_future(allocation.close())
+    await asyncio.wait_for(revoked.wait(), 30)
+    second = asyncio.ensure_future(allocation.close())
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not second.done()
+    assert allocation.held == {"q"}
+    go.set()
+    await asyncio.wait_for(second, 30)
+    assert allocation.held == frozenset()
+    await first
+    await allocation.close()
 
 
 async def test_orders_and_restarts_are_as_in_any_group(zk_chroot: str, group: str) -> None:

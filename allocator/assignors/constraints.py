@@ -22,7 +22,7 @@ class Constraints:
     """Constraints that any assignment must satisfy. Members are ids of live members."""
 
     cordoned: frozenset[str] = frozenset()
-    """Members that keep their partitions and get no others."""
+    """Members that keep their partitions and get no others, except in place of a swapped member."""
     evacuated: frozenset[str] = frozenset()
     """Members that give up all their partitions."""
     swapped: Mapping[str, str] = field(default_factory=dict)
@@ -59,17 +59,19 @@ def steer(
 ) -> dict[str, Partitions]:
     """The assignment of `assignor` under `constraints`, one entry for each member of the view.
 
-    Evacuated members, canaries and members that take another's place are left out of the function's view, so the others
-    are as even as the function makes them. The place of a swapped member is that of its successor. Then each partition
-    that the function puts where it may not be goes to its present owner if it may stay there, else to the member that
-    has the fewest for its share. Members that now have more partitions than the function gave them pass others on to
-    members that have fewer, those first that move anyway. Nothing else differs from the function's result.
+    Evacuated members, canaries, cordoned members without partitions and members that take another's place are left out
+    of the function's view, so the others are as even as the function makes them. The place of a swapped member is that
+    of its successor. Then cordoned members keep what they have, and each partition that the function puts where it may
+    not be goes to its present owner if it may stay there, else to the member that has the fewest for its share. Members
+    that now have more partitions than the function gave them pass others on to members that have fewer, those first
+    that move anyway. Nothing else differs from the function's result.
 
     Guarantee: each partition of a subscribed topic has one owner that subscribes to it, unless it is in `nobody` or the
     function leaves it out. Every constraint is kept where a subscriber is left that keeps it. Where none is left, a
-    partition goes against `allowed` before it goes against `evacuated`, and against that before it goes to a cordoned
-    member. `frozen` comes before all others, `nobody` excepted. Computed again from itself, the result is the same, if
-    the function comes to rest within ROUNDS computations.
+    partition goes against `allowed` before it goes to a cordoned member, and there before it stays with an evacuated
+    one. `frozen` comes before all others, `nobody` excepted. If the counts of the function differ by at most one, those
+    of the members without constraints do so too. Computed again from itself, the result is the same, if the function
+    comes to rest within ROUNDS computations.
 
     `held`: what each member has, or gets as soon as it is free; `view.owned` if None. Raises what `compute` raises.
     Cost: O(partitions), and for restricted partitions one look at each member.
@@ -104,11 +106,15 @@ class _Steering:
                     self._holder.setdefault(partition, member)
         left = constraints.evacuated.union(constraints.swapped)
         self._leaving = left
+        self._swapped = {
+            old: new for old, new in constraints.swapped.items() if old in self._members and new in self._members
+        }
+        self._cordoned = constraints.cordoned.difference(self._swapped.values())
         for members, topics in view.classes():
             ids = frozenset(member.id for member in members)
             for topic in topics:
                 self._subscribers[topic] = ids
-                self._anywhere[topic] = ids.difference(left, constraints.cordoned, constraints.canaries)
+                self._anywhere[topic] = ids.difference(left, self._cordoned, constraints.canaries)
         self.differs = constraints.frozen or bool(constraints.canaries or constraints.nobody or constraints.swapped)
         """Whether the constraints changed the function's result."""
         self._owner: dict[TopicPartition, str] = {}
@@ -128,18 +134,20 @@ class _Steering:
                     self._give(partition, holder)
                 elif partition not in chosen and self._subscribers[topic] & self._asked:
                     continue  # the function assigns it to no member
+                elif holder in self._cordoned and holder in self._may_have(partition):
+                    self._give(partition, holder)
+                    self.differs = self.differs or chosen.get(partition) != holder
                 elif chosen.get(partition) in self._may_have(partition):
                     self._give(partition, chosen[partition])
                 else:
                     misplaced.append(partition)
         self.differs = self.differs or bool(misplaced)
-        full = {member: self._count[member] for member in self._rules.cordoned}
         for partition in misplaced:
             candidates = self._may_have(partition)
             holder = self._holder.get(partition)
             self._give(partition, holder if holder in candidates else min(candidates, key=self._fullness))
         if not self._rules.frozen:
-            goals = self._goals(full)
+            goals = self._goals()
             self._fill_canaries(goals)
             self._even_out(goals)
         found: dict[str, set[TopicPartition]] = {member: set() for member in self._members}
@@ -153,11 +161,18 @@ class _Steering:
         """Returns partition -> member as the function assigns it to the members that take part; sets `_asked`
         and `_share`."""
         rules = self._rules
-        swapped = {old: new for old, new in rules.swapped.items() if old in self._members and new in self._members}
+        swapped = self._swapped
         substitutes = frozenset(swapped.values())
         evacuated = rules.evacuated - swapped.keys()
+        # a cordoned member without partitions gets none, so the function's result must not depend on it
+        idle = self._cordoned.difference(self._holder.values(), swapped)
         members: tuple[Member, ...] = ()
-        for absent in (evacuated | rules.canaries.keys() | substitutes, evacuated | substitutes, substitutes):
+        for absent in (
+            evacuated | rules.canaries.keys() | substitutes | idle,
+            evacuated | substitutes | idle,
+            evacuated | substitutes,
+            substitutes,
+        ):
             members = tuple(member for member in self._view.members if member.id not in absent)
             if members:
                 break
@@ -183,7 +198,7 @@ class _Steering:
         holder = self._holder.get(partition)
         if only is None:
             found = self._anywhere[partition.topic]
-            if holder in self._rules.cordoned and holder not in self._leaving:
+            if holder in self._cordoned and holder not in self._leaving:
                 found = found | {holder}
             if found:
                 return found
@@ -195,14 +210,14 @@ class _Steering:
         rules, everyone = self._rules, self._subscribers[partition.topic]
         here = frozenset() if holder is None else frozenset({holder})
         staying = everyone - self._leaving
-        open_to = staying - (rules.cordoned - here)
+        open_to = staying - (self._cordoned - here)
         for within in () if only is None else (only,):
             yield (open_to & within).difference(rules.canaries)
             yield open_to & within
         yield open_to.difference(rules.canaries)
         yield open_to
-        yield everyone & here
         yield staying
+        yield everyone & here
         yield everyone
 
     # -- placing -------------------------------------------------------------------------------------------------
@@ -218,26 +233,29 @@ class _Steering:
     def _fullness(self, member: str) -> tuple[float, int, str]:
         return (self._count[member] + 1) / max(self._share[member], 1), self._count[member], member
 
-    def _goals(self, full: Mapping[str, int]) -> dict[str, int]:
-        """Returns the goal of each member: its number of partitions. `full`: the most that cordoned members may have.
+    def _goals(self) -> dict[str, int]:
+        """Returns the goal of each member: its number of partitions.
 
-        The goal is the number that the function gives, changed in proportion if other members have fewer or more than
-        the function gave them.
+        The goal of a cordoned member is the number that it has. The goal of another is the number that the function
+        gives, changed in proportion if other members have fewer or more than the function gave them.
         """
         able = self._asked.union(self._rules.swapped.values()) - self._leaving
         goals = {member: self._share[member] for member in able}
-        for member in able & self._rules.cordoned:
-            goals[member] = min(goals[member], full[member])
+        goals.update((member, self._count[member]) for member in able & self._cordoned)
         wanted = sum(max(self._rules.canaries[each], self._count[each]) for each in self._canaries)
         wanted += sum(goals.values()) + sum(n for each, n in self._count.items() if each not in able | self._canaries)
         extra = len(self._owner) - wanted
         held = Counter(self._holder.values())
-        open_to = able - self._rules.cordoned
+        open_to = able - self._cordoned
         step = 1 if extra > 0 else -1
+        # counts that differ by one are an equal share, rounded
+        shares = {member: max(self._share[member], 1) for member in open_to}
+        if shares and max(self._share[each] for each in open_to) - min(self._share[each] for each in open_to) <= 1:
+            shares = dict.fromkeys(shares, 1)
 
         def turn(member: str) -> tuple[float, int, int, str]:
             """Returns the member whose number changes next; a member that has more partitions already keeps more."""
-            full = (goals[member] + (step > 0)) / max(self._share[member], 1)
+            full = (goals[member] + (step > 0)) / shares[member]
             return step * full, step * goals[member], -step * held[member], member
 
         heap = [turn(each) for each in open_to if goals[each] or step > 0]
@@ -292,7 +310,7 @@ class _Steering:
     def _fill_canaries(self, goals: Mapping[str, int]) -> None:
         """Gives canaries their missing partitions, from the members that exceed their goal the most."""
         missing = {each: self._rules.canaries[each] - self._count[each] for each in sorted(self._canaries)}
-        missing = {each: number for each, number in missing.items() if number > 0 and each not in self._rules.cordoned}
+        missing = {each: number for each, number in missing.items() if number > 0 and each not in self._cordoned}
         of = self._partitions_of(goals.keys() if missing else ())
         for partitions in of.values():
             partitions.sort(

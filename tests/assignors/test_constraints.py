@@ -80,16 +80,17 @@ def test_each_partition_has_one_owner_and_each_order_is_kept_that_can_be(
             assert member == held
             continue
         staying = everyone - leaving
-        open_to = {each for each in staying if each not in rules.cordoned or each == held}
+        cordoned = rules.cordoned.difference(rules.swapped.values())
+        open_to = {each for each in staying if each not in cordoned or each == held}
         wanted = open_to & rules.allowed.get(partition, frozenset(open_to))
         if wanted:
             assert member in wanted, (partition, member)
         elif open_to:
             assert member in open_to, (partition, member)
+        elif staying:
+            assert member in staying, "what leaves comes before what is cordoned"
         elif held is not None:
             assert member == held
-        elif staying:
-            assert member in staying
     if rules.frozen or rules.allowed or rules.nobody or rules.cordoned:
         return
     ordinary = [member for member in view.members if member.id not in {*leaving, *rules.canaries}]
@@ -106,14 +107,20 @@ def test_nothing_moves_but_what_has_to(function: str, case: tuple[GroupView, Con
     view, rules = case
     if rules.evacuated or rules.swapped or rules.canaries:
         return  # the function then gets other members
+    holder = keepers(view)
+    idle = rules.cordoned.difference(holder.values())
+    if idle:  # the function does not see them
+        view = replace(view, members=tuple(member for member in view.members if member.id not in idle))
+        if {topic for _, topics in view.classes() for topic in topics} != {p.topic for p in keepers(view)}:
+            return
     plain = owners(compute(resolve(function), view))
     found = owners(steer(resolve(function), view, rules))
-    holder = keepers(view)
 
     def wrong(partition: TopicPartition, member: str) -> bool:
-        if rules.frozen and partition in holder:
-            return member != holder[partition]
-        cordoned = member in rules.cordoned and holder.get(partition) != member
+        held = holder.get(partition)
+        if rules.frozen and held is not None:
+            return member != held
+        cordoned = member != held and not rules.cordoned.isdisjoint({member, held})
         return cordoned or member not in rules.allowed.get(partition, {member})
 
     displaced = {p for p, member in plain.items() if wrong(p, member)} - rules.nobody
@@ -166,6 +173,66 @@ def test_a_cordoned_member_keeps_what_it_has_and_gets_nothing_of_one_that_left()
     result = steer(resolve("sticky"), view, Constraints(cordoned=frozenset({"a"})))
     assert counts(result) == {"a": 10, "b": 20}
     assert moved(view, result) == 0
+
+
+@st.composite
+def resting(draw: st.DrawFn) -> GroupView:
+    """A group with equal subscriptions in which nothing moves, whatever was cordoned while members joined."""
+    view = draw(group_views(equal=True))
+    function, joined = resolve("sticky"), list[Member]()
+    cordoned: frozenset[str] = frozenset()
+    owned: Mapping[str, Partitions] = {}
+    for member in view.members:
+        joined.append(member)
+        if draw(st.booleans()):
+            cordoned |= {draw(st.sampled_from(joined)).id}
+        now = replace(view, members=tuple(joined), owned=owned)
+        owned = steer(function, now, Constraints(cordoned=cordoned))
+    return replace(view, owned=owned)
+
+
+@given(view=resting(), data=st.data())
+def test_a_cordon_moves_nothing_and_an_evacuation_only_what_is_evacuated(view: GroupView, data: st.DataObject) -> None:
+    ids = [member.id for member in view.members]
+    sizes = [len(view.owned[member]) for member in ids]
+    cordoned = frozenset(
+        member for member, size in zip(ids, sizes) if abs(size - sizes[-1]) > 1 or data.draw(st.booleans())
+    )
+    # the members without an order are even
+    result = steer(resolve("sticky"), view, Constraints(cordoned=cordoned))
+    assert moved(view, result) == 0
+    evacuated = data.draw(st.frozensets(st.sampled_from(ids)))
+    result = steer(resolve("sticky"), view, Constraints(cordoned=cordoned, evacuated=evacuated))
+    holder = keepers(view)
+    open_to = frozenset(ids) - cordoned - evacuated
+    for partition, member in owners(result).items():
+        assert member == holder[partition] or holder[partition] in evacuated
+        assert member in open_to or member == holder[partition] or not open_to
+    numbers = [len(result[member]) for member in open_to] or [0]
+    assert max(numbers) - min(numbers) <= 1
+    if open_to or cordoned - evacuated:
+        assert not any(result[member] for member in evacuated)
+
+
+@pytest.mark.parametrize("function", ["naive", "sticky"])
+def test_cordoned_members_keep_their_number_whatever_the_others_have(function: str) -> None:
+    empty = [f"e{n}" for n in range(12)]
+    view = group("a", "b", *empty, count=16, owned={"a": range(8), "b": range(8, 16)})
+    result = steer(resolve(function), view, Constraints(cordoned=frozenset({"a", *empty})))
+    assert moved(view, result) == 0
+    view = group("a", "b", "c", count=4, owned={"a": range(2), "b": range(2, 4)})
+    assert moved(view, steer(resolve("sticky"), view, Constraints(cordoned=frozenset({"c"})))) == 0
+
+
+def test_an_evacuation_and_a_swap_come_before_a_cordon() -> None:
+    view = group("a", "b", owned={"a": range(10), "b": range(10, 30)})
+    rules = Constraints(evacuated=frozenset({"a"}), cordoned=frozenset({"b"}))
+    assert counts(steer(resolve("sticky"), view, rules)) == {"a": 0, "b": 30}
+    view = group("a", "b", "c", "d", owned=THREE)
+    rules = Constraints(swapped={"a": "d"}, cordoned=frozenset({"d"}))
+    result = steer(resolve("sticky"), view, rules)
+    assert result["d"] == view.owned["a"]
+    assert moved(view, result) == 10
 
 
 def test_a_swap_moves_nothing_between_others() -> None:

@@ -138,11 +138,16 @@ class OrdersOfGroup:
             if any(left.values()) and recent > PER_MINUTE:
                 self.world.broken(f"{recent} partitions left their owners within a minute, {PER_MINUTE} may")
         if order.kind in ("cordon", "evacuate"):
-            for member in members_named(order.arguments["member"], members):
+            for member in set(members_named(order.arguments["member"], members)) - self._substitutes(members):
                 had = _has(last, member)
                 gained = document.owners.get(member, NO_PARTITIONS) - had
                 if gained and any(free in document.owners for free in self._free(members)):
                     self.world.broken(f"{member} gains {sorted(gained)} under the order {order.kind}")
+
+    def _substitutes(self, members: dict[str, MemberInfo]) -> set[str]:
+        """Members that take the place of another, which comes before a cordon."""
+        swaps = [order.arguments for order in self.orders.entries if order.kind == "swap"]
+        return {member for given in swaps for member in members_named(given["new"], members)}
 
     def _free(self, members: dict[str, MemberInfo]) -> set[str]:
         """Members without an order about them."""

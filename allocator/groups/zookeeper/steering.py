@@ -231,8 +231,13 @@ class _Outcome:
         return OrderState("waiting", f"{len(partitions)} partitions {what}{held}")
 
     def _cordon(self, order: Order) -> OrderState:
-        if not members_named(order.arguments["member"], self._members):
+        named = members_named(order.arguments["member"], self._members)
+        if not named:
             return OrderState("waiting", "no live member has this name")
+        has = frozenset().union(*map(self._has, named))
+        gained = [p for p, member in self._to.items() if member in named and p not in has]
+        if gained:
+            return OrderState("not kept", f"an order that comes first gives it {_partitions(gained)}")
         return OrderState("kept")
 
     def _evacuate(self, order: Order) -> OrderState:

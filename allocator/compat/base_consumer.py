@@ -242,7 +242,7 @@ class BaseConsumer:
         except CorruptRecordError as error:
             self._report(error)
             # the fetcher is past the bad record and would continue behind it
-            self._fetcher.halt(TopicPartition(batch.topic, batch.partition))
+            self._fetcher.halt(TopicPartition(batch.topic, batch.partition), error)
             return end
         return batch.next_offset
 

@@ -69,6 +69,10 @@ class Consumer:
 
     Topics may also be subscribed later, with `subscribe`. Reading before that raises IllegalState.
 
+    An error of one partition, such as OffsetOutOfRange or CorruptRecordError, is raised after the records before it,
+    and again at each call (at most every 0.1 s) until its cause is gone or you seek. Calls between read the other
+    partitions.
+
     A partition that moves waits until the reader is done with its batch: a slow handler delays the rebalance of the
     partitions of that batch, and of no others.
 
@@ -417,13 +421,19 @@ class Consumer:
         return None if found is None else as_written(found)
 
     async def position(self, partition: TopicPartition) -> int:
-        """Returns the next offset to deliver; waits until it is known. Raises NotOwned."""
+        """Returns the next offset to deliver; waits until it is known.
+
+        Raises NotOwned, and the error that keeps the consumer from finding one.
+        """
         partition = as_partition(partition)
         while True:
             self._engine.must_own([partition])
             position = self._engine.state.position(partition)
             if position is not None:
                 return int(position.offset)
+            error = self._engine.fetcher.fault(partition)
+            if error is not None:
+                raise error.with_traceback(None)
             await self._engine.fetcher.news(0.1)
 
     def seek(self, partition: TopicPartition, offset: Offset) -> None:

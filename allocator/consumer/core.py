@@ -22,6 +22,7 @@ from allocator.consumer.ownership import Ownership
 from allocator.errors import AllocatorError, CommitFailed, ConfigError, IllegalState, NotOwned
 from allocator.fetch.batch import Batch
 from allocator.fetch.fetcher import Fetcher
+from allocator.groups.fixed import does_not_exist
 from allocator.groups.membership import Membership
 from allocator.groups.patterns import topic_pattern, with_topics
 from allocator.offsets.coordinator import METADATA_BYTES, Coordinator
@@ -143,6 +144,7 @@ class ConsumerCore:
         self.ever_chosen = False
         """Whether topics were subscribed, or partitions assigned, at least once."""
         self._started = self._warned = False
+        self._nonexistent: set[TopicPartition] = set()
         self._note_choice()
         self._broken: BaseException | None = None
         self._under_way: dict[asyncio.Future[None], Partitions] = {}  # running commits, each with its partitions
@@ -189,6 +191,7 @@ class ConsumerCore:
         self.client.measures.spans = spans_of(self.group, joining.client_id)
         try:
             self._exits.push_async_callback(self.client.close)
+            self.client.on_metadata(self._check_chosen)
             # before the first answer, so that it tells of them
             self.client.follow(topics)
             if joining.pattern is not None:
@@ -384,6 +387,17 @@ class ConsumerCore:
         """Delivers nothing more of partitions that the new choice leaves out; they are revoked soon."""
         if self._joining.membership == "fixed":  # a group still owns them until the rebalance
             self._ownership.stop(self.state.assigned_partitions() - self.membership.held)
+
+    def _check_chosen(self) -> None:
+        """Fails partitions that their topic does not have. Its metadata may come only after the call of `assign`."""
+        for partition in self._joining.partitions:
+            error = does_not_exist(self.client, partition)
+            if error is not None:
+                self._nonexistent.add(partition)
+                self.fetcher.fail(partition, error, lasting=True)
+            elif partition in self._nonexistent:
+                self._nonexistent.discard(partition)
+                self.fetcher.healed(partition)
 
     def _choose_anew(self) -> None:
         """Replaces the membership, which has done no I/O before the start."""

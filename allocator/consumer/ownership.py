@@ -35,6 +35,8 @@ class Buffers(Protocol):
 
     def discard(self, partitions: Partitions) -> None: ...
 
+    def fail(self, tp: TopicPartition, error: AllocatorError) -> None: ...
+
     def wake(self) -> None: ...
 
 
@@ -358,7 +360,7 @@ class Ownership:
         try:
             self._state.request_offset_reset(partition)
         except NoOffsetsError as error:
-            self.failed(error)
+            self._fetcher.fail(partition, error)
 
     def _epochs(self, partitions: Partitions) -> Epochs:
         return {partition: self._state.epoch(partition) for partition in partitions}

@@ -39,6 +39,7 @@ class Reading:
         """Whether everything that the deserializers need for the current batch is loaded."""
         self._loading = False
         self._load_error: BaseException | None = None
+        self._next_error: Exception | None = None
         # the rest of a batch that `getone` or `getmany` began, with its epoch
         self._rest: Batch | None = None
         self._records: Iterator[Record] | None = None
@@ -139,8 +140,18 @@ class Reading:
                     count += len(records)
                 if end < batch.next_offset or count == max_records:
                     break
-                batch = await self._take(0)
+                batch = await self._take_also(found)
         return found
+
+    async def _take_also(self, found: Collection[Any]) -> Batch | None:
+        """The next batch, without waiting. An error must not cost the user the records found so far: it comes next."""
+        try:
+            return await self._take(0)
+        except Exception as error:
+            if not found:
+                raise
+            self._next_error = error
+            return None
 
     def _some_of(self, batch: Batch, limit: int | None) -> tuple[list[Record], int]:
         """At most `limit` records, and the position after them."""
@@ -171,6 +182,9 @@ class Reading:
     async def _take(self, timeout_s: float | None) -> Batch | None:
         """The rest of the current batch, else the next one; None after the timeout."""
         end = None if timeout_s is None else time.monotonic() + timeout_s
+        if self._next_error is not None:
+            error, self._next_error = self._next_error, None
+            raise error
         while True:
             if self._closed:
                 raise Closed(f"the consumer of group {self._engine.group!r} is closed")

@@ -62,7 +62,9 @@ class Sink(Protocol):
 
     def arrived(self, buffer: PartitionBuffer) -> None: ...
 
-    def tell(self, error: AllocatorError) -> None: ...
+    def fail(self, tp: TopicPartition, error: AllocatorError, *, lasting: bool = False) -> None: ...
+
+    def healed(self, tp: TopicPartition) -> None: ...
 
     def broke(self, error: BaseException) -> None: ...
 
@@ -166,10 +168,10 @@ class BrokerFetchers:
             "backoff_s": retry_backoff_s,
             "timeout_s": POSITION_TIMEOUT_S,
             "clock": time.monotonic,
-            "tell": sink.tell,
+            "fail": sink.fail,
         }
         self._resets = ResetRequests(client, state, isolation_level=isolation_level, found=sink.reset, **chores)
-        self._validations = ValidationRequests(client, state, cut=sink.cut, **chores)
+        self._validations = ValidationRequests(client, state, cut=sink.cut, healed=sink.healed, **chores)
         # when to check for due requests; None: no partition awaits one
         self._due_at: dict[Chore, float | None] = {self._resets: None, self._validations: None}
         self._lookups = Lookups(client, retry_backoff_s, self.metadata_changed)
@@ -636,6 +638,7 @@ class BrokerFetchers:
         reaction = reaction_to(part.code)
         if reaction is FetchReaction.TAKE:
             buffer.succeeded()
+            self._sink.healed(tp)
             state.update_high_watermark(tp, part.high_watermark)
             state.update_last_stable_offset(tp, part.last_stable_offset)
             if part.preferred_replica >= 0:
@@ -659,7 +662,7 @@ class BrokerFetchers:
         elif reaction is FetchReaction.RESET:
             self._halt(buffer, OutOfRange(offset))
         elif reaction is FetchReaction.RAISE:
-            self._report_once(buffer, error_of(part.code, tp, offset))
+            self._report(buffer, error_of(part.code, tp, offset))
         else:
             self._halt(buffer, Failure(error_of(part.code, tp, offset)))
 
@@ -718,7 +721,7 @@ class BrokerFetchers:
                 continue
             buffer.back_off(now, *self._backoff)
             if not error.retriable:
-                self._report_once(buffer, error)
+                self._report(buffer, error)
 
     def _leave_replica(self, buffer: PartitionBuffer, node_id: int) -> bool:
         """Return to the leader if broker `node_id` is the preferred replica. Returns whether it was."""
@@ -738,8 +741,6 @@ class BrokerFetchers:
         buffer.halt(what)
         self._sink.arrived(buffer)
 
-    def _report_once(self, buffer: PartitionBuffer, error: AllocatorError) -> None:
+    def _report(self, buffer: PartitionBuffer, error: AllocatorError) -> None:
         buffer.next_try = time.monotonic() + HOPELESS_S
-        if buffer.reported is not type(error):
-            buffer.reported = type(error)
-            self._sink.tell(error)
+        self._sink.fail(buffer.tp, error, lasting=True)

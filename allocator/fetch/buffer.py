@@ -75,7 +75,6 @@ class PartitionBuffer:
         "need",
         "next_try",
         "queue",
-        "reported",
         "tp",
         "wanted",
     )
@@ -101,8 +100,6 @@ class PartitionBuffer:
         self.need = 0
         # the partition as the last request described it: a broker with a fetch session gets only what changed
         self.wanted: Wanted | None = None
-        # the type of the error that was reported to the consumer last
-        self.reported: type[AllocatorError] | None = None
 
     def push(self, chunk: Chunk) -> None:
         """Keep the records of a response; the next fetch begins after them."""
@@ -183,7 +180,6 @@ class PartitionBuffer:
 
     def succeeded(self) -> None:
         self.failures = 0
-        self.reported = None
 
 
 def _last_epoch(data: bytes) -> int:

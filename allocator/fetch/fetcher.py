@@ -35,6 +35,18 @@ class _Resetting(NamedTuple):
     epoch: int | None  # of the state, since the position was given up
 
 
+class _Fault:
+    """An error of a partition, raised again and again until its cause is gone. `epoch`: valid only under this epoch of
+    the state; None: until the partition is read again."""
+
+    __slots__ = ("epoch", "error", "raised")
+
+    def __init__(self, error: AllocatorError, epoch: int | None, raised: bool) -> None:
+        self.error = error
+        self.epoch = epoch
+        self.raised = raised
+
+
 class Fetcher:
     """Fetches the fetchable partitions of `state` ahead of the consumer and delivers `Batch`es.
 
@@ -45,7 +57,8 @@ class Fetcher:
       batch that is larger than the request whole, so that a consumer can go on (KIP-74).
     - Partitions do not delay each other: one that is paused, failing or not consumed keeps only its own share when
       others need the room.
-    - `next_batch` raises an error of a partition once, after all records that were read before it.
+    - `next_batch` raises an error of a partition after all records that were read before it, and again at each call
+      until the error is resolved, with pauses of `retry_backoff_s`. The other partitions go on.
 
     Partitions that await a reset get their position here (ListOffsets). The consumer has to seek partitions that have
     neither a position nor a reset. `lost` is called when a reset replaced a position that the log does not have,
@@ -120,6 +133,10 @@ class Fetcher:
         self._parked: dict[TopicPartition, PartitionBuffer] = {}
         self._seen_version = -1
         self._errors: deque[AllocatorError] = deque()
+        self._faults: dict[TopicPartition, _Fault] = {}
+        self._retry_backoff_s = retry_backoff_s
+        # a fault that was raised already is not raised again before
+        self._repeat_at = 0.0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiting: set[asyncio.Future[bool]] = set()
         self._closed = False
@@ -160,9 +177,10 @@ class Fetcher:
         batch, or when done with it at the latest.
         Cancelling loses nothing.
 
-        Raises the error of a partition once. The next call continues with the other partitions:
-        `OffsetOutOfRange` (reset strategy "none"), `RecordTooLarge`, `CorruptRecordError` and refusals by the broker
-        stop that partition until it is sought; `TopicAuthorizationFailed` does not. Raises `Closed`.
+        Raises the error of a partition at each call until it is resolved, at most once in `retry_backoff_s`. Calls
+        between continue with the other partitions: `OffsetOutOfRange` (reset strategy "none"), `RecordTooLarge`,
+        `CorruptRecordError` and refusals by the broker stop that partition until it is sought;
+        `TopicAuthorizationFailed` does not. Raises `Closed`.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
@@ -216,13 +234,15 @@ class Fetcher:
         for tp in partitions:
             self._ready.pop(tp, None)
             self._parked.pop(tp, None)
+            self._faults.pop(tp, None)
             self._brokers.discard(tp)
 
-    def halt(self, tp: TopicPartition) -> None:
-        """Stop a partition until it is sought. Caller: the consumer, when it cannot decode a batch."""
+    def halt(self, tp: TopicPartition, error: AllocatorError) -> None:
+        """Stop a partition until it is sought. Caller: the consumer, when `error` stopped the decoding of a batch."""
         self._ready.pop(tp, None)
         self._parked.pop(tp, None)
         self._brokers.halt(tp)
+        self._raised(tp, error)
 
     def halted(self) -> list[TopicPartition]:
         """Partitions that are stopped until they are sought; their errors were raised."""
@@ -241,6 +261,28 @@ class Fetcher:
         self._errors.append(error)
         self._let_go()
 
+    def fail(self, tp: TopicPartition, error: AllocatorError, *, lasting: bool = False) -> None:
+        """`take` raises `error` until the partition is sought, reset or revoked; `lasting`: until it is `healed`."""
+        before = self.fault(tp)
+        raised = before is not None and type(before) is type(error)
+        self._faults[tp] = _Fault(error, None if lasting else self._state.epoch(tp), raised)
+        self._let_go()
+
+    def healed(self, tp: TopicPartition) -> None:
+        """A lasting error of `tp` is over."""
+        if tp in self._faults and self._faults[tp].epoch is None:
+            del self._faults[tp]
+
+    def fault(self, tp: TopicPartition) -> AllocatorError | None:
+        """The error that stops a partition at present."""
+        fault = self._faults.get(tp)
+        if fault is None:
+            return None
+        if not self._state.is_assigned(tp) or fault.epoch not in (None, self._state.epoch(tp)):
+            del self._faults[tp]
+            return None
+        return fault.error
+
     def broke(self, error: BaseException) -> None:
         """An unexpected error ended fetching. Every `take` raises it, so that no caller waits for ever."""
         self.broken = error
@@ -255,7 +297,7 @@ class Fetcher:
             self._begin_reset(tp, position.offset, "the topic was deleted and created again", recreated=True)
         else:
             self._state.halt_recreated(tp)
-            self.tell(TopicRecreated(tp.topic, tp.partition, position.offset))
+            self.fail(tp, TopicRecreated(tp.topic, tp.partition, position.offset))
 
     def reset(self, tp: TopicPartition, offset: int, epoch: int) -> None:
         """The reset that was requested under `epoch` found `offset`."""
@@ -286,6 +328,8 @@ class Fetcher:
             raise Closed("this fetcher is closed; create a new one")
         if self._errors:
             raise self._errors.popleft()
+        if self._faults:
+            self._raise_a_fault(topic)
         if self._state.version != self._seen_version:
             self._seen_version = self._state.version
             self._brokers.wake()
@@ -313,6 +357,24 @@ class Fetcher:
             raise self.broken
         return None
 
+    def _raise_a_fault(self, topic: str | None) -> None:
+        """Raises the error of a partition whose turn it is, if any."""
+        may_repeat = time.monotonic() >= self._repeat_at
+        for tp in list(self._faults):
+            error = self.fault(tp)
+            if error is None or not self._state.is_wanted(tp) or topic not in (None, tp.topic):
+                continue
+            if may_repeat or not self._faults[tp].raised:
+                lasting = self._faults.pop(tp).epoch is None  # behind the others
+                raise self._raised(tp, error, lasting=lasting).with_traceback(None)
+
+    def _raised(self, tp: TopicPartition, error: AllocatorError, *, lasting: bool = False) -> AllocatorError:
+        """Returns `error`, which `take` raises now and, after a pause, again."""
+        self._faults[tp] = _Fault(error, None if lasting else self._state.epoch(tp), True)
+        self._repeat_at = time.monotonic() + self._retry_backoff_s
+        asyncio.get_running_loop().call_later(self._retry_backoff_s, self._let_go)
+        return error
+
     def _next_of(self, buffer: PartitionBuffer) -> Batch | None:
         """The next batch of one partition; raises its error when that comes next."""
         tp, state = buffer.tp, self._state
@@ -329,13 +391,13 @@ class Fetcher:
             buffer.pop()
             self._brokers.room_changed()
             if isinstance(item, Failure):
-                raise item.error
+                raise self._raised(tp, item.error)
             try:
                 batch = self._batch(tp, item)
-            except CorruptRecordError:
+            except CorruptRecordError as error:
                 # records after the damaged ones must not be delivered as if none were missing
                 self._brokers.halt(tp)
-                raise
+                raise self._raised(tp, error) from None
             if batch is not None:
                 return batch
         return None
@@ -364,12 +426,8 @@ class Fetcher:
 
     def _out_of_range(self, tp: TopicPartition, offset: int) -> None:
         if not self._has_reset:
-            raise OffsetOutOfRange(
-                tp.topic,
-                tp.partition,
-                offset,
-                "the log does not reach there and auto_offset_reset is 'none'; seek to an offset that it has",
-            )
+            why = "the log does not reach there and auto_offset_reset is 'none'; seek to an offset that it has"
+            raise self._raised(tp, OffsetOutOfRange(tp.topic, tp.partition, offset, why))
         self._begin_reset(tp, offset, "the log does not have it")
         self._brokers.wake()
 

@@ -36,8 +36,8 @@ class ResetRequests:
     """Sends the ListOffsets requests of the resets that the state awaits.
 
     Guarantee: an offset is adopted only if no seek, other reset or reassignment happened since the request; a failing
-    partition does not delay those of other leaders or topics. An error that a retry does not fix goes to `tell`, once
-    until the topic's next success. `found` gets each partition, its offset, and the epoch of the request.
+    partition does not delay those of other leaders or topics. An error that a retry does not fix goes to `fail`,
+    for one partition of each topic. `found` gets each partition, its offset, and the epoch of the request.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class ResetRequests:
         backoff_s: float,
         timeout_s: float,
         clock: Callable[[], float],
-        tell: Callable[[AllocatorError], None],
+        fail: Callable[[TopicPartition, AllocatorError], None],
         found: Callable[[TopicPartition, int, int], None],
     ) -> None:
         self._client = client
@@ -58,10 +58,8 @@ class ResetRequests:
         self._backoff_s = backoff_s
         self._timeout_s = timeout_s
         self._clock = clock
-        self._tell = tell
+        self._fail = fail
         self._found = found
-        # topics whose error was reported
-        self._told: set[str] = set()
 
     def next_time(self) -> float | None:
         return self._state.next_offset_reset_retry_time()
@@ -109,11 +107,10 @@ class ResetRequests:
                 return
             log.info("no position for %d partitions of %s yet: %s", len(at), ", ".join(sorted(topics)), error)
             self._failed(at, self._backoff_s if error.retriable else HOPELESS_S)
-            if not error.retriable and not topics <= self._told:
-                self._told |= topics
-                self._tell(error)
+            if not error.retriable:
+                for tp in {tp.topic: tp for tp in sorted(at, reverse=True)}.values():
+                    self._fail(tp, error)  # once for all partitions of a topic
             return
-        self._told -= {tp.topic for tp in at}
         for tp, there in found.items():
             epoch = wanted[tp][0]
             if there is None or epoch is None:
@@ -134,8 +131,8 @@ class ValidationRequests:
     """Sends the OffsetForLeaderEpoch requests of the validations that the state awaits (KIP-320).
 
     Guarantee: a response counts only for the position in the request. Where the log was truncated, reading continues
-    at the truncation and `cut` is called, or `tell` gets one `LogTruncated` if there is no reset strategy. Another
-    error that a retry does not fix goes to `tell` once, until the partition's next success.
+    at the truncation and `cut` is called, or `fail` gets a `LogTruncated` if there is no reset strategy. Another
+    error that a retry does not fix goes to `fail` too, until the partition is `healed`.
     """
 
     def __init__(
@@ -146,7 +143,8 @@ class ValidationRequests:
         backoff_s: float,
         timeout_s: float,
         clock: Callable[[], float],
-        tell: Callable[[AllocatorError], None],
+        fail: Callable[..., None],
+        healed: Callable[[TopicPartition], None],
         cut: Callable[[LogTruncation], None],
     ) -> None:
         self._client = client
@@ -154,10 +152,9 @@ class ValidationRequests:
         self._backoff_s = backoff_s
         self._timeout_s = timeout_s
         self._clock = clock
-        self._tell = tell
+        self._fail = fail
+        self._healed = healed
         self._cut = cut
-        # partitions whose error was reported
-        self._told: set[TopicPartition] = set()
 
     def look(self, partitions: Iterable[TopicPartition]) -> None:
         """After a metadata update: validate positions whose leader is newer than they are.
@@ -223,11 +220,10 @@ class ValidationRequests:
                 log.info("%s:%d at offset %d is not validated yet: %s", *tp, position.offset, end)
                 self._failed([tp], self._backoff_s if end.retriable else HOPELESS_S)
                 doubted.add(tp)
-                if not end.retriable and tp not in self._told:
-                    self._told.add(tp)
-                    self._tell(end)
+                if not end.retriable:
+                    self._fail(tp, end, lasting=True)
                 continue
-            self._told.discard(tp)
+            self._healed(tp)
             cut = state.maybe_complete_validation(tp, position, end.offset, end.epoch, epoch=epoch)
             if cut is None:
                 if state.epoch(tp) == epoch and state.is_offset_validation_needed(tp):
@@ -237,7 +233,7 @@ class ValidationRequests:
             if cut.resolved:
                 self._cut(cut)
             else:
-                self._tell(LogTruncated(tp.topic, tp.partition, position.offset, there))
+                self._fail(tp, LogTruncated(tp.topic, tp.partition, position.offset, there))
         return doubted
 
     def _failed(self, tps: Iterable[TopicPartition], delay_s: float | None = None) -> None:

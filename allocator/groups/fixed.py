@@ -18,9 +18,18 @@ from allocator.groups.patterns import TopicSelection
 from allocator.tasks import TaskGroup, wait_for_event
 from allocator.types import NO_PARTITIONS, Partitions, TopicPartition
 
-__all__ = ["FixedMembership"]
+__all__ = ["FixedMembership", "does_not_exist"]
 
 log = logging.getLogger(__name__)
+
+
+def does_not_exist(client: PartitionCountSource, partition: TopicPartition) -> ConfigError | None:
+    """The error for a partition that its topic does not have; None if it exists, or the topic is not known."""
+    topic, number = partition
+    known = client.partitions(topic)
+    if known is None or number in known:
+        return None
+    return ConfigError(f"partition {topic}:{number} does not exist; the topic has {len(known)} partitions")
 
 
 class FixedMembership(GroupMembership):
@@ -186,10 +195,10 @@ class FixedMembership(GroupMembership):
         return frozenset(found)
 
     def _check(self, partitions: Partitions) -> None:
-        for topic, number in sorted(partitions):
-            known = self._client.partitions(topic)
-            if known is not None and number not in known:
-                raise ConfigError(f"partition {topic}:{number} does not exist; the topic has {len(known)} partitions")
+        for partition in sorted(partitions):
+            error = does_not_exist(self._client, partition)
+            if error is not None:
+                raise error
 
     def _follow(self) -> None:
         self._selection.follow(self._client, frozenset(p.topic for p in self._partitions))

@@ -72,6 +72,14 @@ class Positions:
         state = self.assignment.get(partition)
         return state is not None and state.is_fetchable() and partition not in self._held_back
 
+    def is_wanted(self, partition: TopicPartition) -> bool:
+        """Whether the user wants records of the partition now, whatever its position: it is assigned, neither paused
+        nor held back, and is not being revoked."""
+        state = self.assignment.get(partition)
+        if state is None or state.paused or state.pending_revocation:
+            return False
+        return partition not in self._held_back
+
     def hold_back(self, partitions: frozenset[TopicPartition]) -> None:
         """Deliver nothing of these partitions, assigned or not. Replaces the earlier set; the user's pauses stay.
 

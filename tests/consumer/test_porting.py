@@ -6,6 +6,7 @@ The cases come from the topics of both clients' own consumer tests.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +18,8 @@ from kafka.errors import IllegalStateError
 
 from allocator import Consumer, OffsetAndMetadata, TopicPartition
 from allocator.client import log_offsets as list_offsets
-from allocator.errors import Closed, ConfigError, IllegalState, NotOwned, TopicNotFound
+from allocator.errors import Closed, ConfigError, IllegalState, NotOwned, OffsetOutOfRange, TopicNotFound
+from allocator.subscription.loss import NoPosition
 from allocator.testing import LocalCluster, wait_until_async
 
 START = 1_700_000_000_000  # of the records' timestamps, in milliseconds
@@ -93,6 +95,67 @@ async def test_assigned_partitions_can_be_sought_at_once(service: Service) -> No
         assert consumer.assignment() == {service.one}
         await service.produce(24, 26)
         assert await values(consumer, 1) == [25]
+
+
+async def test_a_partition_that_does_not_exist_is_reported_until_it_does(service: Service) -> None:
+    """Right after the start the metadata of the topic is not known yet."""
+    missing = TopicPartition(service.topic, 5)
+    async with service.consumer(group=None) as consumer:
+        consumer.assign([service.zero, missing])
+        found, told = 0, 0
+        while found < 10 or told < 3:
+            try:
+                found += sum(map(len, (await consumer.getmany(30)).values()))
+            except ConfigError as error:
+                assert str(error) == f"partition {service.topic}:5 does not exist; the topic has 2 partitions"
+                told += 1
+        assert found == 10, "the other partition is read"
+        with pytest.raises(ConfigError, match="5 does not exist"):
+            await consumer.position(missing)
+        consumer.assign([service.zero])
+        assert await consumer.getmany(0.3) == {}
+        assert await consumer.position(service.zero) == 10
+
+
+@pytest.mark.parametrize("membership", ["fixed", "zookeeper", "kafka"])
+async def test_a_partition_without_a_position_is_reported_until_it_is_sought(service: Service, membership: Any) -> None:
+    topics = () if membership == "fixed" else (service.topic,)
+    async with service.consumer(*topics, membership=membership, auto_offset_reset="none") as consumer:
+        if membership == "fixed":
+            consumer.assign([service.zero, service.one])
+        told: set[frozenset[TopicPartition]] = set()
+        for _ in range(5):
+            with pytest.raises(NoPosition) as caught:
+                await consumer.getmany(30)
+            told.add(caught.value.partitions)
+        assert told == {frozenset({service.zero}), frozenset({service.one})}
+        with pytest.raises(NoPosition):
+            await consumer.position(service.one)
+        consumer.seek(service.zero, 0)
+        found, told_again = 0, 0
+        while found < 10 or told_again < 3:
+            try:
+                found += sum(map(len, (await consumer.getmany(30)).values()))
+            except NoPosition as error:
+                assert error.partitions == {service.one}
+                told_again += 1
+        assert found == 10, "an error costs no record of the same call"
+        consumer.seek(service.zero, 100)
+        consumer.seek(service.one, 3)
+        assert len(await values_past(consumer, 7, OffsetOutOfRange)) == 7
+        for _ in range(3):
+            with pytest.raises(OffsetOutOfRange):
+                await consumer.getone(30)
+        consumer.seek(service.zero, 9)
+        assert await values(consumer, 1) == [18]
+
+
+async def values_past(consumer: Consumer, count: int, error: type[Exception]) -> list[int]:
+    found: list[int] = []
+    while len(found) < count:
+        with contextlib.suppress(error):
+            found += [int(record.value) for records in (await consumer.getmany(30)).values() for record in records]
+    return found
 
 
 @pytest.mark.parametrize("in_hand", [False, True])

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
+import pytest
 from fake_cluster import FakeCluster
 
 from allocator.client.client import KafkaClient
@@ -16,7 +17,18 @@ from allocator.subscription import SubscriptionState
 from allocator.testing.base import Cluster
 from allocator.types import TopicPartition
 
-__all__ = ["Connected", "collect", "fetching", "offsets", "parts", "start_at", "take", "until"]
+__all__ = [
+    "Connected",
+    "collect",
+    "comes_again",
+    "fetching",
+    "offsets",
+    "parts",
+    "start_at",
+    "take",
+    "take_past",
+    "until",
+]
 
 PATIENCE_S = 20.0
 
@@ -78,6 +90,23 @@ async def take(fetcher: Fetcher, state: SubscriptionState, timeout_s: float | No
     assert batch is not None, f"nothing came within {timeout_s} s"
     state.update_position(TopicPartition(batch.topic, batch.partition), batch.next_offset)
     return batch
+
+
+async def take_past(fetcher: Fetcher, state: SubscriptionState, *errors: type[Exception]) -> tuple[Batch, int]:
+    """The next batch, and how often an error of another partition came before it."""
+    count = 0
+    while True:
+        try:
+            return await take(fetcher, state), count
+        except errors:
+            count += 1
+
+
+async def comes_again(fetcher: Fetcher, error: type[Exception]) -> None:
+    """It is raised at each poll."""
+    for _ in range(3):
+        with pytest.raises(error):
+            await fetcher.next_batch(PATIENCE_S)
 
 
 async def collect(

@@ -115,12 +115,12 @@ class Outcomes:
     """The outcome of each marked test on each version, in this session."""
 
     def __init__(self) -> None:
-        self._seen: dict[str, dict[str, list[str]]] = {}
+        self._seen: dict[str, dict[str, Any]] = {}
 
-    def add(self, test: str, version: str, lines: list[str]) -> tuple[str, list[str]]:
+    def add(self, test: str, version: str, done: Any) -> tuple[str, Any]:
         """Stores an outcome. Returns the first version with a known outcome, and that outcome."""
         of_test = self._seen.setdefault(test, {})
-        of_test[version] = lines
+        of_test[version] = done
         return next(iter(of_test.items()))
 
 
@@ -134,20 +134,43 @@ class Outcome:
         """Fails the test, with a diff, if `done` differs from the first version of the mark.
 
         `done`: any value of JSON types (others by their repr). A list is compared item by item in its order, a mapping
-        key by key. Sort values without an order, such as records of different partitions, first. Call it once. If the
-        first version has no outcome, because the test failed or did not run there, the test is skipped.
+        key by key, and types count: `"5"` is not `5`. An iterator counts as the list of its items. Sort values without
+        an order, such as records of different partitions, first. Call it once. If the first version has no outcome,
+        because the test failed or did not run there, the test is skipped.
         """
-        first, before = self._outcomes.add(self._test, self._version, list(_lines(done)))
+        done = _listed(done)
+        now = _typed(done), list(_lines(done))
+        first, before = self._outcomes.add(self._test, self._version, now)
         if first != self._first:
             pytest.skip(f"nothing to compare with: on Kafka {self._first} this test failed or was not run")
-        now = list(_lines(done))
-        if now == before:
+        if now[0] == before[0]:
             return
-        diff = list(difflib.unified_diff(before, now, f"Kafka {first}", f"Kafka {self._version}", lineterm="", n=2))
+        old, new = before[1], now[1]
+        if old == new:  # only the types differ
+            old, new = (json.dumps(typed, indent=1).splitlines() for typed, _ in (before, now))
+        diff = list(difflib.unified_diff(old, new, f"Kafka {first}", f"Kafka {self._version}", lineterm="", n=2))
         more = [f"... and {len(diff) - DIFF_LINES} more lines"] if len(diff) > DIFF_LINES else []
         pytest.fail(
             "\n".join([f"Kafka {self._version} differs from Kafka {first}:", *diff[:DIFF_LINES], *more]), pytrace=False
         )
+
+
+def _listed(value: Any) -> Any:
+    """`value` with each iterable but texts and mappings as a list, so that iterators can be compared."""
+    if isinstance(value, Mapping):
+        return {key: _listed(each) for key, each in value.items()}
+    if isinstance(value, Iterable) and not isinstance(value, (str, bytes)):
+        return [_listed(each) for each in value]
+    return value
+
+
+def _typed(value: Any) -> Any:
+    """`value`, from `_listed`, as lists, mappings and texts that are equal only for values of the same type."""
+    if isinstance(value, dict):
+        return {repr(key): _typed(value[key]) for key in sorted(value, key=repr)}
+    if isinstance(value, list):
+        return [_typed(each) for each in value]
+    return f"{type(value).__name__} {value!r}"
 
 
 def _lines(done: Any) -> Iterable[str]:

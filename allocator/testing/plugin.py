@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Optional
 from uuid import uuid4
@@ -49,6 +50,21 @@ class ClusterFactory:
     @property
     def running(self) -> list[Any]:
         return list(self._clusters.values())
+
+    def heal(self) -> None:
+        """Repairs each cluster. One that cannot be repaired starts anew, without its data; if that fails too, it is
+        left stopped with a warning, so that only the tests that use it fail."""
+        for key, cluster in list(self._clusters.items()):
+            try:
+                cluster.heal()
+            except Exception as error:  # noqa: BLE001 - whatever a test broke
+                warnings.warn(f"{cluster!r} cannot be repaired and starts anew: {error}", stacklevel=2)
+                cluster.stop()
+                try:
+                    cluster.start()
+                except Exception as failure:  # noqa: BLE001 - other tests need not fail
+                    del self._clusters[key]
+                    warnings.warn(f"{cluster!r} does not start any more: {failure}", stacklevel=2)
 
     def close(self) -> None:
         while self._clusters:
@@ -123,10 +139,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Repairs shared servers that an earlier test has killed."""
+    """Repairs shared servers that an earlier test has killed, before a test that may use them."""
     factory = item.config.stash.get(_FACTORY, None)
-    for cluster in factory.running if factory is not None else ():
-        cluster.heal()
+    if factory is not None and "cluster_factory" in getattr(item, "fixturenames", ()):
+        factory.heal()
 
 
 @pytest.fixture(scope="session")

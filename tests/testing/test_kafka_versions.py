@@ -80,6 +80,37 @@ def test_a_difference_is_shown_line_by_line(tmp_path: Path) -> None:
     assert '\n   {"id": 2}\n' in shown
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ('["a"]', '[b"a"]'),
+        ('"5"', "5"),
+        ("[]", "{}"),
+        ('"null"', "None"),
+        ("{1: 2}", '{"1": 2}'),
+        ('[{"a": 1}]', '[{"a": True}]'),
+        ("(n for n in [1, 2])", "[1, 3]"),
+    ],
+)
+def test_values_of_different_types_differ(tmp_path: Path, one: str, other: str) -> None:
+    said = run_inner(
+        tmp_path,
+        '@pytest.mark.kafka_versions("0.8.2.2", "3.9.1")\n'
+        f'def test_it(kafka_version, outcome): outcome.same({one} if kafka_version == "0.8.2.2" else {other})\n',
+    )
+    assert "1 failed, 1 passed" in said
+    assert "\n+++ Kafka 3.9.1\n" in said
+
+
+def test_iterators_of_equal_items_are_the_same(tmp_path: Path) -> None:
+    said = run_inner(
+        tmp_path,
+        '@pytest.mark.kafka_versions("0.8.2.2", "3.9.1")\n'
+        'def test_it(outcome): outcome.same({"sent": (n for n in range(3)), "rest": [iter("ab")]})\n',
+    )
+    assert "2 passed" in said
+
+
 def test_a_long_difference_is_cut(tmp_path: Path) -> None:
     said = run_inner(
         tmp_path,

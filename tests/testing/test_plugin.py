@@ -50,6 +50,33 @@ def test_the_fixtures_are_there_without_a_conftest(tmp_path):
     assert "1 passed" in said
 
 
+def test_a_cluster_that_cannot_be_repaired_starts_anew_and_fails_no_later_test(tmp_path):
+    source = """
+from allocator.testing.cluster import LocalCluster
+
+calls = []
+LocalCluster.start = lambda self: calls.append("start")
+LocalCluster.stop = lambda self: calls.append("stop")
+
+def heal(self):
+    calls.append("heal")
+    raise OSError("its files are gone")
+
+def test_breaks(cluster_factory):
+    cluster_factory(kafka=None)
+    LocalCluster.heal = heal
+
+def test_without_servers():
+    assert calls == ["start"]
+
+def test_with_servers(cluster_factory):
+    assert calls == ["start", "heal", "stop", "start"]
+"""
+    said = pytest_run(tmp_path, source)
+    assert "3 passed" in said
+    assert "cannot be repaired and starts anew: its files are gone" in said
+
+
 def test_a_coroutine_test_fails_at_its_deadline_and_shows_where(tmp_path):
     source = (
         "import asyncio, pytest\n@pytest.mark.deadline(0.2)\nasync def test_it():\n    await asyncio.Event().wait()\n"

@@ -688,6 +688,15 @@ class Consumer:
         from fetches."""
         return lags(self._engine.state)
 
+    def unreachable(self) -> frozenset[TopicPartition]:
+        """The owned partitions that the consumer wants to read and cannot.
+
+        Their position or leader is unknown, or the leader does not respond. A new partition is among them for a moment.
+        """
+        state = self._engine.state
+        unknown = {partition for partition in state.assigned_partitions() if state.high_watermark(partition) is None}
+        return frozenset(unknown | self._engine.fetcher.unreachable()) - self.paused()
+
     @property
     def measures(self) -> Measures:
         """How long joins, syncs, heartbeats and commits took, and how often they happened."""

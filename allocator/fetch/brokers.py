@@ -53,6 +53,9 @@ REPLICA_LEASE_S = 300.0
 # how long the leader is read after its replica failed: it names a dead replica until that broker's session expires,
 # and sends no records to a client that it redirects
 REPLICA_SHUNNED_S = 20.0
+# how late a response may be before its partitions count as unreachable. Longer: noticed later; shorter: a busy broker
+# counts as unreachable
+LATE_S = 5.0
 
 Chore = Union[ResetRequests, ValidationRequests]
 
@@ -266,6 +269,18 @@ class BrokerFetchers:
             buffer.clear()
         self._seen_version = -1
         self.wake()
+
+    def unreachable(self) -> set[TopicPartition]:
+        """The partitions to fetch whose leader is unknown or failed, or has not responded for a while."""
+        late = time.monotonic() - LATE_S
+        served = {
+            tp
+            for broker in self._brokers.values()
+            if broker.main is None or broker.main_until > late
+            for tp, buffer in broker.buffers.items()
+            if not buffer.failures
+        }
+        return {tp for tp, partition in self._state.assignment.items() if partition.is_fetchable() and tp not in served}
 
     def leader_epoch(self, tp: TopicPartition, offset: int) -> int:
         """The epoch of the last record before `offset`; -1 if unknown."""

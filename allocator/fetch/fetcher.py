@@ -206,6 +206,10 @@ class Fetcher:
             if timer is not None:
                 timer.cancel()
 
+    def unreachable(self) -> set[TopicPartition]:
+        """The partitions to fetch whose leader is unknown or failed, or has not responded for a while."""
+        return self._brokers.unreachable()
+
     def leader_epoch(self, tp: TopicPartition, offset: int) -> int:
         """The epoch of the record before `offset`; -1 if that was not read since the last seek, or Kafka is older than
         0.11.

@@ -74,7 +74,7 @@ class DaemonHealth:
             return ["it has joined, and no assignment has come yet"]
         now = self._clock()
         # a paused partition was read, and waits for its handler
-        unread = owned - set(consumer.lag()) - consumer.paused()
+        unread = owned & consumer.unreachable()
         self._unread = {partition: self._unread.get(partition, now) for partition in unread}
         late = sorted(p for p, since in self._unread.items() if now - since > READ_WITHIN_S)
         if late:

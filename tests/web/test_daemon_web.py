@@ -48,11 +48,8 @@ class Standing:
     def assignment(self) -> frozenset[TopicPartition]:
         return frozenset(self.owned)
 
-    def lag(self) -> dict[TopicPartition, int]:
-        return dict.fromkeys(self.read & self.owned, 0)
-
-    def paused(self) -> frozenset[TopicPartition]:
-        return frozenset(self.held_back)
+    def unreachable(self) -> frozenset[TopicPartition]:
+        return frozenset(self.owned - self.read - self.held_back)
 
 
 def test_ready_is_a_member_that_reads_what_it_owns() -> None:
@@ -85,6 +82,12 @@ def test_ready_is_a_member_that_reads_what_it_owns() -> None:
     assert health.ready() == [], "it goes on with its work"
     now[0] += READ_WITHIN_S + 1
     assert "1 of its partitions are not being read" in health.ready()[0]
+    it.owned = it.read = {P[1], P[2]}
+    assert health.ready() == []
+    it.read = set()  # Kafka is silent
+    assert health.ready() == []
+    now[0] += READ_WITHIN_S + 1
+    assert "2 of its partitions are not being read" in health.ready()[0]
     it.lease = False  # ZooKeeper is silent
     assert "lease is not valid: it is joining, its group is paused, or ZooKeeper" in health.ready()[0]
     assert health.live() == [], "nothing that a restart would mend"
@@ -255,3 +258,33 @@ def test_a_token_that_can_be_guessed_is_a_wrong_setting(
         beside(settings)
     assert "secret" not in str(error.value)
     assert settings.shown()["web"]["token"] == "***"
+
+
+@pytest.mark.deadline(200)
+async def test_a_daemon_whose_kafka_falls_silent_is_not_ready_until_it_answers(
+    kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str
+) -> None:
+    topic = await asyncio.to_thread(topic_factory, 2)
+    now = [0.0]
+    async with Consumer(
+        topic, brokers=kafka_cluster.bootstrap, group=group, zookeeper=kafka_cluster.zookeeper, root=f"/{group}"
+    ) as consumer:
+        health = DaemonHealth([consumer], frozenset, lambda: now[0])
+
+        async def reads_all() -> bool:
+            await consumer.getmany(timeout_s=0.1)
+            return len(consumer.assignment()) == 2 and not consumer.unreachable()
+
+        await wait_until_async(reads_all, PATIENCE_S)
+        assert health.ready() == []
+        broker = kafka_cluster.brokers[0]
+        broker.pause()
+        try:
+            await wait_until_async(lambda: len(consumer.unreachable()) == 2, PATIENCE_S)
+            assert health.ready() == []
+            now[0] += READ_WITHIN_S + 1
+            assert "2 of its partitions are not being read" in health.ready()[0]
+        finally:
+            broker.resume()
+        await wait_until_async(reads_all, PATIENCE_S)
+        assert health.ready() == []

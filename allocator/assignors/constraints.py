@@ -23,6 +23,8 @@ class Constraints:
 
     cordoned: frozenset[str] = frozenset()
     """Members that keep their partitions and get no others, except in place of a swapped member."""
+    absent: frozenset[str] = frozenset()
+    """The cordoned members without a session: a partition of a live member would wait for their return."""
     evacuated: frozenset[str] = frozenset()
     """Members that give up all their partitions."""
     swapped: Mapping[str, str] = field(default_factory=dict)
@@ -44,6 +46,7 @@ class Constraints:
         return replace(
             self,
             cordoned=frozenset(ids[member] for member in self.cordoned),
+            absent=frozenset(ids[member] for member in self.absent),
             evacuated=frozenset(ids[member] for member in self.evacuated),
             swapped={ids[old]: ids[new] for old, new in self.swapped.items()},
             allowed={p: frozenset(ids[member] for member in there) for p, there in self.allowed.items()},
@@ -69,9 +72,9 @@ def steer(
     Guarantee: each partition of a subscribed topic has one owner that subscribes to it, unless it is in `nobody` or the
     function leaves it out. Every constraint is kept where a subscriber is left that keeps it. Where none is left, a
     partition goes against `allowed` before it goes to a cordoned member, and there before it stays with an evacuated
-    one. `frozen` comes before all others, `nobody` excepted. If the counts of the function differ by at most one, those
-    of the members without constraints do so too. Computed again from itself, the result is the same, if the function
-    comes to rest within ROUNDS computations.
+    one. An absent member gets a partition only if nobody else can have it. `frozen` comes before all others, `nobody`
+    excepted. If the counts of the function differ by at most one, those of the members without constraints do so too.
+    Computed again from itself, the result is the same, if the function comes to rest within ROUNDS computations.
 
     `held`: what each member has, or gets as soon as it is free; `view.owned` if None. Raises what `compute` raises.
     Cost: O(partitions), and for restricted partitions one look at each member.
@@ -216,8 +219,9 @@ class _Steering:
             yield open_to & within
         yield open_to.difference(rules.canaries)
         yield open_to
-        yield staying
+        yield staying - rules.absent
         yield everyone & here
+        yield staying
         yield everyone
 
     # -- placing -------------------------------------------------------------------------------------------------

@@ -9,8 +9,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allocator.assignors import Assignor, GroupView
+from allocator.assignors import Assignor, GroupView, resolve
 from allocator.groups.zookeeper.decision import decide
+from allocator.groups.zookeeper.orders import Order
 from allocator.groups.zookeeper.plan import advance
 from allocator.groups.zookeeper.seats import (
     FEATURE,
@@ -23,7 +24,7 @@ from allocator.groups.zookeeper.seats import (
     view_ids,
 )
 from allocator.groups.zookeeper.znodes import AssignmentDocument, Claim, MemberInfo, Seat, Waiting
-from allocator.types import Partitions, TopicPartition
+from allocator.types import NO_PARTITIONS, Partitions, TopicPartition
 
 P0, P1, P2 = (frozenset({TopicPartition("t", number)}) for number in range(3))
 OLD, NEW, OTHER = "m-1", "m-2", "m-3"
@@ -128,6 +129,32 @@ class AllTo:
     def __call__(self, view: GroupView) -> Mapping[str, Partitions]:
         assert [member.id for member in view.members] == ["i-a", "i-c"]
         return {"i-a": P0 | P1 | P2}
+
+
+async def test_no_order_gives_a_live_members_partitions_to_an_absent_one() -> None:
+    """They would have no owner until it returns. A live member that is cordoned takes them."""
+    members = {OTHER: info("c")}
+    document = take_seats(seated(m_1=P0, m_3=P1 | P2), members, {OTHER}, (), NOW)
+    assert absent(document) == {OLD}
+
+    async def view(assignor: Assignor, members: Any, counts: Any, owned: Any) -> GroupView:
+        return GroupView(members, counts, owned)
+
+    async def target(*orders: Order, **more: MemberInfo) -> Mapping[str, Partitions]:
+        alive = {**members, **{member.replace("_", "-"): it for member, it in more.items()}}
+        functions = {"naive": resolve("naive")}
+        return (await decide(alive, {"t": 3}, document, orders, functions, view)).target
+
+    def order(kind: str, **arguments: Any) -> Order:
+        return Order.make(kind, arguments, who="alice", now_ms=NOW)
+
+    evacuated, swapped = order("evacuate", member="c"), order("swap", old="c", new="a")
+    assert await target(evacuated) == {OLD: P0, OTHER: P1 | P2}
+    assert await target(swapped) == {OLD: P0, OTHER: P1 | P2}
+    found = await target(evacuated, order("cordon", member="m-9"), m_9=info(None))
+    assert found == {OLD: P0, OTHER: NO_PARTITIONS, "m-9": P1 | P2}
+    # the swap waits, and the evacuation is in effect meanwhile
+    assert (await target(swapped, evacuated, m_9=info(None)))["m-9"] == P1 | P2
 
 
 @given(

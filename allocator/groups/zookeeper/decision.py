@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Optional
 
@@ -136,9 +136,7 @@ async def decide(
     for member, parts in document.promised.items():
         if member in ids:
             held[ids[member]] = held.get(ids[member], NO_PARTITIONS) | parts
-    constraints = constraints_of(orders, everybody).renamed(ids)
-    # an absent member keeps its partitions but gets no more, since they would wait for its return
-    constraints = replace(constraints, cordoned=constraints.cordoned | set(map(ids.__getitem__, missing)))
+    constraints = constraints_of(orders, everybody, missing).renamed(ids)
     history = None
     if isinstance(assignor, LoadAssignor):
         by_load = _ByLoad(assignor, next(iter(members.values())).load_tolerance, load or GroupLoad(), document)

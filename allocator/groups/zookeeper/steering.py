@@ -114,9 +114,13 @@ def places_named(places: Iterable[Mapping[str, str]], members: Infos) -> frozens
     return frozenset(found)
 
 
-def constraints_of(orders: Iterable[Order], members: Infos) -> Constraints:
-    """Returns the constraints that these orders put on an assignment to these members."""
-    cordoned: set[str] = set()
+def constraints_of(orders: Iterable[Order], members: Infos, absent: Collection[str] = ()) -> Constraints:
+    """Returns the constraints that these orders put on an assignment to these members.
+
+    `absent`: the members without a session. They keep their partitions but get no more, since these would wait for
+    their return.
+    """
+    cordoned = set(absent)
     evacuated: set[str] = set()
     swapped: dict[str, str] = {}
     canaries: dict[str, int] = {}
@@ -148,8 +152,8 @@ def constraints_of(orders: Iterable[Order], members: Infos) -> Constraints:
             canaries = dict.fromkeys(canaries_of(order, members), given["count"])
         elif order.kind == "freeze":
             frozen = True
-    # an evacuated member gets nothing, not even as the new member of a swap
-    swapped = {old: new for old, new in swapped.items() if new not in evacuated}
+    # an evacuated member gets nothing, not even as the new member of a swap; an absent one gets it when it is back
+    swapped = {old: new for old, new in swapped.items() if new not in evacuated and new not in absent}
     everyone = frozenset(members)
     allowed = {}
     for partition in pinned.keys() | barred.keys():
@@ -158,6 +162,7 @@ def constraints_of(orders: Iterable[Order], members: Infos) -> Constraints:
         allowed[partition] = pinned.get(partition, everyone) & open_to or open_to
     return Constraints(
         cordoned=frozenset(cordoned),
+        absent=frozenset(absent),
         evacuated=frozenset(evacuated - swapped.keys()),
         swapped=swapped,
         allowed={partition: there for partition, there in allowed.items() if there},

@@ -150,10 +150,11 @@ class ChoiceWatcher:
 
     async def _follow(self) -> None:
         while True:
-            await wait_for_event(self._look, LOOK_S)
+            # an earlier watch still stands unless it has fired
+            watch = self._look.set if await wait_for_event(self._look, LOOK_S) else None
             self._look.clear()
             try:
-                found = await read_choice(self._zk, self._path, self._look.set)
+                found = await read_choice(self._zk, self._path, watch)
             except ZooKeeperError as error:
                 log.debug("%s: read again soon: %s", self._path, error)
                 await asyncio.sleep(0.1)

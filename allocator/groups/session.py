@@ -68,6 +68,8 @@ class SessionMembership(GroupMembership):
         self._settings = settings
         self._held: Partitions = NO_PARTITIONS
         self._draining: Partitions = NO_PARTITIONS
+        self._starting: Partitions = NO_PARTITIONS  # a part of `_held` for which `assigned` has not returned
+        self._started: asyncio.Future[None] | None = None
         self._fences: dict[TopicPartition, int] = {}
         self._leaving = False
         self._renewing = False  # leaving, to come back with another subscription
@@ -260,17 +262,26 @@ class SessionMembership(GroupMembership):
     async def _admission(self) -> None:
         """Waits until this member may join again; `leave` cancels this, as the member holds nothing."""
         while self.admitted is not None and not await self.admitted(self._zk):
-            await wait_for_event(self._session_lost, ADMISSION_S)
+            if await wait_for_event(self._session_lost, ADMISSION_S):
+                await self._wait_for_loss()
 
     async def _end_session(self) -> None:
         self._keeper.end()
         lost, self._held, self._draining = self._held | self._draining, NO_PARTITIONS, NO_PARTITIONS
-        if lost:
-            await self._listener.lost(lost)
+        self._starting = NO_PARTITIONS
+        # the member may not act any more, so the next owners need not wait until its user knows
+        deleted = asyncio.ensure_future(self._delete_znodes(released=not lost))
+        try:
+            if lost:
+                await self._listener.lost(lost)
+        finally:
+            await deleted
+
+    async def _delete_znodes(self, released: bool) -> None:
         if self._zk.state is SessionState.CONNECTED:
             # the session may live on after the member's znode was deleted, and with it the claim
             with contextlib.suppress(asyncio.TimeoutError):
-                await within(self._delete_ours(released=not lost), 2.0)
+                await within(self._delete_ours(released), 2.0)
 
     async def _delete_ours(self, released: bool) -> None:
         """`released`: whether the member itself released all partitions."""
@@ -304,16 +315,32 @@ class SessionMembership(GroupMembership):
             await self._changed.wait()
             self._changed.clear()
 
-    # -- giving up partitions ------------------------------------------------------------------------------------
+    # -- partitions ----------------------------------------------------------------------------------------------
+
+    def _start(self, partitions: Partitions, scope: TaskGroup) -> None:
+        """Calls `assigned`, and does not wait for it: the user's callback must not delay other partitions. The member
+        gains no more partitions until it returns."""
+        self._starting, self._started = partitions, asyncio.get_running_loop().create_future()
+        scope.start(self._call_assigned(partitions, self._started), "assigned")
+
+    async def _call_assigned(self, partitions: Partitions, started: asyncio.Future[None]) -> None:
+        await self._listener.assigned(partitions)
+        self._starting = NO_PARTITIONS
+        started.set_result(None)
+        self._changed.set()
 
     def _release(self, partitions: Partitions, scope: TaskGroup) -> None:
-        if partitions:
-            self._held -= partitions
-            self._draining |= partitions
-            scope.start(self._drain(partitions), "drain")
+        self._held -= partitions
+        self._draining |= partitions
+        # those that the user still hears of must not delay the others
+        for part in (partitions - self._starting, partitions & self._starting):
+            if part:
+                scope.start(self._drain(part), "drain")
 
     async def _drain(self, partitions: Partitions) -> None:
         log.info("%s: %s releases %d partitions", self._group, self.shown, len(partitions))
+        if self._started is not None and partitions & self._starting:
+            await asyncio.wait({self._started})
         try:
             await self._listener.revoked(partitions)
         except Exception:

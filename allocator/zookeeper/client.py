@@ -562,17 +562,25 @@ class Watched(Generic[T]):
         self._changed = changed
         self._fresh = False
         self._value: T | None = None
+        self._changes = 0
+        self._reading: asyncio.Future[None] | None = None
 
     async def get(self) -> T:
-        """Returns the value. Reads ZooKeeper only if the value may have changed."""
-        if not self._fresh:
-            # set before the read: the watch may fire before this coroutine continues
-            self._fresh = True
+        """Returns the value. Reads ZooKeeper only if the value may have changed. Concurrent calls share a read."""
+        while not self._fresh:
+            if self._reading is not None:
+                await asyncio.wait({self._reading})
+                continue
+            self._reading = asyncio.get_running_loop().create_future()
+            before = self._changes
             try:
-                self._value = await self._read(self._fired)
-            except BaseException:
-                self._fresh = False
-                raise
+                value = await self._read(self._fired)
+                # the watch may have fired before this coroutine continues
+                self._value, self._fresh = value, self._changes == before
+                return value
+            finally:
+                self._reading.set_result(None)
+                self._reading = None
         return self._value  # type: ignore[return-value]
 
     @property
@@ -582,8 +590,9 @@ class Watched(Generic[T]):
 
     def forget(self) -> None:
         """Makes the next `get` read ZooKeeper."""
+        self._changes += 1
         self._fresh = False
 
     def _fired(self) -> None:
-        self._fresh = False
+        self.forget()
         self._changed()

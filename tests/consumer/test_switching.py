@@ -99,6 +99,34 @@ async def test_a_watcher_keeps_what_it_knows_when_its_session_is_lost(zk_chroot:
         await ensemble.close()
 
 
+async def test_a_watcher_has_one_watch_however_often_it_reads(
+    zk_chroot: Any, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("allocator.consumer.switching.LOOK_S", 0.01)
+    path = path_of("/allocator", group)
+    zk = ZooKeeper(str(zk_chroot))
+    watcher, watches, get = ChoiceWatcher(zk, path), [], zk.get
+
+    async def counting(path: str, watch: Any = None) -> Any:
+        watches.append(watch)
+        return await get(path, watch)
+
+    ensemble = ZooKeeper(str(zk_chroot))
+    await ensemble.connect()
+    try:
+        await choose(ensemble, path, ClusterChoice("a:1"))
+        await watcher.start()
+        monkeypatch.setattr(zk, "get", counting)
+        await wait_until_async(lambda: len(watches) >= 20, 30, "20 reads")
+        assert set(watches) == {None}
+        await choose(ensemble, path, ClusterChoice("b:1"))
+        await asyncio.wait_for(watcher.changed.wait(), 30)
+        assert watcher.current == ClusterChoice("b:1")
+    finally:
+        await watcher.close()
+        await ensemble.close()
+
+
 async def test_a_consumer_whose_watcher_loses_its_session_stays_in_the_group(
     kafka_cluster: LocalCluster, zk_chroot: Any, topic_factory: Callable[..., str], group: str
 ) -> None:

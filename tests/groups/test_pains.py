@@ -15,6 +15,7 @@ from members import OneGroup, TestMember, everything
 
 from allocator.groups.zookeeper.znodes import AssignmentDocument, Claim
 from allocator.testing import wait_until_async
+from allocator.types import TopicPartition
 from allocator.zookeeper.client import NoZnode, SessionState, ZooKeeper
 
 
@@ -110,6 +111,38 @@ async def test_an_old_owners_lingering_znode_stalls_its_own_partitions_and_no_lo
                 assert pain.history.overlaps() == []
     finally:
         await a.membership.leave()
+
+
+async def test_a_user_who_is_slow_to_hear_of_gains_or_losses_delays_no_other_member(
+    pain: Pain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard = asyncio.Event()
+    async with pain.member("a") as a, pain.member("b") as b:
+        await pain.settle(a, b)
+        assigned, lost = b.owner.assigned, b.owner.lost
+
+        async def slow_assigned(partitions: frozenset[TopicPartition]) -> None:
+            await assigned(partitions)
+            await heard.wait()
+
+        async def slow_lost(partitions: frozenset[TopicPartition]) -> None:
+            await lost(partitions)
+            await heard.wait()
+
+        monkeypatch.setattr(b.owner, "assigned", slow_assigned)
+        monkeypatch.setattr(b.owner, "lost", slow_lost)
+        try:
+            pain.topics.change(t=14)
+            await pain.settle(a, b)
+            async with pain.member("c") as c:
+                # two from a, and of the two from b at least the one that its user knows
+                await wait_until_async(lambda: len(c.owned) >= 3, 30, "partitions of b to move")
+                async with pain.client() as zk:
+                    await zk.delete(pain.paths.member(b.membership.member_id))
+                await pain.settle(a, c)
+        finally:
+            heard.set()
+        await pain.settle(a, b)
 
 
 async def test_a_restart_in_the_middle_of_a_rebalance_gives_nothing_to_two(pain: Pain) -> None:

@@ -265,6 +265,27 @@ def test_a_claim_does_not_count_for_an_assignment_that_was_deleted_and_created_a
     assert any("both claim" in each or "may act" in each for each in found)
 
 
+def test_a_member_that_may_not_join_yet_looks_at_its_interval_after_each_lost_session() -> None:
+    run = Simulation(1, faults_s=20.0, schedule=parse(["0.000 start w1"]))
+    asked: list[float] = []
+
+    async def admitted(zk: SimulatedZooKeeper) -> bool:
+        await zk.exists("/allocator")
+        asked.append(run.loop.time())
+        return asked[-1] > 12
+
+    def lose() -> None:
+        worker = run.workers["w1"]
+        worker.membership.join_again_if(admitted)  # type: ignore[arg-type]
+        assert worker.zk.session is not None
+        run.ensemble.close(worker.zk.session)  # as if it had expired
+
+    run.loop.call_later(2, lose)
+    run.loop.call_later(5, lose)
+    run.run()
+    assert 10 < len(asked) < 40
+
+
 IN_QUIET = parse(["0.000 start w1", "0.000 start w2"])
 
 

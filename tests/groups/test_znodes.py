@@ -22,6 +22,7 @@ from allocator.groups.zookeeper.znodes import (
     Waiting,
     from_ranges,
     in_join_order,
+    sequence,
     shard_names,
     split,
     to_ranges,
@@ -133,6 +134,14 @@ def test_a_large_document_is_split_and_names_its_leader() -> None:
     assert b"".join(shards.values()) == data
     assert max(map(len, shards.values())) <= SHARD_BYTES
     assert split(b"x\x9c small", "m-1", 7) == (b"x\x9c small", {})
+
+
+def test_members_stand_in_join_order_beyond_the_greatest_number_of_32_bits() -> None:
+    """ZooKeeper's numbers go on at -2147483648, and are padded to ten characters."""
+    numbers = ("2147483646", "2147483647", "-2147483648", "-2147483647", "-1000000000", "-999999999", "-000000001")
+    names = [f"m-{'0' * 16}-{number}" for number in numbers]
+    assert in_join_order(reversed(names)) == names
+    assert sequence(names[2]) == 2**31
 
 
 def test_members_stand_in_join_order_and_strangers_are_left_out() -> None:

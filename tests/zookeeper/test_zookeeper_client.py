@@ -24,6 +24,7 @@ from allocator.zookeeper.client import (
     NoZnode,
     Op,
     SessionState,
+    Watched,
     ZnodeExists,
     ZooKeeper,
 )
@@ -183,6 +184,19 @@ async def test_a_client_that_is_aborted_without_a_session_opens_another(zk_chroo
         await asyncio.to_thread(zk.abort, "the test says so")
         await wait_until_async(lambda: states[-1:] == [SessionState.CONNECTED], 30, lambda: str(states))
         await zk.create("/y")
+
+
+async def test_two_that_want_a_watched_value_at_once_share_one_read() -> None:
+    reads: list[object] = []
+
+    async def read(watch: object) -> str:
+        reads.append(watch)
+        await asyncio.sleep(0)
+        return "value"
+
+    value = Watched(read, lambda: None)
+    assert await asyncio.gather(value.get(), value.get()) == ["value", "value"]
+    assert len(reads) == 1
 
 
 async def test_the_granted_timeout_is_known(zookeeper: LocalCluster) -> None:

@@ -151,12 +151,13 @@ class OwnersMembership(SessionMembership):
             try:
                 mine = await self._mine()
                 self._release(self._held - mine, scope)
-                wait_s = await self._gain(mine - self._held - self._draining)
+                if not self._starting:
+                    wait_s = await self._gain(mine - self._held - self._draining, scope)
             except ConnectionLost:
                 await asyncio.sleep(RETRY_S)
                 self._changed.set()
 
-    async def _gain(self, wanted: Partitions) -> float | None:
+    async def _gain(self, wanted: Partitions, scope: TaskGroup) -> float | None:
         """Claims free partitions and starts them. Returns the seconds until the next try; None: a watch triggers it."""
         if self._doubtful:
             await self._recover()
@@ -171,7 +172,7 @@ class OwnersMembership(SessionMembership):
                 log.info(
                     "%s: %s gains %d partitions, holds %d", self._group, self.member_id, len(gained), len(self._held)
                 )
-                await self._listener.assigned(gained)
+                self._start(gained, scope)
             retry_s = await self._await_claims(ready - gained) if gained != ready else None
             if retry_s is not None:
                 later.append(retry_s)

@@ -373,12 +373,12 @@ class ZooKeeperMembership(SessionMembership):
         if promised and self._expected is not None:
             self._expected(promised, False)
         gained = mine - self._held - self._draining
-        if gained:
-            await self._gain(gained, document, version)
+        if gained and not self._starting:
+            await self._gain(gained, document, version, scope)
         elif self._must_write(document):
             await self._write_claim(Claim(document.revision, self._held | self._draining, document.generation))
 
-    async def _gain(self, gained: Partitions, document: AssignmentDocument, version: int) -> None:
+    async def _gain(self, gained: Partitions, document: AssignmentDocument, version: int, scope: TaskGroup) -> None:
         if self._expected is not None:
             # the former owners have released these partitions, or their sessions have ended. Nobody else can claim them
             # until the check of the transaction
@@ -410,7 +410,7 @@ class ZooKeeperMembership(SessionMembership):
             len(self._held),
             document.generation,
         )
-        await self._listener.assigned(gained)
+        self._start(gained, scope)
 
     def _must_write(self, document: AssignmentDocument) -> bool:
         if self._claim.held != self._held | self._draining:

@@ -126,13 +126,14 @@ class Paths:
         return f"{self.loads}/{member}"
 
 
-MEMBER_ID = re.compile(r"m-[0-9a-f]{16}-([0-9]{10})\Z")
+# ZooKeeper counts in 32 bits: after 2147483647 comes -2147483648
+MEMBER_ID = re.compile(r"m-[0-9a-f]{16}-([0-9]{10}|-[0-9]{9}|-[1-9][0-9]{9})\Z")
 
 
 def sequence(member: str) -> int | None:
     """Returns the sequence number that ZooKeeper gave a member; None if the name is not a member's."""
     match = MEMBER_ID.match(member)
-    return None if match is None else int(match.group(1))
+    return None if match is None else int(match.group(1)) % 2**32
 
 
 def in_join_order(names: Iterable[str]) -> list[str]:

@@ -18,6 +18,7 @@ from allocator.client.client import KafkaClient
 from allocator.client.configs import TOPIC_RESOURCE, describe_configs
 from allocator.client.create_topics import create
 from allocator.clock import wall_ms
+from allocator.consumer.up_to import answered, records_up_to
 from allocator.errors import AllocatorError, BrokerError, ConfigError, OrderRefused
 from allocator.groups.order_records import Entry, OrderRecords, result_record
 from allocator.groups.zookeeper.order_store import NoSuchOrder
@@ -214,14 +215,13 @@ class OrderTopic:
         )
 
     async def _records(self) -> OrderRecords:
-        """Returns all records up to the present end."""
+        """Returns all records up to the present end. Raises BrokerError if nothing comes for the timeout."""
         assert self.topic is not None
         records, at = OrderRecords(), TopicPartition(self.topic, 0)
         async with self._consumer() as consumer:
-            end = (await consumer.end_offsets([at]))[at]
-            while await consumer.position(at) < end:
-                for record in await consumer.getbatch(0.1) or ():
-                    records.add(record.offset, record.key, record.value)
+            ends = await answered(consumer.end_offsets([at]), self._timeout_s, self.topic)
+            async for record in records_up_to(consumer, ends, self._timeout_s):
+                records.add(record.offset, record.key, record.value)
         return records
 
     async def _prepare(self, client: KafkaClient) -> None:

@@ -22,6 +22,7 @@ from allocator.client.client import KafkaClient
 from allocator.client.create_topics import create
 from allocator.clock import wall_ms
 from allocator.consumer.consumer import Consumer
+from allocator.consumer.up_to import answered, records_up_to
 from allocator.deadletters.letter import Letter, LetterFilter, Settled, redriven
 from allocator.errors import ConfigError, TopicNotFound
 from allocator.producer.transaction import NewRecord, TransactionalWriter
@@ -67,7 +68,7 @@ class DeadLetterQueue:
             await letters.redrive(LetterFilter(error="Timeout"), execute=True)
 
     Each settled letter is noted with `by`, by default the user and the host. `timeout_s`: seconds for the brokers to
-    respond.
+    respond. Reading raises a retriable BrokerError if nothing comes for that long.
     """
 
     def __init__(
@@ -147,27 +148,16 @@ class DeadLetterQueue:
             isolation_level="read_committed",
             connect_timeout_s=self._timeout_s,
         ) as consumer:
-            ends = await consumer.end_offsets(partitions)
-            begins = await consumer.beginning_offsets(partitions)
+            ends = await answered(consumer.end_offsets(partitions), self._timeout_s, topic)
+            begins = await answered(consumer.beginning_offsets(partitions), self._timeout_s, topic)
             if since_ms is not None:
-                found = await consumer.offsets_for_times(dict.fromkeys(partitions, since_ms))
+                search = consumer.offsets_for_times(dict.fromkeys(partitions, since_ms))
+                found = await answered(search, self._timeout_s, topic)
                 begins = {p: ends[p] if (there := found[p]) is None else there.offset for p in partitions}
-            left = {p for p in partitions if begins[p] < ends[p]}
             for partition in partitions:
                 consumer.seek(partition, begins[partition])
-                if partition not in left:
-                    consumer.pause(partition)
-            while left:
-                batch = await consumer.getbatch(0.1)
-                if batch is not None:
-                    end = ends[TopicPartition(topic, batch.partition)]
-                    for record in batch:
-                        if record.offset < end:
-                            yield record
-                for partition in sorted(left):  # markers of transactions move a position without a record
-                    if await consumer.position(partition) >= ends[partition]:
-                        left.discard(partition)
-                        consumer.pause(partition)
+            async for record in records_up_to(consumer, ends, self._timeout_s):
+                yield record
 
     # -- settling ------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Callable
 
 import pytest
@@ -10,6 +12,8 @@ from click.testing import CliRunner, Result
 
 from allocator import Consumer, TopicPartition
 from allocator.cli import main
+from allocator.client.client import KafkaClient
+from allocator.consumer.up_to import records_up_to
 from allocator.deadletters import DeadLetterQueue, LetterFilter
 from allocator.errors import BrokerError, TopicNotFound
 from allocator.processing.dead_letter import DeadLetterTopic
@@ -106,6 +110,40 @@ async def test_a_process_that_was_replaced_writes_nothing_more(
 
 def run(*arguments: str) -> Result:
     return CliRunner().invoke(main, ["deadletters", *arguments])
+
+
+async def test_letters_whose_leader_is_away_are_not_waited_for_without_end(
+    cluster_factory: Callable[..., LocalCluster], topic_factory: Callable[..., str]
+) -> None:
+    cluster = cluster_factory(brokers=3)
+    dead, orders = topic_factory(2, cluster=cluster), topic_factory(2, cluster=cluster)
+    await fill(cluster, dead, orders, 20)
+    async with KafkaClient(cluster.bootstrap) as client:
+        await client.refresh([dead])
+        leaders = {client.leader(TopicPartition(dead, number)) for number in range(2)}
+    async with DeadLetterQueue(dead, cluster.bootstrap, timeout_s=3) as letters:
+        assert await collected(letters.read()) == 20
+        for broker in cluster.brokers:
+            if broker.id in leaders:
+                broker.kill()
+        began = time.monotonic()
+        with pytest.raises(BrokerError) as caught:
+            await collected(letters.read())
+        assert caught.value.retriable
+        assert time.monotonic() - began < 25
+
+
+async def test_a_read_that_makes_no_progress_ends_and_names_the_place(
+    kafka_cluster: LocalCluster, topic_factory: Callable[..., str]
+) -> None:
+    at = TopicPartition(topic_factory(1), 0)
+    kafka_cluster.produce(at.topic, [(None, b"a", 0), (None, b"b", 0)])
+    where = {"brokers": kafka_cluster.bootstrap, "group": None, "membership": "fixed", "partitions": [at]}
+    async with Consumer(**where, auto_offset_reset="earliest") as consumer:  # type: ignore[arg-type]
+        reading = records_up_to(consumer, {at: 3}, 1.0)
+        assert [(await reading.__anext__()).value, (await reading.__anext__()).value] == [b"a", b"b"]
+        with pytest.raises(BrokerError, match=rf"{at.topic}:0 cannot be read from offset 2 to 3: nothing .* for 1 s"):
+            await asyncio.wait_for(reading.__anext__(), 30)
 
 
 def test_the_command_lists_shows_redrives_and_discards(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -195,11 +196,14 @@ async def test_a_hold_raises_no_error_of_the_past(zk_chroot: str, group: str, ca
     with pytest.raises(IllegalState, match=r"is not started; await start\(\) first"):
         async with early:
             pass
-    async with second:
-        # the first member does not know this function, so only one of them can get something
-        async with first:
-            await wait_until_async(lambda: "no partitions" in caplog.text, 30, "the refusal")
-        await wait_until_async(lambda: second.held == {"eu"} or first.held == {"eu"}, 30, "the resource")
+    async with first:
+        await wait_until_async(lambda: first.held == {"eu"}, 30, "the leader")
+        await second.start()
+        # the leader does not know this function
+        await wait_until_async(lambda: "gives this member no partitions" in caplog.text, 30, "the refusal")
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(second.close)
+        await wait_until_async(lambda: second.held == {"eu"}, 30, "the resource")
         later = asyncio.ensure_future(_held(second, "us"))
         found.append("us")
         assert await asyncio.wait_for(later, 30) == "us"

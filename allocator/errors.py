@@ -6,13 +6,13 @@ any change. `client/` translates the errors of kafka-python (`kafka.errors`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from allocator.foreign import shown
 
 if TYPE_CHECKING:
-    from allocator.types import TopicPartition
+    from allocator.types import Partitions, TopicPartition
 
 __all__ = [
     "AllocatorError",
@@ -30,6 +30,7 @@ __all__ = [
     "GenerationEnded",
     "GroupClosed",
     "GroupNameError",
+    "HandlerCutOff",
     "HandlerFailed",
     "IllegalState",
     "InconsistentAssignor",
@@ -285,6 +286,21 @@ class GenerationEnded(AllocatorError):
     Functions find it in `Generation.ended`, and from Python 3.11 on as the argument of their `CancelledError`. Call
     `ConsumerGroup.next` for the next generation. It, or another member, reads uncommitted records again.
     """
+
+
+class HandlerCutOff(AllocatorError):
+    """Calls of a handler had not ended when the time to drain was over. Their records are handled again.
+
+    `running`: the partitions whose calls run on, because nothing can end them but the end of the process.
+    """
+
+    def __init__(self, handler: str, places: Iterable[str], timeout_s: float, running: Partitions) -> None:
+        end = "still runs and ends with the process" if running else "is cut off"
+        super().__init__(
+            f"handler {handler!r} did not end within drain_timeout_s = {timeout_s:g} at {', '.join(places)}; it {end}, "
+            "and its records are handled again"
+        )
+        self.running = running
 
 
 class HandlerFailed(AllocatorError):

@@ -444,16 +444,19 @@ class ConsumerCore:
         if not self.processing:
             self.progress.hand_out(partition, next_offset)
 
-    def process_with(self, processor: RebalanceListener | None) -> None:
-        """Lets `processor` track done records, and get partition changes before the user's listener. None ends that."""
+    def process_with(self, processor: RebalanceListener | None, outlasting: RebalanceListener | None = None) -> None:
+        """Lets `processor` track done records, and get partition changes before the user's listener. None ends that.
+
+        `outlasting`: a former processor whose calls still run, and keep their partitions from being released.
+        """
         self.processing = processor is not None
-        self._ownership.processor = processor
+        self._ownership.processor = processor or outlasting
         self._orders.apply()
 
     @property
     def processor(self) -> Processor | None:
         """What calls the handler: `Consumer.process` or the daemon."""
-        for listener in (self._ownership.processor, self.state.rebalance_listener):
+        for listener in (self._ownership.processor if self.processing else None, self.state.rebalance_listener):
             if isinstance(listener, Processor):
                 return listener
         return None

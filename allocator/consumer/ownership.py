@@ -11,7 +11,7 @@ from typing import Any, Optional, Protocol
 from allocator.errors import AllocatorError, NoOffsetsError
 from allocator.measures import Measures
 from allocator.offsets.tracker import OffsetTracker
-from allocator.subscription.listener import RebalanceEvent, RebalanceListener, callback_of
+from allocator.subscription.listener import DrainingListener, RebalanceEvent, RebalanceListener, callback_of
 from allocator.subscription.loss import RecordsLost
 from allocator.subscription.state import SubscriptionState
 from allocator.tasks import BackgroundTasks, ends, user_callback, within
@@ -54,9 +54,10 @@ class SinkOffsets(Protocol):
 class Ownership:
     """The `AssignmentListener` of a membership, for one consumer.
 
-    Guarantee, when `revoked` returns: the user holds no unprocessed record of the revoked partitions, and gets no more
-    of them. The offsets of processed records are committed, or their commit has failed for good and another member
-    processes these records again. No commit of these partitions is under way.
+    Guarantee, when `revoked` returns, for all partitions but those that it returns because a handler works on them: the
+    user holds no unprocessed record of the revoked partitions, and gets no more of them. The offsets of processed
+    records are committed, or their commit has failed for good and another member processes these records again. No
+    commit of these partitions is under way.
     """
 
     def __init__(
@@ -144,9 +145,9 @@ class Ownership:
         with self._measures.span("rebalance", step="assigned", partitions=len(partitions)):
             await self._assigned(partitions)
 
-    async def revoked(self, partitions: Partitions) -> None:
+    async def revoked(self, partitions: Partitions) -> Partitions:
         with self._measures.span("rebalance", step="revoked", partitions=len(partitions)):
-            await self._revoked(partitions)
+            return await self._revoked(partitions)
 
     async def lost(self, partitions: Partitions) -> None:
         with self._measures.span("rebalance", step="lost", partitions=len(partitions)):
@@ -230,7 +231,7 @@ class Ownership:
             self._opening -= 1
             self._fetcher.wake()
 
-    async def _revoked(self, partitions: Partitions) -> None:
+    async def _revoked(self, partitions: Partitions) -> Partitions:
         self._stop(partitions)
         while True:
             try:
@@ -244,12 +245,14 @@ class Ownership:
                 await self._commit(partitions)
             except AllocatorError as error:
                 log.warning("what was done of %d revoked partitions is not committed: %s", len(partitions), error)
-        await self._tell_all(RebalanceEvent.REVOKED, partitions)
+        working = await self._tell_revoked(partitions)
+        partitions -= working
         # wait for commits that the user did not await, too: the next owner starts at the committed offset
         await self._commits_settled(partitions)
         partitions &= self._draining
         self._measures.partitions_revoked += len(partitions)
         self._drop(partitions)
+        return working & self._draining
 
     async def _look_up(self, partitions: Partitions) -> CommittedOffsets | None:
         try:
@@ -279,6 +282,15 @@ class Ownership:
         and may seek."""
         await tell(self.processor, event, partitions)
         await tell(self._state.rebalance_listener, event, partitions)
+
+    async def _tell_revoked(self, partitions: Partitions) -> Partitions:
+        """Returns the partitions whose handler still works. The user's listener is told of them once it has ended."""
+        working = NO_PARTITIONS
+        for listener in (self.processor, self._state.rebalance_listener):
+            await tell(listener, RebalanceEvent.REVOKED, partitions - working)
+            if isinstance(listener, DrainingListener):
+                working |= listener.working(partitions)
+        return working
 
     def _stop(self, partitions: Partitions) -> None:
         self._draining |= partitions

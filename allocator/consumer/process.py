@@ -205,7 +205,8 @@ class RunningConsumer(OwnConsumer):
         self._engine.start_task(self._engine.learn_metadata_limit(), "metadata limit")
 
     async def close(self) -> None:
-        self._engine.process_with(None)
+        self._listener.retire()
+        self._engine.process_with(None, self._listener if self._listener.stuck else None)
         retries = self._also
         for partition in self._consumer.assignment():
             if partition.topic in retries:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from allocator.consumer.switching import ChoiceWatcher, ClusterChoice
 from allocator.daemon.daemon import Daemon
 from allocator.daemon.notify import Notifier
-from allocator.errors import CommitFailed
+from allocator.errors import CommitFailed, HandlerCutOff
 from allocator.tasks import TaskGroup, first_of
 from allocator.types import TopicPartition
 
@@ -94,7 +94,8 @@ class FollowingDaemon:
 
         try:
             await TaskGroup().run(daemon.run(), switch=stop_at_change())
-        except CommitFailed as error:
-            if not switching:
+        except (CommitFailed, HandlerCutOff) as error:
+            # the next daemon must not begin while a call runs
+            if not switching or (isinstance(error, HandlerCutOff) and error.running):
                 raise
             log.warning("what was handled and not committed comes again: %s", error)

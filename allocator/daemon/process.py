@@ -58,7 +58,8 @@ Beside = Callable[[Config, Sequence[Consumer], Runner], AbstractAsyncContextMana
 
 # exit codes; a second signal ends the process with 128 + its number, without draining
 CLEAN = 0  # stopped by a signal: drained, committed, left
-ERROR = 1  # the cluster cannot be reached, or ended the membership for good, or the last commit failed
+# the cluster cannot be reached, or ended the membership for good, or the last commit failed, or a handler was cut off
+ERROR = 1
 SETTINGS = 2  # settings, the handler or an assignor cannot be used; nothing was touched
 HANDLER_FAILED = 3  # a record cannot be handled and there is no dead-letter topic; it was not skipped
 
@@ -101,15 +102,10 @@ def run(config: Config, beside: Beside | None = None, *, create: bool = False) -
         first = partial(refuse_new_chroot, config)
     beside_it = beside and partial(beside, config, consumers, daemon)
     try:
-        code = asyncio.run(_until_signal(daemon, notifier, beside=beside_it, first=first))
+        return asyncio.run(_to_its_end(daemon, notifier, beside=beside_it, first=first))
     except (SystemExit, KeyboardInterrupt) as raised:  # in a task that the handler started; asyncio ends the loop
         log.error("user code ended the event loop: %s; only the records that were committed are done", shown(raised))
-        code = ERROR
-    if daemon.stuck:
-        # the interpreter waits for all threads at exit, but this one has had enough time
-        log.error("a handler is still running and is cut off: %s", ", ".join(f"{t}:{p}" for t, p in daemon.stuck))
-        _exit_now(code)
-    return code
+        return ERROR
 
 
 def _policy(config: Config) -> ErrorPolicy:
@@ -202,6 +198,16 @@ def _daemon(
         retry_topics=retry_topics,
         notifier=notifier,
     )
+
+
+async def _to_its_end(daemon: Runner, notifier: Notifier, **more: Any) -> int:
+    code = await _until_signal(daemon, notifier, **more)
+    if daemon.stuck:
+        # neither asyncio nor the interpreter would end before this call. The ZooKeeper session is left to expire: its
+        # partition moves after the call has ended with the process
+        log.error("a handler is still running and is cut off: %s", ", ".join(f"{t}:{p}" for t, p in daemon.stuck))
+        _exit_now(code)
+    return code
 
 
 async def _until_signal(

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Iterable
 
 from allocator.errors import AllocatorError, ConfigError
-from allocator.groups.membership import AssignmentListener, GroupMembership, PartitionCountSource
+from allocator.groups.membership import AssignmentListener, GroupMembership, PartitionCountSource, stop_all
 from allocator.groups.patterns import TopicSelection
 from allocator.tasks import TaskGroup, wait_for_event
 from allocator.types import NO_PARTITIONS, Partitions, TopicPartition
@@ -171,7 +171,7 @@ class FixedMembership(GroupMembership):
         revoked = self._leaving
         if revoked:
             self.generation += 1
-            await self._listener.revoked(revoked)
+            await stop_all(self._listener, revoked)
             self._leaving -= revoked
         gained = self._wanted() - self._held - self._leaving  # the choice may have changed in the meantime
         if gained:

@@ -11,7 +11,7 @@ from allocator.client.errors import UNRELEASED_INSTANCE_ID
 from allocator.errors import BrokersUnavailable, InstanceIdInUse
 from allocator.groups.kafka_group import KafkaGroup
 from allocator.groups.lease import KafkaLease
-from allocator.groups.membership import AssignmentListener, GroupMembership
+from allocator.groups.membership import AssignmentListener, GroupMembership, stop_all
 from allocator.groups.patterns import TopicSelection
 from allocator.offsets.messages import Committer, Identity
 from allocator.tasks import TaskGroup
@@ -195,7 +195,7 @@ class KafkaMember(GroupMembership):
         self._held -= partitions
         self._draining |= partitions
         try:
-            await self._listener.revoked(partitions)
+            await stop_all(self._listener, partitions)
         except Exception:
             # the next owner reads uncommitted records again; keeping the partitions would stop the whole group
             log.exception("%s: releasing %d partitions failed", self._group_name, len(partitions))

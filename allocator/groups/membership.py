@@ -15,7 +15,7 @@ from allocator.offsets.messages import Committer
 from allocator.types import Partitions, TopicPartition
 from allocator.zookeeper.client import ZooKeeper
 
-__all__ = ["AssignmentListener", "GroupMembership", "Membership", "PartitionCountSource"]
+__all__ = ["AssignmentListener", "GroupMembership", "Membership", "PartitionCountSource", "stop_all"]
 
 
 class AssignmentListener(Protocol):
@@ -24,10 +24,11 @@ class AssignmentListener(Protocol):
     async def assigned(self, partitions: Partitions) -> None:
         """Start these partitions: this member owns them from now on."""
 
-    async def revoked(self, partitions: Partitions) -> None:
+    async def revoked(self, partitions: Partitions) -> Partitions | None:
         """Stop these partitions, drain and commit them. The membership releases them when this returns.
 
-        Cancelled if the session is lost.
+        May return some of them: these are still in use. The membership releases the others, and calls again for
+        these. Cancelled if the session is lost.
         """
 
     async def lost(self, partitions: Partitions) -> None:
@@ -41,6 +42,13 @@ class AssignmentListener(Protocol):
 
     def failed(self, error: BaseException) -> None:
         """Pass this error to the user. No call of the user caused it."""
+
+
+async def stop_all(listener: AssignmentListener, partitions: Partitions) -> None:
+    """Calls `revoked` until none of these partitions is in use."""
+    left: Partitions | None = partitions
+    while left:
+        left = await listener.revoked(left)
 
 
 class PartitionCountSource(Protocol):

@@ -341,14 +341,18 @@ class SessionMembership(GroupMembership):
         log.info("%s: %s releases %d partitions", self._group, self.shown, len(partitions))
         if self._started is not None and partitions & self._starting:
             await asyncio.wait({self._started})
-        try:
-            await self._listener.revoked(partitions)
-        except Exception:
-            # the next owner reads uncommitted records again; keeping the partitions would stop the whole group
-            log.exception("%s: releasing partitions of %s failed", self._group, self.shown)
-        await self._drained(partitions)
-        self._draining -= partitions
-        self._changed.set()
+        while partitions:
+            in_use = None
+            try:
+                in_use = await self._listener.revoked(partitions)
+            except Exception:
+                # the next owner reads uncommitted records again; keeping the partitions would stop the whole group
+                log.exception("%s: releasing partitions of %s failed", self._group, self.shown)
+            released = partitions - (in_use or NO_PARTITIONS)
+            await self._drained(released)
+            self._draining -= released
+            self._changed.set()
+            partitions -= released
 
     async def _drained(self, partitions: Partitions) -> None:
         """Called after the drain. The partitions count as the member's until this returns."""

@@ -18,7 +18,7 @@ from allocator.processing.retry_topics import RetryTopics
 from allocator.tasks import wait_for_event
 from allocator.types import Record, TopicPartition
 
-__all__ = ["DeadLetters", "FailedWorker", "Failures"]
+__all__ = ["DeadLetters", "FailedWorker", "Failures", "offset_of"]
 
 log = logging.getLogger(__name__)
 
@@ -192,6 +192,10 @@ class Failures:
 
 
 def _offset(lane: Lane) -> int:
-    argument = lane.units[0].argument
+    return offset_of(lane.units[0].argument)
+
+
+def offset_of(argument: Any) -> int:
+    """Returns the offset of a record, or the first one of a batch."""
     offset: int = argument.offset if hasattr(argument, "offset") else argument.base_offset
     return offset

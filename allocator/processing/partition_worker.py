@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -15,13 +14,13 @@ from allocator.errors import CorruptRecordError
 from allocator.fetch.batch import Batch
 from allocator.measures import Measures
 from allocator.processing.due import DueGate
-from allocator.processing.failures import Failures
+from allocator.processing.failures import Failures, offset_of
 from allocator.processing.lanes import Lane, Lanes
 from allocator.processing.record_orders import Quarantined
 from allocator.processing.retry_topics import RetryPlan
 from allocator.processing.window import Span, Unit, Window
 from allocator.subscription.done import DoneSet, fingerprint
-from allocator.tasks import wait_for_event, within
+from allocator.tasks import wait_for_event
 from allocator.types import TopicPartition
 
 __all__ = ["InHandBytes", "PartitionWorker", "Work"]
@@ -35,6 +34,9 @@ CHECK_EVERY = 256
 # seconds between two checks while the window is narrow. more: records wait longer; less: more CPU, as a check reads the
 # whole window
 NARROW_CHECK_S = 0.1
+# seconds between two warnings about a call that does not end
+PATIENCE_S = 10.0
+NAMED = 3  # offsets in a warning
 
 
 @dataclass
@@ -120,7 +122,11 @@ class PartitionWorker:
         self._waiting: set[Lane] = set()
         """Lanes whose first record failed and waits for its next attempt."""
         self._letters: set[asyncio.Task[None]] = set()
+        self.cut_off = False
+        """Whether calls had to end before they were done."""
         self._given_up = False
+        self._overdue: asyncio.TimerHandle | None = None
+        """While it drains: the timer after which calls are cut off, then that of the next warning."""
         self._narrow: asyncio.TimerHandle | None = None
         """While no records are admitted because of the size of the done records: the timer of the next check."""
         self._unchecked = 0
@@ -462,40 +468,66 @@ class PartitionWorker:
         self._work.failures.wake()
         self._settle()
 
-    async def drain(self, timeout_s: float) -> bool:
-        """Stops, and waits for the running calls. After `timeout_s` it cancels them. Returns whether all
-        ended in time."""
+    def drain(self, timeout_s: float) -> None:
+        """Stops. The running calls may end; after `timeout_s` those of coroutines and processes are cut off."""
         self.stop()
-        with contextlib.suppress(asyncio.TimeoutError):
-            await within(self.ended(), timeout_s)
-            return True
+        if self._overdue is None and not self._quiet.is_set():
+            self._overdue = asyncio.get_running_loop().call_later(timeout_s, self._cut_off, timeout_s)
+        if self._after is not None:
+            self._after.drain(timeout_s)
+
+    def _cut_off(self, after_s: float) -> None:
         log.warning(
-            "%s: the handler has not come to an end within %g s; %s will be handled again by the next owner",
+            "%s: the handler has not come to an end within %g s at offset %s; the partition moves when it has",
             self.name,
-            timeout_s,
-            "its record" if len(self._calls) < 2 else f"its {len(self._calls)} records",
+            after_s,
+            ", ".join(map(str, self.in_call())),
             extra=self.where(self.position),
         )
-        await self.abandon(timeout_s)
-        return False
+        self.cut()
+        self._overdue = asyncio.get_running_loop().call_later(PATIENCE_S, self._cut_off, after_s + PATIENCE_S)
+
+    def cut(self) -> None:
+        """Cancels calls of coroutines, and ends processes. A call in a thread cannot be ended."""
+        self.stop()
+        if self._after is not None:
+            self._after.cut()
+        if self._quiet.is_set() or self.cut_off:
+            return
+        self.cut_off = True
+        for letter in self._letters:
+            letter.cancel()
+        self._given_up = bool(self._work.lanes.cut(list(self._calls)))
+
+    def in_call(self) -> list[int]:
+        """Returns the offsets of the records whose calls run, or which become dead letters; the lowest ones if there
+        are many."""
+        lanes = [lane for lane in self._calls or self._lanes.values() if lane.units]
+        arguments = [
+            next((unit.argument for unit in lane.in_call() if unit.argument is not None), None) for lane in lanes
+        ]
+        return sorted(offset_of(each) for each in arguments if each is not None)[:NAMED] or [self.position]
 
     async def abandon(self, patience_s: float) -> None:
         """Cancels coroutine handlers. A plain handler cannot be cancelled; it ends after its record."""
-        self.stop()
-        for letter in self._letters:
-            letter.cancel()
-        in_threads = self._work.lanes.cut(list(self._calls))
-        self._given_up = bool(in_threads)
-        if not in_threads and not await wait_for_event(self._quiet, patience_s):
+        self.cut()
+        if not self._given_up and not await wait_for_event(self._quiet, patience_s):
             log.error("%s: the handler does not heed its cancellation", self.name)
         if self._after is not None:
             await self._after.abandon(patience_s)
 
     @property
     def stuck(self) -> bool:
-        """Whether a plain handler still runs although the worker has stopped waiting for it."""
-        running = self._given_up and any(lane.call is not None and not lane.call.done() for lane in self._calls)
+        """Whether a call still runs although the worker has stopped waiting for it."""
+        running = self.cut_off and any(
+            lane.task is not None or (lane.call is not None and not lane.call.done()) for lane in self._calls
+        )
         return running or (self._after is not None and self._after.stuck)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no call of this worker, or of earlier workers of this partition, runs any more."""
+        return self._quiet.is_set() and (self._after is None or self._after.has_ended)
 
     async def ended(self) -> None:
         """Returns when no call of this worker, or of earlier workers of this partition, runs any more."""
@@ -512,6 +544,9 @@ class PartitionWorker:
         if self._calls or self._letters:
             return
         self._quiet.set()
+        if self._overdue is not None:
+            self._overdue.cancel()
+            self._overdue = None
         if self.stopping and self._final is None:
             self._final = self._window.done_set()
             # without this, the dropped records would stay in memory, and would count in the limit of all partitions

@@ -7,8 +7,11 @@ Guarantees, as long as the handler tells failure by raising:
   "none", all records are handled concurrently. At most `concurrency` calls run at a time.
 - An offset is committed as done only if its record was handled, or is a dead letter that its topic acknowledged, or is
   skipped by a setting. A record may be handled twice (after a crash, or when a call is cut off); none is skipped.
-- A revoked partition gets no further call. The processor waits for running calls, up to `drain_timeout_s`, and commits
-  finished records before the next owner starts. A lost partition is dropped without a commit.
+- A revoked partition gets no further call. It is released when its running calls have ended and the finished records
+  are committed; other partitions do not wait for it. After `drain_timeout_s`, calls of coroutines are cancelled, and
+  processes are ended. A call in a thread goes on, and so does a coroutine that swallows its cancellation: their
+  partition stays. A lost partition is dropped without a commit.
+- `stop` takes `drain_timeout_s` at most, and a moment for what it has cut off.
 - Memory is bounded: a partition with `queue_batches` waiting batches is paused. `in_hand_records` bounds the records in
   work for a partition, and `in_hand_bytes` those of all partitions.
 """
@@ -22,7 +25,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from allocator.errors import AllocatorError, Closed, CommitFailed, NotOwned
+from allocator.errors import AllocatorError, Closed, CommitFailed, HandlerCutOff, NotOwned
 from allocator.fetch.batch import Batch
 from allocator.measures import Measures
 from allocator.processing.failures import DeadLetters, Failures
@@ -34,7 +37,7 @@ from allocator.processing.record_orders import RecordOrders
 from allocator.processing.retry_topics import RetryTopics
 from allocator.settings import HANDLING_DEFAULT
 from allocator.subscription.done import DoneSet, joined
-from allocator.subscription.listener import RebalanceListener
+from allocator.subscription.listener import DrainingListener
 from allocator.subscription.loss import Committed, RecordsLost, stamped, topic_of_offset
 from allocator.types import Offset, OffsetAndMetadata, Partitions, TopicPartition
 
@@ -42,6 +45,11 @@ __all__ = ["ProcessSettings", "Processor", "RecordSource"]
 
 log = logging.getLogger(__name__)
 
+# how long revoked partitions wait for each other. more: fewer commits and claims; less: each moves sooner
+TOGETHER_S = 0.5
+# when the processor stops: the time that calls have to end after their cancellation, and that the source has to leave
+# while a call runs on. more: more of them end in good order; less: the process ends sooner
+HEED_S = 1.0
 FEED_BACKOFF_S = 0.5  # pause after an error of the cluster that a retry may solve
 
 
@@ -108,7 +116,7 @@ class ProcessSettings:
     commit_interval_s: float = HANDLING_DEFAULT["commit_interval_s"]
 
 
-class Processor(RebalanceListener):
+class Processor(DrainingListener):
     """Runs a handler over a source until `stop` is called or an error ends it.
 
     The source must have this processor as its listener, and must not commit by itself. `run` starts and closes the
@@ -139,6 +147,9 @@ class Processor(RebalanceListener):
         self._lanes: Lanes | None = None
         self._stop: asyncio.Event | None = None
         self._stopping = False
+        self._retired = False
+        self._ending: asyncio.Task[None] | None = None
+        """Ends what outlasts `run`: the calls that cannot be cut off."""
 
     @property
     def refuses(self) -> frozenset[str]:
@@ -186,7 +197,11 @@ class Processor(RebalanceListener):
         """Returns after `stop`, when everything is drained and committed and the source is closed.
 
         Raises HandlerFailed when a record can be neither handled nor stored elsewhere, and any error that ended the
-        source. Before it raises, it drains and commits the other records.
+        source. Before it raises, it drains and commits the other records. Raises HandlerCutOff if calls did not end
+        within `drain_timeout_s`.
+
+        If such a call runs on (`stuck`), the source is not closed yet. It is closed when the call has ended, so that
+        the partition does not move before.
         """
         self._stop = asyncio.Event()
         if self._stopping:
@@ -253,14 +268,29 @@ class Processor(RebalanceListener):
 
     @property
     def stuck(self) -> Partitions:
-        """Partitions whose plain handler still runs although the processor stopped waiting; the interpreter waits for
-        it at exit."""
+        """Partitions whose handler still runs although the processor stopped waiting: a plain one, for which the
+        interpreter waits at exit, or a coroutine that swallows its cancellation."""
         every = [*self._workers.values(), *self._past.values()]
         return frozenset(worker.partition for worker in every if worker.stuck)
 
     # -- rebalances ----------------------------------------------------------------------------------------------
 
+    def retire(self) -> None:
+        """Called when `run` ends and the source goes on: from now on the processor only keeps partitions whose calls
+        run."""
+        self._retired = True
+
+    def working(self, partitions: Partitions) -> Partitions:
+        return frozenset(worker.partition for worker in self._workers_of(partitions) if not worker.has_ended)
+
+    def _workers_of(self, partitions: Partitions) -> list[PartitionWorker]:
+        """The last worker of each; one that `restart` has stopped may have calls while no record has come since."""
+        found = (self._workers.get(partition, self._past.get(partition)) for partition in partitions)
+        return [worker for worker in found if worker is not None]
+
     async def on_partitions_assigned(self, partitions: Partitions) -> None:
+        if self._retired:
+            return
         self._going -= partitions
         self._paused -= partitions
         known = () if self._source.keeps_positions else self._past
@@ -269,11 +299,19 @@ class Processor(RebalanceListener):
         self._partitions_changed()
 
     async def on_partitions_revoked(self, partitions: Partitions) -> None:
+        """Returns when the calls of all these partitions have ended. If some take longer, it returns when others are
+        ready; `working` names those that are not."""
         self._going |= partitions
-        workers = self._present(partitions)
+        workers = self._workers_of(partitions)
         # if this is cancelled (the session is lost), `on_partitions_lost` still finds the workers
-        every = workers + self._replaced(partitions)
-        await asyncio.gather(*(worker.drain(self._settings.drain_timeout_s) for worker in every))
+        for worker in workers:
+            worker.drain(self._settings.drain_timeout_s)
+        await _ended([worker for worker in workers if not worker.cut_off], TOGETHER_S)
+        if len(workers) == len(partitions) and not any(worker.has_ended for worker in workers):
+            await _ended(workers, None, return_when=asyncio.FIRST_COMPLETED)
+        if self._retired:
+            return
+        workers = [worker for worker in workers if worker.has_ended and self._workers.get(worker.partition) is worker]
         try:
             await self._commit(workers)
         except AllocatorError as error:
@@ -286,17 +324,11 @@ class Processor(RebalanceListener):
 
     async def on_partitions_lost(self, partitions: Partitions) -> None:
         self._going |= partitions
-        workers, replaced = self._present(partitions), self._replaced(partitions)
+        workers = self._workers_of(partitions)
         self._forget(workers)  # first of all: a commit in preparation must not include these partitions
-        await asyncio.gather(*(worker.abandon(self._settings.drain_timeout_s) for worker in workers + replaced))
-        self._partitions_changed()
-
-    def _present(self, partitions: Partitions) -> list[PartitionWorker]:
-        return [self._workers[partition] for partition in partitions if partition in self._workers]
-
-    def _replaced(self, partitions: Partitions) -> list[PartitionWorker]:
-        """Workers that `restart` has stopped, whose calls may still run while no record has come since."""
-        return [self._past[p] for p in partitions if p in self._past and p not in self._workers]
+        await asyncio.gather(*(worker.abandon(self._settings.drain_timeout_s) for worker in workers))
+        if not self._retired:
+            self._partitions_changed()
 
     def on_records_lost(self, loss: RecordsLost) -> None:
         worker = self._workers.get(loss.partition)
@@ -439,26 +471,57 @@ class Processor(RebalanceListener):
                 task.result()
 
     async def _shut_down(self, running: Sequence[asyncio.Future[None]]) -> None:
+        """Drains, commits and leaves. Returns without the calls that cannot be cut off; `_ending` waits for them."""
         log.info("stopping: %d partitions drain", len(self._workers))
         # await a commit in progress instead of cancelling it: it could arrive after the last commit
         async with self._committing:
             await _cancel(running)
         try:
             workers = list(self._workers.values())
-            await asyncio.gather(*(worker.drain(self._settings.drain_timeout_s) for worker in workers))
+            await self._drain_all([*workers, *self._past.values()])
             await self._commit([worker for worker in workers if self._workers.get(worker.partition) is worker])
         except AllocatorError as error:
             log.error("the last commit failed, so some records will be handled again: %s", error)
             if not self._failed.done():
                 self._failed.set_exception(CommitFailed(f"stopped, but the last commit failed: {error}"))
         finally:
-            await self._source.close()
-            for topics in (self._dead_letters, self._retry_topics):
-                if topics is not None:
-                    await topics.close()
-            assert self._lanes is not None
-            await self._lanes.close()
-        log.info("stopped")
+            stuck = self.stuck
+            if stuck:
+                # the session goes on: its end would free the partition while its call runs
+                self._ending = asyncio.get_running_loop().create_task(self._end(stuck), name="end")
+                await asyncio.wait({self._ending}, timeout=HEED_S)
+            else:
+                await self._end(stuck)
+        log.info("stopped" if not stuck else "stopped, but for a handler that still runs")
+
+    async def _drain_all(self, workers: Sequence[PartitionWorker]) -> None:
+        """Waits for the running calls, up to `drain_timeout_s`, and cuts off the others."""
+        timeout_s = self._settings.drain_timeout_s
+        workers = [worker for worker in workers if not worker.has_ended]
+        for worker in workers:
+            worker.drain(timeout_s)
+        await _ended(workers, timeout_s)
+        late = [worker for worker in workers if worker.cut_off or not worker.has_ended]
+        if not late:
+            return
+        places = [f"{worker.name} offset {offset}" for worker in late for offset in worker.in_call()]
+        for worker in late:
+            worker.cut()
+        await _ended(late, HEED_S)
+        cut_off = HandlerCutOff(self._handler.name, places, timeout_s, self.stuck)
+        if self._failed.done():
+            log.error("%s", cut_off)
+        else:
+            self._failed.set_exception(cut_off)
+
+    async def _end(self, stuck: Partitions) -> None:
+        await self._source.close()
+        for topics in (self._dead_letters, self._retry_topics):
+            if topics is not None:
+                await topics.close()
+        assert self._lanes is not None
+        await _ended(self._workers_of(stuck), None)  # closing the lanes would lose sight of them
+        await self._lanes.close()
 
 
 def _of_another_topic(committed: OffsetAndMetadata, worker: PartitionWorker) -> bool:
@@ -479,6 +542,16 @@ def _to_commit(offset: int, done: DoneSet | None) -> Offset:
     committed = Committed(offset, "", -1)
     committed.done = done
     return committed
+
+
+async def _ended(workers: Iterable[PartitionWorker], timeout_s: float | None, **options: Any) -> None:
+    """Waits until the calls of these workers have ended, at most `timeout_s` seconds."""
+    waits = [asyncio.ensure_future(worker.ended()) for worker in workers if not worker.has_ended]
+    if waits:
+        try:
+            await asyncio.wait(waits, timeout=timeout_s, **options)
+        finally:
+            await _cancel(waits)
 
 
 async def _cancel(tasks: Iterable[asyncio.Future[Any]]) -> None:

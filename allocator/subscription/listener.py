@@ -12,7 +12,7 @@ from typing import Any
 from allocator.subscription.loss import RecordsLost
 from allocator.types import Partitions, TopicPartition
 
-__all__ = ["RebalanceEvent", "RebalanceListener", "callback_of", "check_listener"]
+__all__ = ["DrainingListener", "RebalanceEvent", "RebalanceListener", "callback_of", "check_listener"]
 
 
 class RebalanceEvent(enum.Enum):
@@ -58,6 +58,14 @@ class RebalanceListener:
 
         Nothing more is delivered before this returns. It may call `seek`.
         """
+
+
+class DrainingListener(RebalanceListener):
+    """A listener whose `on_partitions_revoked` may return while calls of the user's code for some partitions run."""
+
+    def working(self, partitions: Partitions) -> Partitions:
+        """Returns the partitions that must not be released yet. `on_partitions_revoked` is called again for them."""
+        raise NotImplementedError
 
 
 def check_listener(listener: Any) -> None:

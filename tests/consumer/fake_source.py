@@ -10,7 +10,7 @@ from allocator.errors import AllocatorError, CommitFailed, NotOwned
 from allocator.measures import Measures
 from allocator.subscription import RecordsLost
 from allocator.subscription.done import DoneSet, done_of
-from allocator.subscription.listener import RebalanceListener
+from allocator.subscription.listener import DrainingListener, RebalanceListener
 from allocator.subscription.loss import Committed
 from allocator.types import Offset, OffsetAndMetadata, Record, TopicPartition
 
@@ -117,8 +117,12 @@ class FakeSource:
     async def revoke(self, partitions: Iterable[TopicPartition]) -> None:
         going = frozenset(partitions)
         self.draining |= going
-        await self._tell(self.listener.on_partitions_revoked, going)
-        self._drop(going)
+        while going:
+            await self._tell(self.listener.on_partitions_revoked, going)
+            listener = self.listener
+            working = listener.working(going) if isinstance(listener, DrainingListener) else frozenset()
+            self._drop(going - working)
+            going = working
 
     async def lose(self, partitions: Iterable[TopicPartition]) -> None:
         gone = frozenset(partitions)

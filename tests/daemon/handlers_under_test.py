@@ -75,6 +75,23 @@ def slow(record: Any) -> None:
     note(record)
 
 
+async def swallows(record: Any) -> None:
+    note(record)
+    while True:
+        try:
+            await asyncio.sleep(600)
+        except asyncio.CancelledError:
+            note(record, swallowed=True)
+
+
+def held(record: Any) -> None:
+    """Works on one record of each partition until a file appears."""
+    note(record, begun=True)
+    while record.offset == 5 and not os.path.exists(os.environ["RELEASE_FILE"]):
+        time.sleep(0.02)
+    note(record)
+
+
 def blocks(record: Any) -> None:
     note(record)
     time.sleep(600)

@@ -17,8 +17,8 @@ from fake_source import Cluster, FakeSource
 from tornado import gen
 
 from allocator.daemon.daemon import Daemon
-from allocator.errors import BrokerError, Fenced, HandlerFailed, OffsetOutOfRange, ZooKeeperUnavailable
-from allocator.processing import lanes
+from allocator.errors import BrokerError, Fenced, HandlerCutOff, HandlerFailed, OffsetOutOfRange, ZooKeeperUnavailable
+from allocator.processing import lanes, processor
 from allocator.processing.handlers import Handler
 from allocator.processing.policy import ErrorPolicy, Retries
 from allocator.processing.processor import ProcessSettings
@@ -744,8 +744,86 @@ async def test_a_thread_that_never_ends_is_reported_as_stuck() -> None:
 
     async with running(cluster, handle, drain_timeout_s=0.02) as it:
         await until(inside.is_set)
-        await it.stop()
-        assert it.daemon.stuck == {TopicPartition("t", 0)}
+        it.daemon.stop()
+        error = await it.failed()
+        assert isinstance(error, HandlerCutOff)
+        assert "handler 'test' did not end within drain_timeout_s = 0.02 at t:0 offset 0; it still" in str(error)
+        assert error.running == it.daemon.stuck == {TopicPartition("t", 0)}
+        assert it.source.positions  # the partition is not released
+        assert cluster.commits == []
         release.set()
-        await until(lambda: not it.daemon.stuck)
-    assert cluster.commits == []
+        await until(lambda: not it.daemon.stuck and not it.source.positions)
+
+
+@pytest.mark.parametrize("plain", [False, True])
+async def test_a_partition_moves_when_its_call_has_ended_and_others_do_not_wait_for_it(plain: bool) -> None:
+    """However long the call outlasts the time to drain."""
+    cluster, release, inside = Cluster(partitions=3, records=4), threading.Event(), threading.Event()
+    slow = cluster.partitions[0]
+    ended: list[int] = []
+
+    def begin(record: Record) -> bool:
+        if record.partition == 0 and record.offset == 2:
+            inside.set()
+            return True
+        return False
+
+    async def swallow(record: Record) -> None:
+        while begin(record) and not release.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.01)
+        ended.append(record.partition)
+
+    def block(record: Record) -> None:
+        if begin(record):
+            release.wait(3 * DEADLINE_S)
+        ended.append(record.partition)
+
+    async with running(cluster, block if plain else swallow, drain_timeout_s=0.02) as it:
+        await until(lambda: inside.is_set() and len(ended) == 10)
+        revoking = asyncio.ensure_future(it.source.revoke(cluster.partitions))
+        await until(lambda: set(it.source.positions) == {slow})
+        assert cluster.committed == dict.fromkeys(cluster.partitions[1:], 4)
+        await until(lambda: it.daemon.stuck == {slow})
+        assert not revoking.done()
+        release.set()
+        await asyncio.wait_for(revoking, DEADLINE_S)
+        assert cluster.committed == {**cluster.ends(), slow: 3}
+        await it.stop()
+
+
+@pytest.mark.parametrize("kind", ["plain", "swallows", "heeds"])
+async def test_stopping_takes_the_time_to_drain_once_and_names_the_call_that_was_cut_off(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processor, "HEED_S", 0.1)
+    cluster, release, inside = Cluster(partitions=2, records=4), threading.Event(), threading.Event()
+    quick = cluster.partitions[1]
+
+    def block(record: Record) -> None:
+        if record.partition == 0:
+            inside.set()
+            release.wait(3 * DEADLINE_S)
+
+    async def wait(record: Record) -> None:
+        while record.partition == 0 and not release.is_set():
+            inside.set()
+            try:
+                await asyncio.sleep(0.01)
+            except asyncio.CancelledError:
+                if kind == "heeds":
+                    raise
+
+    async with running(cluster, block if kind == "plain" else wait, drain_timeout_s=3.0) as it:
+        try:
+            await until(lambda: inside.is_set() and it.daemon.positions().get(quick) == 4)
+            began = time.monotonic()
+            it.daemon.stop()
+            error = await it.failed()
+            assert 2.9 < time.monotonic() - began < 5.7
+            assert isinstance(error, HandlerCutOff)
+            assert "within drain_timeout_s = 3 at t:0 offset 0;" in str(error)
+            assert error.running == (frozenset() if kind == "heeds" else {cluster.partitions[0]})
+            assert cluster.committed == {quick: 4}
+        finally:
+            release.set()

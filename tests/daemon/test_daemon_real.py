@@ -356,15 +356,44 @@ async def test_a_second_signal_stops_at_once_and_commits_nothing(make: Callable[
     assert await it.committed() == {}
 
 
-async def test_a_handler_that_never_ends_does_not_keep_the_process_alive(make: Callable[..., Setup]) -> None:
+@pytest.mark.parametrize("handler", ["blocks", "swallows"])
+async def test_a_handler_that_never_ends_does_not_keep_the_process_alive(
+    make: Callable[..., Setup], handler: str
+) -> None:
     it = make()
     it.fill(10)
-    process = it.run(it.config("blocks", handler={"drain_timeout_s": 0.5}))
+    process = it.run(it.config(handler, handler={"drain_timeout_s": 0.5}))
     it.wait_done(1)
-    assert stopped(process, signal.SIGHUP) == 0
+    assert stopped(process, signal.SIGHUP) == 1
+    named = f"handler 'handlers_under_test:{handler}' did not end within drain_timeout_s = 0.5 at {it.topic}:0 offset 0"
+    assert any(named in line["message"] for line in it.logs() if line["level"] == "error")
     assert any("SIGHUP: draining" in line["message"] for line in it.logs())
     assert any("still running and is cut off" in line["message"] for line in it.logs())
     assert await it.committed() == {}
+
+
+async def test_a_partition_does_not_move_while_a_call_runs_though_the_time_to_drain_is_over(
+    make: Callable[..., Setup],
+) -> None:
+    it = make(partitions=2)
+    it.fill(40)
+    release = it.directory / "release"
+    config = it.config("held", handler={"drain_timeout_s": 0.2})
+    first = it.run(config, RELEASE_FILE=str(release))
+    it.wait_done(10)
+    wait_until(lambda: sum("begun" in entry and entry["offset"] == 5 for entry in it.done()) == 2, 60, "two calls")
+    second = it.run(config, RELEASE_FILE=str(release))
+    late = "the handler has not come to an end within 0.2 s at offset 5"
+    wait_until(lambda: any(late in line["message"] for line in it.logs()), 60, "the time to drain to be over")
+    await asyncio.sleep(1.5)  # to see that nothing happens
+    assert {entry["pid"] for entry in it.done()} == {first.pid}
+    release.touch()
+    it.wait_done()
+    it.both_at_work()
+    for partition in range(2):
+        entries = [entry for entry in it.done() if entry["partition"] == partition]
+        assert [e["offset"] for e in entries] == [n // 2 for n in range(len(entries))]  # begun and ended, in order
+    assert [stopped(process) for process in (first, second)] == [0, 0]
 
 
 def test_systemd_is_told_when_it_is_ready_and_when_it_stops(make: Callable[..., Setup], tmp_path: Path) -> None:

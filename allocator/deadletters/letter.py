@@ -93,6 +93,11 @@ class Letter:
         """The letter's place as commands take it: "partition:offset"."""
         return f"{self.place.partition}:{self.offset}"
 
+    @property
+    def error_class(self) -> str:
+        """The error without its message, which may quote the record."""
+        return self.error.partition(": ")[0] if ": " in self.error else self.error.partition("(")[0]
+
     def to_json(self) -> dict[str, Any]:
         """For programs: without the record's bytes."""
         original = self.original
@@ -114,8 +119,9 @@ class Letter:
 class LetterFilter:
     """Which letters are meant; empty: all that are not settled.
 
-    `error`: a part of the error's class or message. `topic`: the first topic. `since_ms` and `until_ms`: when the
-    letter was written, in milliseconds since the epoch, `until_ms` excluded. `places`: (partition, offset) of letters.
+    `error`: a part of the error's class or message, of the class alone with `class_only`. `topic`: the first topic.
+    `since_ms` and `until_ms`: when the letter was written, in milliseconds since the epoch, `until_ms` excluded.
+    `places`: (partition, offset) of letters.
     """
 
     error: str = ""
@@ -123,11 +129,12 @@ class LetterFilter:
     since_ms: Optional[int] = None
     until_ms: Optional[int] = None
     places: frozenset[tuple[int, int]] = frozenset()
+    class_only: bool = False
 
     def matches(self, letter: Letter) -> bool:
         written_ms = letter.record.timestamp
         return (
-            self.error.casefold() in letter.error.casefold()
+            self.error.casefold() in (letter.error_class if self.class_only else letter.error).casefold()
             and (not self.topic or (letter.original is not None and letter.original.topic == self.topic))
             and (self.since_ms is None or written_ms >= self.since_ms)
             and (self.until_ms is None or written_ms < self.until_ms)

@@ -110,7 +110,8 @@ class Decoder:
             return found
         if found.format in ("text", "hex") or not isinstance(found.value, (dict, list)):
             return Decoded("masked", self.masks.apply(part, ""), found.note or "has no fields to mask", len(data))
-        return Decoded(found.format, self.masks.apply(part, found.value), found.note, len(data))
+        value = self.masks.apply(part, found.value)
+        return Decoded("masked" if isinstance(value, str) else found.format, value, found.note, len(data))
 
     def decode_header(self, name: str, data: Optional[bytes]) -> Decoded:
         """The value of a header as text; as hex if it is not text."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Optional
 
 from allocator.errors import ConfigError
 from allocator.settings import MASK
@@ -17,11 +17,18 @@ from allocator.settings import MASK
 __all__ = ["Mask", "Masks", "check_mask"]
 
 PARTS = ("key", "value", "headers")
+MAX_VALUES = 200_000  # values of one record that are checked. Higher: slower; lower: smaller records are hidden
+MAX_DEPTH = 100  # levels of one record that are checked. Higher: nearer to Python's limit; lower: more is hidden
 _DEEP = ""
 """A step over any number of levels."""
 _ANY = "*"
+Steps = tuple[str, ...]
 # .name, ..name, .*, ['name'], [*] or [3]; a path passes through lists without a step for them
 _STEP = re.compile(r"""(\.\.?)([^.\[\]'"\s]+)|\[(?:'([^']+)'|"([^"]+)"|\*|[0-9]+)\]""")
+
+
+# headers of dead letters with the message or the stack of an error: of this library, Spring Kafka, Kafka Connect
+_QUOTES = re.compile(r"allocator\.error|.*exception[-.](?:message|stacktrace)", re.IGNORECASE | re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -88,35 +95,87 @@ class Masks:
         return [part for part in PARTS if self._paths[part]]
 
     def apply(self, part: str, value: Any) -> Any:
-        """The value with "***" in masked fields. A value without fields is masked as a whole; null stays null."""
+        """The value with "***" in masked fields; null stays null.
+
+        Hides more where a mask cannot be applied: a value without fields or with more than `MAX_VALUES`, what is nested
+        deeper than `MAX_DEPTH`, and text or a number where a mask expects fields, JSON within text included.
+        """
         paths = self._paths[part]
         if not paths or value is None:
             return value
         if () in paths or not isinstance(value, (dict, list)):
             return MASK
-        return _masked(value, paths)
+        try:
+            return _Masking().mask(value, tuple(dict.fromkeys(paths)))
+        except _TooMuch:
+            return MASK
 
     def hides_header(self, name: str) -> bool:
-        """Whether the value of a header is masked. A path into a header masks all of it."""
+        """Whether the value of a header is masked. A path into a header masks all of it.
+
+        Any mask hides the error that a dead letter quotes, since the text may hold any part of the record.
+        """
+        if self.texts and _QUOTES.fullmatch(name):
+            return True
         return any(
             not steps or steps[0] in (_ANY, _DEEP) or steps[0] == name.casefold() for steps in self._paths["headers"]
         )
 
 
-def _masked(value: Any, paths: list[tuple[str, ...]]) -> Any:
-    if isinstance(value, list):
-        return [_masked(each, paths) for each in value]
-    if not isinstance(value, dict):
-        return value
-    found = {}
-    for name, inner in value.items():
-        left = [rest for steps in paths for rest in _after(steps, str(name).casefold())]
-        found[name] = MASK if () in left else _masked(inner, left) if left else inner
-    return found
+class _TooMuch(Exception):
+    """A value has more fields than `MAX_VALUES`."""
 
 
-def _after(steps: tuple[str, ...], name: str) -> list[tuple[str, ...]]:
+class _Masking:
+    """Masks one value. Equal paths are one, so the work in each place is bounded by the steps of the masks."""
+
+    def __init__(self) -> None:
+        self._left = MAX_VALUES
+        self._below: dict[tuple[tuple[Steps, ...], str], Optional[tuple[Steps, ...]]] = {}
+
+    def mask(self, value: Any, paths: tuple[Steps, ...], depth: int = 0) -> Any:
+        self._left -= 1
+        if self._left < 0:
+            raise _TooMuch
+        if depth > MAX_DEPTH:
+            return MASK
+        if isinstance(value, list):
+            return [self.mask(each, paths, depth + 1) for each in value]
+        if not isinstance(value, dict):
+            return MASK if _may_hide(value, paths) else value
+        found = {}
+        for name, inner in value.items():
+            left = self._paths_below(paths, str(name).casefold())
+            found[name] = MASK if left is None else self.mask(inner, left, depth + 1) if left else inner
+        return found
+
+    def _paths_below(self, paths: tuple[Steps, ...], name: str) -> Optional[tuple[Steps, ...]]:
+        """The paths that apply below the field `name`; None if one ends there."""
+        known = self._below.get((paths, name), ())
+        if known != ():
+            return known
+        left = tuple(dict.fromkeys(rest for steps in paths for rest in _after(steps, name)))
+        if not left:
+            return left  # not stored: a record can have any number of other names
+        self._below[paths, name] = found = None if () in left else left
+        return found
+
+
+def _after(steps: Steps, name: str) -> list[Steps]:
     """The rest of a path below the field `name`; an empty path masks the field."""
     if steps[0] == _DEEP:
         return [steps, *_after(steps[1:], name)]
     return [steps[1:]] if steps[0] in (_ANY, name) else []
+
+
+def _may_hide(value: Any, paths: tuple[Steps, ...]) -> bool:
+    """Whether a value without fields may hold what a mask names: in JSON as text, or in another form of the record."""
+    if value is None:
+        return False
+    if any(steps[0] != _DEEP for steps in paths):
+        return True  # the mask names a field of this value
+    if not isinstance(value, str) or not value.lstrip().startswith(("{", "[", '"')):
+        return False
+    text = value.casefold()
+    names = {step for steps in paths for step in steps if step != _DEEP}
+    return _ANY in names or "\\u" in text or any(name in text for name in names)

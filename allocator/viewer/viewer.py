@@ -130,11 +130,8 @@ class Viewer:
         if self._registry is not None:
             ids = {number for each in records for number in decoder.schema_ids(each)}
             schemas = await self._registry.load(ids)
-        found = []
-        for record in records:
-            found.append(seen(record, decoder, schemas))
-            await asyncio.sleep(0)  # large values take time, and a server has other requests to answer
-        return found
+        # large values take time, and a server has other requests to answer
+        return await asyncio.to_thread(lambda: [seen(record, decoder, schemas) for record in records])
 
 
 def seen(record: Record, decoder: Decoder, schemas: Schemas = NO_SCHEMAS) -> SeenRecord:

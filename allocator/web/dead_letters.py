@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from typing import Any, Optional
 
 from allocator.deadletters import DeadLetterQueue, LetterFilter, Outcome
-from allocator.deadletters.letter import parse_place, parse_time
+from allocator.deadletters.letter import Letter, parse_place, parse_time
 from allocator.deadletters.letters import first_letters
 from allocator.errors import AllocatorError, ConfigError
 from allocator.foreign import plain
 from allocator.names import check_topic
+from allocator.settings import MASK
 from allocator.tasks import within
 from allocator.viewer import Viewer
 from allocator.web.records import TEXT
@@ -46,7 +47,8 @@ def candidates(topics: set[str]) -> list[str]:
 class LetterDesk:
     """`open`: given a topic and the user, the letters of the topic. `topics`: the topics of the cluster.
 
-    `viewer` decodes and masks the contents of letters; without it they are not shown.
+    `viewer` decodes and masks the contents of letters; without it they are not shown. If it has masks, a letter shows
+    the class of its error without the message and the stack, which may quote the record, and is found by that alone.
     """
 
     open: Callable[[str, str], AbstractAsyncContextManager[DeadLetterQueue]]
@@ -71,10 +73,10 @@ class LetterDesk:
     async def list(self, topic: str, given: Mapping[str, Any], user: str) -> dict[str, Any]:
         """The letters that match, newest last."""
         body = RequestBody(given, *FILTER, "settled")
-        chosen, settled = _filter(body), body.flag("settled")
+        chosen, settled = self._filter(body), body.flag("settled")
         async with self.open(topic, user) as queue:
             found, count = await first_letters(queue, LISTED, chosen, settled=settled)
-        return {"topic": topic, "count": count, "letters": [letter.to_json() for letter in found]}
+        return {"topic": topic, "count": count, "letters": [self._json(letter) for letter in found]}
 
     async def show(self, topic: str, given: Mapping[str, Any], user: str) -> dict[str, Any]:
         """One letter with its stack, and its record as the page shows records: decoded and masked."""
@@ -86,21 +88,49 @@ class LetterDesk:
             raise ConfigError(f"{topic} has no letter {name}; its retention may have removed it")
         topic_of_record = topic if letter.original is None else letter.original.topic
         seen = None if self.viewer is None else await self.viewer.decode(topic_of_record, letter.record)
-        return {**letter.to_json(), "stack": letter.stack, "record": None if seen is None else seen.shown(TEXT)}
+        stack = MASK if letter.stack and self._masked else letter.stack
+        return {**self._json(letter), "stack": stack, "record": None if seen is None else seen.shown(TEXT)}
 
     async def redrive(self, topic: str, given: Mapping[str, Any], user: str) -> dict[str, Any]:
         """Writes letters back to their topics, each once. Unless `confirm` is the topic, it only returns which."""
         body = RequestBody(given, *FILTER, "letters", "confirm")
-        chosen, execute = _filter(body), _confirmed(topic, body)
+        chosen, execute = self._filter(body), _confirmed(topic, body)
         async with self.open(topic, user) as queue:
-            return _settled(topic, await queue.redrive(chosen, execute=execute), execute)
+            return self._settled(topic, await queue.redrive(chosen, execute=execute), execute)
 
     async def discard(self, topic: str, given: Mapping[str, Any], user: str) -> dict[str, Any]:
         """Marks letters as settled. Unless `confirm` is the topic, it only returns which."""
         body = RequestBody(given, *FILTER, "letters", "reason", "confirm")
-        chosen, execute, reason = _filter(body), _confirmed(topic, body), body.text("reason")
+        chosen, execute, reason = self._filter(body), _confirmed(topic, body), body.text("reason")
         async with self.open(topic, user) as queue:
-            return _settled(topic, await queue.discard(chosen, execute=execute, reason=reason), execute)
+            return self._settled(topic, await queue.discard(chosen, execute=execute, reason=reason), execute)
+
+    @property
+    def _masked(self) -> bool:
+        return self.viewer is not None and bool(self.viewer.masks)
+
+    def _json(self, letter: Letter) -> dict[str, Any]:
+        found = letter.to_json()
+        return {**found, "error": letter.error_class} if self._masked else found
+
+    def _filter(self, body: RequestBody) -> LetterFilter:
+        return LetterFilter(
+            body.text("error"),
+            body.text("from_topic"),
+            parse_time('"since"', body.text_or_null("since")),
+            parse_time('"until"', body.text_or_null("until")),
+            frozenset(map(parse_place, body.list("letters", str, AT_ONCE))),
+            class_only=self._masked,
+        )
+
+    def _settled(self, topic: str, outcome: Outcome, executed: bool) -> dict[str, Any]:
+        return {
+            "topic": topic,
+            "executed": executed,
+            "count": len(outcome.done),
+            "letters": [self._json(letter) for letter in outcome.done[:AT_ONCE]],
+            "refused": [{"letter": letter.name, "why": plain(why)} for letter, why in outcome.refused[:LISTED]],
+        }
 
 
 WORK = {
@@ -112,16 +142,6 @@ WORK = {
 FILTER = ("error", "from_topic", "since", "until")
 
 
-def _filter(body: RequestBody) -> LetterFilter:
-    return LetterFilter(
-        body.text("error"),
-        body.text("from_topic"),
-        parse_time('"since"', body.text_or_null("since")),
-        parse_time('"until"', body.text_or_null("until")),
-        frozenset(map(parse_place, body.list("letters", str, AT_ONCE))),
-    )
-
-
 def _confirmed(topic: str, body: RequestBody) -> bool:
     """Returns whether to execute the request. Only named letters are settled: others may have come since they
     were listed."""
@@ -129,13 +149,3 @@ def _confirmed(topic: str, body: RequestBody) -> bool:
     if execute and not body.list("letters", str, AT_ONCE):
         raise ConfigError('"letters" must name the letters that are settled; a request without "confirm" lists them')
     return execute
-
-
-def _settled(topic: str, outcome: Outcome, executed: bool) -> dict[str, Any]:
-    return {
-        "topic": topic,
-        "executed": executed,
-        "count": len(outcome.done),
-        "letters": [letter.to_json() for letter in outcome.done[:AT_ONCE]],
-        "refused": [{"letter": letter.name, "why": plain(why)} for letter, why in outcome.refused[:LISTED]],
-    }

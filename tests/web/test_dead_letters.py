@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -72,6 +73,40 @@ async def test_the_contents_of_a_letter_are_masked_as_those_of_records() -> None
     assert json.loads(record["value"]["text"]) == {"card": "***", "price": -1}
     assert record["key"]["text"] == "ff1b"
     assert record["headers"][0]["text"] == "***"
+
+
+async def test_masks_hide_the_text_of_errors_which_may_quote_the_record() -> None:
+    secret = b"card 4111-SECRET declined"
+    headers = [
+        ("allocator.error", b"shop.Declined: " + secret),
+        ("kafka_dlt-exception-message", secret),
+        ("kafka_dlt-exception-stacktrace", b"shop.Declined: " + secret),
+        ("__connect.errors.exception.message", secret),
+    ]
+
+    class One(Queue):
+        async def get(self, partition: int, offset: int) -> Letter | None:
+            return Letter.of(Record("dead", partition, offset, 1, 0, b"k", b"{}", headers))
+
+        async def read(self, chosen: LetterFilter = LetterFilter(), **_: Any) -> AsyncIterator[Letter]:  # noqa: B008
+            letter = await self.get(0, 7)
+            if letter is not None and chosen.matches(letter):
+                yield letter
+
+        async def redrive(self, chosen: LetterFilter = LetterFilter(), **_: Any) -> Outcome:  # noqa: B008
+            return Outcome([letter async for letter in self.read(chosen)])
+
+    for masks in (["headers.token"], ["value.card"], ["key"]):
+        viewer = Viewer(Reader("nowhere:1"), masks=Masks(masks))
+        desk = LetterDesk(lambda topic, user: One(), _topics, viewer)
+        for what, given in (("show", {"letter": "0:7"}), ("list", {}), ("redrive", {})):
+            found = json.dumps(await desk.act(what, "dead", given, "alice"))
+            assert "SECRET" not in found
+            assert "shop.Declined" in found
+        assert (await desk.act("list", "dead", {"error": "declined"}, "alice"))["count"] == 1, "the class"
+        assert (await desk.act("list", "dead", {"error": "4111"}, "alice"))["count"] == 0
+    bare = LetterDesk(lambda topic, user: One(), _topics, Viewer(Reader("nowhere:1")))
+    assert "SECRET" in json.dumps(await bare.act("show", "dead", {"letter": "0:7"}, "alice"))
 
 
 def test_topics_of_dead_letters_are_told_by_their_names_or_by_settled_letters() -> None:

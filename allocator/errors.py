@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from allocator.foreign import shown
 
 if TYPE_CHECKING:
-    from allocator.types import Partitions, TopicPartition
+    from allocator.types import TopicPartition
 
 __all__ = [
     "AllocatorError",
@@ -294,7 +294,9 @@ class HandlerCutOff(AllocatorError):
     `running`: the partitions whose calls run on, because nothing can end them but the end of the process.
     """
 
-    def __init__(self, handler: str, places: Iterable[str], timeout_s: float, running: Partitions) -> None:
+    def __init__(
+        self, handler: str, places: Iterable[str], timeout_s: float, running: frozenset[TopicPartition]
+    ) -> None:
         end = "still runs and ends with the process" if running else "is cut off"
         super().__init__(
             f"handler {handler!r} did not end within drain_timeout_s = {timeout_s:g} at {', '.join(places)}; it {end}, "

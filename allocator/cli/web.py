@@ -300,8 +300,15 @@ def _tls(cert: Optional[str], key: Optional[str]) -> Optional[ssl.SSLContext]:
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+
+    def encrypted() -> str:
+        raise ConfigError(
+            f"the key {key or cert} is encrypted, and a server cannot ask for its password: decrypt it with "
+            "`openssl pkey -in KEY -out NEW`, readable by this user alone"
+        )
+
     try:
-        context.load_cert_chain(cert, key)
+        context.load_cert_chain(cert, key, encrypted)
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(f"the certificate {cert} or its key {key or 'in it'} cannot be used: {error}") from error
     return context

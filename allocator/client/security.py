@@ -79,7 +79,10 @@ def _load_context(settings: Mapping[str, Any]) -> ssl.SSLContext:
     else:
         context.load_default_certs()
     if settings.get("ssl_certfile"):
-        context.load_cert_chain(settings["ssl_certfile"], settings.get("ssl_keyfile"), settings.get("ssl_password"))
+        # empty, because without a password OpenSSL would prompt on the terminal
+        context.load_cert_chain(
+            settings["ssl_certfile"], settings.get("ssl_keyfile"), settings.get("ssl_password") or ""
+        )
     if settings.get("ssl_crlfile"):
         context.load_verify_locations(settings["ssl_crlfile"])
         context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF

@@ -7,6 +7,7 @@ value.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import re
@@ -19,7 +20,7 @@ from typing import Any, Final, get_type_hints
 from allocator.consumer.membership_config import OPTIONS, MembershipConfig
 from allocator.consumer.process import retry_fault
 from allocator.daemon.settings_reader import SettingsReader
-from allocator.errors import ConfigError
+from allocator.errors import ConfigError, MissingExtra
 from allocator.processing.retry_topics import RetryPlan
 from allocator.settings import HANDLING, MASK, REQUIRED, Flag, Text, Texts, Whole, setting, shared
 
@@ -233,13 +234,17 @@ class LogSection:
     format: str = setting(Text(("json", "text")), "json", "`json`: one object for each line. `text`: for people.")
 
 
+def _check_host(text: str) -> None:
+    text.encode("idna")  # as a lookup of the name does; raises a ValueError
+
+
 @dataclass(frozen=True)
 class WebSection:
     """[web]: metrics for Prometheus, health, and a status page of the group. Needs `zk-partition-allocator[web]`."""
 
     port: int | None = setting(Whole(0, 65535), None, "Not set: no server. 0: any free port, which the log names.")
     host: str = setting(
-        Text(),
+        Text(check=_check_host, what="a host name or an IP address"),
         "127.0.0.1",
         "The address to listen on. The default is for this machine alone; `0.0.0.0` or `::` lets other machines read "
         "the page.",
@@ -259,6 +264,13 @@ def _check_mask(text: str) -> None:
     from allocator.viewer.masks import check_mask
 
     check_mask(text)
+
+
+def _check_format(text: str) -> None:
+    from allocator.viewer.decode import Formats
+
+    with contextlib.suppress(MissingExtra):  # the daemon does not need the package
+        Formats([text])
 
 
 def _check_url(text: str) -> None:
@@ -284,7 +296,7 @@ class RecordsSection:
         "`key`.",
     )
     formats: tuple[str, ...] | None = setting(
-        Texts("a list of formats such as orders:value=avro:orders.avsc"),
+        Texts("a list of formats such as orders:value=avro:orders.avsc", check=_check_format),
         None,
         "How records are decoded, by topic: `TOPIC:key=FORMAT` or `TOPIC:value=FORMAT`.",
     )

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, Optional, TextIO, Union
 
 from allocator.assignors import resolve
+from allocator.client.security import check_security, tls_context
 from allocator.consumer.consumer import Consumer
 from allocator.consumer.process import OwnConsumer
 from allocator.consumer.switching import ChoiceWatcher, ClusterChoice, path_of
@@ -36,6 +37,7 @@ from allocator.subscription.listener import RebalanceListener
 from allocator.targets import find
 from allocator.tasks import TaskGroup, first_of
 from allocator.zookeeper.client import ZooKeeper
+from allocator.zookeeper.security import check_options, check_tls
 
 __all__ = [
     "CLEAN",
@@ -65,8 +67,12 @@ HANDLER_FAILED = 3  # a record cannot be handled and there is no dead-letter top
 
 
 def check(config: Config) -> Handler:
-    """Loads the handler and the assignors, without connecting. Raises ConfigError or AssignorError."""
+    """Loads the handler, the assignors and the TLS files, without connecting. Raises ConfigError or AssignorError."""
     handler = load_handler(config.handler.target, config.handler.mode)
+    tls_context(check_security(config.kafka.security()))
+    options = check_options(config.zookeeper.options())
+    if options.get("use_ssl"):
+        check_tls(options)
     _policy(config)
     if config.handler.sink is not None:
         find(config.handler.sink, f"sink {config.handler.sink!r}", here=True)

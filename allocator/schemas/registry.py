@@ -36,10 +36,17 @@ class RegistryFailed(AllocatorError):
 
 
 def check_url(text: str) -> None:
-    """Raises ValueError for a text that is no http or https URL."""
-    parts = urlsplit(text)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-        raise ValueError("write it as http://registry:8081 or https://user:password@registry")
+    """Raises ValueError for a text that is no http or https URL. The error quotes nothing, as it may be a password."""
+    try:
+        parts = urlsplit(text)
+        sound = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port > 0)
+    except ValueError:  # its text may quote the password: a "/" in it ends the part with the port
+        sound = False
+    if not sound or parts.query or parts.fragment:
+        raise ValueError(
+            "write it as http://registry:8081 or https://user:password@registry, "
+            "with / ? # @ in the password as %2F %3F %23 %40"
+        )
 
 
 class Registry:

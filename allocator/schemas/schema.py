@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, time
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, NoReturn, Optional
 
 from allocator.errors import ConfigError, MissingExtra
 from allocator.fetch.columns import varint
@@ -99,12 +99,26 @@ def json_schema() -> Schema:
 
 
 def read_json(data: bytes) -> Any:
-    """Parses JSON. Raises ValueError also for NaN and infinities, which JSON does not have."""
-    return json.loads(data.decode(), parse_constant=_refuse)
+    """Parses JSON.
+
+    Raises ValueError also for what would change: NaN and infinities, numbers beyond a float, and objects with two
+    fields of one name.
+    """
+    return json.loads(data.decode(), parse_constant=_refuse, parse_float=_finite, object_pairs_hook=_unique)
 
 
-def _refuse(name: str) -> Any:
+def _refuse(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    return number if math.isfinite(number) else _refuse(text)
+
+
+def _unique(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(fields)
+    return found if len(found) == len(fields) else _refuse("an object with two fields of one name")
 
 
 # -- Avro --------------------------------------------------------------------------------------------------------------

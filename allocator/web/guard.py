@@ -64,13 +64,13 @@ class Login:
             if not re.fullmatch(r"[A-Za-z][A-Za-z0-9-]*", header):
                 raise ConfigError(f"{header!r} is not the name of a header, such as X-Forwarded-User")
         for address in self.proxies:
-            if not _is_address(address):
+            if _address(address) is None:
                 raise ConfigError(f"the proxy {address!r} is not an IP address")
 
     def user(self, headers: Mapping[str, str], address: str) -> Optional[User]:
         """Returns the sender; None if the request does not come from the proxy, or names no user."""
         name = headers.get(self.user_header, "").strip()
-        if address not in self.proxies or not name:
+        if not name or _address(address) not in map(_address, self.proxies):
             return None
         groups = headers.get(self.groups_header, "") if self.groups_header is not None else ""
         known = {f"@{group.strip()}" for group in groups.split(",") if group.strip()}
@@ -125,7 +125,7 @@ class Guard:
     def knows_host(self, header: str | None) -> bool:
         """Whether the Host header is one of this server's names."""
         name = _name(header)
-        return name is not None and (name in self.hosts or _is_address(name))
+        return name is not None and (name in self.hosts or _address(name) is not None)
 
     def same_origin(self, origin: str | None, host: str | None, scheme: str = "http") -> bool:
         """Whether a request comes from this server's page, or from no page. `scheme`: "https" behind a proxy
@@ -157,9 +157,10 @@ def _name(header: str | None) -> str | None:
     return parts.hostname
 
 
-def _is_address(name: str) -> bool:
+def _address(text: str) -> Optional[str]:
+    """An IP address in its one short form, an IPv4 address within IPv6 as IPv4; None for another text."""
     try:
-        ipaddress.ip_address(name)
+        found = ipaddress.ip_address(text)
     except ValueError:
-        return False
-    return True
+        return None
+    return str(getattr(found, "ipv4_mapped", None) or found)

@@ -176,6 +176,9 @@ def test_all_faults_are_reported_at_once(files: Files) -> None:
             '[log]\nlevel = "DEBUG"',
             'log.level = "DEBUG": must be "debug" or "info" or "warning" or "error"; did you mean',
         ),
+        ('[web]\nhost = "a..b"', 'web.host = "a..b": must be a host name or an IP address'),
+        ('[records]\nformats = ["nonsense"]', 'records.formats = ["nonsense"]: must be a list of formats such as'),
+        ('[records]\nregistry = "http://r:99999"', "records.registry = ***: must be the URL of a schema registry"),
         ("[consume]\nzzz = 1", "consume.zzz is not a setting; [consume] has auto_offset_reset, isolation_level, "),
     ],
 )

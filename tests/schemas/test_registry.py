@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import traceback
 from typing import Any
 
 import pytest
@@ -90,7 +91,20 @@ async def test_a_registry_that_is_away_is_a_note_and_costs_one_timeout() -> None
     assert "does not respond" in str(found[1])
 
 
-@pytest.mark.parametrize("url", ["registry:8081", "ftp://registry", "http://", "http://registry/?a=1"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "registry:8081",
+        "ftp://registry",
+        "http://",
+        "http://registry/?a=1",
+        "http://registry:99999",
+        "http://registry:none",
+        "http://ada:geheim/2@registry:8081",
+        "http://ada:geheim@[registry:8081",
+    ],
+)
 def test_an_url_that_is_none_is_refused_without_its_password(url: str) -> None:
-    with pytest.raises(ConfigError, match="schema registry's URL"):
+    with pytest.raises(ConfigError, match="schema registry's URL") as caught:
         Registry(url)
+    assert "geheim" not in "".join(traceback.format_exception(caught.value))

@@ -176,3 +176,10 @@ def test_protobuf_with_a_descriptor_set_and_from_a_registry(tmp_path: Path) -> N
     assert Decoder().decode("value", framed(9, b"\x00"), schemas).value == {}, "a zero is the first message type"
     for wrong in (b"", b"\x02\x14" + data, b"\x02\x02\xff", b"\x80" * 20):
         assert Decoder().decode("value", framed(9, wrong), schemas).note == "does not match schema 9"
+
+
+@pytest.mark.parametrize("text", ['{"n": 1e999}', '{"n": -1e999}', '{"a": 1, "a": 2}', '[{"b": {"a": 1, "a": 1}}]'])
+def test_json_that_would_change_is_shown_as_its_text(text: str) -> None:
+    shown = Decoder().decode("value", text.encode())
+    assert (shown.format, shown.value) == ("text", text)
+    assert Decoder(masks=Masks(["value.x"])).decode("value", text.encode()).value == "***"

@@ -12,12 +12,14 @@ from typing import Any, Optional
 
 import pytest
 from certificates import Certificates
+from click.testing import CliRunner
 from made_groups import watcher_of
 from prometheus_client import CollectorRegistry
 from served import TOKEN, Served
 from test_server import as_described
 from tornado.httpclient import AsyncHTTPClient
 
+from allocator.cli import main
 from allocator.errors import ConfigError
 from allocator.web.guard import Guard, Login, User
 from allocator.web.history_file import HistoryFile
@@ -61,6 +63,16 @@ async def site(
 )
 def test_the_role_of_a_user(headers: dict[str, str], address: str, user: Optional[User]) -> None:
     assert LOGIN.user(headers, address) == user
+
+
+@pytest.mark.parametrize(
+    ("proxy", "address"),
+    [("2001:DB8::0:1", "2001:db8::1"), ("10.0.0.9", "::ffff:10.0.0.9"), ("0:0:0:0:0:0:0:1", "::1")],
+)
+def test_a_proxy_is_known_by_its_address_however_it_is_written(proxy: str, address: str) -> None:
+    login = Login("X-User", proxies=frozenset({proxy}), operators=frozenset({"alice"}))
+    assert login.user({"X-User": "alice"}, address) == User("alice", "operator")
+    assert login.user({"X-User": "alice"}, "2001:db8::2") is None
 
 
 def test_a_login_that_cannot_work_is_refused() -> None:
@@ -113,6 +125,16 @@ async def test_the_past_is_answered_with_and_without_a_file(tmp_path: Path) -> N
             assert (await it.ask("/api/groups/billing/rebalances/17")).code == 404
             as_described("/api/groups/{group}/offsets", await it.json("/api/groups/billing/offsets"))
             assert (await it.ask("/api/groups/billing/export")).code == (404 if archive is None else 200)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command to make a certificate")
+def test_an_encrypted_key_is_refused_without_a_prompt(tmp_path: Path) -> None:
+    made = Certificates(tmp_path)
+    made.make("page", password="geheim")
+    options = ["--tls-cert", str(made.certificate("page")), "--tls-key", str(made.key("page"))]
+    done = CliRunner().invoke(main, ["web", "--zookeeper", "127.0.0.1:1", *options])
+    assert done.exit_code == 2
+    assert "is encrypted" in done.output
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command to make a certificate")

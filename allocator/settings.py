@@ -614,8 +614,9 @@ HANDLING: Final[Mapping[str, Setting]] = {
     "drain_timeout_s": Setting(
         Number(0, 86400),
         30.0,
-        "Seconds for calls in progress when a partition is taken away or the processing stops. More: other members "
-        "wait longer for the partition. Less: a call may be cut off, and the next owner handles its record again.",
+        "Seconds for calls in progress when a partition is taken away or the processing stops; then coroutines are "
+        "cancelled and processes ended. A call in a thread keeps its partition until it ends. More: other members wait "
+        "longer for the partition. Less: a call may be cut off, and the next owner handles its record again.",
     ),
     "commit_interval_s": Setting(SECONDS, SETTINGS["auto_commit_interval_s"].default, "Seconds between commits."),
 }

@@ -721,7 +721,9 @@ class SinkMember:
             return confirmed and all(p in membership.held and membership.fence(p) == claims[p].fence for p in claims)
 
         found = await self._sink.begin(self._group, self._owner, claims, confirm)
-        return {p: OffsetAndMetadata(offset, stamped("", claims[p].topic_id), -1) for p, offset in found.items()}
+        return {
+            p: OffsetAndMetadata(at.offset, stamped("", claims[p].topic_id), at.leader_epoch) for p, at in found.items()
+        }
 
     async def rewind(self, partition: TopicPartition, offset: int) -> None:
         await self._sink.rewind(partition, offset, self._core.client.topic_id(partition.topic))

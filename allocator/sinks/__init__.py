@@ -6,8 +6,8 @@ Uses the standard library's sqlite3, or SQLAlchemy (the extra `sql`), and thread
 blocks. No Kafka, no ZooKeeper.
 """
 
-from allocator.sinks.sink import SinkClaim, TransactionalSink
+from allocator.sinks.sink import SinkClaim, SinkOffset, TransactionalSink
 from allocator.sinks.sql import SqlSink
 from allocator.sinks.sqlite import SqliteSink
 
-__all__ = ["SinkClaim", "SqlSink", "SqliteSink", "TransactionalSink"]
+__all__ = ["SinkClaim", "SinkOffset", "SqlSink", "SqliteSink", "TransactionalSink"]

@@ -24,7 +24,7 @@ from allocator.errors import AlreadyStored, ConfigError, Fenced, SinkError
 from allocator.fetch.batch import Batch
 from allocator.types import Record, TopicPartition
 
-__all__ = ["SinkClaim", "Transaction", "TransactionalSink"]
+__all__ = ["SinkClaim", "SinkOffset", "Transaction", "TransactionalSink"]
 
 log = logging.getLogger(__name__)
 
@@ -35,18 +35,21 @@ Effects = Callable[[Any, Any], object]
 # in the words that SQLite and PostgreSQL share, with the placeholders that sqlite3 and SQLAlchemy share
 CREATE = """CREATE TABLE IF NOT EXISTS {table} (
     group_id TEXT NOT NULL, topic TEXT NOT NULL, part INTEGER NOT NULL, next_offset BIGINT,
-    fence BIGINT NOT NULL, owner TEXT NOT NULL, topic_id TEXT, PRIMARY KEY (group_id, topic, part))"""
+    leader_epoch INTEGER, fence BIGINT NOT NULL, owner TEXT NOT NULL, topic_id TEXT,
+    PRIMARY KEY (group_id, topic, part))"""
 INSERT = """INSERT INTO {table} (group_id, topic, part, next_offset, fence, owner, topic_id)
     VALUES (:group_id, :topic, :part, NULL, -2, '', NULL) ON CONFLICT DO NOTHING"""
-SELECT_ALL = "SELECT topic, part, next_offset, fence, owner, topic_id FROM {table} WHERE group_id = :group_id"
+SELECT_ALL = """SELECT topic, part, next_offset, leader_epoch, fence, owner, topic_id FROM {table}
+    WHERE group_id = :group_id"""
 SELECT = "SELECT next_offset, fence, owner FROM {table} WHERE group_id = :group_id AND topic = :topic AND part = :part"
 REGISTER = """UPDATE {table} SET fence = :fence, owner = :owner, topic_id = :topic_id,
-    next_offset = CASE WHEN :anew = 1 THEN NULL ELSE next_offset END
+    next_offset = CASE WHEN :anew = 1 THEN NULL ELSE next_offset END,
+    leader_epoch = CASE WHEN :anew = 1 THEN NULL ELSE leader_epoch END
     WHERE group_id = :group_id AND topic = :topic AND part = :part AND fence = :old_fence AND owner = :old_owner"""
-STORE = """UPDATE {table} SET next_offset = :next_offset
+STORE = """UPDATE {table} SET next_offset = :next_offset, leader_epoch = :leader_epoch
     WHERE group_id = :group_id AND topic = :topic AND part = :part AND fence = :fence AND owner = :owner
     AND COALESCE(next_offset, -1) = :stored"""
-REWIND = """UPDATE {table} SET next_offset = :next_offset, topic_id = COALESCE(:topic_id, topic_id)
+REWIND = """UPDATE {table} SET next_offset = :next_offset, leader_epoch = NULL, topic_id = COALESCE(:topic_id, topic_id)
     WHERE group_id = :group_id AND topic = :topic AND part = :part AND fence = :fence AND owner = :owner"""
 
 
@@ -55,6 +58,16 @@ class SinkClaim(NamedTuple):
 
     fence: int
     topic_id: Any = None
+
+
+class SinkOffset(NamedTuple):
+    """Where an owner begins: the next offset, and the leader epoch of the record before it (-1: unknown).
+
+    With the epoch the consumer notices that the log was truncated since (KIP-320).
+    """
+
+    offset: int
+    leader_epoch: int = -1
 
 
 class Transaction(Protocol):
@@ -83,6 +96,7 @@ class _Owned(NamedTuple):
 
 class _Row(NamedTuple):
     next_offset: Optional[int]
+    leader_epoch: Optional[int]
     fence: int
     owner: str
     topic_id: Optional[str]
@@ -160,7 +174,7 @@ class TransactionalSink:
             effects(transaction.connection, unit)
             transaction.must_be_open()
             self._tried[partition] = start, end
-            values = {**key, **owned._asdict(), "next_offset": end, "stored": stored}
+            values = {**key, **owned._asdict(), "next_offset": end, "leader_epoch": unit.leader_epoch, "stored": stored}
             if transaction.change(self._of_table(STORE), values) != 1:
                 self._stored(transaction, partition, key, owned)
                 raise AlreadyStored(partition, start, end)
@@ -182,7 +196,7 @@ class TransactionalSink:
         owner: str,
         claims: Mapping[TopicPartition, SinkClaim],
         confirm: Callable[[], Awaitable[bool]],
-    ) -> dict[TopicPartition, int]:
+    ) -> dict[TopicPartition, SinkOffset]:
         """Registers `owner` for these partitions, and returns the next offsets of those that have one.
 
         Caller: the consumer, before it reads. `confirm` returns whether the claims still stood after it was called.
@@ -219,7 +233,7 @@ class TransactionalSink:
 
     def _register(
         self, owner: str, claims: Mapping[TopicPartition, SinkClaim], overruled: Mapping[TopicPartition, _Owned]
-    ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, _Owned]]:
+    ) -> tuple[dict[TopicPartition, SinkOffset], dict[TopicPartition, _Owned]]:
         """The next offsets of the partitions that this owner registered, and the present owners of the others."""
         assert self._group is not None
         with self._mapped_errors():
@@ -238,7 +252,7 @@ class TransactionalSink:
                     transaction.change_all(self._of_table(REGISTER), changes)
                 # read again: our change holds the rows, so that no other owner can store beyond these offsets
                 after = self._read(transaction, self._group)
-        found: dict[TopicPartition, int] = {}
+        found: dict[TopicPartition, SinkOffset] = {}
         doubtful = {}
         for partition in wanted:
             row = after[partition]
@@ -248,7 +262,7 @@ class TransactionalSink:
             self._owned[partition] = _Owned(row.fence, owner)
             self._tried.pop(partition, None)
             if row.next_offset is not None:
-                found[partition] = row.next_offset
+                found[partition] = SinkOffset(row.next_offset, -1 if row.leader_epoch is None else row.leader_epoch)
         return found, doubtful
 
     def _registration(self, partition: TopicPartition, claim: SinkClaim, owner: str, row: _Row) -> Parameters:

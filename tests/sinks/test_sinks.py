@@ -15,7 +15,7 @@ from sink_member import Store
 from allocator.errors import AlreadyStored, ConfigError, Fenced, SinkError
 from allocator.fetch.batch import Batch
 from allocator.fetch.decode import scan
-from allocator.sinks import SinkClaim, SqliteSink, SqlSink
+from allocator.sinks import SinkClaim, SinkOffset, SqliteSink, SqlSink
 from allocator.testing.batches import ProducedRecord, encode
 from allocator.types import TopicPartition
 
@@ -23,9 +23,11 @@ P = TopicPartition("orders", 0)
 Stores = Callable[[], Store]
 
 
-def batch(start: int, stop: int, fence: int) -> Batch:
+def batch(start: int, stop: int, fence: int, epoch: int = 0) -> Batch:
     """Records `start` to `stop` - 1, as the consumer delivers them under this fence."""
     data = encode([ProducedRecord(None, b"%d" % n) for n in range(stop)], 2, None, 0)
+    # the leader writes its epoch into each batch; the checksum does not cover it
+    data = data[:12] + epoch.to_bytes(4, "big") + data[16:]
     found = scan(data, topic=P.topic, partition=P.partition, start=start)
     found.fence = fence
     return Batch(P.topic, P.partition, found, start=start)
@@ -46,7 +48,8 @@ async def begin(
     confirm: Callable[[], Awaitable[bool]] = not_confirmed,
     topic_id: Any = None,
 ) -> Mapping[TopicPartition, int]:
-    return await store.sink.begin("billing", owner, {P: SinkClaim(fence, topic_id)}, confirm)
+    found = await store.sink.begin("billing", owner, {P: SinkClaim(fence, topic_id)}, confirm)
+    return {partition: at.offset for partition, at in found.items()}
 
 
 def once(store: Store, stop: int) -> bool:
@@ -178,6 +181,17 @@ async def test_a_topic_that_was_created_again_begins_anew(new_store: Stores) -> 
     assert await begin(store, "d", 4, topic_id=new) == {}
 
 
+async def test_an_owner_begins_with_the_leader_epoch_of_the_record_before(new_store: Stores) -> None:
+    store = new_store()
+    await begin(store, "a", 1)
+    store.sink.write(batch(0, 5, 1, epoch=3), store.store)
+    found = await store.sink.begin("billing", "b", {P: SinkClaim(2)}, not_confirmed)
+    assert found == {P: SinkOffset(5, 3)}
+    await store.sink.rewind(P, 2)
+    found = await store.sink.begin("billing", "c", {P: SinkClaim(3)}, not_confirmed)
+    assert found == {P: SinkOffset(2, -1)}
+
+
 async def test_a_sink_is_for_one_group_and_a_table_has_a_name(new_store: Stores, tmp_path: Path) -> None:
     store = new_store()
     await begin(store, "a", 1)
@@ -252,7 +266,7 @@ async def test_any_order_of_owners_freezes_and_lost_numbers_stores_each_effect_o
         try:
             if process.position is None:
                 found = await process.store.sink.begin("billing", process.name, {P: SinkClaim(process.fence)}, confirm)
-                process.position = found.get(P, 0)
+                process.position = found[P].offset if P in found else 0
             else:
                 end = process.position + chance.randrange(1, 4)
                 process.store.sink.write(batch(process.position, end, process.fence), process.store.store)

@@ -63,9 +63,15 @@ class TopicSync:
 
 
 async def refuse_same_cluster(old: KafkaClient, new: KafkaClient) -> None:
-    """Raises ConfigError if both are the same brokers: a mirror would read the records that it writes."""
+    """Raises ConfigError if both are the same cluster: a mirror would read the records that it writes.
+
+    Brokers name their cluster from Kafka 0.10.1 on. Addresses tell older ones apart, except behind other listeners.
+    """
     await old.refresh()
     await new.refresh()
+    cluster_id = old.metadata.cluster_id
+    if cluster_id is not None and cluster_id == new.metadata.cluster_id:
+        raise ConfigError(f"the old and the new cluster are the same: both have the cluster id {cluster_id}")
     same = {(broker.host, broker.port) for broker in old.brokers} & {
         (broker.host, broker.port) for broker in new.brokers
     }

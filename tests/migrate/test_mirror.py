@@ -208,8 +208,21 @@ async def test_one_cluster_under_two_names_is_refused(
     """The mirror would read its own records in an endless loop."""
     topic = await asyncio.to_thread(topic_factory, 1, 1, None, new)
     chosen = replace(settings(new, new, group, topics=[topic]), old=new.bootstrap.replace("127.0.0.1", "localhost"))
-    with pytest.raises(ConfigError, match=r"the old and the new cluster are the same: broker 127\.0\.0\.1:"):
+    with pytest.raises(ConfigError, match="the old and the new cluster are the same: both have the cluster id"):
         await Mirror(chosen).run(until_caught_up=True)
+
+
+async def test_one_cluster_behind_two_listeners_is_refused(cluster_factory: Any, group: str) -> None:
+    names = {
+        "listeners": "PLAINTEXT://127.0.0.1:{port},OTHER://127.0.0.1:{port2}",
+        "advertised.listeners": "PLAINTEXT://127.0.0.1:{port},OTHER://127.0.0.1:{port2}",
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,OTHER:PLAINTEXT",
+    }
+    cluster = await asyncio.to_thread(lambda: cluster_factory(kafka="3.9.1", broker_config=names))
+    await asyncio.to_thread(cluster.create_topic, group, 1)
+    other = f"127.0.0.1:{cluster.brokers[0].more_ports[0]}"
+    with pytest.raises(ConfigError, match="the old and the new cluster are the same: both have the cluster id"):
+        await Mirror(replace(settings(cluster, cluster, group, topics=[group]), old=other)).run(until_caught_up=True)
 
 
 async def test_nothing_is_sent_by_who_may_not(new: LocalCluster, topic_factory: Callable[..., str]) -> None:

@@ -75,7 +75,10 @@ def by_offset(committed: Mapping[TopicPartition, int]) -> dict[TopicPartition, F
 async def by_timestamp(
     old: OpenOffsetStore, new: OpenOffsetStore, committed: Mapping[TopicPartition, int], progress: Progress = silent
 ) -> dict[TopicPartition, Found]:
-    """The first record that is not older than the next one to read. Records of the same millisecond are repeated."""
+    """The first record that is not older than the next one to read. Records of the same millisecond are repeated.
+
+    A group that has read all begins at the last record that it read, because the new log may have newer ones.
+    """
     ends = await ends_of(old.client, committed)
     found: dict[TopicPartition, Found] = {}
     times: dict[TopicPartition, int] = {}
@@ -97,9 +100,16 @@ async def by_timestamp(
         pass  # only transaction markers are left
     finally:
         await batches.aclose()
+    read_all = {each for each in spans if each not in times}
+    for each in read_all:
+        last = await _last_record(old, each, ends[each])
+        if last is not None:
+            times[each] = last.timestamp
     for each in committed:
         if each not in ends:
             found[each] = Found(None, "not on the old cluster")
+        elif each not in times and ends[each].end > 0:
+            found[each] = Found(None, "the group had read all, and no record is left to compare; use map")
         elif times.get(each) == -1:
             found[each] = Found(None, "its records have no timestamp (before 0.10); use map or content")
     targets = await list_offsets(new.client, {each: when for each, when in times.items() if each not in found})
@@ -109,12 +119,26 @@ async def by_timestamp(
         target = targets.get(each)
         if each not in new_ends:
             found[each] = Found(None, "not on the new cluster")
-        elif target is not None:
-            found[each] = Found(target.offset, f"at {times[each]} ms")
+        elif each not in times:
+            found[each] = Found(new_ends[each].start, "the old log never had a record")
+        elif target is None:
+            found[each] = Found(None, "no record that new exists there yet")
         else:
-            note = "the group had read all" if each not in times else "no record that new exists there yet"
-            found[each] = Found(new_ends[each].end if each not in times else None, note)
+            note = "; the group had read all" if each in read_all else ""
+            found[each] = Found(target.offset, f"at {times[each]} ms{note}")
     return found
+
+
+async def _last_record(store: OpenOffsetStore, partition: TopicPartition, ends: Ends) -> Record | None:
+    """The last visible record of a log; None if no record is left."""
+    size, last = SAMPLE, None
+    while True:
+        start = max(ends.start, ends.end - size)
+        async for batch in store.read({partition: (start, ends.end)}):
+            last = batch[-1] if len(batch) else last
+        if last is not None or start == ends.start:
+            return last
+        size *= 8  # only markers of transactions, or records that were aborted or compacted
 
 
 async def by_map(

@@ -353,6 +353,12 @@ def _check_member(options: Options, names: Mapping[str, str], fault: Any) -> Non
         fault("assign", "assign selects partitions, but with membership = zookeeper the group assigns them")
     if options.commit == "never" and "commit" in names:
         fault("commit", "commit = never: a member always commits, because the next owner of a partition starts there")
+    if options.min_offsets_per_trigger is not None:
+        fault(
+            "min_offsets_per_trigger",
+            f"{names['min_offsets_per_trigger']} does not apply to members: partitions come and go between batches, "
+            "and a batch that waits would leave them unread; omit it",
+        )
     # not at the top: each read starts Python processes that import this module, and few are members
     from allocator.consumer.membership_config import MembershipConfig
 

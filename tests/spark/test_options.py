@@ -121,6 +121,11 @@ def test_every_fault_is_told_at_once() -> None:
         ),
         ({**OURS, "max_partitions": "4", "max_records_per_partition": "5"}, STREAM, "exclude each other"),
         ({**OURS, "minOffsetsPerTrigger": "6", "maxOffsetsPerTrigger": "5"}, STREAM, "= 6 is more than maxOffsetsPer"),
+        (
+            {**OURS, "group": "g", "membership": "zookeeper", "zookeeper": "z:1", "minOffsetsPerTrigger": "5"},
+            STREAM,
+            "minOffsetsPerTrigger does not apply to members",
+        ),
         ({**OURS, "maxTriggerDelay": "5m"}, STREAM, "delays nothing without min_offsets_per_trigger"),
         (
             {**OURS, "minOffsetsPerTrigger": "6", "maxTriggerDelay": "5 fortnights"},

@@ -13,7 +13,7 @@ import os
 import re
 import reprlib
 
-__all__ = ["CONTROL", "SHOWN", "os_cause", "plain", "readable", "shown", "text_of", "utf8"]
+__all__ = ["CONTROL", "SHOWN", "encodable", "os_cause", "plain", "readable", "shown", "text_of", "utf8"]
 
 SHOWN = 80  # characters of one value
 SHOWN_ERROR = 300  # characters of an exception, which may quote a value
@@ -38,6 +38,11 @@ def plain(text: str, *, lines: bool = False) -> str:
 def utf8(text: str) -> bytes:
     """Returns the text as UTF-8, with lone surrogates as escapes."""
     return text.encode("utf-8", "backslashreplace")
+
+
+def encodable(text: str) -> str:
+    """Returns the text with lone surrogates as escapes. Within JSON these escapes stand for the same text."""
+    return utf8(text).decode()
 
 
 def text_of(error: BaseException) -> str:

@@ -6,14 +6,20 @@ Every text is escaped. A page is one file with the stylesheet of the status page
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from html import escape
+from html import escape as escape_html
 from itertools import islice
 from pathlib import Path
+
+from allocator.foreign import encodable
 
 __all__ = ["SHOWN", "badge", "code", "figures", "grid", "item_list", "page", "paragraph", "section", "table"]
 
 SHOWN = 20  # rows
 TEXT = 120  # characters of a cell
+
+
+def escape(text: str) -> str:
+    return escape_html(encodable(text))
 
 
 def paragraph(text: str) -> str:

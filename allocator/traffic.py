@@ -23,6 +23,7 @@ from typing import Any, Optional, Protocol
 
 from allocator.errors import ConfigError
 from allocator.files import write_file
+from allocator.foreign import utf8
 
 __all__ = ["Recorded", "Recording", "TrafficRecord"]
 
@@ -87,7 +88,7 @@ class Recording:
         """Writes the file atomically."""
         lines = [json.dumps({"format": FORMAT, "partitions": dict(sorted(self.partitions.items()))})]
         lines += [json.dumps(_to_json(record), ensure_ascii=False) for record in self.records]
-        data = ("\n".join(lines) + "\n").encode()
+        data = utf8("\n".join(lines) + "\n")
         path = Path(path)
         write_file(path, gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Optional, TypeVar, Union
 
 from allocator.errors import ConfigError, MissingExtra
 from allocator.fetch.arrow import pyarrow
+from allocator.foreign import encodable
 from allocator.schemas.deserializer import RegistryDeserializer
 from allocator.schemas.registry import Registry, RegistryFailed
 from allocator.schemas.schema import Schema, as_reader_schema
@@ -117,7 +118,7 @@ class _JsonText(RegistryDeserializer):
     """Gives JSON text instead of values of Python."""
 
     def _decoder(self, schema: Schema) -> Callable[[bytes], Any]:
-        return lambda data: json.dumps(schema.read(data), ensure_ascii=False)
+        return lambda data: encodable(json.dumps(schema.read(data), ensure_ascii=False))
 
 
 @lru_cache(maxsize=16)

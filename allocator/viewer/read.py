@@ -59,7 +59,10 @@ def parse_key(text: Optional[str], as_hex: Optional[str]) -> Optional[bytes]:
     if text is not None and as_hex is not None:
         raise ConfigError("give the key as text or as hex, not both")
     if as_hex is None:
-        return None if text is None else text.encode()
+        try:
+            return None if text is None else text.encode()
+        except UnicodeEncodeError:
+            raise ConfigError(f"key {text!r} is no UTF-8 text; give its bytes as hex") from None
     try:
         return bytes.fromhex(as_hex)
     except ValueError:

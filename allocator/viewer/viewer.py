@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Optional
 
+from allocator.foreign import encodable
 from allocator.html import paragraph, table
 from allocator.schemas.registry import Registry
 from allocator.types import Record
@@ -83,7 +84,8 @@ class View:
     def lines(self) -> Iterator[str]:
         """Yields one JSON object per record."""
         for each in self.records:
-            yield json.dumps({"topic": self.found.topic, **each.to_json()}, ensure_ascii=False) + "\n"
+            line = json.dumps({"topic": self.found.topic, **each.to_json()}, ensure_ascii=False)
+            yield encodable(line) + "\n"
 
 
 class Viewer:

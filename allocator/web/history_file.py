@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Optional, TypeVar
 
 from allocator.errors import ConfigError
+from allocator.foreign import encodable, shown
 from allocator.groups.zookeeper.znodes import to_ranges
 from allocator.types import TopicPartition
 from allocator.web.events import Event
@@ -86,8 +87,10 @@ class HistoryFile:
         """Runs the last work at the end of the process, after the work in progress. Blocks the loop until then."""
         try:
             self._thread.submit(work).result(10)
-        except (sqlite3.Error, TimeoutError) as error:
-            log.warning("the history %s misses the last seconds: %s", self.path, error or "no answer in 10 s")
+        except TimeoutError:
+            log.warning("the history %s misses the last seconds: no answer in 10 s", self.path)
+        except Exception as error:  # noqa: BLE001 - an entry that cannot be written, too
+            log.warning("the history %s misses the last seconds: %s", self.path, shown(error))
 
     def close(self) -> None:
         self._thread.shutdown()
@@ -125,7 +128,10 @@ class HistoryFile:
             )
             self._db.executemany(
                 "INSERT INTO events (at, kind, grp, who, address, text, detail) VALUES (?, ?, ?, ?, ?, ?, ?)",
-                ((e.at, e.kind, e.group, e.who, e.address, e.text, json.dumps(e.detail)) for e in events),
+                (
+                    (e.at, *map(_text, (e.kind, e.group, e.who, e.address, e.text)), json.dumps(e.detail))
+                    for e in events
+                ),
             )
             self._db.executemany(
                 "INSERT OR REPLACE INTO assignments VALUES (?, ?, ?)",
@@ -232,6 +238,10 @@ class HistoryFile:
                 yield json.dumps({**event.to_json(), "event": event.kind, "kind": "event"}) + "\n"
 
 
+def _text(value: Optional[str]) -> Optional[str]:
+    return None if value is None else encodable(value)
+
+
 def _packed(value: Any) -> bytes:
     return zlib.compress(json.dumps(value, separators=(",", ":")).encode())
 
@@ -297,7 +307,11 @@ class _Entries:
 
 
 async def keep(watcher: Watcher, archive: HistoryFile) -> None:
-    """Writes the watcher's history until cancelled. Reports a problem to the watcher if the file cannot be written."""
+    """Writes the watcher's history until cancelled. Reports a problem to the watcher if the file cannot be written.
+
+    If the file cannot be written, the next write repeats the entries. If an entry itself cannot be written, the log
+    says so, and the file leaves out what belongs to the same write.
+    """
     began = time.time()
     written: dict[str, _Written] = {}
     events, tidied = 0, 0.0
@@ -315,11 +329,23 @@ async def keep(watcher: Watcher, archive: HistoryFile) -> None:
         archive.add(entries.points, entries.rebalances, entries.events, entries.assignments)
         written, events = now, count
 
+    def leave_out(error: Exception, what: _Entries, now: dict[str, _Written], count: int) -> None:
+        nonlocal written, events
+        left = len(what.points) + len(what.rebalances) + len(what.events) + len(what.assignments)
+        log.error("the history %s leaves out %d entries: %s", archive.path, left, shown(error), exc_info=error)
+        written, events = now, count
+
     try:
         while True:
             await asyncio.sleep(WRITE_S)
+            entries = collect()
             try:
-                await archive.do(write, *collect())
+                try:
+                    await archive.do(write, *entries)
+                except (sqlite3.Error, asyncio.CancelledError):
+                    raise
+                except Exception as error:  # noqa: BLE001 - one entry must not keep later ones out of the file
+                    leave_out(error, *entries)
                 if time.monotonic() - tidied > TIDY_S:
                     await archive.do(archive.tidy, time.time())
                     tidied = time.monotonic()

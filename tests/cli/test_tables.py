@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import io
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ from allocator.cli import planning, report
 from allocator.cli.deadletters import letters_table
 from allocator.cli.offsets import copy_table
 from allocator.cli.output import UNBOUNDED, Listing
-from allocator.cli.report import GroupReport, Logs, ResetPlan
+from allocator.cli.report import GroupReport, Logs, ResetPlan, listing_of_orders
 from allocator.deadletters import Letter
 from allocator.deadletters.waiting import WaitingRecords
 from allocator.groups.describe import GroupState
@@ -196,3 +197,14 @@ def test_a_terminal_too_narrow_for_columns_gets_a_line_for_each_cell() -> None:
 
 def test_a_table_without_rows_is_its_heads() -> None:
     assert printed(Listing("topic", "owner"), 80) == ["topic  owner"]
+
+
+def test_text_that_utf_8_cannot_encode_is_shown_as_escapes() -> None:
+    """A reason of an order comes from JSON in ZooKeeper, and JSON can spell lone surrogates."""
+    order = {"id": "o-1", "text": "freeze", "state": "kept", "state_why": "", "who": "al\udcffice", "why": "\ud800 x"}
+    out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    Console(file=out, width=200).print(listing_of_orders([{**order, "when": 1000, "expires": None}]))
+    out.seek(0)
+    text = out.read()
+    assert "al\\udcffice" in text
+    assert "\\ud800 x" in text

@@ -17,6 +17,8 @@ from allocator.schemas.schema import Schema, avro_schema, schema_id
 from allocator.types import Record
 from allocator.viewer.decode import Decoder, Formats
 from allocator.viewer.masks import Masks
+from allocator.viewer.read import ReadResult, parse_key
+from allocator.viewer.viewer import View, seen
 
 ORDER = {
     "type": "record",
@@ -183,3 +185,18 @@ def test_json_that_would_change_is_shown_as_its_text(text: str) -> None:
     shown = Decoder().decode("value", text.encode())
     assert (shown.format, shown.value) == ("text", text)
     assert Decoder(masks=Masks(["value.x"])).decode("value", text.encode()).value == "***"
+
+
+def test_a_saved_record_with_a_lone_surrogate_is_utf_8_and_the_same_json() -> None:
+    record = Record("t", 0, 7, 1000, 0, b"k", b'{"name": "\xc3\xbc", "note": "\\ud800"}', [("\udcff", b"v")])
+    found = ReadResult("t", [record], [], 1, "", False)
+    (line,) = View(found, [seen(record, Decoder())]).lines()
+    data = line.encode()
+    assert b"\xc3\xbc" in data
+    assert json.loads(data)["value"] == {"name": "\u00fc", "note": "\ud800"}
+    assert json.loads(data)["headers"] == [["\udcff", "v"]]
+
+
+def test_a_key_that_utf_8_cannot_encode_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"'\\udcff' is no UTF-8 text; give its bytes as hex"):
+        parse_key("\udcff", None)

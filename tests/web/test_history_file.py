@@ -181,3 +181,31 @@ def test_two_moments_are_compared_by_the_sum_of_the_moves() -> None:
 def test_no_past_is_no_past(archive: HistoryFile) -> None:
     assert archive.past("nobody", 10) == Past()
     assert (archive.nearest("nobody", 1.0), archive.rebalance("nobody", 1)) == (None, None)
+
+
+async def test_no_entry_keeps_later_ones_out_of_the_file(
+    archive: HistoryFile, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "WRITE_S", 0.01)
+    failures: list[BaseException] = []
+    tasks = BackgroundTasks(failures.append)
+    watcher = watcher_of(groups=1, members=2, partitions=4)
+    series = watcher.groups["billing"].series
+    tasks.start(keep(watcher, archive), "history")
+    now = time.time()
+    # JSON can spell text that UTF-8 cannot
+    watcher.log.add(Event(now, "deployment", "version \ud800", "billing", "al\udcffice", None, {"text": "\ud800"}))
+    await wait_until_async(lambda: archive.events() != [] or failures != [], 30)
+    assert not failures
+    series.points.append(Point(now + 1, 1 << 70))  # no column holds this number
+    await wait_until_async(lambda: "leaves out" in caplog.text or failures != [], 30)
+    watcher.log.add(Event(now, "deployment", "version 2", "billing"))
+    series.points.append(Point(now + 2, 7))
+    await wait_until_async(lambda: archive.past("billing", 10).points != [] or failures != [], 30)
+    series.points.append(Point(now + 3, 1 << 70))
+    await tasks.close()
+    assert not failures
+    first, second = archive.events()
+    assert (first.text, first.who, first.detail) == ("version \\ud800", "al\\udcffice", {"text": "\ud800"})
+    assert second.text == "version 2"
+    assert [point.lag for point in archive.past("billing", 10).points] == [7]

@@ -19,7 +19,7 @@ DIGITS = 38  # of Spark's decimals
 
 @dataclass(frozen=True)
 class ColumnType:
-    """`spark` is DDL. `convert`: what fastavro gives -> what `pyarrow.array` takes; None: the same."""
+    """`spark` is DDL. `convert`: what fastavro gives -> what `pyarrow.array` and a Python UDF take; None: the same."""
 
     spark: str
     arrow: Any
@@ -51,9 +51,7 @@ def _type(schema: Any, named: Mapping[str, Any], path: str, inside: tuple[str, .
     if kind == "map":
         value = _type(schema["values"], named, f"{path}[]", inside)
         pa = pyarrow()
-        return ColumnType(
-            f"map<string,{value.spark}>", pa.map_(pa.string(), value.arrow), _each_value(value.convert or _same)
-        )
+        return ColumnType(f"map<string,{value.spark}>", pa.map_(pa.string(), value.arrow), _each_value(value.convert))
     if isinstance(kind, (dict, list)):
         return _type(kind, named, path, inside)
     return _plain(kind, schema, path) if kind not in named else _type(kind, named, path, inside)
@@ -122,13 +120,10 @@ def _each(convert: Convert) -> Convert:
     return lambda found: [None if each is None else convert(each) for each in found]
 
 
-def _each_value(convert: Callable[[Any], Any]) -> Convert:
-    """Pairs, as Arrow takes maps."""
-    return lambda found: [(key, None if each is None else convert(each)) for key, each in found.items()]
-
-
-def _same(found: Any) -> Any:
-    return found
+def _each_value(convert: Convert) -> Convert:
+    if convert is None:
+        return None
+    return lambda found: {key: None if each is None else convert(each) for key, each in found.items()}
 
 
 def _decimal(scale: int) -> Callable[[Any], Any]:

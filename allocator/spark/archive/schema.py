@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional
 
 from allocator.errors import ConfigError, MissingExtra
+from allocator.schemas.schema import parsed_avro
 from allocator.spark.archive.commits import Manifest
+from allocator.spark.avro_types import column_type
 from allocator.spark.errors import SchemaMismatch
 from allocator.targets import find, to_call
 
@@ -128,8 +130,14 @@ def _maker(column: str, spec: str) -> Callable[[], Column]:
         _check_ddl(column, schema)
 
         def parsed() -> Column:
+            from pyspark.sql.types import StructType
+
             _check_ddl(column, schema)
-            return _functions().from_json(_functions().col(column).cast("string"), schema)
+            F, name = _functions(), "allocator_does_not_fit"
+            # without this field Spark gives a struct of nulls for a value that does not fit
+            wanted = StructType.fromDDL(schema).add(name, "string")
+            found = F.from_json(F.col(column).cast("string"), wanted, {"columnNameOfCorruptRecord": name})
+            return F.when(found[name].isNull(), found.dropFields(name))
 
         return parsed
     if kind in ("avro", "confluent-avro") and schema:
@@ -163,9 +171,9 @@ def _avro(column: str, path: Path, skip: int) -> Callable[[], Column]:
     except ImportError as error:
         raise MissingExtra("Avro needs fastavro: pip install 'zk-partition-allocator[avro]'") from error
     try:
-        parsed = fastavro.parse_schema(json.loads(path.read_text()))
-        ddl = _ddl(parsed, {})
-    except (OSError, ValueError, KeyError, TypeError, fastavro.schema.SchemaParseException) as error:
+        parsed = parsed_avro(json.loads(path.read_text()), {}, f"{column}: {path}")
+        shape = column_type(parsed)
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{column}: {path} is not an Avro schema with types that Spark has: {error}") from error
 
     def decode(data: Optional[bytearray]) -> Any:
@@ -174,62 +182,10 @@ def _avro(column: str, path: Path, skip: int) -> Callable[[], Column]:
         stream = io.BytesIO(bytes(data[skip:]))
         try:
             found = fastavro.schemaless_reader(stream, parsed, parsed)
+            if stream.read(1):
+                return None
+            return found if found is None or shape.convert is None else shape.convert(found)
         except Exception:  # noqa: BLE001 - the decoder may raise anything for bytes of another schema
             return None
-        return None if stream.read(1) else found
 
-    return lambda: _functions().udf(decode, ddl)(_functions().col(column))
-
-
-_PLAIN = {
-    "boolean": "boolean",
-    "int": "int",
-    "long": "bigint",
-    "float": "float",
-    "double": "double",
-    "bytes": "binary",
-    "string": "string",
-    "enum": "string",
-    "fixed": "binary",
-}
-_LOGICAL = {"date": "date", "timestamp-millis": "timestamp", "timestamp-micros": "timestamp", "uuid": "string"}
-
-
-def _ddl(schema: Any, named: Mapping[str, str]) -> str:
-    """The Spark type of an Avro schema. Raises ValueError for recursion and unions of several types."""
-    if isinstance(schema, list):
-        some = [branch for branch in schema if branch != "null"]
-        if len(some) != 1:
-            raise ValueError(f"a union of {len(some)} types has no column type")
-        return _ddl(some[0], named)
-    if isinstance(schema, str):
-        if schema in _PLAIN:
-            return _PLAIN[schema]
-        if schema in named:
-            return named[schema]
-        raise ValueError(f"{schema!r} is used within itself, or unknown")
-    kind, logical = schema["type"], schema.get("logicalType")
-    if logical == "decimal":
-        return f"decimal({schema['precision']},{schema.get('scale', 0)})"
-    if logical in _LOGICAL:
-        return _LOGICAL[logical]
-    if kind == "record":
-        inner = dict(named)
-        fields = []
-        for field in schema["fields"]:
-            found = _ddl(field["type"], inner)
-            fields.append(f"`{field['name']}`:{found}")
-            _note(field["type"], found, inner)
-        return f"struct<{','.join(fields)}>"
-    if kind == "array":
-        return f"array<{_ddl(schema['items'], named)}>"
-    if kind == "map":
-        return f"map<string,{_ddl(schema['values'], named)}>"
-    return _ddl(kind, named)
-
-
-def _note(schema: Any, found: str, named: dict[str, str]) -> None:
-    """Stores named types, which later fields may use."""
-    for part in schema if isinstance(schema, list) else [schema]:
-        if isinstance(part, dict) and "name" in part:
-            named[part["name"]] = found
+    return lambda: _functions().udf(decode, shape.spark)(_functions().col(column))

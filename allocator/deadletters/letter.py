@@ -16,11 +16,11 @@ from typing import Any, NamedTuple, Optional
 from allocator.clock import milliseconds
 from allocator.errors import ConfigError
 from allocator.foreign import plain
-from allocator.processing.dead_letter import CONNECT, PREFIX, REDRIVES, SPRING, own_headers
+from allocator.processing.dead_letter import CONNECT, FIRST_TIMESTAMP, PREFIX, REDRIVES, SPRING, own_headers
 from allocator.producer.transaction import NewRecord
 from allocator.types import Record, TopicPartition
 
-__all__ = ["Letter", "LetterFilter", "Settled", "parse_place", "parse_time"]
+__all__ = ["Letter", "LetterFilter", "Note", "Settled", "parse_place", "parse_time"]
 
 
 class Settled(NamedTuple):
@@ -31,16 +31,39 @@ class Settled(NamedTuple):
     by: str
     reason: str = ""
 
+
+class Note(NamedTuple):
+    """The note that a letter is settled. Its key names partition and offset, which a topic that is created again uses
+    again. So the note also identifies the letter.
+    """
+
+    settled: Settled
+    topic_id: Optional[str]
+    """None for brokers before 2.8."""
+    written_ms: Optional[int]
+    """The letter's own timestamp."""
+
+    def concerns(self, written_ms: int, topic_id: Optional[str]) -> bool:
+        """Whether it is about the letter with this timestamp, in the topic with this id."""
+        return self.written_ms in (None, written_ms) and (
+            None in (self.topic_id, topic_id) or self.topic_id == topic_id
+        )
+
     def encode(self) -> bytes:
-        return json.dumps(self._asdict()).encode()
+        return json.dumps({**self.settled._asdict(), "topic_id": self.topic_id, "written_ms": self.written_ms}).encode()
 
     @classmethod
-    def decode(cls, data: bytes | None) -> Settled | None:
+    def decode(cls, data: bytes | None) -> Note | None:
         """None for what no version wrote."""
         try:
             found = json.loads(data or b"")
-            return cls(str(found["action"]), int(found["at_ms"]), str(found["by"]), str(found.get("reason", "")))
-        except (ValueError, KeyError, TypeError):
+            topic_id, written_ms = found.get("topic_id"), found.get("written_ms")
+            return cls(
+                Settled(str(found["action"]), int(found["at_ms"]), str(found["by"]), str(found.get("reason", ""))),
+                None if topic_id is None else str(topic_id),
+                None if written_ms is None else int(written_ms),
+            )
+        except (ValueError, KeyError, TypeError, AttributeError):
             return None
 
 
@@ -142,13 +165,18 @@ class LetterFilter:
         )
 
 
-def redriven(letter: Letter) -> NewRecord:
-    """The record as it was, with one header more: how often it was redriven."""
+def redriven(letter: Letter, now_ms: int) -> NewRecord:
+    """The record as it was, with two headers more: its first timestamp, and how often it was redriven.
+
+    Its timestamp is `now_ms`: the retention of its topic could delete an old one at once.
+    """
     record = letter.record
     null = dict(record.headers).get(PREFIX + "null_value") == b"true"
-    kept = [each for each in own_headers(record) if each[0] != REDRIVES]
-    headers = [*kept, (REDRIVES, str(letter.redrives + 1).encode())]
-    return NewRecord(record.key, None if null else record.value, letter.original_timestamp, headers)
+    own = own_headers(record)
+    headers = [each for each in own if each[0] not in (REDRIVES, FIRST_TIMESTAMP)]
+    first_ms = dict(own).get(FIRST_TIMESTAMP) or b"%d" % letter.original_timestamp
+    headers += [(FIRST_TIMESTAMP, first_ms), (REDRIVES, b"%d" % (letter.redrives + 1))]
+    return NewRecord(record.key, None if null else record.value, now_ms, headers)
 
 
 def parse_place(name: str) -> tuple[int, int]:

@@ -23,9 +23,9 @@ from allocator.client.create_topics import create
 from allocator.clock import wall_ms
 from allocator.consumer.consumer import Consumer
 from allocator.consumer.up_to import answered, records_up_to
-from allocator.deadletters.letter import Letter, LetterFilter, Settled, redriven
+from allocator.deadletters.letter import Letter, LetterFilter, Note, Settled, redriven
 from allocator.errors import ConfigError, TopicNotFound
-from allocator.producer.transaction import NewRecord, TransactionalWriter
+from allocator.producer.transaction import NewRecord, RecordTooLarge, TransactionalWriter
 from allocator.types import Record, TopicPartition
 
 __all__ = ["DeadLetterQueue", "Outcome", "first_letters"]
@@ -112,8 +112,11 @@ class DeadLetterQueue:
     async def read(self, chosen: LetterFilter = EVERY, *, settled: bool = False) -> AsyncIterator[Letter]:
         """The letters that are there now, partition by partition; with `settled` those that are settled too."""
         notes = await self._notes()
+        topic_id = self._topic_id()
         async for record in self._records(self.topic, chosen.since_ms):
-            letter = Letter.of(record, notes.get((record.partition, record.offset)))
+            note = notes.get((record.partition, record.offset))
+            about = note is not None and note.concerns(record.timestamp, topic_id)
+            letter = Letter.of(record, note.settled if note is not None and about else None)
             if chosen.matches(letter) and (settled or letter.settled is None):
                 yield letter
 
@@ -124,13 +127,18 @@ class DeadLetterQueue:
             return letter
         return None
 
-    async def _notes(self) -> dict[tuple[int, int], Settled]:
-        """What became of the settled letters, by their partition and offset."""
+    def _topic_id(self) -> str | None:
+        """The id of the letters' topic; None for brokers before 2.8."""
+        found = self._client.topic_id(self.topic)
+        return None if found is None else str(found)
+
+    async def _notes(self) -> dict[tuple[int, int], Note]:
+        """The notes about settled letters, by partition and offset."""
         notes = {}
-        await self._client.refresh([self.settled_topic])
+        await self._client.refresh([self.topic, self.settled_topic])
         if self._client.partitions(self.settled_topic) is not None:
             async for record in self._records(self.settled_topic, None):
-                note = Settled.decode(record.value)
+                note = Note.decode(record.value)
                 partition, _, offset = (record.key or b"").decode(errors="replace").partition(":")
                 if note is not None and partition.isdigit() and offset.isdigit():
                     notes[int(partition), int(offset)] = note
@@ -171,14 +179,16 @@ class DeadLetterQueue:
     ) -> Outcome:
         """Writes these letters back to their topics and partitions, as the records that they were.
 
-        Without `execute` nothing is written. `rate` is the most letters a second. A letter is refused that was redriven
-        `max_redrives` times before, that has no first place in its headers, or whose partition does not exist.
-        Raises ConfigError for brokers without transactions.
+        They get the present time, because the topic's retention could delete an old record at once; the header
+        `allocator.first_timestamp` has the original time. Without `execute` nothing is written. `rate` is the most
+        letters a second. A letter is refused that was redriven `max_redrives` times before, that has no first place in
+        its headers, whose partition does not exist, or that is too large for the topic's `max.message.bytes` (found
+        with `execute` only). Raises ConfigError for brokers without transactions.
         """
 
         def back(letter: Letter) -> tuple[TopicPartition, NewRecord]:
             assert letter.original is not None
-            return letter.original, redriven(letter)
+            return letter.original, redriven(letter, wall_ms())
 
         async def refusal(letter: Letter) -> str | None:
             if letter.redrives >= max_redrives:
@@ -227,14 +237,27 @@ class DeadLetterQueue:
             chunk.append(letter)
             size += len(letter.record.value or b"") + len(letter.record.key or b"")
             if len(chunk) >= pace.at_once or size >= BYTES_AT_ONCE:
-                await self._write(writer, chunk, note, made)
-                outcome.done += chunk
+                await self._write_fitting(writer, chunk, note, made, outcome)
                 await pace.after(len(chunk))
                 chunk, size = [], 0
         if chunk:
-            await self._write(writer, chunk, note, made)
-            outcome.done += chunk
+            await self._write_fitting(writer, chunk, note, made, outcome)
         return outcome
+
+    async def _write_fitting(
+        self, writer: TransactionalWriter, letters: list[Letter], note: Settled, made: Any, outcome: Outcome
+    ) -> None:
+        """Writes these letters, without those that are too large for their topics. Adds them to `outcome`."""
+        try:
+            await self._write(writer, letters, note, made)
+            outcome.done += letters
+        except RecordTooLarge as error:
+            if len(letters) == 1:
+                outcome.refused.append((letters[0], str(error)))
+                return
+            half = len(letters) // 2
+            await self._write_fitting(writer, letters[:half], note, made, outcome)
+            await self._write_fitting(writer, letters[half:], note, made, outcome)
 
     async def _write(self, writer: TransactionalWriter, letters: list[Letter], note: Settled, made: Any) -> None:
         note = note._replace(at_ms=wall_ms())
@@ -243,7 +266,8 @@ class DeadLetterQueue:
             if made is not None:
                 partition, record = made(letter)
                 records[partition].append(record)
-            settled = NewRecord(letter.name.encode(), note.encode(), note.at_ms)
+            about = Note(note, self._topic_id(), letter.record.timestamp)
+            settled = NewRecord(letter.name.encode(), about.encode(), note.at_ms)
             records[TopicPartition(self.settled_topic, 0)].append(settled)
         await writer.write(records)
         log.info("%s: %d letters are %s", self.topic, len(letters), note.action)

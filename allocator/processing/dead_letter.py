@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 import traceback
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Optional
 
 from allocator.errors import AllocatorError, BrokerError
 from allocator.foreign import text_of, utf8
@@ -15,6 +15,7 @@ from allocator.types import Record
 
 __all__ = [
     "CONNECT",
+    "FIRST_TIMESTAMP",
     "PREFIX",
     "REDRIVES",
     "SPRING",
@@ -30,6 +31,7 @@ PREFIX = "allocator."
 SPRING = "kafka_dlt-"
 CONNECT = "__connect.errors."
 REDRIVES = "allocator.redrives"  # counts how often the record was written back to its topic
+FIRST_TIMESTAMP = "allocator.first_timestamp"  # of a redriven record: its timestamp before the first redrive, in ms
 ERROR_BYTES = 1000  # bytes of the error's text; a longer text could make a large record exceed the limit of the topic
 STACK_BYTES = 4000
 
@@ -66,7 +68,7 @@ class DeadLetterTopic:
         await self._producer.close()
 
 
-def outgoing(record: Record, headers: Sequence[tuple[str, bytes]]) -> Outgoing:
+def outgoing(record: Record, headers: Sequence[tuple[str, Optional[bytes]]]) -> Outgoing:
     # earlier versions also write an empty value if both key and value are missing
     return Outgoing(record.key, b"" if record.key is None and record.value is None else record.value, headers)
 
@@ -82,11 +84,11 @@ def not_taken(what: str, record: Record, failure: AllocatorError) -> BrokerError
     )
 
 
-def headers_of(record: Record, group: str, error: BaseException, attempts: int) -> list[tuple[str, bytes]]:
+def headers_of(record: Record, group: str, error: BaseException, attempts: int) -> list[tuple[str, Optional[bytes]]]:
     """The record's own headers, then `allocator.topic`, `.partition`, `.offset`, `.timestamp`, `.group`, `.error` and
     `.attempts` as text, then the same and the stack under Spring Kafka's names, with its binary numbers.
 
-    If the record was a dead letter before, its earlier headers are left out, except the count of redrives.
+    If the record was a dead letter before, its earlier headers are left out, except those of redrives.
     """
     kind = f"{type(error).__module__}.{type(error).__qualname__}"
     text = text_of(error)
@@ -124,11 +126,10 @@ def headers_of(record: Record, group: str, error: BaseException, attempts: int) 
     ]
 
 
-def own_headers(record: Record) -> list[tuple[str, bytes]]:
-    """Returns the headers that a record had before it became a dead letter, and the count of its redrives."""
+def own_headers(record: Record) -> list[tuple[str, Optional[bytes]]]:
+    """Returns the headers that a record had before it became a dead letter, and those of earlier redrives."""
     return [
-        # earlier versions also read an empty value as a missing one
-        (name, value if value is not None else b"")
+        (name, value)
         for name, value in record.headers
-        if name == REDRIVES or not name.startswith((PREFIX, SPRING, CONNECT))
+        if name in (REDRIVES, FIRST_TIMESTAMP) or not name.startswith((PREFIX, SPRING, CONNECT))
     ]

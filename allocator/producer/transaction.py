@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Optional
 
@@ -24,7 +24,7 @@ from allocator.producer.builder import BatchBuilder
 from allocator.producer.encode import Encoded
 from allocator.types import TopicPartition
 
-__all__ = ["NewRecord", "TransactionalWriter"]
+__all__ = ["NewRecord", "RecordTooLarge", "TransactionalWriter"]
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +34,7 @@ TRANSACTIONAL: Final = 0x10  # the attribute that marks a transactional batch
 ADD_VERSION, PRODUCE_VERSION, END_VERSION, INIT_VERSION = 3, 11, 4, 4
 LOADING, NOT_AVAILABLE, NOT_COORDINATOR, CONCURRENT = 14, 15, 16, 51
 DUPLICATE_SEQUENCE = 46
+TOO_LARGE: Final = frozenset((10, 18))  # MESSAGE_TOO_LARGE, RECORD_LIST_TOO_LARGE
 REPLACED: Final = frozenset((47, 90))  # INVALID_PRODUCER_EPOCH, PRODUCER_FENCED
 # a partition that has not seen the newer epoch yet only finds that the transaction is over (KIP-890)
 INVALID_TXN_STATE = 48
@@ -46,6 +47,10 @@ class NewRecord(NamedTuple):
     value: Optional[bytes]
     timestamp: int
     headers: Sequence[tuple[str, Optional[bytes]]] = ()
+
+
+class RecordTooLarge(BrokerError):
+    """The topic takes no record of this size, also not alone. Raise its max.message.bytes."""
 
 
 class TransactionalWriter:
@@ -83,7 +88,8 @@ class TransactionalWriter:
     async def write(self, records: Mapping[TopicPartition, Sequence[NewRecord]]) -> None:
         """Writes all of these, in their order within a partition. Raises BrokerError or TopicNotFound.
 
-        After an error nothing is written, unless the answer to the commit was lost; call `open` before the next write.
+        A batch that a topic does not take is split. After an error nothing is written, unless the answer to the commit
+        was lost. Call `open` before the next write, except after RecordTooLarge.
         """
         identity = self._identity
         if identity is None:
@@ -92,7 +98,12 @@ class TransactionalWriter:
         try:
             await self._client.refresh({partition.topic for partition in records})
             await self._add(records, identity)
-            await self._produce({partition: _encoded(each) for partition, each in records.items()}, identity)
+            await self._produce(records, identity)
+        except RecordTooLarge:
+            await self._end(identity, commit=False)
+            # the brokers acknowledged or refused every batch, so the next sequence numbers are known
+            self._identity = identity
+            raise
         except BaseException:
             with contextlib.suppress(AllocatorError):
                 await self._end(identity, commit=False)
@@ -125,37 +136,63 @@ class TransactionalWriter:
 
         await self._ask(request, code)
 
-    async def _produce(self, batches: Mapping[TopicPartition, Encoded], identity: tuple[int, int]) -> None:
-        left = {p: batch.stamped(*identity, self._sequences[p]) for p, batch in batches.items()}
+    async def _produce(self, records: Mapping[TopicPartition, Sequence[NewRecord]], identity: tuple[int, int]) -> None:
+        # the batches of each partition, of which the first is sent
+        left = {p: deque([list(some)]) for p, some in records.items() if some}
+        encoded = {p: _encoded(batches[0]) for p, batches in left.items()}
         deadline = time.monotonic() + self._timeout_s
         error: AllocatorError
-        while True:
+        too_large: RecordTooLarge | None = None
+        while left:
             by_leader: dict[int, list[TopicPartition]] = defaultdict(list)
             for partition in left:
                 leader = self._client.leader(partition)
                 by_leader[-1 if leader is None else leader].append(partition)
             error = TopicNotFound(sorted({p.topic for p in by_leader.get(-1, ())}))
+            failed = -1 in by_leader
             for leader in by_leader.keys() - {-1}:
+                some = by_leader[leader]
                 try:
-                    codes = await self._send(leader, {p: left[p] for p in by_leader[leader]})
-                except BrokerError as failed:
-                    error = failed
-                    codes = {}
+                    codes = await self._send(
+                        leader, {p: encoded[p].stamped(*identity, self._sequences[p]) for p in some}
+                    )
+                except BrokerError as lost:
+                    error, codes, failed = lost, {}, True
                 for partition, code in codes.items():
+                    batches = left[partition]
                     if code in (0, DUPLICATE_SEQUENCE):
-                        del left[partition]
-                        self._sequences[partition] += batches[partition].records
+                        self._sequences[partition] += len(batches.popleft())
+                    elif code in TOO_LARGE:
+                        batch = batches.popleft()
+                        half = len(batch) // 2
+                        if half:
+                            batches.extendleft((batch[half:], batch[:half]))
+                        else:
+                            size = len(batch[0].key or b"") + len(batch[0].value or b"")
+                            too_large = RecordTooLarge(
+                                f"{partition.topic}:{partition.partition} does not take a record with {size} bytes of "
+                                "key and value; raise max.message.bytes of the topic",
+                                code=code,
+                            )
+                            batches.clear()
                     else:
-                        error = self._refusal(code, f"{partition.topic}:{partition.partition}")
+                        error, failed = self._refusal(code, f"{partition.topic}:{partition.partition}"), True
                         if not error.retriable:
                             raise error
-            if not left:
-                return
+                        continue
+                    if batches:
+                        encoded[partition] = _encoded(batches[0])
+                    else:
+                        del left[partition]
+            if not failed:
+                continue
             if time.monotonic() > deadline:
                 raise error
             await asyncio.sleep(self._client.retry_backoff_s)
             with contextlib.suppress(AllocatorError):
                 await self._client.refresh({partition.topic for partition in left})
+        if too_large is not None:
+            raise too_large
 
     async def _send(self, leader: int, data: Mapping[TopicPartition, bytes]) -> dict[TopicPartition, int]:
         kind = ProduceRequest.TopicProduceData

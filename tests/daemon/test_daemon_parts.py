@@ -205,7 +205,7 @@ def test_the_headers_of_a_dead_letter_say_where_from_and_why() -> None:
     headers = headers_of(record, "billing", ValueError("bad \u00e9"), 6)
     assert headers[:9] == [
         ("trace", b"x"),
-        ("empty", b""),
+        ("empty", None),
         ("allocator.topic", b"orders"),
         ("allocator.partition", b"3"),
         ("allocator.offset", b"17"),

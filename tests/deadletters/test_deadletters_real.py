@@ -108,6 +108,58 @@ async def test_a_process_that_was_replaced_writes_nothing_more(
     assert len(await values(kafka_cluster, orders, "read_committed")) == 4
 
 
+async def newest(cluster: LocalCluster, topic: str) -> list[Record]:
+    """The committed records in partition 0 of the topic."""
+    at = TopicPartition(topic, 0)
+    where = {"brokers": cluster.bootstrap, "group": None, "membership": "fixed", "partitions": [at]}
+    options = {"isolation_level": "read_committed", "auto_offset_reset": "earliest"}
+    async with Consumer(**where, **options) as consumer:  # type: ignore[arg-type]
+        ends = await consumer.end_offsets([at])
+        return [record async for record in records_up_to(consumer, ends, 30.0)]
+
+
+async def test_a_redrive_fits_the_topic_and_its_retention_and_refuses_only_what_cannot_fit(
+    kafka_cluster: LocalCluster, topic_factory: Callable[..., str]
+) -> None:
+    orders = topic_factory(1, config={"max.message.bytes": "2000", "retention.ms": "60000"})
+    dead = topic_factory(1)
+    letters = DeadLetterTopic(dead, kafka_cluster.bootstrap, "billing")
+    headers = [("null", None), ("empty", b"")]
+    values = [b"%d" % n * (3000 if n == 4 else 500) for n in range(10)]
+    records = [Record(orders, 0, n, 1000 + n, 0, None, value, list(headers)) for n, value in enumerate(values)]
+    await letters.send(records, ValueError("bad"), 1)
+    await letters.close()
+    began = time.time() * 1000
+    async with DeadLetterQueue(dead, kafka_cluster.bootstrap) as queue:
+        outcome = await queue.redrive(execute=True)
+        assert [letter.name for letter in outcome.done] == [f"0:{n}" for n in range(10) if n != 4]
+        ((refused, why),) = outcome.refused
+        assert refused.name == "0:4"
+        assert "max.message.bytes" in why
+        assert [letter.name async for letter in queue.read()] == ["0:4"]
+        found = await newest(kafka_cluster, orders)
+        assert [record.value for record in found] == [value for n, value in enumerate(values) if n != 4]
+        assert all(record.timestamp >= began - 1 for record in found), "retention does not delete them at once"
+        first = [("allocator.first_timestamp", b"1000"), ("allocator.redrives", b"1")]
+        assert list(found[0].headers) == [*headers, *first]
+
+
+async def test_letters_of_a_topic_that_was_created_again_are_not_settled(
+    kafka_cluster: LocalCluster, topic_factory: Callable[..., str]
+) -> None:
+    orders, dead = topic_factory(2), topic_factory(1)
+    await fill(kafka_cluster, dead, orders, 4)
+    async with DeadLetterQueue(dead, kafka_cluster.bootstrap) as letters:
+        assert len((await letters.redrive(execute=True)).done) == 4
+        assert await collected(letters.read()) == 0
+        kafka_cluster.delete_topic(dead)
+        kafka_cluster.create_topic(dead)
+        await fill(kafka_cluster, dead, orders, 4)
+        assert await collected(letters.read()) == 4
+        assert len((await letters.discard(LetterFilter(places=frozenset({(0, 1)})), execute=True)).done) == 1
+        assert [letter.name async for letter in letters.read()] == ["0:0", "0:2", "0:3"]
+
+
 def run(*arguments: str) -> Result:
     return CliRunner().invoke(main, ["deadletters", *arguments])
 

@@ -7,7 +7,7 @@ import struct
 import pytest
 
 from allocator.deadletters import Letter, LetterFilter, Settled
-from allocator.deadletters.letter import redriven
+from allocator.deadletters.letter import Note, redriven
 from allocator.processing.dead_letter import headers_of
 from allocator.types import Record, TopicPartition
 
@@ -46,16 +46,19 @@ def test_letters_of_other_writers_say_the_same(headers: list[tuple[str, bytes | 
 
 
 def test_a_letter_is_redriven_as_the_record_that_it_was() -> None:
-    record = Record("orders", 3, 17, 1234, 0, None, None, [("trace", b"x")])
+    record = Record("orders", 3, 17, 1234, 0, None, None, [("trace", b"x"), ("null", None), ("empty", b"")])
     letter = of([*headers_of(record, "billing", ValueError("bad"), 6)])
     assert (letter.original, letter.original_offset, letter.attempts) == (ORDERS, 17, 6)
     assert letter.error == "builtins.ValueError: bad"
-    again = redriven(letter)
-    assert (again.value, again.timestamp) == (None, 1234)
-    assert again.headers == [("trace", b"x"), ("allocator.redrives", b"1")]
-    once_more = of([*again.headers, *headers_of(record, "billing", ValueError("bad"), 6)])
+    again = redriven(letter, 5000)
+    assert (again.value, again.timestamp) == (None, 5000)
+    own = [("trace", b"x"), ("null", None), ("empty", b"")]
+    first = ("allocator.first_timestamp", b"1234")
+    assert again.headers == [*own, first, ("allocator.redrives", b"1")]
+    failed_again = Record("orders", 3, 18, 5000, 0, None, None, list(again.headers))
+    once_more = of([*headers_of(failed_again, "billing", ValueError("bad"), 6)])
     assert once_more.redrives == 1
-    assert redriven(once_more).headers[-1] == ("allocator.redrives", b"2")
+    assert redriven(once_more, 9000).headers == [*own, first, ("allocator.redrives", b"2")]
 
 
 def test_what_the_headers_do_not_say_is_none() -> None:
@@ -83,6 +86,16 @@ def test_a_filter_takes_the_letters_that_fit_it_in_all_ways() -> None:
 
 @pytest.mark.parametrize("data", [None, b"", b"[]", b"{}", b'{"action": "redriven", "at_ms": "x", "by": "me"}'])
 def test_a_note_that_no_version_wrote_is_none(data: bytes | None) -> None:
-    assert Settled.decode(data) is None
-    note = Settled("discarded", 1, "me@host", "old")
-    assert Settled.decode(note.encode()) == note
+    assert Note.decode(data) is None
+    note = Note(Settled("discarded", 1, "me@host", "old"), "id-1", 2000)
+    assert Note.decode(note.encode()) == note
+    bare = Note.decode(b'{"action": "redriven", "at_ms": 1, "by": "me"}')
+    assert bare == Note(Settled("redriven", 1, "me"), None, None)
+
+
+def test_a_note_is_about_one_letter_of_one_topic() -> None:
+    settled = Settled("redriven", 1, "me")
+    assert Note(settled, "id-1", 2000).concerns(2000, "id-1")
+    assert not Note(settled, "id-1", 2000).concerns(2000, "id-2")
+    assert not Note(settled, None, 2000).concerns(2001, None), "brokers before 2.8 know no topic id"
+    assert Note(settled, None, None).concerns(2000, "id-1")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import warnings
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextvars import ContextVar
 from typing import Any, TypeVar
@@ -193,6 +194,12 @@ async def first_of(*works: Coroutine[Any, Any, Any]) -> tuple[bool, ...]:
         return tuple(task.done() for task in tasks)
 
     return await group.run(wait())
+
+
+def warn_unclosed(owner: object, name: str) -> None:
+    """Warns that an object was not closed. For `__del__`, of objects that were started."""
+    text = f"unclosed {type(owner).__name__} of group {name!r}: await its close(), or use `async with`"
+    warnings.warn(text, ResourceWarning, stacklevel=3, source=owner)
 
 
 async def within(awaitable: Awaitable[T], timeout_s: float | None) -> T:

@@ -17,7 +17,7 @@ from allocator.errors import AllocatorError, Closed, ConfigError, CorruptRecordE
 from allocator.fetch.batch import Batch
 from allocator.fetch.fetcher import Fetcher
 from allocator.subscription.state import SubscriptionState
-from allocator.tasks import ClosesOnce
+from allocator.tasks import ClosesOnce, warn_unclosed
 from allocator.types import Record, TopicPartition
 
 __all__ = ["TURN_S", "BaseConsumer"]
@@ -155,6 +155,10 @@ class BaseConsumer:
         self._stop()
         self._fetcher.wake()
         await self.wind_down()
+
+    def __del__(self) -> None:
+        if getattr(self, "_loop", None) is not None and not self.closing:  # an argument may have been refused
+            warn_unclosed(self, self._label)
 
     def wind_down(self) -> asyncio.Future[None]:
         """Undoes `connect`. Called by `close`; subclasses may extend it."""

@@ -27,7 +27,7 @@ from allocator.settings import DEFAULT, HANDLING_DEFAULT
 from allocator.sinks import TransactionalSink
 from allocator.subscription.listener import check_listener
 from allocator.subscription.loss import Committed, RecordsLost, as_written, listed
-from allocator.tasks import ClosesOnce
+from allocator.tasks import ClosesOnce, warn_unclosed
 from allocator.types import (
     Assignors,
     Deserializer,
@@ -229,6 +229,10 @@ class Consumer:
     async def stop(self) -> None:
         """Like `close`, under aiokafka's name."""
         await self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_started", False) and not self._closed:  # an argument may have been refused
+            warn_unclosed(self, self.group or "")
 
     async def __aenter__(self) -> Consumer:
         await self.start()

@@ -15,7 +15,7 @@ from allocator.errors import AllocatorError, GroupClosed
 from allocator.offsets.group_offsets import GroupOffsets
 from allocator.offsets.idle import KeptOffsets
 from allocator.subscription.loss import topic_of
-from allocator.tasks import wait_for_event
+from allocator.tasks import wait_for_event, warn_unclosed
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 __all__ = ["ConsumerGroup"]
@@ -58,6 +58,10 @@ class ConsumerGroup:
     def __repr__(self) -> str:
         state = "closed" if self._closed else "open" if self._task is not None else "not begun"
         return f"<ConsumerGroup {self.config.group!r} over {self.config.membership}, {state}>"
+
+    def __del__(self) -> None:
+        if self._task is not None and not self._closed:
+            warn_unclosed(self, self.config.group)
 
     async def __aenter__(self) -> ConsumerGroup:
         self._begin()

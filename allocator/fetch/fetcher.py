@@ -9,12 +9,13 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
-from allocator.errors import AllocatorError, Closed, ConfigError, CorruptRecordError, OffsetOutOfRange, TopicRecreated
+from allocator.errors import AllocatorError, Closed, ConfigError, CorruptRecordError
 from allocator.fetch.batch import Batch
 from allocator.fetch.brokers import BrokerFetchers
 from allocator.fetch.buffer import ByteBudget, Chunk, Failure, OutOfRange, PartitionBuffer
 from allocator.settings import DEFAULT, SECONDS, check_keywords
 from allocator.subscription import LogTruncation, RecordsLost, SubscriptionState, reset_timestamp
+from allocator.subscription.loss import PositionOfOldTopic, PositionOutOfRange
 from allocator.subscription.partition import ResetStrategy
 from allocator.types import Deserializer, TopicPartition
 
@@ -301,7 +302,7 @@ class Fetcher:
             self._begin_reset(tp, position.offset, "the topic was deleted and created again", recreated=True)
         else:
             self._state.halt_recreated(tp)
-            self.fail(tp, TopicRecreated(tp.topic, tp.partition, position.offset))
+            self.fail(tp, PositionOfOldTopic(tp.topic, tp.partition, position.offset))
 
     def reset(self, tp: TopicPartition, offset: int, epoch: int) -> None:
         """The reset that was requested under `epoch` found `offset`."""
@@ -431,7 +432,7 @@ class Fetcher:
     def _out_of_range(self, tp: TopicPartition, offset: int) -> None:
         if not self._has_reset:
             why = "the log does not reach there and auto_offset_reset is 'none'; seek to an offset that it has"
-            raise self._raised(tp, OffsetOutOfRange(tp.topic, tp.partition, offset, why))
+            raise self._raised(tp, PositionOutOfRange(tp.topic, tp.partition, offset, why))
         self._begin_reset(tp, offset, "the log does not have it")
         self._brokers.wake()
 

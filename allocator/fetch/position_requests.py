@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
 from allocator.client.log_offsets import Found, ends_of_epochs, is_supported, list_offsets
-from allocator.errors import AllocatorError, BrokerError, Closed, LogTruncated
+from allocator.errors import AllocatorError, BrokerError, Closed
 from allocator.subscription import LATEST, LogTruncation, SubscriptionState
-from allocator.subscription.loss import listed
+from allocator.subscription.loss import PositionTruncated, listed
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 if TYPE_CHECKING:
@@ -233,7 +233,7 @@ class ValidationRequests:
             if cut.resolved:
                 self._cut(cut)
             else:
-                self._fail(tp, LogTruncated(tp.topic, tp.partition, position.offset, there))
+                self._fail(tp, PositionTruncated(tp.topic, tp.partition, position.offset, there))
         return doubted
 
     def _failed(self, tps: Iterable[TopicPartition], delay_s: float | None = None) -> None:

@@ -22,7 +22,7 @@ from allocator.names import check_group
 from allocator.resources.assignor import OverNames
 from allocator.resources.sources import NameSource, ResourceNames
 from allocator.settings import DEFAULT, keyword_faults
-from allocator.tasks import ClosesOnce, user_callback
+from allocator.tasks import ClosesOnce, user_callback, warn_unclosed
 from allocator.types import Partitions, TopicPartition
 from allocator.zookeeper.client import ZooKeeper
 
@@ -127,11 +127,13 @@ class Allocation:
             load=None if load is None else _load_of(load),
         )
         self._closing = ClosesOnce()
+        self._started = False
 
     async def start(self) -> None:
         """Joins the group. Raises ZooKeeperUnavailable within `connect_timeout_s`."""
         self._holdings.start()
         await self._membership.join()
+        self._started = True
 
     async def close(self, *, restart: bool = True) -> None:
         """Releases every resource once its holders are done, and leaves the group.
@@ -148,6 +150,10 @@ class Allocation:
             self._membership.leave_for_good()
         self._holdings.close()
         await self._membership.leave()
+
+    def __del__(self) -> None:
+        if getattr(self, "_started", False) and not self._closing.begun:  # an argument may have been refused
+            warn_unclosed(self, self.group)
 
     async def __aenter__(self) -> Allocation:
         await self.start()

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final, Optional
 
-from kafka.errors import IllegalStateError, NoOffsetForPartitionError
+from kafka.errors import IllegalStateError, NoOffsetForPartitionError, OffsetOutOfRangeError
 
-from allocator.errors import IllegalState, NoOffsetsError
+from allocator.errors import IllegalState, LogTruncated, NoOffsetsError, OffsetOutOfRange, TopicRecreated
 from allocator.subscription.done import DoneSet, done_of
 from allocator.types import OffsetAndMetadata, OffsetAndTimestamp, TopicPartition
 
@@ -19,6 +19,9 @@ __all__ = [
     "Listed",
     "NoPosition",
     "OutOfTurn",
+    "PositionOfOldTopic",
+    "PositionOutOfRange",
+    "PositionTruncated",
     "RecordsLost",
     "as_committed",
     "as_read",
@@ -161,6 +164,24 @@ class NoPosition(NoOffsetsError, NoOffsetForPartitionError):  # type: ignore[mis
     def __init__(self, partitions: Iterable[TopicPartition], strategy: str = "auto_offset_reset") -> None:
         self.partitions = frozenset(partitions)
         super().__init__(f"no offset to start at and {strategy} is 'none', seek them: {names_of(self.partitions)}")
+
+
+class PositionOutOfRange(OffsetOutOfRange, OffsetOutOfRangeError):  # type: ignore[misc]
+    """Also kafka-python's error."""
+
+    __str__ = Exception.__str__  # kafka-python's puts its number before the text
+
+
+class PositionTruncated(LogTruncated, OffsetOutOfRangeError):  # type: ignore[misc]
+    """Also kafka-python's error."""
+
+    __str__ = Exception.__str__
+
+
+class PositionOfOldTopic(TopicRecreated, OffsetOutOfRangeError):  # type: ignore[misc]
+    """Also kafka-python's error."""
+
+    __str__ = Exception.__str__
 
 
 def names_of(partitions: Iterable[TopicPartition]) -> str:

@@ -1,0 +1,69 @@
+"""A consumer or allocation that nobody closed says so when it is collected."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import kafka.errors
+import pytest
+
+from allocator import Allocation, Consumer, GroupedConsumer
+from allocator.errors import ConfigError, OffsetOutOfRange
+from allocator.subscription.loss import PositionOfOldTopic, PositionOutOfRange, PositionTruncated
+from allocator.testing import LocalCluster
+
+
+def collected(work: Callable[[], Any]) -> list[str]:
+    """Runs a coroutine in a loop of its own, and returns the ResourceWarnings of ours until it is collected."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ResourceWarning)
+        asyncio.run(work())
+        gc.collect()
+    return [
+        str(each.message)
+        for each in caught
+        if str(each.message).startswith("unclosed ") and "close()" in str(each.message)
+    ]
+
+
+@pytest.mark.parametrize("kind", ["Consumer", "GroupedConsumer", "Allocation"])
+@pytest.mark.parametrize("closed", [True, False])
+def test_what_is_started_and_not_closed_warns(kind: str, closed: bool, kafka_cluster: LocalCluster, group: str) -> None:
+    async def work() -> None:
+        it: Any
+        if kind == "Consumer":
+            it = Consumer("t", brokers=kafka_cluster.bootstrap, zookeeper=kafka_cluster.zookeeper, group=group)
+        elif kind == "GroupedConsumer":
+            it = GroupedConsumer(kafka_cluster.bootstrap, group, kafka_cluster.zookeeper)
+        else:
+            it = Allocation(["r"], group=group, zookeeper=kafka_cluster.zookeeper)
+        await (it.connect() if kind == "GroupedConsumer" else it.start())
+        if closed:
+            await it.close()
+
+    assert [text.split(":")[0] for text in collected(work)] == (
+        [] if closed else [f"unclosed {kind} of group {group!r}"]
+    )
+
+
+def test_what_never_started_does_not_warn() -> None:
+    async def work() -> None:
+        Consumer("t", brokers="127.0.0.1:1", group="g", zookeeper="127.0.0.1:1")
+        with pytest.raises(ConfigError):
+            Consumer("t", brokers="127.0.0.1:1", group="g", zookeeper="127.0.0.1:1", max_wait_s=-1)
+
+    assert collected(work) == []
+
+
+@pytest.mark.parametrize(
+    "error",
+    [PositionOutOfRange("t", 0, 5, "why"), PositionTruncated("t", 0, 5, None), PositionOfOldTopic("t", 0, 5)],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_offset_out_of_range_is_kafka_pythons_error_too(error: OffsetOutOfRange) -> None:
+    assert isinstance(error, kafka.errors.OffsetOutOfRangeError)
+    assert str(error).startswith("t:0 at offset 5: ")

@@ -6,19 +6,75 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from spark_queries import Query
 
 from allocator import Consumer
+from allocator.spark.options import read_options
+from allocator.spark.source.member import StreamMember
 from allocator.testing import LocalCluster, produce, wait_until_async
+from allocator.types import OffsetAndMetadata, TopicPartition
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 PARTITIONS = 6
+ZERO = TopicPartition("t", 0)
 PATIENCE_S = 90.0
+
+
+class Pieces:
+    """What a member of a stream needs, without servers. While the first offsets are looked up, a partition is lost and
+    assigned again, and another member has committed 50 meanwhile."""
+
+    generation, member_id, ended = 1, "m", None
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def make(self, client: Any, listener: Any, *_: Any) -> Pieces:
+        Pieces.listener = listener
+        return self
+
+    async def join(self) -> None:
+        await self.listener.assigned(frozenset({ZERO}))
+
+    def may_act(self) -> bool:
+        return True
+
+    async def fetch(self, tps: Any) -> dict[TopicPartition, OffsetAndMetadata]:
+        committed = Pieces.committed.pop(0)
+        if Pieces.committed:
+            await self.listener.lost(frozenset({ZERO}))
+            await self.listener.assigned(frozenset({ZERO}))
+        return dict.fromkeys(tps, OffsetAndMetadata(committed, "", -1))
+
+    def follow(self, topics: Any) -> None: ...
+
+    def topic_id(self, topic: str) -> None: ...
+
+    async def none(self, *_: Any) -> None: ...
+
+    connect = refresh = leave = close = none
+    listener: Any
+    committed: list[int]
+    retry_backoff_s = 0.1
+
+
+def test_offsets_that_an_earlier_ownership_looked_up_begin_no_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"brokers": "b:1", "topics": "t", "group": "g", "membership": "zookeeper", "zookeeper": "z:1"}
+    for name in ("KafkaClient", "GroupOffsets", "Coordinator"):
+        monkeypatch.setattr(f"allocator.spark.source.member.{name}", Pieces)
+    options = read_options(given)
+    monkeypatch.setattr("allocator.spark.source.member.MembershipConfig.of", Pieces)
+    Pieces.committed = [10, 50]
+    member = StreamMember(options)
+    try:
+        assert member.border({}, {}) == {}, "the group's offset is not known yet"
+        assert member.border({}, {}) == {ZERO: 50}
+    finally:
+        member.close()
 
 
 def fill(cluster: LocalCluster, topic: str, first: int, last: int) -> Counter[str]:

@@ -16,7 +16,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Coroutine, Mapping
+from collections import Counter
+from collections.abc import Coroutine, Iterable, Mapping
 from functools import partial
 from typing import Any, Optional, TypeVar
 
@@ -108,6 +109,8 @@ class _MemberRunner:
         self._membership: Membership | None = None
         self._changed: asyncio.Event
         self._held: set[TopicPartition] = set()
+        # which ownership of a partition this is: it may leave and come back while a response is awaited
+        self._turns: Counter[TopicPartition] = Counter()
         # revoked; released at the next border
         self._leaving: set[TopicPartition] = set()
         # owned without interruption since a batch read it, so the checkpoint knows its position better than the group
@@ -127,13 +130,14 @@ class _MemberRunner:
         self._running -= self._leaving
         self._leaving.clear()
         self._changed.set()
+        turns = self._turns_of(self._held)
         new = frozenset(self._held - self._running)
         begin: Begin = {tp: done[tp] for tp in self._held & self._running if tp in done}
         begin.update(await self._found(new))
         if new:
             log.info("%s: the next batch reads %d additional partitions", self._group, len(new))
-        # without partitions that were lost during the request
-        begin = {tp: at for tp, at in begin.items() if tp in self._held}
+        # without partitions that were lost during the request: another member may have committed since
+        begin = {tp: at for tp, at in begin.items() if self._is_turn(tp, turns)}
         self._running |= begin.keys()
         return begin
 
@@ -150,7 +154,9 @@ class _MemberRunner:
         owned = wanted & self._held
         repeated = owned - self._running
         self._running |= repeated
-        return {**dict.fromkeys(owned - repeated), **await self._found(repeated)}
+        turns = self._turns_of(repeated)
+        found = await self._found(repeated)
+        return {**dict.fromkeys(owned - repeated), **{tp: at for tp, at in found.items() if self._is_turn(tp, turns)}}
 
     async def leave(self) -> None:
         self._closing = True
@@ -168,6 +174,7 @@ class _MemberRunner:
 
     async def assigned(self, partitions: Partitions) -> None:
         self._held |= partitions
+        self._turns.update(partitions)
         self._changed.set()
 
     async def revoked(self, partitions: Partitions) -> None:
@@ -261,11 +268,19 @@ class _MemberRunner:
         again = begin_again(self._client, self._options, found)
         return {tp: found[tp].offset if tp in found and tp not in again else None for tp in tps}
 
+    def _turns_of(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        return {tp: self._turns[tp] for tp in tps}
+
+    def _is_turn(self, tp: TopicPartition, turns: Mapping[TopicPartition, int]) -> bool:
+        """Whether the partition has not left since `turns`."""
+        return tp in self._held and self._turns[tp] == turns[tp]
+
     async def _commit(self, done: Mapping[TopicPartition, int], ids: Mapping[str, str]) -> None:
         changed = {tp: at for tp, at in done.items() if self._committed.get(tp) != at}
         if not changed:
             return
         assert self._membership is not None
+        turns = self._turns_of(changed)
         stamp = f"generation {self._membership.generation} member {self._membership.member_id}"
         offsets = self._offsets()
         try:
@@ -276,6 +291,6 @@ class _MemberRunner:
             # the next owner reads the records again; none is skipped
             log.warning("%s", error)
         else:
-            self._committed.update((tp, at) for tp, at in changed.items() if tp in self._held)
+            self._committed.update((tp, at) for tp, at in changed.items() if self._is_turn(tp, turns))
         finally:
             await offsets.close()

@@ -3,8 +3,9 @@
 kazoo does not expose the granted session timeout, waits a whole session timeout for one silent server, and retries an
 old session forever on an ensemble that lost its data. Its listeners do not learn that its thread has ended if the
 session was lost before. None of this is configurable. So `Handshake` replaces three methods,
-`ConnectionHandler._invoke`, `handler.create_connection` and `KazooClient._session_callback`, and uses `_socket` and
-`_socket_error_handling` of the connection. tests/zookeeper fails if kazoo changes one of these names.
+`ConnectionHandler._invoke`, `handler.create_connection` and `KazooClient._session_callback`, and uses `_socket`,
+`_socket_error_handling` and `connection_stopped` of the connection. tests/zookeeper fails if kazoo changes one of these
+names.
 """
 
 from __future__ import annotations
@@ -67,7 +68,9 @@ class Handshake:
 
         def session_callback(state: str) -> None:
             told(state)
-            if state == KeeperState.CLOSED:
+            # kazoo also tells of CLOSED before its thread ends, and a client that is replaced twice leaks the first
+            # replacement
+            if state == KeeperState.CLOSED and client._connection.connection_stopped.is_set():
                 self._closed()
 
         client._session_callback = session_callback

@@ -186,6 +186,29 @@ async def test_a_client_that_is_aborted_without_a_session_opens_another(zk_chroo
         await zk.create("/y")
 
 
+async def test_an_aborted_client_is_replaced_by_one_other(zk_chroot: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second one would keep its session and its thread after the close."""
+    opened: list[KazooClient] = []
+
+    class Counted(KazooClient):
+        def __init__(self, **options: object) -> None:
+            super().__init__(**options)
+            opened.append(self)
+
+    monkeypatch.setattr("allocator.zookeeper.client.KazooClient", Counted)
+    async with session(zk_chroot) as zk:
+        states: list[SessionState] = []
+        zk.on_state(states.append)
+        for number in (1, 2):
+            await asyncio.to_thread(zk.abort, "the test says so")
+            await wait_until_async(
+                lambda number=number: states.count(SessionState.CONNECTED) >= number, 30, lambda: str(states)
+            )
+            await zk.create(f"/{number}")
+        assert len(opened) == 3
+    assert not any(client.connected for client in opened)
+
+
 async def test_two_that_want_a_watched_value_at_once_share_one_read() -> None:
     reads: list[object] = []
 
@@ -273,7 +296,8 @@ def test_the_insides_of_kazoo_that_we_use() -> None:
     assert list(inspect.signature(ConnectionHandler._invoke).parameters) == ["self", "timeout", "request", "xid"]
     assert "time_out" in Connect._fields
     assert "timeout=client._session_timeout / 1000.0" in inspect.getsource(ConnectionHandler._connect)
-    assert "self.client._session_callback(KeeperState.CLOSED)" in inspect.getsource(ConnectionHandler.zk_loop)
+    source = inspect.getsource(ConnectionHandler.zk_loop)
+    assert source.index("connection_stopped.set()") < source.index("self.client._session_callback(KeeperState.CLOSED)")
     source = inspect.getsource(ConnectionHandler._connect)
     assert source.index("zxid = self._invoke(") < source.index("_session_callback(KeeperState.CONNECTED)")
     for name in ("get_async", "exists_async", "get_children_async", "create_async", "set_async", "delete_async"):

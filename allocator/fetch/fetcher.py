@@ -59,7 +59,8 @@ class Fetcher:
     - Partitions do not delay each other: one that is paused, failing or not consumed keeps only its own share when
       others need the room.
     - `next_batch` raises an error of a partition after all records that were read before it, and again at each call
-      until the error is resolved, with pauses of `retry_backoff_s`. The other partitions go on.
+      until the error is resolved, with pauses of `retry_backoff_s`. The other partitions go on: between two errors
+      comes a batch of theirs, if one is ready.
 
     Partitions that await a reset get their position here (ListOffsets). The consumer has to seek partitions that have
     neither a position nor a reset. `lost` is called when a reset replaced a position that the log does not have,
@@ -138,6 +139,9 @@ class Fetcher:
         self._retry_backoff_s = retry_backoff_s
         # a fault that was raised already is not raised again before
         self._repeat_at = 0.0
+        # whether a batch that is ready comes before the next repetition: a reader that pauses after each error would
+        # otherwise get errors only
+        self._batch_first = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiting: set[asyncio.Future[bool]] = set()
         self._closed = False
@@ -357,14 +361,18 @@ class Fetcher:
                 if buffer.queue:
                     self._ready[tp] = buffer  # behind the others
             if batch is not None:
+                self._batch_first = False
                 return batch
+        if self._batch_first:
+            self._batch_first = False
+            self._raise_a_fault(topic)
         if self.broken is not None:
             raise self.broken
         return None
 
     def _raise_a_fault(self, topic: str | None) -> None:
         """Raises the error of a partition whose turn it is, if any."""
-        may_repeat = time.monotonic() >= self._repeat_at
+        may_repeat = time.monotonic() >= self._repeat_at and not self._batch_first
         for tp in list(self._faults):
             error = self.fault(tp)
             if error is None or not self._state.is_wanted(tp) or topic not in (None, tp.topic):
@@ -377,6 +385,7 @@ class Fetcher:
         """Returns `error`, which `take` raises now and, after a pause, again."""
         self._faults[tp] = _Fault(error, None if lasting else self._state.epoch(tp), True)
         self._repeat_at = time.monotonic() + self._retry_backoff_s
+        self._batch_first = True
         asyncio.get_running_loop().call_later(self._retry_backoff_s, self._let_go)
         return error
 

@@ -410,6 +410,28 @@ async def test_a_first_position_is_no_loss() -> None:
         assert (await take(fetcher, state)).base_offset == 40
 
 
+async def test_a_reader_that_pauses_after_each_error_still_gets_the_other_partitions() -> None:
+    cluster = FakeCluster()
+    state = start_at([cluster.add(A0), cluster.add(A1)], 0, "none")
+    state.seek(A0, 77)
+    async with fetching(cluster, state, auto_offset_reset="none") as fetcher:
+        with pytest.raises(OffsetOutOfRange):
+            await take(fetcher, state)
+        errors, batches = 0, 0
+        cluster.append(A1)
+        while batches < 3:
+            await asyncio.sleep(0.02)  # longer than the pause between two errors
+            try:
+                assert (await take(fetcher, state)).partition == 1
+            except OffsetOutOfRange:
+                errors += 1
+                assert errors < 1000, f"{batches} batches"
+            else:
+                batches += 1
+                cluster.append(A1)
+        assert errors >= 2
+
+
 async def test_out_of_range_without_a_strategy_is_told_until_it_is_sought() -> None:
     cluster = FakeCluster()
     state = start_at([cluster.add(A0), cluster.add(A1)], 0, "none")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
-__all__ = ["Event", "EventLog"]
+__all__ = ["Event", "EventLog", "audit_detail"]
 
 KEPT = 1000
+LONGEST = 500  # characters of one argument in the audit log
+FIELDS = 20  # arguments
 
 
 @dataclass(frozen=True)
@@ -55,3 +58,19 @@ class EventLog:
     def of(self, group: str) -> list[Event]:
         """Returns the events of one group, and those that concern all groups."""
         return [event for event in self.events if event.group in (None, group)]
+
+
+def audit_detail(request: Mapping[str, Any], outcome: str) -> dict[str, Any]:
+    """Returns the detail of a line of the audit log: the request and its outcome, with long arguments cut."""
+    kept = {name[:LONGEST]: _cut(value) for name, value in list(request.items())[:FIELDS]}
+    if len(request) > FIELDS:
+        kept["..."] = f"{len(request) - FIELDS} more fields"
+    return {"request": kept, "outcome": _cut(outcome)}
+
+
+def _cut(value: Any) -> Any:
+    try:
+        text = value if isinstance(value, str) else json.dumps(value)
+    except RecursionError:
+        return "too deeply nested"
+    return value if len(text) <= LONGEST else f"{text[:LONGEST]}... ({len(text)} characters)"

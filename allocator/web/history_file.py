@@ -39,6 +39,8 @@ COARSE_S = 60.0
 ROOM = 0.9  # the size after tidying, as a share of the limit
 SHOWN = 100  # earlier rebalances that the page gets
 POINTS = 1000  # points in one response
+REBALANCES = 1000  # rebalances in one response
+ANSWER_BYTES = 1_000_000  # of rebalances in one response
 SCHEMA = """
 CREATE TABLE points (grp TEXT, at REAL, lag INTEGER, lag_s REAL, produced REAL, consumed REAL, commits REAL,
     PRIMARY KEY (grp, at)) WITHOUT ROWID;
@@ -60,6 +62,7 @@ class HistoryFile:
         self.path = path
         self._max_bytes = max_bytes
         self._thread = ThreadPoolExecutor(1, "history")
+        self._reading: Optional[asyncio.Lock] = None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._db = sqlite3.connect(path, timeout=10.0, check_same_thread=False)
@@ -82,6 +85,13 @@ class HistoryFile:
 
     async def do(self, work: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
+
+    async def read(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Like `do`, for a request: one at a time, so that a write waits for one of them at most."""
+        # Python 3.9 binds a lock to the loop that is current when the lock is created
+        self._reading = self._reading or asyncio.Lock()
+        async with self._reading:
+            return await self.do(work, *arguments)
 
     def finish(self, work: Callable[[], None]) -> None:
         """Runs the last work at the end of the process, after the work in progress. Blocks the loop until then."""
@@ -176,7 +186,7 @@ class HistoryFile:
         row = self._db.execute("SELECT owners FROM assignments WHERE grp = ?", (group,)).fetchone()
         return Past(
             [Point(**dict(zip(POINT, each))) for each in reversed(rows)],
-            self.rebalances(group, 0.0, time.time() + 1e6)[:SHOWN],
+            self.rebalances(group, 0.0, time.time() + 1e6, SHOWN),
             None if row is None else _owners_from_json(_unpacked(row[0])),
         )
 
@@ -190,20 +200,20 @@ class HistoryFile:
         )
         return [dict(zip(POINT, row)) for row in rows]
 
-    def nearest(self, group: str, at: float) -> Optional[dict[str, Any]]:
-        """The last point at or before a time; None without one."""
-        row = self._db.execute(
-            f"SELECT {', '.join(POINT)} FROM points WHERE grp = ? AND at <= ? ORDER BY at DESC LIMIT 1", (group, at)
-        ).fetchone()
-        return None if row is None else dict(zip(POINT, row))
-
-    def rebalances(self, group: str, since: float, until: float) -> list[dict[str, Any]]:
-        """Returns the rebalances within a time, newest first."""
+    def rebalances(self, group: str, since: float, until: float, most: int = REBALANCES) -> list[dict[str, Any]]:
+        """Returns the newest rebalances within a time, newest first: at most `most`, and ANSWER_BYTES of them."""
         rows = self._db.execute(
-            "SELECT summary FROM rebalances WHERE grp = ? AND id BETWEEN ? AND ? ORDER BY id DESC LIMIT 10000",
-            (group, 1000 * since, 1000 * until),
+            "SELECT summary FROM rebalances WHERE grp = ? AND id BETWEEN ? AND ? ORDER BY id DESC LIMIT ?",
+            (group, 1000 * since, 1000 * until, most),
         )
-        return [json.loads(summary) for (summary,) in rows]
+        found: list[dict[str, Any]] = []
+        size = 0
+        for (summary,) in rows:
+            size += len(summary)
+            if found and size > ANSWER_BYTES:
+                break
+            found.append(json.loads(summary))
+        return found
 
     def rebalance(self, group: str, number: int) -> Optional[dict[str, Any]]:
         """One rebalance with its moves."""
@@ -223,19 +233,6 @@ class HistoryFile:
             Event(at, kind, text, group, who, address, json.loads(detail))
             for at, kind, text, group, who, address, detail in reversed(rows)
         ]
-
-    def export(self, group: str, since: float, until: float) -> Iterator[str]:
-        """Returns all entries of a group within a time, as lines of JSON."""
-        for point in self._db.execute(
-            f"SELECT {', '.join(POINT)} FROM points WHERE grp = ? AND at BETWEEN ? AND ? ORDER BY at",
-            (group, since, until),
-        ).fetchall():
-            yield json.dumps({"kind": "point", **dict(zip(POINT, point))}) + "\n"
-        for summary in self.rebalances(group, since, until):
-            yield json.dumps({"kind": "rebalance", **(self.rebalance(group, summary["id"]) or {})}) + "\n"
-        for event in self.events(since):
-            if event.at <= until and event.group in (None, group):
-                yield json.dumps({**event.to_json(), "event": event.kind, "kind": "event"}) + "\n"
 
 
 def _text(value: Optional[str]) -> Optional[str]:

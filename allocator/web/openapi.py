@@ -287,12 +287,6 @@ SCHEMAS: dict[str, Schema] = {
     ),
     "Event": _object(at=REAL, kind={"enum": ["order", "deployment", "outage"]}, text=TEXT, who=_maybe(TEXT)),
     "Past": _object(points=_list(_ref("Point")), rebalances=_list(_ref("Rebalance")), events=_list(_ref("Event"))),
-    "Comparison": _object(
-        **{"from": _maybe(_ref("Point")), "to": _maybe(_ref("Point"))},
-        rebalances=_list(_ref("Rebalance")),
-        members=_list(_object(name=TEXT)),
-        topics=_list(_object(topic=TEXT, partitions=_list(COUNT), **{"from": _list(WHOLE), "to": _list(WHOLE)})),
-    ),
     "Decoded": _object(**DECODED),
     "SeenRecord": _object(
         partition=COUNT,
@@ -561,12 +555,6 @@ def describe_api() -> dict[str, Any]:
             ),
             "/api/groups/{group}/history": _get(
                 "Figures, rebalances and events between two times", "Past", GROUP, *TIMES, errors=(400, 404)
-            ),
-            "/api/groups/{group}/compare": _get(
-                "What changed its owner between two times", "Comparison", GROUP, *TIMES, errors=(400, 404)
-            ),
-            "/api/groups/{group}/export": _text(
-                "The history, one JSON object a line", "application/x-ndjson", GROUP, *TIMES, errors=(400, 404)
             ),
             "/api/deadletters": _get(
                 "Topics that may have dead letters; for operators", "LetterTopics", errors=(401, 403)

@@ -24,10 +24,9 @@ from allocator.foreign import shown
 from allocator.tasks import wait_for_event, within
 from allocator.web import snapshot
 from allocator.web.actions import Action
-from allocator.web.compare import compare
 from allocator.web.connections import Limits, Server
 from allocator.web.dead_letters import WORK, LetterDesk
-from allocator.web.events import Event
+from allocator.web.events import Event, audit_detail
 from allocator.web.guard import HEADERS, Guard, User
 from allocator.web.history_file import HistoryFile
 from allocator.web.openapi import describe_api
@@ -170,7 +169,7 @@ class PageHandler(web.RequestHandler):
 
     def note_read(self, what: str, request: Mapping[str, str], outcome: str) -> None:
         """Adds a line to the audit log: a user read contents of records."""
-        detail = {"request": request, "outcome": outcome}
+        detail = audit_detail(request, outcome)
         self.watcher().log.add(Event(time.time(), "read", what, None, self.user.name, self.request.remote_ip, detail))
 
     def watcher(self) -> Watcher:
@@ -196,7 +195,7 @@ class PageHandler(web.RequestHandler):
         """One rebalance with its moves, from memory or from the history file."""
         found = snapshot.rebalance(group, number)
         if found is None and self.site.archive is not None:
-            found = await self.site.archive.do(self.site.archive.rebalance, group.name, number)
+            found = await self.site.archive.read(self.site.archive.rebalance, group.name, number)
         return found
 
 
@@ -257,8 +256,20 @@ class OneRebalance(PageHandler):
         self.answer(found)
 
 
-class Between(PageHandler):
+class PastAnswer(PageHandler):
     """The history of a group between `from` and `to`, in epoch seconds."""
+
+    async def get(self, name: str) -> None:
+        since, until = self.times()
+        async with self.watching():
+            group = self.group(name)
+        points = [each for each in snapshot.series(group) if since <= each["at"] <= until]
+        archive = self.site.archive
+        if archive is not None:
+            older = await archive.read(archive.points, name, since, min(until, points[0]["at"] if points else until))
+            points = [*(each for each in older if not points or each["at"] < points[0]["at"]), *points]
+        events = [each for each in snapshot.events(self.watcher(), name) if since <= each["at"] <= until]
+        self.answer({"points": points, "rebalances": await self.rebalances(group, since, until), "events": events})
 
     def times(self) -> tuple[float, float]:
         now = time.time()
@@ -284,56 +295,10 @@ class Between(PageHandler):
         found = (
             {}
             if archive is None
-            else {each["id"]: each for each in await archive.do(archive.rebalances, group.name, since, until)}
+            else {each["id"]: each for each in await archive.read(archive.rebalances, group.name, since, until)}
         )
         found.update((each["id"], each) for each in snapshot.rebalances(group) if since <= each["began"] <= until)
         return [found[number] for number in sorted(found, reverse=True)]
-
-
-class PastAnswer(Between):
-    async def get(self, name: str) -> None:
-        since, until = self.times()
-        async with self.watching():
-            group = self.group(name)
-        points = [each for each in snapshot.series(group) if since <= each["at"] <= until]
-        archive = self.site.archive
-        if archive is not None:
-            older = await archive.do(archive.points, name, since, min(until, points[0]["at"] if points else until))
-            points = [*(each for each in older if not points or each["at"] < points[0]["at"]), *points]
-        events = [each for each in snapshot.events(self.watcher(), name) if since <= each["at"] <= until]
-        self.answer({"points": points, "rebalances": await self.rebalances(group, since, until), "events": events})
-
-
-class Compared(Between):
-    async def get(self, name: str) -> None:
-        since, until = self.times()
-        async with self.watching():
-            group = self.group(name)
-        between = await self.rebalances(group, since, until)
-        moves = [await self.rebalance(group, each["id"]) for each in reversed(between)]
-        points = [await self.point(group, at) for at in (since, until)]
-        self.answer({"from": points[0], "to": points[1], "rebalances": between, **compare(filter(None, moves))})
-
-    async def point(self, group: WatchedGroup, at: float) -> dict[str, Any] | None:
-        """The last figures at or before a time; null if there are none."""
-        live = [each for each in snapshot.series(group) if each["at"] <= at]
-        if live or self.site.archive is None:
-            return live[-1] if live else None
-        return await self.site.archive.do(self.site.archive.nearest, group.name, at)
-
-
-class Export(Between):
-    async def get(self, name: str) -> None:
-        since, until = self.times()
-        async with self.watching():
-            self.group(name)
-        archive = self.site.archive
-        if archive is None:
-            raise Refused(404, "this server keeps no history; start it with --history")
-        lines = await archive.do(lambda: list(archive.export(name, since, until)))
-        self.set_header("Content-Type", "application/x-ndjson; charset=utf-8")
-        self.set_header("Content-Disposition", 'attachment; filename="history.jsonl"')
-        self.finish("".join(lines))
 
 
 class Audit(PageHandler):
@@ -346,7 +311,7 @@ class Audit(PageHandler):
         kept: list[Event] = []
         if archive is not None:
             for kind in AUDITED:
-                kept += await archive.do(archive.events, 0.0, 1000, kind)
+                kept += await archive.read(archive.events, 0.0, 1000, kind)
         live = [event for event in watcher.log.events if event.kind in AUDITED]
         events = {(event.at, event.text): event for event in (*kept, *live)}
         self.answer({"changes": [event.to_json() for _, event in sorted(events.items(), reverse=True)]})
@@ -467,7 +432,7 @@ class Change(PageHandler):
         """Adds a line to the audit log. A plan that was only computed changes nothing and gets no line."""
         kind = "deployment" if what == "note" and outcome == "done" else "order"
         text = str(given.get("text", "")) if kind == "deployment" else what
-        detail = {"request": given, "outcome": outcome}
+        detail = audit_detail(given, outcome)
         self.watcher().log.add(Event(time.time(), kind, text, group, self.user.name, self.request.remote_ip, detail))
         self.watcher().changed()
 
@@ -625,8 +590,6 @@ def application(site: Site) -> web.Application:
         (f"{group}/partitions", Partitions, {"site": site}),
         (f"{group}/offsets", Offsets, {"site": site}),
         (f"{group}/history", PastAnswer, {"site": site}),
-        (f"{group}/compare", Compared, {"site": site}),
-        (f"{group}/export", Export, {"site": site}),
         (rf"{group}/rebalances/([0-9]{{1,17}})", OneRebalance, {"site": site}),
         (f"{group}/(.+)", Act, {"site": site}),
         ("/api/deadletters", LetterTopics, {"site": site}),

@@ -111,12 +111,11 @@ async def test_users_of_the_proxy_do_what_their_role_allows_and_leave_a_trace(tm
 async def test_the_past_is_answered_with_and_without_a_file(tmp_path: Path) -> None:
     for archive in (None, HistoryFile(tmp_path / "h.sqlite", 10_000_000)):
         async with site(archive=archive) as it:
-            for what in ("history", "compare"):
-                found = await it.json(f"/api/groups/billing/{what}?from=1000")
-                as_described(f"/api/groups/{{group}}/{what}", found)
-                assert len(found["rebalances"]) == 2
-                for wrong in ("from=soon", "from=nan", "from=5&to=4", "to=-1"):
-                    assert (await it.ask(f"/api/groups/billing/{what}?{wrong}")).code == 400, wrong
+            found = await it.json("/api/groups/billing/history?from=1000")
+            as_described("/api/groups/{group}/history", found)
+            assert len(found["rebalances"]) == 2
+            for wrong in ("from=soon", "from=nan", "from=5&to=4", "to=-1"):
+                assert (await it.ask(f"/api/groups/billing/history?{wrong}")).code == 400, wrong
             rebalance = found["rebalances"][0]
             as_described(
                 "/api/groups/{group}/rebalances/{id}",
@@ -124,7 +123,21 @@ async def test_the_past_is_answered_with_and_without_a_file(tmp_path: Path) -> N
             )
             assert (await it.ask("/api/groups/billing/rebalances/17")).code == 404
             as_described("/api/groups/{group}/offsets", await it.json("/api/groups/billing/offsets"))
-            assert (await it.ask("/api/groups/billing/export")).code == (404 if archive is None else 200)
+
+
+async def test_the_audit_log_keeps_the_start_of_a_long_request() -> None:
+    async with site(LOGIN) as it:
+        asked = {"confirm": "billing", "text": "x" * 30_000, "list": ["y" * 15_000], **{f"f{n}": n for n in range(500)}}
+        assert (await it.ask("/api/groups/billing/pause", asked, **ALICE)).code == 200
+        audit = await it.json("/api/audit", **ALICE)
+        as_described("/api/audit", audit)
+        (change,) = audit["changes"]
+        assert len(json.dumps(change)) < 5000
+        request = change["detail"]["request"]
+        assert request["confirm"] == "billing"
+        assert request["text"].endswith("x... (30000 characters)")
+        assert request["list"].startswith('["yyy')
+        assert request["..."] == f"{len(asked) - 20} more fields"
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command to make a certificate")

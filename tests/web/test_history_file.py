@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import asyncio
 import sqlite3
 import threading
 import time
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_groups import group_of, watcher_of
+from made_groups import watcher_of
 from test_history import A, B, of, state
 
 from allocator.errors import ConfigError
@@ -19,7 +19,6 @@ from allocator.tasks import BackgroundTasks
 from allocator.testing.waiting import wait_until_async
 from allocator.types import TopicPartition
 from allocator.web import history_file as module
-from allocator.web.compare import compare
 from allocator.web.events import Event, EventLog
 from allocator.web.history import History, Past, Point, Remembered
 from allocator.web.history_file import HistoryFile, keep
@@ -63,8 +62,6 @@ async def test_the_next_server_knows_what_the_last_one_saw(
     moves = archive.rebalance("billing", live[0]["id"])
     assert moves == {**live[0], **group.history.rebalances[-1].moves_to_json()}
     assert [(event.who, event.detail) for event in archive.events(kind="order")] == [("alice", {"request": {"a": 1}})]
-    lines = [json.loads(line) for line in archive.export("billing", 0, now + 100)]
-    assert [line["kind"] for line in lines] == ["point", "point", "rebalance", "rebalance", "event"]
 
     restarted = WatchedGroup("billing")
     restarted.recall(past, now + 60)
@@ -135,9 +132,6 @@ def test_a_long_time_is_told_in_few_points_that_keep_the_peaks(archive: HistoryF
     found = archive.points("g", 0, 100_000, most=200)
     assert len(found) <= 202
     assert max(point["lag"] for point in found) == 5000
-    nearest = archive.nearest("g", 50_000)
-    assert nearest is not None
-    assert nearest["at"] == 49_998
 
 
 def test_a_file_that_is_no_history_is_named(tmp_path: Path) -> None:
@@ -155,32 +149,9 @@ def test_a_file_that_is_no_history_is_named(tmp_path: Path) -> None:
         HistoryFile(wrong / "below-a-file.sqlite", 1_000_000)
 
 
-def test_two_moments_are_compared_by_the_sum_of_the_moves() -> None:
-    group = group_of("g", 4, {"t": 40}, time.time())
-    first, second = (rebalance.moves_to_json() for rebalance in group.history.rebalances)
-    alone, both = compare([first]), compare([first, second])
-    assert {tuple(sorted(topic)) for topic in alone["topics"]} == {("from", "partitions", "to", "topic")}
-
-    def moved(found: dict[str, Any]) -> dict[int, tuple[Any, Any]]:
-        names = [member["name"] for member in found["members"]]
-        return {
-            number: (None if a < 0 else names[a], None if b < 0 else names[b])
-            for topic in found["topics"]
-            for number, a, b in zip(topic["partitions"], topic["from"], topic["to"])
-        }
-
-    one, two, sum_ = moved(first), moved(second), moved(both)
-    assert moved(alone) == one
-    for number in one.keys() | two.keys():
-        a, b = one.get(number, two.get(number, (None, None)))[0], two.get(number, one.get(number, (None, None)))[1]
-        assert sum_.get(number) == (None if a == b else (a, b))
-    back = {**first, "topics": [{**topic, "from": topic["to"], "to": topic["from"]} for topic in first["topics"]]}
-    assert compare([first, back]) == {"members": [], "topics": []}
-
-
 def test_no_past_is_no_past(archive: HistoryFile) -> None:
     assert archive.past("nobody", 10) == Past()
-    assert (archive.nearest("nobody", 1.0), archive.rebalance("nobody", 1)) == (None, None)
+    assert archive.rebalance("nobody", 1) is None
 
 
 async def test_no_entry_keeps_later_ones_out_of_the_file(
@@ -209,3 +180,32 @@ async def test_no_entry_keeps_later_ones_out_of_the_file(
     assert (first.text, first.who, first.detail) == ("version \\ud800", "al\\udcffice", {"text": "\ud800"})
     assert second.text == "version 2"
     assert [point.lag for point in archive.past("billing", 10).points] == [7]
+
+
+def test_one_answer_has_a_bounded_number_of_rebalances_and_of_bytes(archive: HistoryFile) -> None:
+    def summary(number: int, why: str) -> dict[str, Any]:
+        return {"id": number, "began": number / 1000, "ended": None, "why": [why]}
+
+    archive.add(rebalances=[("small", summary(number, ""), {}) for number in range(1, 3001)])
+    archive.add(rebalances=[("large", summary(number, "w" * 100_000), {}) for number in range(1, 91)])
+    assert [each["id"] for each in archive.rebalances("small", 0, 10)] == list(range(3000, 2000, -1))
+    large = archive.rebalances("large", 0, 10)
+    assert 0 < len(large) * 100_000 <= 1_000_000
+    assert large[0]["id"] == 90, "the newest"
+
+
+async def test_a_write_waits_for_one_read_at_most(archive: HistoryFile) -> None:
+    order, begun, asked = [], threading.Event(), threading.Event()
+
+    def read(number: int) -> None:
+        begun.set()
+        assert asked.wait(30)
+        order.append(number)
+
+    reads = [asyncio.ensure_future(archive.read(read, number)) for number in range(20)]
+    await wait_until_async(begun.is_set, 30)
+    write = asyncio.ensure_future(archive.do(order.append, "write"))
+    await asyncio.sleep(0)  # the write is in the queue of the thread
+    asked.set()
+    await asyncio.gather(write, *reads)
+    assert order == [0, "write", *range(1, 20)]

@@ -12,7 +12,7 @@ import { figures, phaseBadge, section, swatch, to } from "./parts.js";
 import { cells, inKafka, knownNow, marks, now, source, state } from "./state.js";
 import { Table } from "./table.js";
 
-const TABS = [["summary", "Summary"], ["partitions", "Partitions"], ["rebalances", "Rebalances"], ["compare", "Compare"], ["plan", "Plan"]];
+const TABS = [["summary", "Summary"], ["partitions", "Partitions"], ["rebalances", "Rebalances"], ["plan", "Plan"]];
 
 // Name, state and tabs; `act` opens the dialog of changes
 export const groupHead = (route, act) => {

@@ -2,7 +2,7 @@
 
 import { element, link, say } from "./dom.js";
 import { clock, moment, span } from "./format.js";
-import { audit, compare } from "./compare.js";
+import { audit } from "./audit.js";
 import { groupHead, summary } from "./group.js";
 import { member, topic } from "./member.js";
 import { letters } from "./letters.js";
@@ -16,7 +16,7 @@ import { KEPT, clear, knownNow, learn, now, source, state } from "./state.js";
 import { openActions } from "./act.js";
 
 const get = (id) => document.getElementById(id);
-const VIEWS = { overview, summary, partitions, rebalances, rebalance, member, topic, compare, plan, audit, letters, records };
+const VIEWS = { overview, summary, partitions, rebalances, rebalance, member, topic, plan, audit, letters, records };
 const CLUSTERS = { kafka: "Kafka", zookeeper: "ZooKeeper", doctor: "The doctor", watcher: "The watcher", history: "The file of the history" };
 const MEANS = { kafka: "Offsets and lag are unknown", history: "What happens now may be lost with this server" };
 let view = null, head = null;

@@ -1,0 +1,35 @@
+// The log of changes.
+
+import { answers, authorization, credentials, read } from "./ask.js";
+import { element, link } from "./dom.js";
+import { moment, plural } from "./format.js";
+import { build } from "./route.js";
+import { state } from "./state.js";
+import { Table } from "./table.js";
+
+const CHANGES = [
+  { key: "when", head: "when", width: 140, value: (r) => r.at, text: (r) => moment(r.at) },
+  { key: "who", head: "user", width: 120, text: (r) => r.who ?? "unknown" },
+  { key: "group", head: "group", width: 140, text: (r) => r.group ?? "all", cell: (r) => (!r.group ? (r.group ?? "all") : link(build({ view: "summary", group: r.group }), r.group)) },
+  { key: "what", head: "change", width: 130, text: (r) => r.text },
+  { key: "outcome", head: "outcome", width: 200, rank: 3, text: (r) => r.detail.outcome ?? "unknown" },
+  { key: "address", head: "address", width: 110, rank: 1, text: (r) => r.address ?? "unknown" },
+  { key: "request", head: "request", width: 260, rank: 2, short: "", text: (r) => JSON.stringify(r.detail.request ?? {}) },
+];
+export const audit = (route, query) => {
+  const table = new Table({ id: "changes", label: "Changes", columns: CHANGES, key: (r) => `${r.at} ${r.text}`, sort: route.query.sort ?? "-when", empty: "No change was asked for.", onsort: (sort) => query({ sort }) });
+  const { node: answer, tell, button } = answers();
+  const load = async () => { const { changes } = await read("audit"); table.show(changes); found.hidden = false; return `${plural(changes.length, "change")}.`; };
+  const found = element("div", { hidden: true }, table.node), form = element("div");
+  let asked = false;
+  // show the log at once to a user who is logged in, or whose token this page has
+  const update = () => {
+    if (asked || !state.hello) return;
+    asked = true;
+    const { role, needs_token: byToken, actions } = state.hello;
+    if (!byToken && role !== "operator") answer.textContent = "The changes are for operators.";
+    else if (byToken && !actions.length) answer.textContent = "This server is read-only: it was started without a token, so it shows no changes.";
+    else { form.replaceChildren(credentials("The changes have names of users and addresses, so they need the token of the server."), button("Show the changes", "", load)); if (!byToken || authorization().Authorization) tell(load); }
+  };
+  return { node: element("section", { class: "view" }, element("h2", { tabindex: "-1" }, "Changes"), form, answer, found), update, close: () => table.close(), title: () => "Changes" };
+};

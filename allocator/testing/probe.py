@@ -17,12 +17,14 @@ __all__ = [
     "Reader",
     "api_versions",
     "four_letter_word",
+    "ignores_versions",
     "metadata",
     "zookeeper_mode",
 ]
 
 _HOST = "127.0.0.1"
-_METADATA, _API_VERSIONS = 3, 18
+_LIST_OFFSETS, _METADATA, _API_VERSIONS = 2, 3, 18
+_NO_VERSION = 0x7FFF
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,11 @@ def api_versions(port: int, timeout_s: float = 5.0, host: str = _HOST) -> dict[i
     if answer is None or answer.int16() != 0:
         return None
     return {answer.int16(): (answer.int16(), answer.int16()) for _ in range(answer.int32())}
+
+
+def ignores_versions(port: int, timeout_s: float = 5.0, host: str = _HOST) -> bool:
+    """Whether the broker answers ListOffsets in a version that does not exist: only those before 0.10 do."""
+    return _ask(host, port, _LIST_OFFSETS, struct.pack(">ii", -1, 0), timeout_s, _NO_VERSION) is not None
 
 
 def four_letter_word(port: int, word: str, timeout_s: float = 2.0, host: str = _HOST) -> str | None:
@@ -111,13 +118,13 @@ class Connection:
         return bytes(data)
 
 
-def _ask(host: str, port: int, key: int, body: bytes, timeout_s: float) -> Reader | None:
+def _ask(host: str, port: int, key: int, body: bytes, timeout_s: float, version: int = 0) -> Reader | None:
     try:
         connection = Connection(host, port, timeout_s)
     except OSError:
         return None
     try:
-        return connection.ask(key, 0, body)
+        return connection.ask(key, version, body)
     except OSError:
         return None
     finally:

@@ -14,7 +14,7 @@ from typing import Optional, Union
 
 from .batches import CODECS, ProducedRecord, encode
 from .errors import ClusterError
-from .probe import Connection, Metadata, api_versions, metadata
+from .probe import Connection, Metadata, api_versions, ignores_versions, metadata
 
 __all__ = ["Produced", "ProducedRecord", "produce"]
 
@@ -142,10 +142,18 @@ class _Link:
             self._open.popitem()[1].close()
 
     def newest_api(self) -> int:
+        patience_s = _ASK_S
         for address in self._bootstrap.split(","):
             host, _, port = address.rpartition(":")
-            if metadata(int(port), host=host) is not None:
-                return (api_versions(int(port), _ASK_S, host) or {}).get(_PRODUCE, (0, 0))[1]
+            while metadata(int(port), host=host) is not None:
+                known = api_versions(int(port), patience_s, host)
+                if known is not None:
+                    return known.get(_PRODUCE, (0, 0))[1]
+                if ignores_versions(int(port), patience_s, host):
+                    return 0  # 0.8 or 0.9
+                if patience_s > self._timeout_s:
+                    break
+                patience_s *= 2  # a slow broker, which is not an old one
         raise ClusterError(f"no broker of {self._bootstrap} can be reached; check that they run")
 
     def partitions(self) -> list[int]:
@@ -214,7 +222,7 @@ class _Link:
     def _refresh(self) -> None:
         for address in self._bootstrap.split(","):
             host, _, port = address.rpartition(":")
-            known = metadata(int(port), 2.0, host=host)
+            known = metadata(int(port), host=host)
             if known is not None and known.brokers:
                 self._known = known
                 return

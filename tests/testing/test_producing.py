@@ -129,6 +129,17 @@ def test_a_missing_partition_is_named(kafka_cluster, topic_factory):
         kafka_cluster.produce(topic_factory(), [(None, b"x", 7)])
 
 
+@pytest.mark.long
+def test_a_slow_broker_is_not_taken_for_an_old_one(kafka_cluster, topic_factory, fault_proxy):
+    """Records in the format of 0.9 would have no timestamps and no headers."""
+    topic = topic_factory()
+    proxy = fault_proxy(kafka_cluster.brokers[0].port)
+    proxy.latency(3.5, direction="to_client")  # of the bootstrap address only
+    produce(proxy.address, topic, [ProducedRecord(b"k", b"v", 0, 7, [("h", b"x")])])
+    (record,) = consumed(kafka_cluster, topic)
+    assert (record.timestamp, record.headers) == (7, [("h", b"x")])
+
+
 def test_brokers_that_do_not_answer_are_named():
     with pytest.raises(ClusterError, match=r"no broker of 127\.0\.0\.1:1 can be reached"):
         produce("127.0.0.1:1", "t", [b"x"])

@@ -70,7 +70,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--versioned", action="store_true", help="only tests that count in docs/compatibility.md")
     parser.addoption("--serverless", action="store_true", help="only tests without servers; one that starts some fails")
     parser.addoption("--uvloop", action="store_true", help="coroutine tests run on uvloop, which must be installed")
-    parser.addoption("--jitter", type=int, metavar="SEED", help="answers come late, at random (see tests/jitter.py)")
+    parser.addoption("--jitter", metavar="SEED[:SECONDS]", help="answers come late, at random (see tests/jitter.py)")
     parser.addoption("--stalls", metavar="SEED", help="processes stand still, at random (see tests/stalls.py)")
 
 

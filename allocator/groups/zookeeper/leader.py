@@ -122,6 +122,7 @@ class Leader:
         self._claims: dict[str, Watched[Claim | None]] = {}
         self._budget = InflateBudget.of_claims()
         self._document: tuple[AssignmentDocument | None, int] | None = None
+        self._miscounted = False  # another client wrote the znode that counts the writes: no claim can succeed
         self._last: AssignmentDocument | None = None
         self._restarts = 0
         self._computed_from: object = None
@@ -269,7 +270,8 @@ class Leader:
         # no member without a session holds anything
         claims.update({member: Claim(document.revision) for member in gone})
         successor = self._successor(document, alive | gone, claims, fresh, now_ms)
-        if successor is None and document is not stored and document.revision == stored.revision:
+        changed = document is not stored and document.revision == stored.revision
+        if successor is None and (changed or self._miscounted):
             successor = document.but(leader=self._me, revision=document.revision + 1)
         if fresh and write_at is not None and not await self._calm_until(write_at):
             self._computed_from = None
@@ -536,21 +538,23 @@ class Leader:
     async def _read_document(self) -> tuple[AssignmentDocument, int]:
         if self._document is None:
             try:
-                self._document = await self._store.document(counts=self._partitions_of)
+                # before the document: if another leader writes in between, this count makes the next write fail
+                writes = await self._store.writes()
+                document, version = await self._store.document(counts=self._partitions_of)
+                if document is not None:
+                    self._miscounted = 0 < document.writes != writes
+                    document = document.but(writes=writes)
+                self._document = document, version
             except InvalidZnode as error:
                 log.error("%s: %s; going on from what the members claim", self._store.paths.group, error)
                 self._document = None, error.version
         document, version = self._document
         if document is None:
-            writes = (
-                await self._store.writes()
-            )  # before the claims: none that comes later can rest on the lost document
+            # before the claims: none that comes later can rest on the lost document
+            writes = await self._store.writes()
             claims = await self._claims_of(in_join_order(await self._claim_names.get()))
             document = adopt(claims, self._last, writes or version + 1).but(writes=writes)
             self._computed_from = None
-        elif not document.writes:
-            document = document.but(writes=await self._store.writes())
-            self._document = document, version
         return document, version
 
     def _partitions_of(self, topic: str) -> int | None:
@@ -560,7 +564,7 @@ class Leader:
     async def _write(self, document: AssignmentDocument, version: int) -> tuple[AssignmentDocument, int]:
         """Returns the document as written, and the version of its znode."""
         document = document.but(writes=document.writes + 1)
-        self._document = None
+        self._document, self._miscounted = None, False
         restarts = self._restarts
         new_version = await self._store.write_document(document, version)
         if restarts == self._restarts:  # otherwise another leader replaced the document before this response came

@@ -7,10 +7,12 @@ import dataclasses
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +21,7 @@ import pytest
 from spark_records import Made
 
 from allocator.errors import ConfigError
-from allocator.spark.archive import Archive, archive, compact
+from allocator.spark.archive import Archive, archive, compact, files
 from allocator.spark.archive.commits import ArchiveMismatch, CommitLog, DataFile, Manifest
 from allocator.spark.archive.write import _groups
 from allocator.spark.audit import audit
@@ -162,6 +164,8 @@ def test_a_transform_whose_columns_do_not_fit_the_archive_is_refused(spark: Spar
 def test_a_transform_adds_columns_and_must_keep_the_offsets(spark: SparkSession, tmp_path: Path) -> None:
     archive(Made([10]), tmp_path, transform=lambda rows: rows.selectExpr("*", "length(value) size"), spark=spark)
     assert {row.size for row in Archive(tmp_path).frame(spark).collect()} == {3}
+    with pytest.raises(SchemaMismatch, match="adds the column 'Commit'"):
+        archive(Made([12]), tmp_path, transform=lambda rows: rows.selectExpr("*", "1 Commit"), spark=spark)
     with pytest.raises(SchemaMismatch, match="removes offset"):
         archive(Made([12]), tmp_path, transform=lambda rows: rows.drop("offset"), spark=spark)
     with pytest.raises(SchemaMismatch, match="returned NoneType, not a DataFrame"):
@@ -204,6 +208,59 @@ def test_a_gap_that_is_allowed_stands_in_the_manifest(spark: SparkSession, tmp_p
     assert [dict(manifest.gaps) for manifest in Archive(tmp_path).manifests] == [{}, {1: (10, 14)}]
     assert compact(tmp_path, spark=spark).records == 36
     assert Archive(tmp_path).reach() == {0: (0, 20), 1: (0, 20)}
+
+
+def test_records_that_are_deleted_while_they_are_read_are_a_gap_in_the_manifest(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    class Expiring(Made):
+        """Retention deletes the first five records of partition 1 after the run has planned what to read."""
+
+        def frame(self, spark: SparkSession, ranges: Any) -> Any:
+            self.log[1] = (5, 20)
+            return super().frame(spark, ranges).where("partition = 0 or offset >= 5")
+
+    topic = Expiring([20, 20])
+    chosen = dict(topic.log)
+    topic._extent["chosen"] = chosen
+    report = archive(topic, tmp_path, spark=spark)
+    assert (report.records, report.gaps) == (35, {1: (0, 5)})
+    (manifest,) = Archive(tmp_path).manifests
+    assert (manifest.gaps, manifest.ranges) == ({1: (0, 5)}, {0: (0, 20), 1: (5, 20)})
+
+
+@pytest.mark.parametrize("checked", [True, False])
+def test_a_directory_that_executors_do_not_share_is_refused_with_nothing_committed(
+    checked: bool, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The path leads each process to its own working directory. Without the first check, the count of records tells."""
+    name = f"unshared-{uuid.uuid4().hex}"
+    elsewhere = Path.cwd() / name
+    monkeypatch.chdir(tmp_path)
+    if not checked:
+        monkeypatch.setattr(files, "check_shared", lambda *_: None)
+    try:
+        with pytest.raises(ConfigError, match=r"seen by the driver, but .*Mount one file system under this path"):
+            archive(Made([20]), Path("/proc/self/cwd") / name, spark=spark)
+        assert Archive(tmp_path / name, "made").manifests == []
+    finally:
+        shutil.rmtree(elsewhere, ignore_errors=True)
+
+
+def test_an_archive_whose_run_was_killed_before_the_rename_is_read_and_repaired(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    archive(Made([10]), tmp_path, spark=spark)
+    archive(Made([15]), tmp_path, transform=lambda rows: rows.selectExpr("*", "length(value) size"), spark=spark)
+    home = tmp_path / "topic=made"
+    last = Archive(tmp_path).manifests[-1]
+    (home / last.directory).rename(home / last.staged)
+    rows = Archive(tmp_path).frame(spark)
+    assert sorted(row.offset for row in rows.collect()) == list(range(15))
+    assert "size" in rows.columns
+    again = archive(Made([15]), tmp_path, spark=spark)
+    assert again.to_text() == "made: nothing to do"
+    assert whole(spark, Made([15]), tmp_path)
 
 
 def test_a_directory_that_cannot_be_is_told_before_anything_is_read(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def held(commits: CommitLog) -> tuple[int, int]:
     """(offsets, bytes of the files that a reader would read)."""
     alive = commits.live()
     low, high = reach_of(alive).get(0, (0, 0))
-    return high - low, sum(path.stat().st_size for manifest in alive for path in commits.paths(manifest))
+    return high - low, sum(path.stat().st_size for manifest in alive for path in commits.paths(manifest)[1])
 
 
 @pytest.fixture

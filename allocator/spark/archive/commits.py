@@ -169,8 +169,11 @@ class CommitLog:
                     raise ArchiveCorrupt(f"{path} contains commit {manifest.number}; restore the right file")
                 yield manifest
 
-    def paths(self, manifest: Manifest) -> list[Path]:
-        """The current paths of its files. Raises ArchiveCorrupt if one is missing or changed."""
+    def paths(self, manifest: Manifest) -> tuple[Path, list[Path]]:
+        """The directory of a commit and the current paths of its files.
+
+        Raises ArchiveCorrupt if one is missing or changed.
+        """
         home = self.directory / manifest.directory
         if not home.is_dir():
             home = self.directory / manifest.staged
@@ -180,7 +183,7 @@ class CommitLog:
                 raise ArchiveCorrupt(
                     f"{path} is missing or was changed, and commit {manifest.number} needs it; restore it from a backup"
                 )
-        return paths
+        return home, paths
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:

@@ -9,19 +9,21 @@ from __future__ import annotations
 import functools
 import itertools
 import shutil
+import socket
 import tempfile
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from allocator.errors import ConfigError
 from allocator.spark.archive.commits import ArchiveCorrupt, DataFile, disk_full, is_full, sync
 
 if TYPE_CHECKING:
     import pyarrow
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["arrow_schema", "discard", "is_url", "write_arrow", "write_parquet"]
+__all__ = ["arrow_schema", "check_shared", "discard", "is_url", "local_url", "write_arrow", "write_parquet"]
 
 _FOUND = "name string, partition int, records bigint, size bigint, first bigint, last bigint"
 _ROWS_PER_GROUP = 1_000_000
@@ -30,6 +32,53 @@ _BYTES_PER_GROUP = 64 << 20
 
 def is_url(place: str) -> bool:
     return "://" in place
+
+
+def local_url(path: Path) -> str:
+    """A path for Spark, whose default file system may be another one. Hadoop takes characters such as % as they are."""
+    return f"file://{path}"
+
+
+def check_shared(spark: SparkSession, directory: Path) -> None:
+    """Raises ConfigError unless the executors see the directory of the driver: each side writes a file for the other.
+
+    Otherwise executors would write files that the driver does not find, and the archive would lack their records.
+    """
+    from pyspark.sql import functions as F
+
+    token = uuid.uuid4().hex
+    home = directory / f"_new-{token}"  # the next run deletes it if this one is killed
+    home.mkdir(parents=True)
+    try:
+        (home / "driver").write_text(token)
+        tasks = spark.sparkContext.defaultParallelism
+        look = F.udf(functools.partial(_look, str(home), token), "string")
+        found = spark.range(0, tasks, 1, tasks).select(F.col("id"), look("id").alias("host")).collect()
+        strangers = {row.host for row in found if row.host is not None}
+        strangers |= {f"the executor of task {row.id}" for row in found if not (home / f"executor-{row.id}").is_file()}
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+    if strangers:
+        raise _not_shared(directory, f"not by {', '.join(sorted(strangers)[:3])}")
+
+
+def _look(home: str, token: str, number: int) -> str | None:
+    """Runs in a Python worker. Returns the name of its host if the driver's file is not there."""
+    try:
+        if Path(home, "driver").read_text() == token:
+            Path(home, f"executor-{number}").write_text(token)
+            return None
+    except OSError as error:
+        if is_full(error):
+            raise
+    return socket.gethostname()
+
+
+def _not_shared(directory: Path, what: str) -> ConfigError:
+    return ConfigError(
+        f"{directory} is seen by the driver, but {what}. Nothing of this commit is kept. Mount one file system under "
+        "this path on the driver and on all executors, or archive to an object store with --format delta or iceberg"
+    )
 
 
 def write_arrow(
@@ -52,9 +101,15 @@ def write_arrow(
         _write_task, base=f"{place}/{staged}", schema=schema, without=[] if with_partition else ["partition"]
     )
     try:
+        if not is_url(place):
+            check_shared(rows.sparkSession, Path(place))
         rows = rows.sortWithinPartitions("partition", "offset")
         found = [DataFile(**row.asDict()) for row in rows.mapInArrow(task, _FOUND).collect()]
         counts: dict[int, int] = {}
+        files, home = _file_system(f"{place}/{staged}")
+        for file, info in zip(found, files.get_file_info([f"{home}/{file.name}" for file in found])):
+            if info.size != file.size:
+                raise _not_shared(Path(place), f"the file {staged}/{file.name} of an executor is not there")
         for file in sorted(found, key=lambda file: (file.partition, file.first)):
             counts[file.partition] = counts.get(file.partition, 0) + file.records
             _check(f"{place}/{staged}/{file.name}", file, ranges, counts[file.partition])
@@ -184,13 +239,26 @@ def _check(path: object, file: DataFile, ranges: Mapping[int, tuple[int, int]], 
 
 
 def write_parquet(rows: DataFrame, staged: Path, ranges: Mapping[int, tuple[int, int]]) -> tuple[DataFile, ...]:
-    """Parquet files below `staged`, by partition, in the order of offsets. Raises ArchiveCorrupt, ArchiveFull."""
+    """Parquet files below `staged`, by partition, in the order of offsets.
+
+    Raises ArchiveCorrupt, ArchiveFull, and ConfigError if an executor writes to another directory of that name.
+    """
+    from pyspark.sql import Observation
+    from pyspark.sql import functions as F
+
     # otherwise Spark sorts only by partition, and mixes offsets
     rows = rows.drop("topic").sortWithinPartitions("partition", "offset")
-    writer = rows.write.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false")
+    counted = Observation()
+    writer = rows.observe(counted, F.count(F.lit(1)).alias("records")).write
+    writer = writer.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false")
     try:
-        writer.partitionBy("partition").parquet(str(staged))
-        return tuple(_measured(staged, ranges))
+        check_shared(rows.sparkSession, staged.parent)
+        writer.partitionBy("partition").parquet(local_url(staged))
+        found = tuple(_measured(staged, ranges))
+        wrote, there = counted.get["records"], sum(file.records for file in found)
+        if wrote != there:
+            raise _not_shared(staged.parent, f"{wrote - there} of {wrote} records that executors wrote are not there")
+        return found
     except Exception as error:
         scratch = rows.sparkSession.conf.get("spark.local.dir", tempfile.gettempdir())
         full = is_full(error) and disk_full(staged.parent, scratch)

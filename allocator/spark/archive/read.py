@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allocator.errors import ConfigError
 from allocator.spark.archive.commits import CommitLog, Manifest
+from allocator.spark.archive.files import local_url
 from allocator.spark.rows import COLUMNS, HEADERS, schema_text
 
 if TYPE_CHECKING:
@@ -55,17 +57,27 @@ class Archive:
         from pyspark.sql import functions as F
 
         wanted = self.reach() if reach is None else reach
-        paths, partly = [], False
+        paths: dict[Path, list[Path]] = {}
+        partly = False
         for manifest in self.manifests:
-            for path, found in zip(self._commits.paths(manifest), manifest.files):
+            home, files = self._commits.paths(manifest)
+            # a run that was killed before the rename leaves its files in a directory of another form
+            base = self._commits.directory if home.name == manifest.directory else home
+            for path, found in zip(files, manifest.files):
                 low, high = wanted.get(found.partition, (0, 0))
                 if found.first < high and found.last >= low:
-                    paths.append(path)
+                    paths.setdefault(base, []).append(path)
                     partly = partly or found.first < low or found.last >= high
         if not paths:
             return spark.createDataFrame([], schema_text(True))
-        reader = spark.read.option("basePath", str(self._commits.directory)).option("mergeSchema", "true")
-        rows = reader.parquet(*map(str, paths))
+        frames = [
+            spark.read.option("basePath", local_url(base))
+            .option("mergeSchema", "true")
+            .parquet(*map(local_url, there))
+            .drop("commit")
+            for base, there in paths.items()
+        ]
+        rows = functools.reduce(lambda some, more: some.unionByName(more, allowMissingColumns=True), frames)
         rows = rows.withColumn("topic", F.lit(self.topic)).withColumn("partition", F.col("partition").cast("int"))
         if partly:
             # Spark takes minutes to plan one filter for each partition
@@ -75,7 +87,7 @@ class Archive:
             rows = rows.join(F.broadcast(cut), "partition").where(inside).drop(LOW, HIGH)
         known = [*COLUMNS, *HEADERS]
         plain = [name for name in known if name in rows.columns]
-        added = [name for name in rows.columns if name not in known and name != "commit"]
+        added = [name for name in rows.columns if name not in known]
         return rows.select(*plain, *added)
 
 

@@ -128,6 +128,9 @@ def archive(
     start, report.gaps = _start(alive, topic.name, extent, allow_gaps)
     report.ranges = _todo(start, extent)
     if dry_run or not (report.ranges or report.gaps or _unknown(alive, start)):
+        if alive and not dry_run:
+            with commits.locked():
+                pass  # completes a commit of a run that was killed
         report.seconds = time.monotonic() - began
         return report
     if report.ranges:
@@ -155,13 +158,16 @@ def archive(
                     f"{topic.name!r} was deleted and created again while it was archived, and this commit is not kept; "
                     "archive the new topic to another directory"
                 )
+            lost = _deleted(topic, piece, files)
+            gaps = {**gaps, **{p: (gaps.get(p, (low, low))[0], end) for p, (low, end) in lost.items()}}
+            report.gaps = {**report.gaps, **gaps}
             manifest = Manifest(
                 number=max((found.number for found in alive), default=0) + 1,
                 kind="append",
                 topic=topic.name,
                 cluster=extent.cluster,
                 topic_id=extent.topic_id,
-                ranges={**new, **piece},
+                ranges={**new, **piece, **{p: (end, piece[p][1]) for p, (_, end) in lost.items()}},
                 gaps=gaps,
                 files=files,
                 staged=staged,
@@ -223,6 +229,22 @@ def _start(alive: list[Manifest], topic: str, extent: Extent, allow_gaps: bool) 
             gaps[partition] = (at, first)
         start[partition] = max(at, first)
     return start, gaps
+
+
+def _deleted(topic: Topic, piece: Reach, files: tuple[DataFile, ...]) -> Reach:
+    """The offsets at the start of each range that the topic lost before they were read, without `fail_on_data_loss`."""
+    found: Reach = {}
+    if not piece:
+        return found
+    log = topic.extent().log
+    first = {p: high for p, (_, high) in piece.items()}
+    for file in files:
+        first[file.partition] = min(first[file.partition], file.first)
+    for partition, (low, _) in piece.items():
+        end = min(first[partition], log.get(partition, (low, low))[0])
+        if end > low:
+            found[partition] = (low, end)
+    return found
 
 
 def _unknown(alive: list[Manifest], start: Mapping[int, int]) -> Reach:

@@ -22,6 +22,7 @@ from allocator.errors import AllocatorError, BrokerError, Closed, CorruptRecordE
 from allocator.fetch.buffer import ByteBudget, Chunk, Failure, OutOfRange, PartitionBuffer
 from allocator.fetch.decode import RecordSet, scan
 from allocator.fetch.position_requests import Lookups, ResetRequests, ValidationRequests
+from allocator.fetch.repeats import RepeatedFailures
 from allocator.subscription import LogTruncation, SubscriptionState
 from allocator.types import TopicPartition
 
@@ -178,6 +179,7 @@ class BrokerFetchers:
         # when to check for due requests; None: no partition awaits one
         self._due_at: dict[Chore, float | None] = {self._resets: None, self._validations: None}
         self._lookups = Lookups(client, retry_backoff_s, self.metadata_changed)
+        self._failures = RepeatedFailures(log)
         self._buffers: dict[TopicPartition, PartitionBuffer] = {}
         self._brokers: dict[int, BrokerFetcher] = {}
         self._broker_of: dict[TopicPartition, int] = {}
@@ -532,7 +534,8 @@ class BrokerFetchers:
     def _failed(self, fetch: _Fetch, error: AllocatorError | None) -> None:
         fetch.session.lost()
         if isinstance(error, BrokerError):
-            log.info("fetching from broker %s: %s", fetch.broker.node_id, error)
+            key = (fetch.broker.node_id, type(error), error.code)
+            self._failures.note(key, "fetching from broker %s: %s", fetch.broker.node_id, error)
             self._no_response(fetch.buffers.values(), error, fetch.broker.node_id)
         elif error is not None and not isinstance(error, Closed):
             raise error
@@ -664,7 +667,9 @@ class BrokerFetchers:
                 self._take_records(buffer, offset, size, part, version)
             return
         if part.code and reaction is not FetchReaction.RESET:
-            log.info("%s:%d at offset %d: error %d, %s", *tp, offset, part.code, reaction.value)
+            self._failures.note(
+                (tp, part.code), "%s:%d at offset %d: error %d, %s", *tp, offset, part.code, reaction.value
+            )
         if self._leave_replica(buffer, fetch.broker.node_id):
             # the leader may have records that a replica lacks, and its error is the relevant one
             self._want_metadata(tp.topic)

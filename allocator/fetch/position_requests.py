@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from allocator.client.log_offsets import Found, ends_of_epochs, is_supported, list_offsets
 from allocator.errors import AllocatorError, BrokerError, Closed
+from allocator.fetch.repeats import RepeatedFailures
 from allocator.subscription import LATEST, LogTruncation, SubscriptionState
 from allocator.subscription.loss import PositionTruncated, listed
 from allocator.types import OffsetAndMetadata, TopicPartition
@@ -53,6 +54,7 @@ class ResetRequests:
         found: Callable[[TopicPartition, int, int], None],
     ) -> None:
         self._client = client
+        self._failures = RepeatedFailures(log)
         self._state = state
         self._isolation_level = isolation_level
         self._backoff_s = backoff_s
@@ -105,7 +107,10 @@ class ResetRequests:
                 # the request succeeds for all topics or none, so one unauthorized topic would stop the others
                 await asyncio.gather(*(self._ask([tp for tp in at if tp.topic == topic]) for topic in topics))
                 return
-            log.info("no position for %d partitions of %s yet: %s", len(at), ", ".join(sorted(topics)), error)
+            names = ", ".join(sorted(topics))
+            self._failures.note(
+                (names, type(error)), "no position for %d partitions of %s yet: %s", len(at), names, error
+            )
             self._failed(at, self._backoff_s if error.retriable else HOPELESS_S)
             if not error.retriable:
                 for tp in {tp.topic: tp for tp in sorted(at, reverse=True)}.values():
@@ -148,6 +153,7 @@ class ValidationRequests:
         cut: Callable[[LogTruncation], None],
     ) -> None:
         self._client = client
+        self._failures = RepeatedFailures(log)
         self._state = state
         self._backoff_s = backoff_s
         self._timeout_s = timeout_s
@@ -217,7 +223,9 @@ class ValidationRequests:
         for tp, end in ends.items():
             position, epoch = asked[tp]
             if isinstance(end, BrokerError):
-                log.info("%s:%d at offset %d is not validated yet: %s", *tp, position.offset, end)
+                self._failures.note(
+                    (tp, end.code), "%s:%d at offset %d is not validated yet: %s", *tp, position.offset, end
+                )
                 self._failed([tp], self._backoff_s if end.retriable else HOPELESS_S)
                 doubted.add(tp)
                 if not end.retriable:
@@ -248,6 +256,7 @@ class Lookups:
 
     def __init__(self, client: KafkaClient, backoff_s: float, changed: Callable[[], None]) -> None:
         self._client = client
+        self._failed_lines = RepeatedFailures(log)
         self._backoff_s = backoff_s
         self._changed = changed
         # topics with a partition whose leader is unknown; set by the fetch loop
@@ -277,7 +286,8 @@ class Lookups:
         except Closed:
             return
         except AllocatorError as error:
-            log.info("metadata of %s: %s", ", ".join(sorted(topics)), error)
+            names = ", ".join(sorted(topics))
+            self._failed_lines.note((names, type(error)), "metadata of %s: %s", names, error)
         finally:
             known = not self.lost and all(self._client.partitions(topic) for topic in topics)
             self._failures = 0 if known else min(10, self._failures + 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from typing import Any
 
@@ -359,6 +360,16 @@ async def test_a_dead_broker_costs_a_refresh_and_a_pause() -> None:
         cluster.leaders[A0] = 1
         cluster.changed()
         assert (await take(fetcher, state)).partition == 0
+
+
+async def test_a_dead_broker_is_logged_once_and_not_at_each_attempt(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "allocator.fetch")
+    cluster = FakeCluster()
+    state = start_at([cluster.add(A0)])
+    cluster.down.add(0)
+    async with fetching(cluster, state):
+        await until(lambda: len(caplog.records) >= 12, "repeated attempts")
+    assert len([line for line in caplog.records if line.levelno >= logging.INFO]) == 1
 
 
 @pytest.mark.parametrize(("reset", "lands"), [("earliest", 40), ("latest", 60), (1, 60)])

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -216,6 +219,34 @@ def test_the_secret_holds_settings_that_are_secret_and_the_daemon_reads_them(tmp
     )
     settings = load(file, dict.fromkeys(secret["stringData"], "from the secret"))
     assert settings.kafka.sasl_plain_password == settings.zookeeper.digest_password == "from the secret"
+
+
+def test_only_one_namespace_reaches_the_page_of_a_pod() -> None:
+    policy, pod = MANIFEST["NetworkPolicy"]["spec"], MANIFEST["Deployment"]["spec"]["template"]
+    assert policy["podSelector"]["matchLabels"] == pod["metadata"]["labels"]
+    assert policy["policyTypes"] == ["Ingress"]
+    (rule,) = policy["ingress"]
+    assert [port["port"] for port in rule["ports"]] == [pod["spec"]["containers"][0]["ports"][0]["name"]]
+    assert all("namespaceSelector" in each for each in rule["from"])
+
+
+def test_the_check_of_the_image_asks_at_the_port_of_the_variable() -> None:
+    code = re.findall(r'CMD \["python", "-c", "(.+)"\]', (DOCKER / "Dockerfile").read_text())[0]
+    asked = []
+
+    class Healthy(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_response(200)
+            self.end_headers()
+
+    with HTTPServer(("127.0.0.1", 0), Healthy) as server:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        environment = {**os.environ, "ALLOCATOR_WEB_PORT": str(server.server_port)}
+        subprocess.run([sys.executable, "-c", code], env=environment, timeout=60, check=True)
+        thread.join(30)
+    assert asked == ["/health/live"]
 
 
 def test_what_asks_for_health_asks_where_it_is_answered() -> None:

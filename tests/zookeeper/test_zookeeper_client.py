@@ -190,12 +190,12 @@ async def test_an_aborted_client_is_replaced_by_one_other(zk_chroot: str, monkey
     """A second one would keep its session and its thread after the close."""
     opened: list[KazooClient] = []
 
-    class Counted(KazooClient):
+    class CountedKazooClient(KazooClient):
         def __init__(self, **options: object) -> None:
             super().__init__(**options)
             opened.append(self)
 
-    monkeypatch.setattr("allocator.zookeeper.client.KazooClient", Counted)
+    monkeypatch.setattr("allocator.zookeeper.client.KazooClient", CountedKazooClient)
     async with session(zk_chroot) as zk:
         states: list[SessionState] = []
         zk.on_state(states.append)

@@ -325,8 +325,8 @@ class Consumer:
                 await consumer.process(bill, ordering="key", concurrency=100, dead_letter_topic="orders.failed")
 
         A cancelled call drains first, for at most `drain_timeout_s`, and commits. Afterwards the consumer still owns
-        its partitions, and reading continues at the first record that is not done. docs/reference/settings.md lists the
-        settings.
+        its partitions, and reading continues at the first record that is not done. If a call of the handler runs on,
+        the next call of `process` begins when it has ended. docs/reference/settings.md lists the settings.
 
         Raises HandlerFailed when a record can be neither handled nor stored elsewhere, ConfigError for bad settings
         before any read, and the errors of reading.

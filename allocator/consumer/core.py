@@ -454,6 +454,12 @@ class ConsumerCore:
         self._orders.apply()
 
     @property
+    def outlasting(self) -> Processor | None:
+        """A former processor whose calls still run."""
+        former = None if self.processing else self._ownership.processor
+        return former if isinstance(former, Processor) and former.stuck else None
+
+    @property
     def processor(self) -> Processor | None:
         """What calls the handler: `Consumer.process` or the daemon."""
         for listener in (self._ownership.processor if self.processing else None, self.state.rebalance_listener):

@@ -199,12 +199,20 @@ class RunningConsumer(OwnConsumer):
     def __init__(self, consumer: Consumer, engine: ConsumerCore, listener: Processor) -> None:
         super().__init__(consumer, engine)
         self._listener = listener
+        self._started = False
 
     async def start(self) -> None:
+        # a call that outlasted an earlier `process` keeps its partition, and two calls at once would break its order
+        former = self._engine.outlasting
+        if former is not None:
+            await former.until_ended()
+        self._started = True
         self._engine.process_with(self._listener)
         self._engine.start_task(self._engine.learn_metadata_limit(), "metadata limit")
 
     async def close(self) -> None:
+        if not self._started:
+            return
         self._listener.retire()
         self._engine.process_with(None, self._listener if self._listener.stuck else None)
         retries = self._also

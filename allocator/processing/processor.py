@@ -273,6 +273,10 @@ class Processor(DrainingListener):
         every = [*self._workers.values(), *self._past.values()]
         return frozenset(worker.partition for worker in every if worker.stuck)
 
+    async def until_ended(self) -> None:
+        """Returns once no call runs that outlasted `run`."""
+        await _ended([*self._workers.values(), *self._past.values()], None)
+
     # -- rebalances ----------------------------------------------------------------------------------------------
 
     def retire(self) -> None:

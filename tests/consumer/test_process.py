@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -127,6 +128,41 @@ async def test_a_failing_handler_ends_the_call_and_the_consumer_goes_on_at_that_
         record = await consumer.getone(30)
         assert record is not None
         assert record.offset == 42
+
+
+async def test_a_further_call_waits_for_a_call_of_the_handler_that_outlasts_the_first(
+    kafka_cluster: LocalCluster, topic_factory: Topics, group: str
+) -> None:
+    service = Service(kafka_cluster, topic_factory(1), group, {"membership": "zookeeper"})
+    inside, release, ended = threading.Event(), threading.Event(), threading.Event()
+    early: list[int] = []
+    handled: list[int] = []
+
+    def block(record: Record) -> None:
+        inside.set()
+        release.wait(90)
+        ended.set()
+
+    def handle(record: Record) -> None:
+        if not ended.is_set():
+            early.append(record.offset)
+        handled.append(record.offset)
+
+    async with service.consumer() as consumer:
+        first = asyncio.ensure_future(consumer.process(block, drain_timeout_s=0.01))
+        await wait_until_async(inside.is_set, 30, "the first call")
+        first.cancel()
+        await asyncio.wait({first})
+        cancelled = asyncio.ensure_future(consumer.process(handle))  # must not end the wait of the next one
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        await asyncio.wait({cancelled})
+        second = asyncio.ensure_future(consumer.process(handle))
+        asyncio.get_running_loop().call_later(1.0, release.set)  # a call that does not wait begins before
+        await wait_until_async(lambda: 99 in handled or second.done(), 60, "the last record")
+        assert not early
+        second.cancel()
+        await asyncio.wait({second})
 
 
 async def test_deserializers_are_called_for_the_handler_and_fail_as_it_does(

@@ -20,6 +20,7 @@ from allocator.fetch.batch import Batch
 from allocator.groups.patterns import compiled
 from allocator.migrate.mirror_settings import MirrorSettings
 from allocator.migrate.offset_map import OffsetMap, Run, map_topic
+from allocator.migrate.positions import PartitionPosition
 from allocator.migrate.tails import Tail
 from allocator.migrate.takeover import Log, SourceLoss, TopicsStopped, find_recreated, take_over
 from allocator.migrate.topic_sync import TopicSync, refuse_same_cluster
@@ -31,7 +32,7 @@ from allocator.producer.producer import Producer
 from allocator.subscription.listener import RebalanceListener
 from allocator.subscription.loss import NoPosition
 from allocator.tasks import TaskGroup, wait_for_event, within
-from allocator.types import Partitions, TopicPartition
+from allocator.types import OffsetAndMetadata, Partitions, TopicPartition
 from allocator.zookeeper.client import NoChroot, ZooKeeper
 
 __all__ = ["Mirror", "MirrorProgress", "MirrorSettings", "RecordsGone", "Throttle"]
@@ -140,9 +141,7 @@ class Mirror(RebalanceListener):
         self._connected = False  # reached its servers at least once
         self._throttle = Throttle(settings.throttle_bytes_s)
         self._last: list[MirrorProgress] = []
-        self._acked: dict[TopicPartition, int] = {}
-        self._target_ends: dict[TopicPartition, int] = {}  # expected end of the new log, if no other producer writes
-        self._tails: dict[TopicPartition, Tail] = {}
+        self._positions: dict[TopicPartition, PartitionPosition] = {}
         self._lost_to: dict[tuple[TopicPartition, int], int] = {}
         self._topic_ids: dict[str, Optional[str]] = {}  # when their partitions were taken over
         self._doubted: set[str] = set()
@@ -209,13 +208,15 @@ class Mirror(RebalanceListener):
 
     def progress(self) -> list[MirrorProgress]:
         """The progress of the partitions of this process; after `run`, of those that it had last."""
-        if not self._acked:
+        if not self._positions:
             return self._last
         found = []
-        for partition in sorted(self._acked):
+        for partition in sorted(self._positions):
             with contextlib.suppress(AllocatorError):  # the partition has just moved
                 found.append(
-                    MirrorProgress(partition, self._acked[partition], self._consumer.high_watermark(partition))
+                    MirrorProgress(
+                        partition, self._positions[partition].acked, self._consumer.high_watermark(partition)
+                    )
                 )
         return found
 
@@ -254,7 +255,7 @@ class Mirror(RebalanceListener):
             )
         self._commit_lock = asyncio.Lock()
         self._error = self._unsent = None
-        self._acked, self._target_ends, self._tails = {}, {}, {}
+        self._positions = {}
         self._topic_ids, self._doubted = {}, set()
         self.stopped.clear()
         if settings.pattern is not None:
@@ -352,9 +353,9 @@ class Mirror(RebalanceListener):
         assert self._stopping is not None
         partition = TopicPartition(batch.topic, batch.partition)
         queue = self._producer.queue(partition)
-        tail = self._tails.get(partition)
-        if tail is not None:
-            batch = self._skip_present(partition, tail, batch)
+        position = self._positions.get(partition)
+        if position is not None and position.tail is not None:
+            batch = self._skip_present(partition, position, position.tail, batch)
         for encoded in encode(batch):
             await self._throttle.take(encoded.size, self._stopping)
             await self._unless_stopped(self._producer.room(encoded.size))
@@ -365,36 +366,37 @@ class Mirror(RebalanceListener):
     def _may_send(self) -> bool:
         return self._consumer.may_act()
 
-    def _skip_present(self, partition: TopicPartition, tail: Tail, batch: Batch) -> Batch:
+    def _skip_present(self, partition: TopicPartition, position: PartitionPosition, tail: Tail, batch: Batch) -> Batch:
         """The records of `batch` that the new cluster does not have yet; notes the offsets of the others in the map."""
-        rest = tail.match(batch)
+        rest = position.skip_present(batch)
         for run in tail.runs():
             self._map.note(partition, run)
         self.already_present += tail.taken_now
-        if tail.over:
-            self.duplicated += tail.left
-            if tail.left:
-                log.warning(
-                    "%s:%d: %d records from %d on are not the expected ones: of another producer, or written twice",
-                    *partition,
-                    tail.left,
-                    tail.next_target,
-                )
-            del self._tails[partition]
+        strange = tail.skipped_now + (tail.left if tail.over else 0)
+        if strange:
+            self.duplicated += strange
+            log.warning(
+                "%s:%d: %d records before %d are not the expected ones: of another producer, written twice, or removed "
+                "from the old cluster by compaction since",
+                *partition,
+                strange,
+                position.end if tail.over else tail.next_target,
+            )
         return rest
 
     def _note(self, partition: TopicPartition, encoded: Encoded, target: int) -> None:
         """Caller: the producer, in the order of each partition."""
+        position = self._positions.get(partition)
+        if position is None:
+            return  # the next owner finds the records on the new cluster
         for source, before in encoded.runs:
             self._map.note(partition, Run(source, target + before))
-        others = target - self._target_ends[partition]
+        others = position.note(encoded, target)
         if others:
             self.duplicated += others
             log.warning(
                 "%s:%d: %d records before %d are of another producer, or written twice", *partition, others, target
             )
-        self._target_ends[partition] = target + encoded.records
-        self._acked[partition] = encoded.next
         self.records += encoded.records
         self.bytes += encoded.size
         self.records_of[partition.topic] += encoded.records
@@ -414,22 +416,28 @@ class Mirror(RebalanceListener):
 
     async def _commit(self, partitions: Iterable[TopicPartition]) -> None:
         async with self._commit_lock:
-            mine = [partition for partition in partitions if partition in self._acked]
+            mine = [partition for partition in partitions if partition in self._positions]
             for partition in mine:
                 await self._pass_markers(partition)
             # taken before the flush: the commit may not contain batches that are acknowledged during it
-            offsets = {partition: self._acked[partition] for partition in mine if partition in self._acked}
+            offsets = {each: self._to_commit(each) for each in mine if each in self._positions}
             await self._map.flush()
             await self._consumer.commit(offsets)
 
+    def _to_commit(self, partition: TopicPartition) -> OffsetAndMetadata:
+        position, known = self._positions[partition], self._topic_ids.get(partition.topic)
+        source_id = None if known is None or known.startswith(ZNODE) else known
+        epoch = self._consumer._engine.fetcher.leader_epoch(partition, position.acked)
+        return position.stored.committed(position.acked, source_id, epoch)
+
     async def _pass_markers(self, partition: TopicPartition) -> None:
         """Moves the position past invisible records (transaction markers) at the end of the old log."""
-        busy = self._unsent == partition or not self._producer.idle(partition) or partition in self._tails
+        busy = self._unsent == partition or not self._producer.idle(partition)
         if busy or partition.topic in self.stopped:
             return
         position = await self._consumer.position(partition)
-        if self._unsent != partition and self._producer.idle(partition) and partition in self._acked:
-            self._acked[partition] = max(self._acked[partition], position)
+        if self._unsent != partition and self._producer.idle(partition) and partition in self._positions:
+            self._positions[partition].pass_to(position)
 
     async def _goal(self) -> dict[TopicPartition, int]:
         await self._old.refresh(self.settings.topics)
@@ -442,7 +450,7 @@ class Mirror(RebalanceListener):
         mine = self._consumer.assignment()
         await self._commit(mine)
         left = {each: end for each, end in goal.items() if end and each.topic not in self.stopped}
-        if any(self._acked.get(each, 0) < end for each, end in left.items() if each in mine):
+        if any(self._next(each) < end for each, end in left.items() if each in mine):
             return False
         committed = await self._offsets.fetch(list(left))
         late = [each for each, end in left.items() if each not in committed or committed[each].offset < end]
@@ -484,8 +492,7 @@ class Mirror(RebalanceListener):
     def _forget(self, partitions: Partitions) -> None:
         self._producer.drop(partitions)
         for partition in partitions:
-            self._acked.pop(partition, None)
-            self._tails.pop(partition, None)
+            self._positions.pop(partition, None)
 
     async def _begin(self, partitions: Partitions) -> None:
         await self._topic_sync.keep({partition.topic for partition in partitions})
@@ -498,17 +505,15 @@ class Mirror(RebalanceListener):
                 self._lose(each.lost)
             if each.recreated is not None:
                 self._stop(partition.topic, each.recreated)
-        moved = {partition: each.position for partition, each in taken.items() if each.seek and not each.recreated}
+        for partition, each in taken.items():
+            if not each.recreated:
+                self._positions[partition] = PartitionPosition(each.position, each.target, each.end, each.tail)
+        moved = {each: self._to_commit(each) for each, one in taken.items() if one.seek and not one.recreated}
         if moved:
             await self._consumer.commit(moved)
         for partition, each in taken.items():
             if each.seek:
                 self._consumer.seek(partition, each.position)
-            if each.recreated is not None:
-                continue
-            self._acked[partition], self._target_ends[partition] = each.position, each.end
-            if each.tail is not None:
-                self._tails[partition] = each.tail
         self._pause_stopped(partitions)
 
     # -- losses -----------------------------------------------------------------------------------------------------
@@ -567,7 +572,7 @@ class Mirror(RebalanceListener):
 
     def _doubt(self) -> None:
         """Marks topics that may have been created again as doubted. Caller: the client, when its metadata changed."""
-        for topic in {partition.topic for partition in self._acked} - self.stopped.keys():
+        for topic in {partition.topic for partition in self._positions} - self.stopped.keys():
             now = self._source.topic_id(topic)
             same = same_topic(self._topic_ids.get(topic), None if now is None else str(now))
             if same is None:  # without ids, a recreated topic shows only by partitions without a leader
@@ -588,19 +593,25 @@ class Mirror(RebalanceListener):
         """Compares doubted topics with the mirrored records. A topic that does not exist now stays doubted."""
         for topic in list(self._doubted):
             ids = await self._ids.of([topic])
-            mine = frozenset(each for each in self._acked if each.topic == topic)
+            mine = frozenset(each for each in self._positions if each.topic == topic)
             if self._old.partitions(topic) is None or any(self._old.leader(each) is None for each in mine):
                 continue
             await self._drain(mine)
             ends = await ends_of(self._old, mine)
             logs = {
-                each: Log(ends[each].start, self._acked[each]) for each in mine if each in ends and each in self._acked
+                each: Log(ends[each].start, self._positions[each].acked)
+                for each in mine
+                if each in ends and each in self._positions
             }
             reasons = await find_recreated(self.settings, self._old, self._new, self._map, logs, ids)
             self._doubted.discard(topic)
             if reasons:
                 self._stop(topic, min(reasons.items())[1])
                 self._pause_stopped(self._consumer.assignment())
+
+    def _next(self, partition: TopicPartition) -> int:
+        position = self._positions.get(partition)
+        return 0 if position is None else position.acked
 
     def _matches(self, topic: str) -> bool:
         pattern = compiled(self.settings.pattern)

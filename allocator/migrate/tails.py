@@ -34,8 +34,12 @@ class Tail:
     def __init__(self, records: deque[tuple[int, bytes]]) -> None:
         self._records = records
         self._runs: list[Run] = []
+        self.next_source = -1
+        """The old offset after the last record that matched."""
         self.taken_now = 0
         """Records that the last `match` found."""
+        self.skipped_now = 0
+        """Records that the last `match` passed to find them."""
         self.over = False
         """Whether there are no more records to match."""
 
@@ -49,17 +53,29 @@ class Tail:
         return self._records[0][0] if self._records else -1
 
     def match(self, batch: Batch) -> Batch:
-        """The rest of `batch` that the new partition does not have."""
-        self.taken_now = 0
+        """The rest of `batch` that the new partition does not have.
+
+        Passes records that the old partition does not have any more: compaction may have removed them since.
+        """
+        self.taken_now = self.skipped_now = 0
         for record in batch:
-            if not self._records or self._records[0][1] != digest(record):
+            skipped = self._find(digest(record))
+            if skipped is None:
                 self.over = True
                 return batch.from_offset(record.offset)
+            for _ in range(skipped):
+                self._records.popleft()
+            self.skipped_now += skipped
             target, _ = self._records.popleft()
             self._runs.append(Run(record.offset, target))
+            self.next_source = record.offset + 1
             self.taken_now += 1
         self.over = not self._records
         return batch.from_offset(batch.next_offset)
+
+    def _find(self, wanted: bytes) -> int | None:
+        """The number of records before the first one with this digest; None if there is none."""
+        return next((n for n, (_, content) in enumerate(self._records) if content == wanted), None)
 
     def skip_to(self, record: Record | None, most: int) -> int:
         """Drops the records before `record`, or all records if it is None, and returns their number.

@@ -16,6 +16,7 @@ from allocator.client.client import KafkaClient
 from allocator.errors import AllocatorError, TopicNotFound
 from allocator.migrate.mirror_settings import MirrorSettings
 from allocator.migrate.offset_map import OffsetMap, Run
+from allocator.migrate.positions import Target
 from allocator.migrate.spans import read_spans
 from allocator.migrate.tails import Tail, digest, first_records, read_tails
 from allocator.migrate.topics import same_topic
@@ -66,13 +67,16 @@ class SourceLoss(NamedTuple):
 
 
 class TakenOver(NamedTuple):
-    """One partition: the old offset to continue at, the end of the new log, and the records between in `tail`.
+    """One partition: the old offset to continue at, its new offset `target`, and the end of the new log.
+
+    `tail`: the records of the new log from `target` on.
 
     `seek`: the committed offset differs, or is of another topic. `lost`: offsets deleted right before `position`.
     `recreated`: the reason why the partition is not mirrored until the operator says how to go on.
     """
 
     position: int
+    target: int
     end: int
     tail: Optional[Tail] = None
     seek: bool = False
@@ -95,7 +99,8 @@ async def take_over(
     """
     wanted = list(partitions)
     await known.refresh()
-    committed = {each: found.offset for each, found in (await offsets.fetch(wanted)).items()}
+    stored = await offsets.fetch(wanted)
+    committed = {each: found.offset for each, found in stored.items()}
     sources, targets = await ends_of(old, wanted), await ends_of(new, wanted)
     missing = {each.topic for each in wanted if each not in sources or each not in targets}
     if missing:
@@ -108,7 +113,7 @@ async def take_over(
         reason, choice = recreated.get(partition), settings.recreated.get(partition.topic)
         there = targets[partition].end
         if reason is not None and choice is None:
-            found[partition] = TakenOver(source.start, there, recreated=reason)
+            found[partition] = TakenOver(source.start, there, there, recreated=reason)
             continue
         incarnation = known.incarnation(partition)
         incarnation = incarnation._replace(topic_id=ids[partition.topic] or incarnation.topic_id)
@@ -132,11 +137,14 @@ async def take_over(
                 )
             known.note(partition, Run(position, there))
             target = there
+        elif reason is None and (kept := Target.of(stored.get(partition))) is not None:
+            target = kept.offset  # the map has no entry yet for offsets without a visible record before the position
+        target = min(target, there)
         spans[partition] = (target, there)
         lost = SourceLoss(partition, position, source.start - 1) if position < source.start else None
         position = max(position, source.start)
         seek = reason is not None or committed.get(partition) != position
-        found[partition] = TakenOver(position, there, None, seek, lost)
+        found[partition] = TakenOver(position, target, there, None, seek, lost)
     await known.flush()
     tails = await read_tails(settings.new, spans, settings.new_security)
     return await _without_found(settings, sources, found, tails)

@@ -1,0 +1,91 @@
+"""The position of a mirror in one partition: an old offset, and the new offset that belongs to it.
+
+Both are in the commit of the old offset, the new one in its metadata. Old offsets without a visible record
+(transaction markers, aborted, compacted and deleted records) make it impossible to compute one from the other.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple, Optional
+
+from allocator.fetch.batch import Batch
+from allocator.migrate.tails import Tail
+from allocator.producer.encode import Encoded
+from allocator.subscription.loss import stamped
+from allocator.types import OffsetAndMetadata
+
+__all__ = ["PartitionPosition", "Target"]
+
+_TEXT: Final = re.compile(r"mirrored (\d+) to (\d+)(?: of (\S+))?(?: topic \S+)?")
+
+
+class Target(NamedTuple):
+    """The offset on the new cluster where the record at the committed old offset belongs, and the new topic's id."""
+
+    offset: int
+    topic_id: Optional[str] = None
+
+    @classmethod
+    def of(cls, committed: OffsetAndMetadata | None) -> Target | None:
+        """Decodes the metadata of a commit; None if no mirror wrote it, or another tool changed the offset since."""
+        found = None if committed is None else _TEXT.fullmatch(committed.metadata or "")
+        if found is None or committed is None or int(found[1]) != committed.offset:
+            return None
+        return cls(int(found[2]), found[3])
+
+    def committed(self, source: int, source_id: str | None = None, epoch: int | None = None) -> OffsetAndMetadata:
+        """The commit of old offset `source`. `source_id`: the id that the old topic's brokers gave it."""
+        text = f"mirrored {source} to {self.offset}" + ("" if self.topic_id is None else f" of {self.topic_id}")
+        return OffsetAndMetadata(source, stamped(text, source_id), -1 if epoch is None else epoch)
+
+
+class PartitionPosition:
+    """Advances both offsets of a partition together.
+
+    Guarantee: the mirrored records below old offset `acked` are on the new cluster below offset `target`, and no others
+    are there from `target` on, except those in `tail`.
+    """
+
+    def __init__(
+        self, acked: int, target: int, end: int, tail: Tail | None = None, topic_id: str | None = None
+    ) -> None:
+        self.acked = acked
+        """The old offset after the last acknowledged record."""
+        self.target = target
+        """The new offset that belongs to `acked`."""
+        self.end = end
+        """Expected end of the new log, if no other producer writes."""
+        self.tail = tail
+        """Records that a crashed process wrote after `acked`."""
+        self.topic_id = topic_id
+        """Id of the new topic; None if unknown."""
+        if tail is None:
+            self.target = end
+
+    @property
+    def stored(self) -> Target:
+        """The new offset to commit with `acked`."""
+        return Target(self.target, self.topic_id)
+
+    def skip_present(self, batch: Batch) -> Batch:
+        """The records of `batch` that `tail` does not have. Drops a tail that has no more records."""
+        if self.tail is None:
+            return batch
+        tail = self.tail
+        rest = tail.match(batch)
+        if tail.over:
+            self.acked, self.target, self.tail = max(self.acked, tail.next_source), self.end, None
+        return rest
+
+    def note(self, encoded: Encoded, target: int) -> int:
+        """Counts an acknowledged batch, and returns the number of unexpected records before it."""
+        others = target - self.end
+        self.target = self.end = target + encoded.records
+        self.acked = encoded.next
+        return others
+
+    def pass_to(self, source: int) -> None:
+        """Moves past old offsets that have no visible record."""
+        if self.tail is None:
+            self.acked = max(self.acked, source)

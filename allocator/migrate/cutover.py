@@ -184,8 +184,8 @@ class Cutover:
             )
         if found.get("plan") != self.plan.digest:
             raise ConfigError(
-                f"{self.plan.path} was changed since its cutover began; undo the change, or roll back with the old "
-                "plan first"
+                f"{self.plan.path} moves something else since its cutover began: only [wait], audit and security may "
+                "change; undo the change, or roll back with the old plan first"
             )
         self._state = found
         steps: dict[str, Any] = found["steps"]
@@ -403,11 +403,11 @@ class Cutover:
             if self.plan.producers is not None:
                 await choose(on.ensemble, self.plan.producers, ClusterChoice(frozen=True))
             ends = await self._quiet(on)
-            await on.map.refresh()
-            # the ends of the mirrored records: producers that were moved by hand may already write behind them
-            new = {each: on.map.positions(each).target(end) for each, end in ends.items()}
+            # all is mirrored before these ends. The map's are exact only behind a record: not behind markers and gaps.
+            # Producers that were moved by hand may write already, and the audit does not count their records as lost
+            new = await ends_of(on.new, ends)
             # from here on there is no way back
-            self._note("opened", ends=[[*each, ends[each], new[each]] for each in sorted(ends)])
+            self._note("opened", ends=[[*each, ends[each], new[each].end] for each in sorted(ends)])
         if self.plan.producers is not None:
             await choose(on.ensemble, self.plan.producers, ClusterChoice(self.plan.new_brokers))
         return {"partitions": len(self._state["steps"]["opened"]["ends"])}
@@ -441,7 +441,10 @@ class Cutover:
         found = await audit_topics(self.plan, self._state["steps"]["opened"]["ends"])
         lost = [f"{topic}: {verdict.text}" for topic, verdict in found.items() if verdict.lost]
         if lost:
-            raise CutoverFailed(f"the new cluster lacks records of the old one: {'; '.join(lost)}; see allocator audit")
+            raise CutoverFailed(
+                f"the new cluster lacks records of the old one: {'; '.join(lost)}; see allocator audit. Run the "
+                "cutover again to compare again, or with audit = false to finish without"
+            )
         return {"audit": {topic: verdict.text for topic, verdict in found.items()}}
 
     def _restore_file(self, group: str) -> Path:
@@ -477,6 +480,7 @@ def _audit(plan: Plan, topic: str, ends: list[list[Any]]) -> Verdict:
             topic,
             {
                 "ending_offsets": json.dumps({topic: {str(row[1]): row[at] for row in ends if row[0] == topic}}),
+                "isolation_level": "read_committed",  # as the mirror reads
                 **{f"security.{key}": str(value) for key, value in (security or {}).items()},
             },
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -117,7 +118,7 @@ def load_plan(path: Path) -> Plan:
     cutover, old, new = values["cutover"], values["old"], values["new"]
     return Plan(
         path=path,
-        digest=hashlib.sha256(data).hexdigest(),
+        digest=_digest(values),
         groups=tuple(cutover["groups"]),
         topics=tuple(cutover["topics"]),
         zookeeper=cutover["zookeeper"],
@@ -134,6 +135,14 @@ def load_plan(path: Path) -> Plan:
         producers=values["producers"]["znode"],
         **{key: float(value) for key, value in values["wait"].items()},
     )
+
+
+def _digest(values: Mapping[str, Any]) -> str:
+    """Of what the plan moves, from where to where. Times, passwords and the audit may change under way."""
+    cutover, old, new = values["cutover"], values["old"], values["new"]
+    moved = [cutover[key] for key in ("groups", "topics", "zookeeper", "root", "mirror")]
+    places = [old["brokers"], old["zookeeper"], old["storage"], new["brokers"], values["producers"]["znode"]]
+    return hashlib.sha256(json.dumps([moved, places]).encode()).hexdigest()
 
 
 _WORDS: Final = {

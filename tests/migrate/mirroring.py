@@ -19,7 +19,7 @@ from allocator.migrate.spans import read_spans
 from allocator.testing import LocalCluster
 from allocator.types import TopicPartition
 
-__all__ = ["Row", "bare", "contents", "killed", "mirroring", "more", "settings", "started"]
+__all__ = ["Row", "bare", "contents", "killed", "mirroring", "more", "settings", "started", "transactions"]
 
 # offset, timestamp, key, value, headers
 Row = tuple[int, int, Any, Any, list[Any]]
@@ -97,3 +97,20 @@ def killed(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
         process.send_signal(signal.SIGKILL)
     process.wait(30)
+
+
+def transactions(bootstrap: str, topic: str, more: int = 0) -> None:
+    """Ten committed records, ten aborted ones, ten committed ones, and `more` transactions of a record each."""
+    from confluent_kafka import Producer
+
+    producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": topic})
+    producer.init_transactions(30)
+    for value, count in ((b"committed", 10), (b"aborted", 10), (b"committed", 10), *[(b"one", 1)] * more):
+        producer.begin_transaction()
+        for n in range(count):
+            producer.produce(topic, key=b"t%d" % n, value=value, partition=0)
+        producer.flush(30)
+        if value == b"aborted":
+            producer.abort_transaction(30)
+        else:
+            producer.commit_transaction(30)

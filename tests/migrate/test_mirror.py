@@ -12,7 +12,7 @@ import pytest
 from background import background
 from fake_broker import MODERN, FakeBroker
 from kafka.protocol.admin import DescribeConfigsResponse
-from mirroring import bare, contents, killed, mirroring, more, settings, started
+from mirroring import bare, contents, killed, mirroring, more, settings, started, transactions
 from tornado.httpclient import AsyncHTTPClient
 
 from allocator.client.client import KafkaClient
@@ -110,7 +110,7 @@ async def test_headers_times_and_transactions_of_a_newer_cluster(
     ]
     for compression in (None, "gzip", "zstd"):
         await asyncio.to_thread(produce, old.bootstrap, topic, rows, compression=compression, batch_records=100)
-    await asyncio.to_thread(_transactions, old.bootstrap, topic)
+    await asyncio.to_thread(transactions, old.bootstrap, topic)
     mirror = Mirror(settings(old, new, group, topics=[topic], old_zookeeper=None))
     await mirror.run(until_caught_up=True)
     before, after = (await contents(old, topic))[0], (await contents(new, topic))[0]
@@ -139,22 +139,6 @@ async def test_a_chroot_that_is_not_there_is_refused_and_not_made(
         client.follow([topic])
         await client.refresh()
         assert client.partitions(topic) is None
-
-
-def _transactions(bootstrap: str, topic: str) -> None:
-    from confluent_kafka import Producer
-
-    producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": topic})
-    producer.init_transactions(30)
-    for value in (b"committed", b"aborted", b"committed"):
-        producer.begin_transaction()
-        for n in range(10):
-            producer.produce(topic, key=b"t%d" % n, value=value, partition=0)
-        producer.flush(30)
-        if value == b"aborted":
-            producer.abort_transaction(30)
-        else:
-            producer.commit_transaction(30)
 
 
 async def test_topics_that_differ_are_refused_before_anything_is_made(

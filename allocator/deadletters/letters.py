@@ -25,7 +25,7 @@ from allocator.consumer.consumer import Consumer
 from allocator.consumer.up_to import answered, records_up_to
 from allocator.deadletters.letter import Letter, LetterFilter, Note, Settled, redriven
 from allocator.errors import ConfigError, TopicNotFound
-from allocator.producer.transaction import NewRecord, RecordTooLarge, TransactionalWriter
+from allocator.producer.transaction import NewRecord, TooLargeForTopic, TransactionalWriter
 from allocator.types import Record, TopicPartition
 
 __all__ = ["DeadLetterQueue", "Outcome", "first_letters"]
@@ -251,7 +251,7 @@ class DeadLetterQueue:
         try:
             await self._write(writer, letters, note, made)
             outcome.done += letters
-        except RecordTooLarge as error:
+        except TooLargeForTopic as error:
             if len(letters) == 1:
                 outcome.refused.append((letters[0], str(error)))
                 return

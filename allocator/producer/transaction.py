@@ -24,7 +24,7 @@ from allocator.producer.builder import BatchBuilder
 from allocator.producer.encode import Encoded
 from allocator.types import TopicPartition
 
-__all__ = ["NewRecord", "RecordTooLarge", "TransactionalWriter"]
+__all__ = ["NewRecord", "TooLargeForTopic", "TransactionalWriter"]
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class NewRecord(NamedTuple):
     headers: Sequence[tuple[str, Optional[bytes]]] = ()
 
 
-class RecordTooLarge(BrokerError):
+class TooLargeForTopic(BrokerError):
     """The topic takes no record of this size, also not alone. Raise its max.message.bytes."""
 
 
@@ -89,7 +89,7 @@ class TransactionalWriter:
         """Writes all of these, in their order within a partition. Raises BrokerError or TopicNotFound.
 
         A batch that a topic does not take is split. After an error nothing is written, unless the answer to the commit
-        was lost. Call `open` before the next write, except after RecordTooLarge.
+        was lost. Call `open` before the next write, except after TooLargeForTopic.
         """
         identity = self._identity
         if identity is None:
@@ -99,7 +99,7 @@ class TransactionalWriter:
             await self._client.refresh({partition.topic for partition in records})
             await self._add(records, identity)
             await self._produce(records, identity)
-        except RecordTooLarge:
+        except TooLargeForTopic:
             await self._end(identity, commit=False)
             # the brokers acknowledged or refused every batch, so the next sequence numbers are known
             self._identity = identity
@@ -142,7 +142,7 @@ class TransactionalWriter:
         encoded = {p: _encoded(batches[0]) for p, batches in left.items()}
         deadline = time.monotonic() + self._timeout_s
         error: AllocatorError
-        too_large: RecordTooLarge | None = None
+        too_large: TooLargeForTopic | None = None
         while left:
             by_leader: dict[int, list[TopicPartition]] = defaultdict(list)
             for partition in left:
@@ -169,7 +169,7 @@ class TransactionalWriter:
                             batches.extendleft((batch[half:], batch[:half]))
                         else:
                             size = len(batch[0].key or b"") + len(batch[0].value or b"")
-                            too_large = RecordTooLarge(
+                            too_large = TooLargeForTopic(
                                 f"{partition.topic}:{partition.partition} does not take a record with {size} bytes of "
                                 "key and value; raise max.message.bytes of the topic",
                                 code=code,

@@ -104,6 +104,13 @@ def _recreated(_ctx: click.Context, _param: click.Parameter, given: tuple[str, .
     help="Continue with a topic that was deleted and created again; may be repeated. earliest: from its earliest "
     "record, behind what the new cluster has; continue: at the stored position.",
 )
+@click.option(
+    "--restart",
+    multiple=True,
+    metavar="TOPIC",
+    help="Mirror this topic again from its earliest record, behind what the new cluster has, if the new cluster lost "
+    "records of it; may be repeated.",
+)
 @click.option("--once", is_flag=True, help="Stop when all records that exist at the start are mirrored.")
 @click.option("--status-s", default=10.0, show_default=True, type=Seconds(), help="Seconds between status lines.")
 @click.option(
@@ -133,7 +140,7 @@ def mirror(
     You can start several processes: they share the partitions. After a kill at any point, the next start continues at
     the same place. A signal ends the process after the requests under way. Records that the old cluster deletes before
     they are mirrored are counted and named. A topic that was deleted and created again stops, until --recreated says
-    how to go on with it.
+    how to go on with it. A topic of which the new cluster lost mirrored records stops, until --restart names it.
 
     \b
     Exit codes:

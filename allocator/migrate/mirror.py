@@ -20,9 +20,9 @@ from allocator.fetch.batch import Batch
 from allocator.groups.patterns import compiled
 from allocator.migrate.mirror_settings import MirrorSettings
 from allocator.migrate.offset_map import OffsetMap, Run, map_topic
-from allocator.migrate.positions import PartitionPosition
+from allocator.migrate.positions import PartitionPosition, Target, target_lost
 from allocator.migrate.tails import Tail
-from allocator.migrate.takeover import Log, SourceLoss, TopicsStopped, find_recreated, take_over
+from allocator.migrate.takeover import Log, SourceLoss, TopicsStopped, find_recreated, find_targets_lost, take_over
 from allocator.migrate.topic_sync import TopicSync, refuse_same_cluster
 from allocator.migrate.topics import ZNODE, TopicIds, same_topic
 from allocator.migrate.translate import ends_of
@@ -42,6 +42,7 @@ log = logging.getLogger(__name__)
 
 CONNECT_S: Final = 30.0  # for a cluster; more: waits for a cluster that is starting; less: reports it sooner
 RESTART_S: Final = 1.0  # pause after a failure that may pass
+TARGETS_S: Final = 5.0  # between checks that the new topics exist; more: fewer requests; less: a loss is noticed sooner
 POLL_S: Final = 0.5  # wait for records; less: `stop` is noticed sooner
 LOSSES: Final = 1000  # most ranges in `Mirror.losses`
 STOP_S: Final = 10.0  # wait at the end for acknowledgements of batches under way
@@ -139,6 +140,8 @@ class Mirror(RebalanceListener):
         """Whether `run(until_caught_up=True)` has mirrored all records of its goal."""
         self._stopping: asyncio.Event | None = None
         self._connected = False  # reached its servers at least once
+        self._restartable: set[str] = set()  # stopped topics of which the new cluster lost records
+        self._targets_checked = 0.0
         self._throttle = Throttle(settings.throttle_bytes_s)
         self._last: list[MirrorProgress] = []
         self._positions: dict[TopicPartition, PartitionPosition] = {}
@@ -153,6 +156,7 @@ class Mirror(RebalanceListener):
         self._offsets: GroupOffsets
         self._topic_sync: TopicSync
         self._ids: TopicIds
+        self._target_ids: TopicIds
         self._map: OffsetMap
         self._producer: Producer
         self._consumer: Consumer
@@ -244,7 +248,7 @@ class Mirror(RebalanceListener):
             ensemble = ZooKeeper(settings.old_zookeeper)
             stack.push_async_callback(ensemble.close)
             await ensemble.connect(make_chroot=False)
-        self._ids = TopicIds(self._old, ensemble)
+        self._ids, self._target_ids = TopicIds(self._old, ensemble), TopicIds(self._new)
         self._topic_sync = TopicSync(settings, self._old, self._new, self._offsets, ensemble)
         self._producer = Producer(self._new, self._note, self._may_send, buffer_bytes=settings.buffer_bytes)
         self._producer.open()
@@ -258,6 +262,7 @@ class Mirror(RebalanceListener):
         self._positions = {}
         self._topic_ids, self._doubted = {}, set()
         self.stopped.clear()
+        self._restartable.clear()
         if settings.pattern is not None:
             self._old.follow_all()
         else:
@@ -323,6 +328,8 @@ class Mirror(RebalanceListener):
                 if batch is not None:
                     await self._check_id(batch.topic)
                 await self._settle_doubts()
+                if time.monotonic() - self._targets_checked > TARGETS_S:
+                    await self._check_targets()
                 if batch is not None and batch.topic not in self.stopped:
                     await self._send(batch)
                     if self._stopping.is_set():
@@ -392,7 +399,10 @@ class Mirror(RebalanceListener):
         for source, before in encoded.runs:
             self._map.note(partition, Run(source, target + before))
         others = position.note(encoded, target)
-        if others:
+        if others < 0:
+            reason = target_lost(partition, Target(target - others), target, position.topic_id)
+            self._stop_target(partition.topic, reason or "")
+        elif others:
             self.duplicated += others
             log.warning(
                 "%s:%d: %d records before %d are of another producer, or written twice", *partition, others, target
@@ -416,11 +426,13 @@ class Mirror(RebalanceListener):
 
     async def _commit(self, partitions: Iterable[TopicPartition]) -> None:
         async with self._commit_lock:
-            mine = [partition for partition in partitions if partition in self._positions]
+            # positions in a topic that lost records stay as evidence for the next start
+            mine = [each for each in partitions if each in self._positions and each.topic not in self._restartable]
             for partition in mine:
                 await self._pass_markers(partition)
             # taken before the flush: the commit may not contain batches that are acknowledged during it
             offsets = {each: self._to_commit(each) for each in mine if each in self._positions}
+            offsets = {each: at for each, at in offsets.items() if each.topic not in self._restartable}
             await self._map.flush()
             await self._consumer.commit(offsets)
 
@@ -449,6 +461,10 @@ class Mirror(RebalanceListener):
     async def _reached(self, goal: Mapping[TopicPartition, int]) -> bool:
         mine = self._consumer.assignment()
         await self._commit(mine)
+        if all(
+            self._next(each) >= end for each, end in goal.items() if each in mine and each.topic not in self.stopped
+        ):
+            await self._check_targets()
         left = {each: end for each, end in goal.items() if end and each.topic not in self.stopped}
         if any(self._next(each) < end for each, end in left.items() if each in mine):
             return False
@@ -497,17 +513,24 @@ class Mirror(RebalanceListener):
     async def _begin(self, partitions: Partitions) -> None:
         await self._topic_sync.keep({partition.topic for partition in partitions})
         ids = await self._ids.of({partition.topic for partition in partitions})
-        taken = await take_over(partitions, self.settings, self._old, self._new, self._offsets, self._map, ids)
+        target_ids = await self._target_ids.of({partition.topic for partition in partitions})
+        taken = await take_over(
+            partitions, self.settings, self._old, self._new, self._offsets, self._map, ids, target_ids
+        )
         self._topic_ids.update(ids)
         await self._producer.add(partitions)
         for partition, each in taken.items():
             if each.lost is not None:
                 self._lose(each.lost)
             if each.recreated is not None:
+                if each.target_lost:
+                    self._restartable.add(partition.topic)
                 self._stop(partition.topic, each.recreated)
         for partition, each in taken.items():
             if not each.recreated:
-                self._positions[partition] = PartitionPosition(each.position, each.target, each.end, each.tail)
+                self._positions[partition] = PartitionPosition(
+                    each.position, each.target, each.end, each.tail, target_ids[partition.topic]
+                )
         moved = {each: self._to_commit(each) for each, one in taken.items() if one.seek and not one.recreated}
         if moved:
             await self._consumer.commit(moved)
@@ -534,12 +557,38 @@ class Mirror(RebalanceListener):
             self.stopped[topic] = reason
             log.error("%s: %s", self.settings.group, self._remedy(topic))
 
+    def _stop_target(self, topic: str, reason: str) -> None:
+        """Stops a topic of which the new cluster lost records. Sends no more of it and commits nothing."""
+        self._restartable.add(topic)
+        self._stop(topic, reason)
+        mine = frozenset(each for each in self._positions if each.topic == topic)
+        self._producer.drop(mine)
+        self._pause_stopped(mine & self._consumer.assignment())
+
+    async def _check_targets(self) -> None:
+        """Stops topics of which the new cluster lost records that it had acknowledged."""
+        kept = {
+            each: Target(position.end, position.topic_id)
+            for each, position in self._positions.items()
+            if each.topic not in self.stopped
+        }
+        ids = await self._target_ids.of({each.topic for each in kept})
+        for each, reason in (await find_targets_lost(self._new, kept, ids)).items():
+            if each in self._positions and each.topic not in self.stopped:
+                self._stop_target(each.topic, reason)
+        self._targets_checked = time.monotonic()
+
     def _pause_stopped(self, partitions: Iterable[TopicPartition]) -> None:
         stopped = [partition for partition in partitions if partition.topic in self.stopped]
         if stopped:
             self._consumer.pause(*stopped)
 
     def _remedy(self, topic: str) -> str:
+        if topic in self._restartable:
+            return (
+                f"topic {topic!r} is not mirrored: {self.stopped[topic]}. Start with --restart {topic} to mirror it "
+                "again from its earliest old record, behind what the new cluster has"
+            )
         return (
             f"topic {topic!r} is not mirrored: {self.stopped[topic]}. Start with --recreated {topic}=earliest to "
             "mirror it from its earliest record, behind what the new cluster has; or with --recreated "

@@ -40,6 +40,8 @@ class MirrorSettings:
     recreated           how to continue with old topics that were deleted and created again; without it they stop.
                         topic -> "earliest": from its earliest record, behind the former topic's records on the new
                         cluster; "continue": at the stored position, as if it were the same topic
+    restart             topics to mirror again from the earliest old record, behind what the new topic has, if the new
+                        topic was deleted, created again or truncated; without it they stop
     commit_interval_s   more: more records are compared after a crash; less: more requests
     buffer_bytes        most bytes that were read and are not acknowledged
     """
@@ -60,6 +62,7 @@ class MirrorSettings:
     append: bool = False
     accept_loss: bool = False
     recreated: Mapping[str, str] = field(default_factory=dict)
+    restart: Sequence[str] = ()
     commit_interval_s: float = 1.0
     buffer_bytes: int = 64 << 20
     session_timeout_s: float = DEFAULT["session_timeout_s"]

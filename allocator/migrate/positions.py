@@ -11,11 +11,12 @@ from typing import Final, NamedTuple, Optional
 
 from allocator.fetch.batch import Batch
 from allocator.migrate.tails import Tail
+from allocator.migrate.topics import same_topic
 from allocator.producer.encode import Encoded
 from allocator.subscription.loss import stamped
-from allocator.types import OffsetAndMetadata
+from allocator.types import OffsetAndMetadata, TopicPartition
 
-__all__ = ["PartitionPosition", "Target"]
+__all__ = ["PartitionPosition", "Target", "target_lost"]
 
 _TEXT: Final = re.compile(r"mirrored (\d+) to (\d+)(?: of (\S+))?(?: topic \S+)?")
 
@@ -89,3 +90,25 @@ class PartitionPosition:
         """Moves past old offsets that have no visible record."""
         if self.tail is None:
             self.acked = max(self.acked, source)
+
+
+def target_lost(partition: TopicPartition, kept: Target, end: int | None, topic_id: str | None) -> str | None:
+    """The reason why the new partition lacks records below `kept`; None if it has them.
+
+    `end` and `topic_id` are those of the present topic; `end` None: it does not exist.
+    """
+    if not kept.offset:
+        return None
+    if end is None:
+        return "the new topic was deleted"
+    if same_topic(kept.topic_id, topic_id) is False:
+        return (
+            f"the new topic was deleted and created again: its id was {kept.topic_id} when it was mirrored, and is "
+            f"{topic_id} now"
+        )
+    if end < kept.offset:
+        return (
+            f"the new topic was deleted and created again, or lost its tail: partition {partition.partition} was "
+            f"mirrored up to new offset {kept.offset - 1} and ends before offset {end} now"
+        )
+    return None

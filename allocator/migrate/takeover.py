@@ -10,22 +10,31 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable, Mapping
-from typing import Final, NamedTuple, Optional
+from typing import Any, Final, NamedTuple, Optional
 
 from allocator.client.client import KafkaClient
 from allocator.errors import AllocatorError, TopicNotFound
 from allocator.migrate.mirror_settings import MirrorSettings
 from allocator.migrate.offset_map import OffsetMap, Run
-from allocator.migrate.positions import Target
+from allocator.migrate.positions import Target, target_lost
 from allocator.migrate.spans import read_spans
 from allocator.migrate.tails import Tail, digest, first_records, read_tails
 from allocator.migrate.topics import same_topic
 from allocator.migrate.translate import Ends, ends_of
 from allocator.offsets.group_offsets import GroupOffsets
 from allocator.record import Record
-from allocator.types import TopicPartition
+from allocator.types import OffsetAndMetadata, TopicPartition
 
-__all__ = ["Log", "NotEmpty", "SourceLoss", "TakenOver", "TopicsStopped", "find_recreated", "take_over"]
+__all__ = [
+    "Log",
+    "NotEmpty",
+    "SourceLoss",
+    "TakenOver",
+    "TopicsStopped",
+    "find_recreated",
+    "find_targets_lost",
+    "take_over",
+]
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +50,7 @@ class NotEmpty(AllocatorError):
 
 
 class TopicsStopped(AllocatorError):
-    """Topics were deleted and created again. The mirror stops them until a setting says how to go on."""
+    """Topics were deleted or created again. The mirror stops them until a setting says how to go on."""
 
 
 class Log(NamedTuple):
@@ -72,7 +81,8 @@ class TakenOver(NamedTuple):
     `tail`: the records of the new log from `target` on.
 
     `seek`: the committed offset differs, or is of another topic. `lost`: offsets deleted right before `position`.
-    `recreated`: the reason why the partition is not mirrored until the operator says how to go on.
+    `recreated`: the reason why the partition is not mirrored until the operator says how to go on. `target_lost`: the
+    reason is a loss on the new cluster.
     """
 
     position: int
@@ -82,6 +92,7 @@ class TakenOver(NamedTuple):
     seek: bool = False
     lost: Optional[SourceLoss] = None
     recreated: Optional[str] = None
+    target_lost: bool = False
 
 
 async def take_over(
@@ -92,10 +103,11 @@ async def take_over(
     offsets: GroupOffsets,
     known: OffsetMap,
     ids: Mapping[str, str | None],
+    target_ids: Mapping[str, str | None],
 ) -> dict[TopicPartition, TakenOver]:
     """Returns the start of each partition, after it has written that position to the map for the next process.
 
-    `ids`: the current ids of the old topics. Raises NotEmpty.
+    `ids`, `target_ids`: the current ids of the old and of the new topics. Raises NotEmpty.
     """
     wanted = list(partitions)
     await known.refresh()
@@ -107,6 +119,7 @@ async def take_over(
         raise TopicNotFound(sorted(missing))
     logs = {each: Log(sources[each].start, committed.get(each)) for each in wanted}
     recreated = await find_recreated(settings, old, new, known, logs, ids)
+    targets_lost = await _find_targets_lost(settings, old, new, known, stored, target_ids)
     found: dict[TopicPartition, TakenOver] = {}
     spans: dict[TopicPartition, tuple[int, int]] = {}
     for partition, source in sources.items():
@@ -115,6 +128,11 @@ async def take_over(
         if reason is not None and choice is None:
             found[partition] = TakenOver(source.start, there, there, recreated=reason)
             continue
+        if reason is None and partition in targets_lost:
+            reason, choice = targets_lost[partition], "earliest" if partition.topic in settings.restart else None
+            if choice is None:
+                found[partition] = TakenOver(source.start, there, there, recreated=reason, target_lost=True)
+                continue
         incarnation = known.incarnation(partition)
         incarnation = incarnation._replace(topic_id=ids[partition.topic] or incarnation.topic_id)
         position = committed.get(partition)
@@ -122,7 +140,11 @@ async def take_over(
             more, position = _by_choice(known, partition, source, position, there, str(choice))
             incarnation = incarnation._replace(number=incarnation.number + more)
             log.warning(
-                "%s:%d: %s; continuing at offset %d because of recreated=%r", *partition, reason, position, choice
+                "%s:%d: %s; continuing at offset %d because of --%s",
+                *partition,
+                reason,
+                position,
+                "restart" if partition not in recreated else f"recreated {choice}",
             )
         known.begin(partition, incarnation)
         target = None if position is None else known.positions(partition).target(position)
@@ -181,6 +203,41 @@ async def _without_found(
     return found
 
 
+async def find_targets_lost(
+    new: KafkaClient, kept: Mapping[TopicPartition, Target], target_ids: Mapping[str, str | None]
+) -> dict[TopicPartition, str]:
+    """The partitions whose new log lacks records below `kept` -> the reason. `target_ids`: the current ids."""
+    ends = await _ends_beyond(new, {each: target.offset for each, target in kept.items()}, absent=None)
+    reasons = {each: target_lost(each, target, ends[each], target_ids[each.topic]) for each, target in kept.items()}
+    return {each: reason for each, reason in reasons.items() if reason is not None}
+
+
+async def _find_targets_lost(
+    settings: MirrorSettings,
+    old: KafkaClient,
+    new: KafkaClient,
+    known: OffsetMap,
+    stored: Mapping[TopicPartition, OffsetAndMetadata],
+    target_ids: Mapping[str, str | None],
+) -> dict[TopicPartition, str]:
+    """Like `find_targets_lost`. Where topics have no id, also compares the last mirrored records."""
+    kept = {each: target for each, offset in stored.items() if (target := Target.of(offset)) is not None}
+    for each in stored.keys() - kept.keys():
+        runs = known.positions(each).runs  # the broker of the old cluster stores no metadata
+        if runs:
+            kept[each] = Target(max(run.target for run in runs))
+    found = await find_targets_lost(new, kept, target_ids)
+    unproven = {
+        each: (max(0, stored[each].offset - SAMPLE), stored[each].offset)
+        for each, target in kept.items()
+        if each not in found and target.offset and same_topic(target.topic_id, target_ids[each.topic]) is None
+    }
+    starts = await ends_of(old, unproven)
+    spans = {each: (max(first, starts[each].start), stop) for each, (first, stop) in unproven.items() if each in starts}
+    reasons = await _by_content(settings, new, known, spans, whose="new")
+    return {**found, **reasons}
+
+
 async def find_recreated(
     settings: MirrorSettings,
     old: KafkaClient,
@@ -215,10 +272,13 @@ async def find_recreated(
     return found
 
 
-async def _ends_beyond(client: KafkaClient, at: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-    """The ends of these logs. Retries for `PATIENCE_S` if an end is before the offset in `at`.
+async def _ends_beyond(
+    client: KafkaClient, at: Mapping[TopicPartition, int], absent: Any = 0
+) -> dict[TopicPartition, Any]:
+    """The ends of these logs, `absent` for those that do not exist.
 
-    The leader of an old Kafka may report a lower end for a moment after its election.
+    Retries for `PATIENCE_S` if an end is before the offset in `at`: the leader of an old Kafka may report a lower end
+    for a moment after its election.
     """
     deadline = time.monotonic() + PATIENCE_S
     ends = {each: found.end for each, found in (await ends_of(client, at)).items()}
@@ -228,11 +288,15 @@ async def _ends_beyond(client: KafkaClient, at: Mapping[TopicPartition, int]) ->
             break
         await asyncio.sleep(client.retry_backoff_s)
         ends.update((each, found.end) for each, found in (await ends_of(client, short)).items())
-    return {each: ends.get(each, 0) for each in at}
+    return {each: ends.get(each, absent) for each in at}
 
 
 async def _by_content(
-    settings: MirrorSettings, new: KafkaClient, known: OffsetMap, spans: Mapping[TopicPartition, tuple[int, int]]
+    settings: MirrorSettings,
+    new: KafkaClient,
+    known: OffsetMap,
+    spans: Mapping[TopicPartition, tuple[int, int]],
+    whose: str = "old",
 ) -> dict[TopicPartition, str]:
     here: dict[TopicPartition, dict[int, Record]] = {}
     async for batch in read_spans(settings.old, spans, settings.old_security, isolation_level="read_committed"):
@@ -254,8 +318,9 @@ async def _by_content(
             original = here[partition].get(copy.offset)
             if original is not None and not _same(original, copy):
                 found[partition] = (
-                    f"the old topic was deleted and created again: its record at offset {original.offset} is not the "
-                    f"one that was mirrored from there to offset {copy.offset} of the new cluster"
+                    f"the {whose} topic was deleted and created again: its record at offset "
+                    f"{(original if whose == 'old' else copy).offset} is not the one that was mirrored from offset "
+                    f"{original.offset} of the old cluster to offset {copy.offset} of the new cluster"
                 )
     return found
 

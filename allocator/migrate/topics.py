@@ -105,7 +105,8 @@ async def make_alike(
     grown = [name for name in names if name in mirrored and 0 < here[name] < counts[name]]
     differences += [
         f"{name!r} has {counts[name]} partitions on the old cluster and {here[name]} on the new one: a key would "
-        "change its partition; add the missing ones, or delete the new topic so that it is created again"
+        f"change its partition; add the missing ones, or delete the new topic and start with --restart {name}, which "
+        "creates it again and mirrors it from the start"
         for name in names
         if counts[name] and here[name] and here[name] != counts[name] and name not in grown
     ]

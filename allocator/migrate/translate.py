@@ -10,11 +10,12 @@ from allocator.client.client import KafkaClient
 from allocator.client.log_offsets import EARLIEST, LATEST, list_offsets
 from allocator.errors import ConfigError
 from allocator.migrate.offset_map import OffsetMap, map_topic
+from allocator.migrate.positions import Target, target_lost
 from allocator.migrate.tails import digest
 from allocator.migrate.topics import TopicIds
 from allocator.offsets.group_offsets import GroupOffsets
 from allocator.record import Record
-from allocator.types import TopicPartition
+from allocator.types import OffsetAndMetadata, TopicPartition
 
 if TYPE_CHECKING:
     from allocator.migrate.storage import OpenOffsetStore
@@ -149,12 +150,12 @@ async def by_map(
     await new.client.refresh([known.topic])
     if new.client.partitions(known.topic) is None:
         raise ConfigError(f"the new cluster has no offset map {known.topic!r}; name the group of the mirror")
-    mirrored = {
-        each: offset.offset for each, offset in (await GroupOffsets(old.client, mirror).fetch(list(committed))).items()
-    }
+    positions = await GroupOffsets(old.client, mirror).fetch(list(committed))
+    mirrored = {each: offset.offset for each, offset in positions.items()}
     await known.open()  # after reading the positions: a mirror writes the map before it commits
     ids = await TopicIds(old.client).of({each.topic for each in committed})
     ends = await ends_of(new.client, committed)
+    new_ids = await TopicIds(new.client).of({each.topic for each in committed})
     found = {}
     for each, offset in committed.items():
         target = known.positions(each).target(offset)
@@ -163,6 +164,8 @@ async def by_map(
             found[each] = Found(None, "not on the new cluster")
         elif recreated is not None:
             found[each] = Found(None, f"the old topic was created again: {recreated}; set --recreated of the mirror")
+        elif (lost := _lost(each, positions.get(each), ends[each], new_ids[each.topic])) is not None:
+            found[each] = Found(None, f"{lost}; start the mirror with --restart {each.topic}")
         elif offset > mirrored.get(each, -1):
             found[each] = Found(None, f"mirrored only up to {mirrored.get(each, 'nothing')}; wait for the mirror")
         elif target is None:
@@ -172,6 +175,13 @@ async def by_map(
         else:
             found[each] = Found(min(target, ends[each].end))
     return found
+
+
+def _lost(
+    partition: TopicPartition, position: OffsetAndMetadata | None, ends: Ends, topic_id: str | None
+) -> str | None:
+    kept = Target.of(position)
+    return None if kept is None else target_lost(partition, kept, ends.end, topic_id)
 
 
 async def by_content(

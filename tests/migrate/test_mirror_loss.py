@@ -265,3 +265,81 @@ async def test_neither_offsets_nor_groups_move_by_the_map_of_a_former_topic(
     await ensemble.close()
     with pytest.raises(CutoverFailed, match=f"topic '{topic}' of the old cluster was deleted and created again"):
         await Cutover(load_plan(plan)).run("check")
+
+
+async def test_a_new_topic_that_loses_its_records_stops_until_it_is_mirrored_again(
+    cluster_factory: Any, topic_factory: Callable[..., str], group: str
+) -> None:
+    old = await asyncio.to_thread(cluster_factory, kafka="3.9.1")
+    new = await asyncio.to_thread(cluster_factory, kafka="4.1.1")
+    topic = await asyncio.to_thread(topic_factory, 1, 1, None, old)
+    other = await asyncio.to_thread(topic_factory, 1, 1, None, old)
+    chosen = settings(old, new, group, topics=[topic, other], old_zookeeper=None)
+    await fill(old, topic, 100)
+    await fill(old, other, 10)
+    await Mirror(chosen).run(until_caught_up=True)
+    await asyncio.to_thread(new.delete_topic, topic)
+    await fill(old, other, 10)
+    code, status, error = await command(chosen)
+    assert code == 1
+    assert list(status["stopped"]) == [topic]
+    assert f"Start with --restart {topic}" in error
+    assert len((await contents(new, other))[0]) == 20
+    again = Mirror(replace(chosen, restart=[topic]))
+    await again.run(until_caught_up=True)
+    assert values((await contents(new, topic))[0]) == numbered("value", range(100))
+    assert again.offset_map.positions(TopicPartition(topic, 0)).target(0) == 0
+    await Mirror(replace(chosen, restart=[topic])).run(until_caught_up=True)  # it applies once
+    assert len((await contents(new, topic))[0]) == 100
+    # created again and filled beyond its former end
+    await asyncio.to_thread(new.delete_topic, topic)
+    await asyncio.to_thread(new.create_topic, topic, 1)
+    await fill(new, topic, 150, "foreign")
+    with pytest.raises(TopicsStopped, match=f"its id was .* Start with --restart {topic}"):
+        await Mirror(chosen).run(until_caught_up=True)
+    async with KafkaClient(old.bootstrap) as client:
+        await client.refresh([topic])
+        await GroupOffsets(client, f"{group}-reader").commit({TopicPartition(topic, 0): OffsetAndMetadata(50, "", -1)})
+    stores = OffsetStore(old.bootstrap, f"{group}-reader"), OffsetStore(new.bootstrap, f"{group}-reader")
+    (row,) = (await plan_copy(*stores, by="map", mirror=group)).rows
+    assert f"start the mirror with --restart {topic}" in row.problem
+    await Mirror(replace(chosen, restart=[topic])).run(until_caught_up=True)
+    assert values((await contents(new, topic))[0]) == numbered("foreign", range(150)) + numbered("value", range(100))
+    # while it runs
+    running = Mirror(chosen)
+
+    async def run() -> None:
+        async with mirroring(running):
+            await wait_until_async(lambda: len(running.progress()) == 2, 60, "it to begin")
+            await asyncio.to_thread(new.delete_topic, topic)
+            await asyncio.to_thread(new.create_topic, topic, 1)
+            await fill(old, topic, 10, "late")
+            await wait_until_async(lambda: topic in running.stopped, 60, "it to notice")
+            await fill(old, other, 10)
+            await wait_until_async(lambda: running.records_of[other] == 10, 60, "the other topic to go on")
+
+    with pytest.raises(TopicsStopped, match=f"Start with --restart {topic}"):
+        await run()
+    assert running.duplicated == 0
+
+
+@pytest.mark.parametrize("count", [0, 150])
+async def test_a_new_topic_without_an_id_that_loses_its_records_stops(
+    count: int, cluster_factory: Any, topic_factory: Callable[..., str], group: str
+) -> None:
+    """Before 2.8: its end, or its last mirrored records."""
+    old = await asyncio.to_thread(cluster_factory, kafka="3.9.1")
+    new = await asyncio.to_thread(cluster_factory, kafka="1.1.1")
+    topic = await asyncio.to_thread(topic_factory, 1, 1, None, old)
+    chosen = settings(old, new, group, topics=[topic], old_zookeeper=None)
+    await fill(old, topic, 100)
+    await Mirror(chosen).run(until_caught_up=True)
+    await asyncio.to_thread(new.delete_topic, topic)
+    await asyncio.to_thread(new.create_topic, topic, 1)
+    if count:
+        await fill(new, topic, count, "foreign")
+    with pytest.raises(TopicsStopped, match=rf"the new topic was deleted and created again.* --restart {topic}"):
+        await Mirror(chosen).run(until_caught_up=True)
+    await Mirror(replace(chosen, restart=[topic])).run(until_caught_up=True)
+    wanted = numbered("foreign", range(count)) + numbered("value", range(100))
+    assert values((await contents(new, topic))[0]) == wanted

@@ -130,6 +130,8 @@ class Faults:
         if names and not self.world.jumpy:  # a budget is counted by the wall clock
             found += [self._order] * 3
         found += [lambda: self.do("withdraw")]
+        if names and self.world.reads:
+            found += [self._one("seek")] * 4
         return found
 
     def _order(self) -> None:
@@ -229,6 +231,12 @@ class Faults:
 
     def _by_hand(self, kind: str, path: str, data: bytes = b"") -> None:
         self.world.ensemble.commit([Op(kind, path, data)], self.world.ensemble.open(1e9))
+
+    def _do_seek(self, name: str) -> None:
+        """Orders a seek of a partition of this member."""
+        active = sorted(self.world.workers[name].active)
+        if active:
+            self.world.kafka.seek(active[len(self.done) % len(active)])
 
     def _do_withdraw(self) -> None:
         self.world.orders.withdraw()

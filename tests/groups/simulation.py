@@ -17,6 +17,9 @@ At every third seed, members have a watchdog, and faults block their event loops
 instance ids and a grace: a starting member may be the next process of a member that has ended, or a second process of
 one that lives. Then healing may take longer by the grace. From seed `FOLLOWING` on, members follow load, those of odd
 seeds with a grace too, and another partition is the heaviest every few seconds.
+
+From seed `READING` on, members are consumers (`simulated_reader`). Look-ups of committed offsets may take longer than a
+session, and an operator orders seeks, after which every record must be processed again.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ from members import StaticTopics
 from simulated_faults import Event, Faults
 from simulated_member import VirtualWatchdog, Worker
 from simulated_orders import OrdersOfGroup
+from simulated_reader import CommitsOfGroup, ReadingWorker
 from simulated_zookeeper import Ensemble, Write
 from virtual_time import VirtualLoop, current_member
 
@@ -43,11 +47,12 @@ from allocator.groups.zookeeper.znodes import AssignmentDocument, Claim, Invalid
 from allocator.types import TopicPartition
 from allocator.zookeeper.client import ConnectionLost
 
-__all__ = ["FOLLOWING", "SEATED", "Broken", "Simulation"]
+__all__ = ["FOLLOWING", "READING", "SEATED", "Broken", "Simulation"]
 
 FAULTS_S = 40.0  # how long faults go on
 SEATED = 1_000_000
 FOLLOWING = 2_000_000
+READING = 3_000_000
 GRACE_S = 3.0
 HEALED_S = 20.0  # within which every partition must have an owner that may act, once they end
 PARTITIONS = 6
@@ -72,8 +77,9 @@ class Simulation:
         self.seed = seed
         self.faults_s = faults_s
         self.watched = seed % 3 == 0
-        self.follows = seed >= FOLLOWING
-        self.grace_s = GRACE_S if seed >= SEATED and (seed % 2 or not self.follows) else 0.0
+        self.reads = seed >= READING
+        self.follows = FOLLOWING <= seed < READING
+        self.grace_s = GRACE_S if SEATED <= seed < READING and (seed % 2 or not self.follows) else 0.0
         self.jumpy = bool(self.grace_s) and seed % 4 < 2
         self.healed_s = HEALED_S + self.grace_s
         self.random = random.Random(seed)
@@ -81,7 +87,10 @@ class Simulation:
         self.topics = StaticTopics({"t": PARTITIONS})
         self.faults = Faults(self, schedule)
         self.orders = OrdersOfGroup(self)
+        self.kafka = CommitsOfGroup(self)
         self.processed: dict[TopicPartition, int] = {}
+        self.farthest: dict[TopicPartition, int] = {}
+        """As `processed`, but no seek sets it back."""
         self.repeated = 0
         """Records that were processed again."""
         self.committed: dict[TopicPartition, int] = {}
@@ -163,7 +172,7 @@ class Simulation:
 
     def start(self, name: str) -> None:
         context = self.context_of(name)
-        worker = self.workers[name] = context.run(Worker, self, name)
+        worker = self.workers[name] = context.run(ReadingWorker if self.reads else Worker, self, name)
         self.spawn(name, worker.main())
 
     def context_of(self, name: str) -> contextvars.Context:
@@ -191,14 +200,20 @@ class Simulation:
             self.broken(f"record {before} of {partition.partition} is skipped")
         self.repeated += done <= before
         self.processed[partition] = max(before, done)
+        self.farthest[partition] = max(self.farthest.get(partition, 0), done)
 
     def read_committed(self, partition: TopicPartition) -> int:
         """Where a new owner begins."""
         self.late[partition] = False
         return self.committed.get(partition, 0)
 
-    def send_commit(self, worker: Worker, partition: TopicPartition, offset: int) -> asyncio.Future[None]:
-        """A commit, which arrives after a delay, in the order of its connection, even if the sender crashes."""
+    def send_commit(
+        self, worker: Worker, partition: TopicPartition, offset: int, metadata: str = "", *, seeks: bool = False
+    ) -> asyncio.Future[None]:
+        """A commit, which arrives after a delay, in the order of its connection, even if the sender crashes.
+
+        `seeks`: all records from `offset` on must be processed again.
+        """
         self.check_alone(worker, partition, "commits")
         answer: asyncio.Future[None] = self.loop.create_future()
         tenure = worker.tenures[partition]
@@ -206,12 +221,18 @@ class Simulation:
         worker.commits_arrive = max(worker.commits_arrive + 1e-6, self.loop.time() + delay)
 
         def arrive() -> None:
-            if offset > self.processed.get(partition, 0):
+            if offset > self.farthest.get(partition, 0):
                 self.broken(f"{worker.name} commits {offset} of {partition.partition}, which nobody processed")
             owns = worker.tenures.get(partition) == tenure and worker.may_act
-            if offset < self.committed.get(partition, 0) and owns and not self.late[partition]:
+            if offset < self.committed.get(partition, 0) and owns and not self.late[partition] and not seeks:
                 self.broken(f"{worker.name}, the owner, sets {partition.partition} back to {offset}")
             self.committed[partition], self.late[partition] = offset, not owns
+            self.kafka.metadata[partition] = metadata
+            if not owns:  # too late: Kafka accepts it, and with it the end of a replay
+                self.processed[partition] = self.farthest.get(partition, 0)
+            elif seeks and isinstance(worker, ReadingWorker):  # the owner has gone on since it sent the commit
+                position = worker.state.position(partition)
+                self.processed[partition] = offset if position is None else max(offset, position.offset)
             if not answer.done():
                 answer.set_result(None)
 

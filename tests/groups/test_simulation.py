@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from simulate import broken_seeds, outcome, shrunk
 from simulated_faults import Event, Faults, parse
 from simulated_member import Worker
 from simulated_zookeeper import SimulatedZooKeeper
-from simulation import FOLLOWING, Broken, Simulation
+from simulation import FOLLOWING, READING, Broken, Simulation
 
+from allocator.consumer.ownership import Ownership
 from allocator.groups.lease import EnsembleLease, LeaseRenewer
 from allocator.groups.zookeeper import decision, leader, plan
 from allocator.groups.zookeeper.leader import Leader
 from allocator.groups.zookeeper.membership import ZooKeeperMembership
 from allocator.groups.zookeeper.znodes import AssignmentDocument, Claim, Waiting
+from allocator.offsets.tracker import OffsetTracker
+from allocator.types import TopicPartition
 from allocator.zookeeper.client import Op
 
 pytestmark = pytest.mark.servers  # long without any
@@ -476,6 +480,57 @@ def test_a_broken_protocol_is_found(
     assert broken is not None
     assert re.search(found, str(broken).splitlines()[0])
     assert re.search(r"again: python tests/groups/simulate.py --seed \d+\Z", str(broken))
+
+
+# -- consumers: `simulated_reader`
+
+
+def test_every_promise_of_consumers_holds_under_faults_and_seeks() -> None:
+    assert broken_seeds(READING, READING + 20) == ""
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_every_promise_of_consumers_holds_under_many_more() -> None:
+    assert broken_seeds(READING + 20, READING + 1000) == ""
+
+
+def seeks_that_drop_what_is_in_hand(patch: pytest.MonkeyPatch) -> None:
+    rewind = OffsetTracker.rewind
+
+    def drops(self: OffsetTracker, partition: TopicPartition, *to: Any) -> None:
+        rewind(self, partition, *to)
+        self.put_back([partition])
+
+    patch.setattr(OffsetTracker, "rewind", drops)
+
+
+def owners_that_prefer_their_own_offset(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(OffsetTracker, "is_own", lambda self, committed: True)
+
+
+def look_ups_that_outlive_an_ownership(patch: pytest.MonkeyPatch) -> None:
+    def missing(self: Ownership, epochs: Iterable[TopicPartition]) -> frozenset[TopicPartition]:
+        return frozenset(epochs) & self._state.missing_fetch_positions()
+
+    patch.setattr(Ownership, "_missing", missing)
+
+
+@pytest.mark.parametrize(
+    ("break_it", "found"),
+    [
+        (seeks_that_drop_what_is_in_hand, "may (both )?act"),
+        (owners_that_prefer_their_own_offset, "is skipped"),
+        (look_ups_that_outlive_an_ownership, "sets . back"),
+    ],
+)
+def test_a_broken_consumer_is_found(
+    break_it: Callable[[pytest.MonkeyPatch], None], found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    break_it(monkeypatch)
+    broken = next((what for seed in range(READING, READING + 300) if (what := outcome(seed)[1]) is not None), None)
+    assert broken is not None
+    assert re.search(found, str(broken).splitlines()[0])
 
 
 def test_a_schedule_that_breaks_something_shrinks_to_what_breaks_it(monkeypatch: pytest.MonkeyPatch) -> None:

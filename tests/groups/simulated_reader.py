@@ -1,0 +1,224 @@
+"""A member of the simulation that is a consumer: real ownership, progress and orders of operators, over fake Kafka."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from simulated_member import Worker
+
+from allocator.consumer.core import ConsumerCore
+from allocator.consumer.operator_orders import OperatorOrders
+from allocator.consumer.ownership import Ownership
+from allocator.errors import CommitFailed
+from allocator.groups.zookeeper.orders import Order, OrderResult, Orders
+from allocator.groups.zookeeper.znodes import to_ranges
+from allocator.measures import Measures
+from allocator.offsets.tracker import OffsetTracker
+from allocator.subscription.state import SubscriptionState
+from allocator.tasks import BackgroundTasks
+from allocator.types import OffsetAndMetadata, Partitions, TopicPartition
+
+if TYPE_CHECKING:
+    from simulation import Simulation
+
+__all__ = ["CommitsOfGroup", "ReadingWorker"]
+
+HANDLER_S = (0.0, 0.0, 0.05, 0.2, 0.8)  # less than the limit of the watchdog
+
+
+class CommitsOfGroup:
+    """The committed offsets with their metadata, and the seeks that an operator has ordered."""
+
+    def __init__(self, world: Simulation) -> None:
+        self.world = world
+        self.metadata: dict[TopicPartition, str] = {}
+        self.seeks = Orders()
+        self._number = 0
+
+    def seek(self, partition: TopicPartition) -> None:
+        """Orders a seek to the middle of what was processed. Each owner obeys until one has committed the seek."""
+        self._number += 1
+        at = {"partitions": to_ranges([partition]), "to": str(self.world.processed.get(partition, 0) // 2)}
+        made = Order.make("seek", at, who="operator", now_ms=0, expires=None)
+        self.seeks = self.seeks.put(replace(made, id=f"o-{self._number:08x}"), 0)
+        for worker in self.world.workers.values():
+            assert isinstance(worker, ReadingWorker)
+            worker.context.run(self.world.loop.call_soon, worker.obey)
+
+    async def add_result(self, order_id: str, result: OrderResult) -> None:
+        self.seeks = self.seeks.with_result(order_id, result)
+
+
+class ReadingWorker(Worker):
+    """Reads some records of each partition at a time. The handler takes a while, and a request for more ends it."""
+
+    processor = sink = None
+    group = "g"
+    commit_sought = ConsumerCore.commit_sought
+
+    def __init__(self, world: Simulation, name: str) -> None:
+        super().__init__(world, name)
+        self.context = world.context_of(name)
+        self.fetcher = self
+        self.state = SubscriptionState("earliest", clock=world.loop.time, shuffle=None)
+        self.state.subscribe(["t"])
+        self.progress = OffsetTracker(asking_is_done=True)
+        self.orders = OperatorOrders(self)  # type: ignore[arg-type]
+        self.ownership = Ownership(
+            self.state,
+            self.progress,
+            self._look_up,
+            self,
+            self.commit_progress,
+            self._settled,
+            Measures(),
+            auto_commit=True,
+            began=self._began,
+        )
+        self.tasks = BackgroundTasks(lambda error: world.broken(f"{name}: {error!r}"))
+        self.start_task = self.tasks.start
+        self.seeking: set[TopicPartition] = set()
+        """Partitions whose next commit is the one of a seek."""
+        self._in_work: set[TopicPartition] = set()
+        self._under_way: set[asyncio.Future[None]] = set()
+
+    async def main(self) -> None:
+        self._one_commit = asyncio.Lock()
+        self.ownership.start(self.tasks)
+        self.obey()
+        await self.membership.join()
+        self.joined = True
+        while not self.gone:
+            await asyncio.sleep(self.world.random.uniform(0.02, 0.1))
+            self.membership.polled()
+            self.progress.finish()
+            self._in_work.clear()
+            self._end(frozenset(self.active - self.state.assigned_partitions()))
+            if self.world.random.random() < 0.2:
+                self.tasks.start(self._auto_commit())
+            for partition in self.state.partitions_needing_reset():  # nothing is committed
+                self.state.seek(partition, 0)
+            ready = [p for p in sorted(self.active) if self.state.is_fetchable(p)]
+            if ready and not self.ownership.closed_gate and self.membership.may_act():
+                for partition in ready:
+                    self._handle(partition, self.world.random.randint(1, 3))
+                await asyncio.sleep(self.world.random.choice(HANDLER_S))
+        self.progress.abandon()
+
+    def _handle(self, partition: TopicPartition, records: int) -> None:
+        self.world.check_alone(self, partition, "processes")
+        position = self.state.position(partition)
+        assert position is not None
+        end = position.offset + records
+        self.state.update_position(partition, end)
+        self.progress.hand_out(partition, end)
+        self._in_work.add(partition)
+        for each in range(records):
+            self.world.note_processed(partition, end - records + each + 1)
+
+    # -- Kafka ---------------------------------------------------------------------------------------------------
+
+    async def _look_up(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
+        """Sometimes the answer takes longer than a session."""
+        answer: asyncio.Future[dict[TopicPartition, OffsetAndMetadata]] = self.world.loop.create_future()
+        random, asked = self.world.random, list(partitions)
+        back_s = random.uniform(1.0, 8.0) if random.random() < 0.3 else random.uniform(0.001, 0.02)
+
+        def arrive() -> None:
+            found = {
+                p: OffsetAndMetadata(self.world.read_committed(p), self.world.kafka.metadata[p], -1)
+                for p in asked
+                if p in self.world.committed
+            }
+            self.world.ensemble.later(back_s, lambda: answer.done() or answer.set_result(found))
+
+        self.world.ensemble.later(random.uniform(0.001, 0.02), arrive)
+        return await answer
+
+    async def commit_progress(self, partitions: Iterable[TopicPartition] | None = None) -> None:
+        async with self._one_commit:
+            offsets = {p: o for p, o in self.progress.uncommitted(partitions).items() if p in self.tenures}
+            if not offsets:
+                return
+            if not self.membership.may_act():
+                error = CommitFailed("no lease")
+                error.retriable = True
+                raise error
+            self.progress.note_member(self.membership.member_id)
+            sent = [self._send(partition, offset) for partition, offset in offsets.items()]
+            self._under_way.update(sent)
+            for each in sent:
+                each.add_done_callback(self._under_way.discard)
+            await asyncio.wait(sent)
+            self.progress.note_committed(offsets)
+            self.progress.finish_up_to(offsets)
+
+    def _send(self, partition: TopicPartition, offset: int) -> asyncio.Future[None]:
+        stamp, seeks = f"generation 1 member {self.membership.member_id}", partition in self.seeking
+        self.seeking.discard(partition)
+        return self.world.send_commit(self, partition, offset, stamp, seeks=seeks)
+
+    async def _auto_commit(self) -> None:
+        with contextlib.suppress(CommitFailed):
+            await self.commit_progress()
+
+    async def _settled(self, partitions: Partitions) -> None:
+        while self._under_way:
+            await asyncio.wait(set(self._under_way))
+
+    # -- what the ownership and the orders call ------------------------------------------------------------------
+
+    def sought(self, partition: TopicPartition, offset: int) -> bool:
+        self.seeking.add(partition)
+        return ConsumerCore.sought(self, partition, offset)  # type: ignore[arg-type]
+
+    def obey(self) -> None:
+        self.orders.take(self.world.kafka.seeks, self.world.kafka)  # type: ignore[arg-type]
+
+    def _began(self, partitions: Partitions) -> None:
+        for partition in partitions:
+            self._tenure += 1
+            self.tenures[partition] = self._tenure
+            self.seeking.discard(partition)
+            if self.membership.may_act():
+                self.world.check_alone(self, partition, "begins")
+                self.world.note_fence(self, partition)
+        self.active |= partitions
+        self.orders.apply()
+
+    def prepare(self, partitions: Partitions) -> None: ...
+
+    def discard(self, partitions: Partitions) -> None: ...
+
+    def wake(self) -> None: ...
+
+    async def news(self, timeout_s: float) -> bool:
+        await asyncio.sleep(timeout_s)
+        return False
+
+    # -- what the membership calls -------------------------------------------------------------------------------
+
+    def _expected(self, partitions: Partitions, free: bool) -> None:
+        self.ownership.expect(partitions, free)
+
+    async def assigned(self, partitions: Partitions) -> None:
+        await self.ownership.assigned(partitions)
+
+    async def revoked(self, partitions: Partitions) -> None:
+        await self.ownership.revoked(partitions)
+        self._end(partitions - self._in_work)  # the handler still works on the others, whatever was released
+
+    async def lost(self, partitions: Partitions) -> None:
+        self._end(partitions)
+        await self.ownership.lost(partitions)
+
+    def suspended(self, why: str) -> None:
+        self.ownership.suspended(why)
+
+    def resumed(self) -> None:
+        super().resumed()
+        self.ownership.resumed()

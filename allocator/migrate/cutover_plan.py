@@ -140,7 +140,8 @@ def load_plan(path: Path) -> Plan:
 def _digest(values: Mapping[str, Any]) -> str:
     """Of what the plan moves, from where to where. Times, passwords and the audit may change under way."""
     cutover, old, new = values["cutover"], values["old"], values["new"]
-    moved = [cutover[key] for key in ("groups", "topics", "zookeeper", "root", "mirror")]
+    moved = [sorted(cutover["groups"]), sorted(cutover["topics"])]
+    moved += [cutover[key] for key in ("zookeeper", "root", "mirror")]
     places = [old["brokers"], old["zookeeper"], old["storage"], new["brokers"], values["producers"]["znode"]]
     return hashlib.sha256(json.dumps([moved, places]).encode()).hexdigest()
 

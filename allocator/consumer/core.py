@@ -111,6 +111,7 @@ class ConsumerCore:
             **fetch,
         )
         self.sink = sink
+        self.sink_member = None if sink is None else SinkMember(self, sink)
         self._orders = OperatorOrders(self)
         self._order_topic = order_topic if joining.options.orders_topic else None
         self._ownership = Ownership(
@@ -123,7 +124,7 @@ class ConsumerCore:
             self.client.measures,
             auto_commit=commit_on_revoke and self.group is not None,
             began=self._began,
-            sink=None if sink is None else SinkMember(self, sink),
+            sink=self.sink_member,
         )
         self._coordinator = Coordinator(self.client, self.group or "", self.client.retry_backoff_s)
         self.load = OwnLoad(self.state, self.client.measures)
@@ -732,4 +733,13 @@ class SinkMember:
         }
 
     async def rewind(self, partition: TopicPartition, offset: int) -> None:
+        """Waits for the records in work first: what is written later would set the sink forward again.
+
+        Nothing of the partition may be delivered meanwhile.
+        """
+        processor = self._core.processor
+        if processor is not None:
+            processor.restart(partition, offset)
+            await processor.until_idle(partition)
+        await self._core.progress.finished(frozenset({partition}))
         await self._sink.rewind(partition, offset, self._core.client.topic_id(partition.topic))

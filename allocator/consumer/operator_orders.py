@@ -16,7 +16,7 @@ from allocator.processing.record_orders import RecordOrders
 from allocator.types import NO_PARTITIONS, Partitions, TopicPartition
 
 if TYPE_CHECKING:
-    from allocator.consumer.core import ConsumerCore
+    from allocator.consumer.core import ConsumerCore, SinkMember
 
 __all__ = ["OperatorOrders"]
 
@@ -38,6 +38,8 @@ class OperatorOrders:
         self._orders = Orders()
         self._store: OrderKeeper | None = None
         self._under_way: set[tuple[str, TopicPartition]] = set()
+        self._held_back: set[TopicPartition] = set()
+        """Partitions whose sink is about to go to the offset of a seek."""
         self._told: set[str] = set()
         """Ids of the orders that this member has reported as impossible."""
         self._in_effect: dict[str, str] = {}
@@ -80,7 +82,7 @@ class OperatorOrders:
         for words in [each for id, each in self._in_effect.items() if id not in in_effect]:
             log.warning("%s: an order is no longer in effect here: %s", self._core.group, words)
         self._in_effect = in_effect
-        self._core.state.hold_back(frozenset(paused))
+        self._core.state.hold_back(frozenset(paused | self._held_back))
         self._core.fetcher.wake()
         if processor is not None:
             offsets = {partition: frozenset(each) for partition, each in skipped.items()}
@@ -137,13 +139,31 @@ class OperatorOrders:
         core = self._core
         before = core.state.position(partition)
         offset = await self._offset(partition, order.arguments["to"])
-        if core.sink is not None:
-            await core.sink.rewind(partition, offset)
         if not core.sought(partition, offset):
+            return None
+        if core.sink_member is not None and not await self._seek_sink(core.sink_member, partition, offset):
             return None
         what = f"sought to {offset}" + ("" if before is None else f" from {before.offset}")
         log.warning("%s: %s:%d: %s, as %s ordered", core.group, *partition, what, order.who)
         return offset, what
+
+    async def _seek_sink(self, sink: SinkMember, partition: TopicPartition, offset: int) -> bool:
+        """Takes the sink to `offset`, and delivers nothing of the partition before. Returns False if it has left."""
+        core, fence = self._core, self._core.membership.fence(partition)
+        self._held_back.add(partition)
+        self.apply()
+        try:
+            while core.state.is_assigned(partition) and core.membership.fence(partition) == fence:
+                try:
+                    await sink.rewind(partition, offset)
+                    return True
+                except AllocatorError as error:
+                    log.warning("%s: %s:%d: the sink does not go to %d yet: %s", core.group, *partition, offset, error)
+                    await asyncio.sleep(RETRY_S)
+            return False
+        finally:
+            self._held_back.discard(partition)
+            self.apply()
 
     async def _offset(self, partition: TopicPartition, to: str) -> int:
         if to.isdigit():

@@ -183,6 +183,10 @@ class Processor(DrainingListener):
             self._past[partition].replace(offset)
         return True
 
+    async def until_idle(self, partition: TopicPartition) -> None:
+        """Returns once no call runs for the partition; `restart` has stopped further ones."""
+        await _ended(self._workers_of(frozenset({partition})), None)
+
     async def commit_restart(self, partition: TopicPartition, offset: int) -> None:
         """Commits `offset`, or what has been done since the restart there. Raises AllocatorError."""
         async with self._committing:

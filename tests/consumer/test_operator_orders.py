@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from click.testing import CliRunner
 from allocator import Consumer, GroupOrders, TopicPartition
 from allocator.cli import main
 from allocator.deadletters import DeadLetterQueue, Letter
+from allocator.sinks import SqliteSink
 from allocator.testing import LocalCluster, WaitTimeout, wait_until_async
 from allocator.types import Record
 
@@ -259,3 +261,43 @@ async def test_a_partition_waits_for_what_was_in_hand_before_a_seek(
         found = await b.committed(zero)
         assert found is not None
         assert found.offset == 3
+
+
+@pytest.mark.parametrize("called", [False, True], ids=["read", "process"])
+async def test_a_sink_goes_where_an_operator_sought_though_a_handler_still_writes(
+    kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str, tmp_path: Path, called: bool
+) -> None:
+    """What is written after the sink went back would set it forward again, and the replay be refused."""
+    topic = topic_factory(1)
+    zero = TopicPartition(topic, 0)
+    inside, may_end = asyncio.Event(), asyncio.Event()
+    stored: list[int] = []
+    kafka_cluster.produce(topic, [b"%d" % n for n in range(6)])
+
+    async def handle(record: Record) -> None:
+        if record.offset == 5:
+            inside.set()
+            await may_end.wait()
+        await sink.write_async(record, lambda connection, record: stored.append(record.offset))
+
+    async def read(consumer: Consumer) -> None:
+        if called:
+            await consumer.process(handle)
+        while record := await consumer.getone():
+            await handle(record)
+
+    sink = SqliteSink(tmp_path / "effects.db")
+    consumer = Consumer(topic, **options(kafka_cluster, group), sink=sink)
+    async with consumer, GroupOrders(kafka_cluster.zookeeper, group) as orders:
+        reading = asyncio.ensure_future(read(consumer))
+        async with ended(reading):
+            await wait_until_async(inside.is_set, 30, "the handler at the last record")
+            order = (await orders.seek([zero], "3")).order
+            with contextlib.suppress(WaitTimeout):
+                await wait_until_async(lambda: is_done(orders, order.id), 1, "the seek, while the handler works")
+            may_end.set()
+            await wait_until_async(lambda: len(stored) >= 9 or reading.done(), 30, lambda: f"the replay: {stored}")
+            assert not reading.done(), reading.exception()
+            assert stored == [0, 1, 2, 3, 4, 5, 3, 4, 5]
+            await wait_until_async(lambda: is_done(orders, order.id), 30, "the seek")
+    sink.close()

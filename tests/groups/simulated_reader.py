@@ -56,7 +56,7 @@ class CommitsOfGroup:
 class ReadingWorker(Worker):
     """Reads some records of each partition at a time. The handler takes a while, and a request for more ends it."""
 
-    processor = sink = None
+    processor = sink = sink_member = None
     group = "g"
     commit_sought = ConsumerCore.commit_sought
 

@@ -82,6 +82,28 @@ def test_small_files_are_put_together_and_nothing_changes(spark: SparkSession, t
     assert whole(spark, grown, tmp_path)
 
 
+def test_an_archive_is_read_and_compacted_by_a_relative_path(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive(Made([5]), tmp_path / "there", spark=spark)
+    archive(Made([9]), tmp_path / "there", spark=spark)
+    monkeypatch.chdir(tmp_path)
+    assert sorted(row.offset for row in Archive("there").frame(spark).collect()) == list(range(9))
+    assert compact("there", spark=spark).records == 9
+    assert whole(spark, Made([9]), tmp_path / "there")
+
+
+def test_a_default_file_system_that_is_not_local_does_not_matter(spark: SparkSession, tmp_path: Path) -> None:
+    spark.conf.set("fs.defaultFS", "hdfs://127.0.0.1:9")  # nothing listens there
+    try:
+        archive(Made([5]), tmp_path, spark=spark)
+        archive(Made([9]), tmp_path, spark=spark)
+        assert compact(tmp_path, spark=spark).records == 9
+        assert sorted(row.offset for row in Archive(tmp_path).frame(spark).collect()) == list(range(9))
+    finally:
+        spark.conf.unset("fs.defaultFS")
+
+
 def test_what_is_read_of_ten_thousand_partitions_is_planned_in_seconds(spark: SparkSession, tmp_path: Path) -> None:
     archive(Made([20]), tmp_path, spark=spark)
     found = Archive(tmp_path)
@@ -261,6 +283,35 @@ def test_an_archive_whose_run_was_killed_before_the_rename_is_read_and_repaired(
     again = archive(Made([15]), tmp_path, spark=spark)
     assert again.to_text() == "made: nothing to do"
     assert whole(spark, Made([15]), tmp_path)
+
+
+@pytest.mark.parametrize("at", ["rename", "delete"])
+def test_an_archive_whose_compact_was_killed_is_read_and_repaired(
+    at: str, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed before the new files have their name, or before the old ones are deleted."""
+
+    class Killed(BaseException):
+        pass
+
+    delete = shutil.rmtree
+
+    def kill(path: Any, *_: Any, **options: Any) -> None:
+        if at == "rename" or Path(path).name.startswith("commit="):
+            raise Killed
+        delete(path, **options)
+
+    archive(Made([5]), tmp_path, spark=spark)
+    archive(Made([9]), tmp_path, spark=spark)
+    with monkeypatch.context() as patch:
+        patch.setattr(*(os, "rename") if at == "rename" else (shutil, "rmtree"), kill)
+        with pytest.raises(Killed):
+            compact(tmp_path, spark=spark)
+    assert sorted(row.offset for row in Archive(tmp_path).frame(spark).collect()) == list(range(9))
+    assert archive(Made([9]), tmp_path, spark=spark).to_text() == "made: nothing to do"
+    found = sorted(path.name for path in (tmp_path / "topic=made").iterdir())
+    assert found == ["_commits", "_lock", "commit=00000003"]
+    assert whole(spark, Made([9]), tmp_path)
 
 
 def test_a_directory_that_cannot_be_is_told_before_anything_is_read(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ class Archive:
     """The archive of one topic under `directory`. Raises ConfigError if there is none."""
 
     def __init__(self, directory: str | Path, topic: str | None = None) -> None:
-        root = Path(directory)
+        root = Path(directory).absolute()  # Spark and its workers have other working directories
         found = sorted(path.name[len("topic=") :] for path in root.glob("topic=*") if (path / "_commits").is_dir())
         if topic is None:
             if len(found) != 1:

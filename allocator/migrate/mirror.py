@@ -447,7 +447,10 @@ class Mirror(RebalanceListener):
         busy = self._unsent == partition or not self._producer.idle(partition)
         if busy or partition.topic in self.stopped:
             return
-        position = await self._consumer.position(partition)
+        try:
+            position = await self._consumer.position(partition)
+        except NoPosition:
+            return  # it was gained just now, and the reader has not set its position yet
         if self._unsent != partition and self._producer.idle(partition) and partition in self._positions:
             self._positions[partition].pass_to(position)
 

@@ -9,6 +9,8 @@ from allocator.errors import ConfigError, GroupNameError
 
 __all__ = [
     "GROUP_NAME",
+    "KAFKA_PORT",
+    "ZOOKEEPER_PORT",
     "check_group",
     "check_path",
     "check_pattern_syntax",

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Optional
 
+from allocator.client.pool import same_cluster
 from allocator.errors import ConfigError
 from allocator.migrate.storage import OffsetStore
+from allocator.names import KAFKA_PORT, ZOOKEEPER_PORT, parse_address
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -111,8 +113,8 @@ def load_plan(path: Path) -> Plan:
             values[section][key] = value
     if not faults and values["old"]["storage"] not in ("kafka", "zookeeper"):
         faults.append(f"[old] storage is {values['old']['storage']!r}, not 'kafka' or 'zookeeper'")
-    if not faults and values["old"]["brokers"] == values["new"]["brokers"]:
-        faults.append(f"[old] and [new] are the same brokers, {values['old']['brokers']}")
+    if not faults and same_cluster(values["old"]["brokers"], values["new"]["brokers"]):
+        faults.append(f"[old] and [new] share a broker: {values['old']['brokers']} and {values['new']['brokers']}")
     if faults:
         raise ConfigError(f"{path}: {'; '.join(faults)}")
     cutover, old, new = values["cutover"], values["old"], values["new"]
@@ -141,9 +143,22 @@ def _digest(values: Mapping[str, Any]) -> str:
     """Of what the plan moves, from where to where. Times, passwords and the audit may change under way."""
     cutover, old, new = values["cutover"], values["old"], values["new"]
     moved = [sorted(cutover["groups"]), sorted(cutover["topics"])]
-    moved += [cutover[key] for key in ("zookeeper", "root", "mirror")]
-    places = [old["brokers"], old["zookeeper"], old["storage"], new["brokers"], values["producers"]["znode"]]
+    moved += [_servers(cutover["zookeeper"], ZOOKEEPER_PORT), cutover["root"], cutover["mirror"]]
+    ensemble = old["zookeeper"] and _servers(old["zookeeper"], ZOOKEEPER_PORT)
+    brokers = [_servers(each["brokers"], KAFKA_PORT) for each in (old, new)]
+    places = [brokers[0], ensemble, old["storage"], brokers[1], values["producers"]["znode"]]
     return hashlib.sha256(json.dumps([moved, places]).encode()).hexdigest()
+
+
+def _servers(text: str, port: int) -> str:
+    """The list of addresses in one spelling: sorted, in lower case, with ports; a chroot stays at the end."""
+    addresses, slash, chroot = text.partition("/")
+    try:
+        found = {parse_address(each.lower(), port) for each in addresses.split(",")}
+    except ConfigError:
+        return text  # the connection names the fault
+    chroot = chroot.strip("/")
+    return ",".join(f"{host}:{number}" for host, number in sorted(found)) + (f"/{chroot}" if slash and chroot else "")
 
 
 _WORDS: Final = {

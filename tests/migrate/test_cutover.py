@@ -218,3 +218,42 @@ def test_a_plan_that_changes_under_way_is_refused(tmp_path: Path) -> None:
     same = same.replace('"g", "h"', '"h", "g"').replace('"t", "u"', '"u", "t"')
     path.write_text(f"{same}[wait]\nquiet_s = 5.0  # what moves is the same\n")
     assert set(Cutover(load_plan(path)).load()) == {"check"}
+
+
+PLAN = (
+    '[cutover]\ngroups = ["g"]\ntopics = ["t"]\nzookeeper = "{}"\n'
+    '[old]\nbrokers = "{}"\nzookeeper = "{}"\n[new]\nbrokers = "{}"\n'
+)
+
+
+@pytest.mark.parametrize(
+    ("changed", "accepted"),
+    [
+        (("y:1,Z:2181/c/", "b:9092,a", "z:2/d", "d:4,c:3"), True),
+        (("z,y:1/c", "a:9092, b:9092", "z:2/d", "c:3,D:4"), True),
+        (("z,y:1/e", "a,b", "z:2/d", "c:3,d:4"), False),
+        (("z,y:1/c", "a,b:9093", "z:2/d", "c:3,d:4"), False),
+        (("z,y:1/c", "a,b", "z:2", "c:3,d:4"), False),
+        (("z,y:1/c", "a,b", "z:2/d", "c:3"), False),
+    ],
+    ids=str,
+)
+def test_another_spelling_of_addresses_is_no_change_of_the_plan(
+    changed: tuple[str, ...], accepted: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "plan.toml"
+    path.write_text(PLAN.format("z,y:1/c", "a,b", "z:2/d", "c:3,d:4"))
+    Cutover(load_plan(path))._note("check")
+    path.write_text(PLAN.format(*changed))
+    if accepted:
+        assert set(Cutover(load_plan(path)).load()) == {"check"}
+    else:
+        with pytest.raises(ConfigError, match="moves something else since its cutover began"):
+            Cutover(load_plan(path)).load()
+
+
+def test_a_plan_between_two_lists_of_one_cluster_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "plan.toml"
+    path.write_text(PLAN.format("z", "a:1,b:1", "z", "c:1, B:1"))
+    with pytest.raises(ConfigError, match="share a broker: a:1,b:1 and c:1, B:1"):
+        load_plan(path)

@@ -142,7 +142,7 @@ def load_plan(path: Path) -> Plan:
 def _digest(values: Mapping[str, Any]) -> str:
     """Of what the plan moves, from where to where. Times, passwords and the audit may change under way."""
     cutover, old, new = values["cutover"], values["old"], values["new"]
-    moved = [sorted(cutover["groups"]), sorted(cutover["topics"])]
+    moved: list[Any] = [sorted(cutover["groups"]), sorted(cutover["topics"])]
     moved += [_servers(cutover["zookeeper"], ZOOKEEPER_PORT), cutover["root"], cutover["mirror"]]
     ensemble = old["zookeeper"] and _servers(old["zookeeper"], ZOOKEEPER_PORT)
     brokers = [_servers(each["brokers"], KAFKA_PORT) for each in (old, new)]

@@ -323,6 +323,27 @@ async def test_a_new_topic_that_loses_its_records_stops_until_it_is_mirrored_aga
     assert running.duplicated == 0
 
 
+@pytest.mark.parametrize("version", ["4.1.1", "1.1.1"])
+async def test_a_new_topic_that_comes_back_with_fewer_partitions_stops(
+    version: str, cluster_factory: Any, topic_factory: Callable[..., str], group: str
+) -> None:
+    old = await asyncio.to_thread(cluster_factory, kafka="3.9.1")
+    new = await asyncio.to_thread(cluster_factory, kafka=version)
+    topic = await asyncio.to_thread(topic_factory, 2, 1, None, old)
+    chosen = settings(old, new, group, topics=[topic], old_zookeeper=None)
+    for partition in range(2):
+        await fill(old, topic, 50, partition=partition)
+    await Mirror(chosen).run(until_caught_up=True)
+    await asyncio.to_thread(new.delete_topic, topic)
+    await asyncio.to_thread(new.create_topic, topic, 1)
+    with pytest.raises(TopicsStopped, match=rf"the new topic was deleted and created again.* --restart {topic}"):
+        await Mirror(chosen).run(until_caught_up=True)
+    assert not any((await contents(new, topic)).values())
+    await Mirror(replace(chosen, restart=[topic])).run(until_caught_up=True)
+    found = await contents(new, topic)
+    assert [values(found[partition]) for partition in range(2)] == [numbered("value", range(50))] * 2
+
+
 @pytest.mark.parametrize("count", [0, 150])
 async def test_a_new_topic_without_an_id_that_loses_its_records_stops(
     count: int, cluster_factory: Any, topic_factory: Callable[..., str], group: str

@@ -11,11 +11,12 @@ from cutting import World
 from mirroring import settings, transactions
 
 from allocator.client.client import KafkaClient
-from allocator.migrate.cutover import Cutover
+from allocator.migrate.cutover import Cutover, CutoverFailed
 from allocator.migrate.cutover_plan import load_plan
 from allocator.migrate.mirror import Mirror
+from allocator.migrate.translate import ends_of
 from allocator.offsets.group_offsets import GroupOffsets
-from allocator.testing import LocalCluster
+from allocator.testing import LocalCluster, produce
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.zookeeper.client import ZooKeeper
 
@@ -30,11 +31,47 @@ async def test_the_audit_at_the_end_knows_transactions_and_gaps(
     gaps: int, spark: SparkSession, kafka_cluster: LocalCluster, cluster_factory: Any, group: str, tmp_path: Path
 ) -> None:
     """The old log ends with the marker of a transaction; with many gaps, the map is inexact there."""
-    old, new = kafka_cluster, await asyncio.to_thread(cluster_factory, kafka="4.1.1")
+    world = await mirrored(kafka_cluster, cluster_factory, group, tmp_path, gaps)
+    plan = load_plan(world.plan(audit=True))
+    await Cutover(plan).run()
+    verdict = Cutover(plan).load()["finish"]["audit"][world.topic]
+    assert verdict.startswith("equal"), verdict
+    await asyncio.to_thread(world.new.delete_topic, world.topic)
+
+
+async def test_a_finish_that_failed_ends_when_its_cause_is_gone_or_without_the_audit(
+    spark: SparkSession, kafka_cluster: LocalCluster, cluster_factory: Any, group: str, tmp_path: Path
+) -> None:
+    world = await mirrored(kafka_cluster, cluster_factory, group, tmp_path, 0)
+    path = world.plan(audit=True)
+    await Cutover(load_plan(path)).run("verify")
+    # the mirror has committed past this record, but the new cluster has another one
+    row = [(b"t0", b"not mirrored", 0)]
+    await asyncio.to_thread(produce, world.old.bootstrap, world.topic, row, version=world.old.version)
+    await asyncio.to_thread(produce, world.new.bootstrap, world.topic, [(b"t0", b"x", 0)], version=world.new.version)
+    partition = TopicPartition(world.topic, 0)
+    async with KafkaClient(world.old.bootstrap) as client:
+        await client.refresh([world.topic])
+        end = (await ends_of(client, [partition]))[partition].end
+        await GroupOffsets(client, f"{group}-mirror").commit({partition: OffsetAndMetadata(end, "", -1)})
+    for _ in range(2):
+        with pytest.raises(CutoverFailed, match=f"{world.topic}: .*with audit = false to finish without"):
+            await Cutover(load_plan(path)).run()
+    with pytest.raises(CutoverFailed, match="was reached"):
+        await Cutover(load_plan(path)).rollback()
+    without = load_plan(world.plan(audit=False))
+    await Cutover(without).run()
+    assert Cutover(without).load()["finish"]["audit"] == "disabled"
+    await asyncio.to_thread(world.new.delete_topic, world.topic)
+
+
+async def mirrored(old: LocalCluster, cluster_factory: Any, group: str, directory: Path, gaps: int) -> World:
+    """A topic with transactions that is mirrored to its end, and a group that may move."""
+    new = await asyncio.to_thread(cluster_factory, kafka="4.1.1")
     topic = group
     await asyncio.to_thread(old.create_topic, topic, 1)
     await asyncio.to_thread(transactions, old.bootstrap, topic, gaps)
-    world = World(old, new, topic, group, tmp_path)
+    world = World(old, new, topic, group, directory)
     ensemble = ZooKeeper(world.zookeeper)
     await ensemble.connect(make_chroot=True)
     await ensemble.close()
@@ -43,8 +80,4 @@ async def test_the_audit_at_the_end_knows_transactions_and_gaps(
         await GroupOffsets(client, group).commit({TopicPartition(topic, 0): OffsetAndMetadata(3, "", -1)})
     mirror = settings(old, new, f"{group}-mirror", topics=[topic], zookeeper=world.zookeeper)
     await Mirror(mirror).run(until_caught_up=True)
-    plan = load_plan(world.plan(audit=True))
-    await Cutover(plan).run()
-    verdict = Cutover(plan).load()["finish"]["audit"][topic]
-    assert verdict.startswith("equal"), verdict
-    await asyncio.to_thread(new.delete_topic, topic)
+    return world

@@ -93,8 +93,10 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    # lazy: the pytest plugin and the command line import this package, and must stay fast
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOME[name]), name)
+if not TYPE_CHECKING:  # a type checker would accept every name
+
+    def __getattr__(name: str) -> Any:
+        # lazy: the pytest plugin and the command line import this package, and must stay fast
+        if name not in _HOME:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(_HOME[name]), name)

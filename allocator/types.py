@@ -1,21 +1,36 @@
 """Types that all rooms share, and types of arguments.
 
-`TopicPartition`, `OffsetAndMetadata` and `OffsetAndTimestamp` are kafka-python's classes, so that values work with both
-libraries.
+At run time `TopicPartition` and `OffsetAndMetadata` are kafka-python's classes, because methods of kafka-python accept
+no others. kafka-python has no type information, so type checkers see the NamedTuples that are declared here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Optional, Protocol, Union, runtime_checkable
-
-from kafka.structs import OffsetAndMetadata, OffsetAndTimestamp, TopicPartition
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Optional, Protocol, TypeVar, Union, runtime_checkable
 
 from allocator.errors import AllocatorError
 from allocator.record import Record
 
 if TYPE_CHECKING:
     import pyarrow
+
+    class TopicPartition(NamedTuple):
+        """A partition of a topic."""
+
+        topic: str
+        partition: int
+
+    class OffsetAndMetadata(NamedTuple):
+        """A committed offset, which is the next one to read, and what was committed with it."""
+
+        offset: int
+        metadata: str = ""
+        leader_epoch: int = -1
+        """-1 if it is unknown."""
+
+else:
+    from kafka.structs import OffsetAndMetadata, TopicPartition
 
 __all__ = [
     "Assignment",
@@ -35,10 +50,23 @@ __all__ = [
     "OffsetStorage",
     "OnCommit",
     "Ordering",
+    "PartitionKey",
+    "PartitionLike",
     "Record",
+    "Result",
     "TopicPartition",
     "Workers",
 ]
+
+
+class OffsetAndTimestamp(NamedTuple):
+    """The first offset at or after a time."""
+
+    offset: int
+    timestamp: int
+    """In milliseconds since the epoch; -1 if it is unknown."""
+    leader_epoch: Optional[int]
+
 
 Partitions = frozenset[TopicPartition]
 NO_PARTITIONS: Partitions = frozenset()
@@ -94,10 +122,20 @@ class LoadingDeserializer(Protocol):
 ColumnDeserializer = Optional[Callable[["pyarrow.Array"], "pyarrow.Array"]]
 """Converts a whole column of keys or values."""
 
-Offset = Union[int, OffsetAndMetadata]
-"""The next record to read."""
+PartitionLike = tuple[str, int]
+"""A partition as an argument: a plain tuple (topic, number), or the `TopicPartition` of any client."""
 
-OnCommit = Callable[[Mapping[TopicPartition, OffsetAndMetadata], Optional[AllocatorError]], Any]
+PartitionKey = TypeVar("PartitionKey", bound=PartitionLike)
+"""A `PartitionLike` as the key of a mapping. A type checker accepts any of its forms, and several in one mapping."""
+
+Result = TypeVar("Result")
+"""What a function returns that the caller passes, such as to `Generation.start`."""
+
+Offset = Union[int, tuple[int], tuple[int, Optional[str]], tuple[int, Optional[str], Optional[int]]]
+"""The next record to read, as an argument: an int, the `OffsetAndMetadata` of any client, or a plain tuple (offset,
+metadata, leader epoch), of which the last two may be missing or None."""
+
+OnCommit = Callable[[Mapping[TopicPartition, OffsetAndMetadata], Optional[AllocatorError]], object]
 """Called when a commit has ended, with its offsets, and with None or its error."""
 
 
@@ -108,6 +146,6 @@ class Listener(Protocol):
     `on_records_lost`, for records that the log does not have any more.
     """
 
-    def on_partitions_assigned(self, partitions: Any, /) -> Any: ...
+    def on_partitions_assigned(self, partitions: Any, /) -> object: ...
 
-    def on_partitions_revoked(self, partitions: Any, /) -> Any: ...
+    def on_partitions_revoked(self, partitions: Any, /) -> object: ...

@@ -19,7 +19,7 @@ from allocator.assignors.sticky import cooperative_sticky, rack_aware, sticky, w
 from allocator.assignors.types import WANTABLE, Assignor, GroupView, wants
 from allocator.errors import AssignorError
 from allocator.targets import find, to_call
-from allocator.types import LoadSource, TopicPartition
+from allocator.types import LoadSource, PartitionLike
 
 __all__ = ["ENTRY_POINT_GROUP", "AssignorSpec", "built_in", "known_names", "of_kiel", "resolve"]
 
@@ -38,9 +38,9 @@ class _Named:
     """A user's function with the signature of this library, and its name."""
 
     name: str
-    function: Callable[[GroupView], Mapping[str, Iterable[TopicPartition]]]
+    function: Callable[[GroupView], Mapping[str, Iterable[PartitionLike]]]
 
-    def __call__(self, view: GroupView) -> Mapping[str, Iterable[TopicPartition]]:
+    def __call__(self, view: GroupView) -> Mapping[str, Iterable[PartitionLike]]:
         return self.function(view)
 
     @property

@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from allocator.html import table
-from allocator.types import TopicPartition
+from allocator.types import PartitionLike, TopicPartition
 
 __all__ = ["WANTABLE", "Assignor", "BuiltIn", "GroupView", "Member", "SubscriberClass", "wants"]
 
@@ -118,7 +118,7 @@ class Assignor(Protocol):
     @property
     def name(self) -> str: ...
 
-    def __call__(self, view: GroupView) -> Mapping[str, Iterable[TopicPartition]]: ...
+    def __call__(self, view: GroupView) -> Mapping[str, Iterable[PartitionLike]]: ...
 
 
 class BuiltIn:

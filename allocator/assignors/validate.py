@@ -13,7 +13,7 @@ from allocator.assignors.problem import topic_partitions
 from allocator.assignors.types import Assignor, GroupView
 from allocator.errors import AssignorError, BadAssignment
 from allocator.foreign import shown
-from allocator.types import TopicPartition
+from allocator.types import PartitionLike, TopicPartition
 
 __all__ = ["compute", "left_out", "validate"]
 
@@ -65,7 +65,7 @@ def left_out(view: GroupView, assignment: Mapping[str, Collection[TopicPartition
 
 
 def validate(
-    view: GroupView, result: Mapping[str, Iterable[TopicPartition]], *, complete: bool = True
+    view: GroupView, result: Mapping[str, Iterable[PartitionLike]], *, complete: bool = True
 ) -> dict[str, frozenset[TopicPartition]]:
     """Checks an assignment, and returns it as one set for each member.
 

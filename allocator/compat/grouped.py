@@ -219,7 +219,7 @@ class GroupedConsumer(BaseConsumer):
             if self._watcher is not None:
                 await self._watcher.close()
 
-    def on_records_lost(self, loss: RecordsLost) -> Any:
+    def on_records_lost(self, loss: RecordsLost) -> object:
         """Called when the log does not have the position of a partition, so values are lost. Subclasses may extend it.
 
         A topic that was deleted and created again is read from its beginning. `consume` returns no values before this
@@ -349,7 +349,7 @@ class GroupedConsumer(BaseConsumer):
 
     # -- offsets -------------------------------------------------------------------------------------------------
 
-    def determine_coordinator(self) -> asyncio.Future[Any]:
+    def determine_coordinator(self) -> asyncio.Future[object]:
         """Finds the coordinator again. Raises NoOffsetsError if that is refused."""
         self._must_be_connected()
         return asyncio.ensure_future(self._engine.offsets.find())
@@ -456,5 +456,5 @@ class _PauseUnasked(RebalanceListener):
         self._consumer.synced_offsets -= topics
         self._consumer.allocator.on_rebalance()
 
-    def on_records_lost(self, loss: RecordsLost) -> Any:
+    def on_records_lost(self, loss: RecordsLost) -> object:
         return self._consumer.on_records_lost(loss)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from allocator.types import OffsetAndMetadata, TopicPartition
+from allocator.types import OffsetAndMetadata, PartitionKey, PartitionLike, TopicPartition
 
 __all__ = ["as_offset", "as_offsets", "as_partition", "as_partitions", "as_topics"]
 
@@ -28,7 +28,7 @@ def as_partition(given: Any) -> TopicPartition:
     raise TypeError(f"a partition is a TopicPartition or a tuple (topic, number), not {given!r}")
 
 
-def as_partitions(given: Iterable[Any]) -> tuple[TopicPartition, ...]:
+def as_partitions(given: Iterable[PartitionLike | Iterable[PartitionLike]]) -> tuple[TopicPartition, ...]:
     """Partitions one by one, or in collections, each once and in the order given. Raises TypeError."""
     found: list[TopicPartition] = []
     for each in given:
@@ -48,12 +48,12 @@ def as_offset(given: Any) -> OffsetAndMetadata:
         offset, metadata, epoch = (*given, None, None)[:3]
         metadata, epoch = "" if metadata is None else metadata, -1 if epoch is None else epoch
         if _is_number(offset) and isinstance(metadata, str) and _is_number(epoch):
-            whole = isinstance(given, OffsetAndMetadata) and given == (offset, metadata, epoch)
-            return given if whole else OffsetAndMetadata(offset, metadata, epoch)
+            plain = OffsetAndMetadata(offset, metadata, epoch)
+            return given if isinstance(given, OffsetAndMetadata) and given == plain else plain
     raise TypeError(f"an offset is an int, an OffsetAndMetadata or a tuple (offset, metadata), not {given!r}")
 
 
-def as_offsets(given: Mapping[Any, Any]) -> dict[TopicPartition, OffsetAndMetadata]:
+def as_offsets(given: Mapping[PartitionKey, Any]) -> dict[TopicPartition, OffsetAndMetadata]:
     """By partition. Raises TypeError."""
     return {as_partition(partition): as_offset(offset) for partition, offset in given.items()}
 

@@ -43,6 +43,8 @@ from allocator.types import (
     OffsetStorage,
     OnCommit,
     Ordering,
+    PartitionKey,
+    PartitionLike,
     Record,
     TopicPartition,
     Workers,
@@ -100,7 +102,7 @@ class Consumer:
         zookeeper: str | None = DEFAULT["zookeeper"],
         membership: MembershipName = DEFAULT["membership"],
         pattern: str | None = DEFAULT["pattern"],
-        partitions: Iterable[TopicPartition] = (),
+        partitions: Iterable[PartitionLike] = (),
         assignor: Assignors | None = DEFAULT["assignor"],
         client_id: str | None = DEFAULT["client_id"],
         session_timeout_s: float = DEFAULT["session_timeout_s"],
@@ -291,7 +293,7 @@ class Consumer:
 
     async def process(
         self,
-        handler: Callable[[Record], Any],
+        handler: Callable[[Record], object],
         *,
         ordering: Ordering = HANDLING_DEFAULT["ordering"],
         concurrency: int = HANDLING_DEFAULT["concurrency"],
@@ -370,7 +372,7 @@ class Consumer:
             return None
         return lambda record: deserialized(record, key, value)
 
-    def report_load(self, partition: TopicPartition, load: float) -> None:
+    def report_load(self, partition: PartitionLike, load: float) -> None:
         """Reports the present load of a partition, with `follow_load="reported"`.
 
         `load` is in any unit that all members share, for example bytes or seconds of work per second. It is valid until
@@ -383,7 +385,7 @@ class Consumer:
 
     # -- offsets -------------------------------------------------------------------------------------------------
 
-    async def commit(self, offsets: Mapping[TopicPartition, Offset] | None = None) -> None:
+    async def commit(self, offsets: Mapping[PartitionKey, Offset] | None = None) -> None:
         """Commits these offsets (each the next one to read). Without offsets, marks all delivered records as done and
         commits them.
 
@@ -396,25 +398,25 @@ class Consumer:
         await self._engine.commit(as_offsets(offsets))
 
     def commit_async(
-        self, offsets: Mapping[TopicPartition, Offset] | None = None, callback: OnCommit | None = None
+        self, offsets: Mapping[PartitionKey, Offset] | None = None, callback: OnCommit | None = None
     ) -> None:
         """Like `commit`, but returns at once. Commits keep the order of the calls, and `close` waits for them.
 
         When the commit has succeeded or failed, `callback(offsets, error)` is called; `error` is None on success.
         Without a callback, an error is logged. Raises NotOwned, and CommitFailed when the lease has expired.
         """
-        if offsets is None:
-            offsets = self._engine.progress.uncommitted(in_hand=True)
-        self._engine.commit_async(as_offsets(offsets), callback)
+        progress = self._engine.progress
+        wanted = as_offsets(progress.uncommitted(in_hand=True)) if offsets is None else as_offsets(offsets)
+        self._engine.commit_async(wanted, callback)
 
     def commit_soon(
-        self, offsets: Mapping[TopicPartition, Offset] | None = None, callback: OnCommit | None = None
+        self, offsets: Mapping[PartitionKey, Offset] | None = None, callback: OnCommit | None = None
     ) -> None:
         """The former name of `commit_async`. It logs a warning, and is removed in 0.3."""
         warn_renamed("Consumer.commit_soon", "commit_async")
         self.commit_async(offsets, callback)
 
-    async def committed(self, partition: TopicPartition) -> OffsetAndMetadata | None:
+    async def committed(self, partition: PartitionLike) -> OffsetAndMetadata | None:
         """Returns the committed offset of the group from the coordinator, or None. This member need not own the
         partition.
 
@@ -424,7 +426,7 @@ class Consumer:
         found = (await self._engine.offsets.fetch([partition])).get(partition)
         return None if found is None else as_written(found)
 
-    async def position(self, partition: TopicPartition) -> int:
+    async def position(self, partition: PartitionLike) -> int:
         """Returns the next offset to deliver; waits until it is known.
 
         Raises NotOwned, and the error that keeps the consumer from finding one.
@@ -440,7 +442,7 @@ class Consumer:
                 raise error.with_traceback(None)
             await self._engine.fetcher.news(0.1)
 
-    def seek(self, partition: TopicPartition, offset: Offset) -> None:
+    def seek(self, partition: PartitionLike, offset: Offset) -> None:
         """Continues from `offset`, whatever the position was. Raises NotOwned.
 
         If `offset` comes from `committed`, the consumer first compares it with the log, by its leader epoch and the id
@@ -453,7 +455,7 @@ class Consumer:
         self._engine.progress.rewind(partition, position.offset, done)
         self._engine.fetcher.wake()
 
-    async def seek_to_beginning(self, *partitions: TopicPartition | Iterable[TopicPartition]) -> None:
+    async def seek_to_beginning(self, *partitions: PartitionLike | Iterable[PartitionLike]) -> None:
         """Seeks to the oldest record of these partitions, or of all owned ones.
 
         Raises NotOwned, also if this member owns no partition, and BrokerError if a leader does not respond within 30
@@ -461,7 +463,7 @@ class Consumer:
         """
         await self._seek_to(partitions, EARLIEST)
 
-    async def seek_to_end(self, *partitions: TopicPartition | Iterable[TopicPartition]) -> None:
+    async def seek_to_end(self, *partitions: PartitionLike | Iterable[PartitionLike]) -> None:
         """Seeks to the end of these partitions, or of all owned ones.
 
         Raises NotOwned, also if this member owns no partition, and BrokerError if a leader does not respond within 30
@@ -470,7 +472,7 @@ class Consumer:
         await self._seek_to(partitions, LATEST)
 
     async def seek_to_committed(
-        self, *partitions: TopicPartition | Iterable[TopicPartition]
+        self, *partitions: PartitionLike | Iterable[PartitionLike]
     ) -> dict[TopicPartition, int | None]:
         """Seeks to the committed offsets of these partitions, or of all owned ones, and returns them.
 
@@ -483,13 +485,13 @@ class Consumer:
             self.seek(partition, as_written(offset))
         return {partition: found[partition].offset if partition in found else None for partition in chosen}
 
-    async def _seek_to(self, partitions: Iterable[Any], where: int) -> None:
+    async def _seek_to(self, partitions: Iterable[PartitionLike | Iterable[PartitionLike]], where: int) -> None:
         found = await self._list_offsets(dict.fromkeys(self._owned(partitions), where))
         for partition, there in found.items():
             if there is not None:
                 self.seek(partition, listed(there))
 
-    def _owned(self, partitions: Iterable[Any]) -> tuple[TopicPartition, ...]:
+    def _owned(self, partitions: Iterable[PartitionLike | Iterable[PartitionLike]]) -> tuple[TopicPartition, ...]:
         """Returns these partitions, or all owned ones. Raises NotOwned."""
         chosen = as_partitions(partitions) or tuple(sorted(self.assignment()))
         if not chosen:
@@ -500,7 +502,7 @@ class Consumer:
         self._engine.must_own(chosen)
         return chosen
 
-    def pause(self, *partitions: TopicPartition | Iterable[TopicPartition]) -> None:
+    def pause(self, *partitions: PartitionLike | Iterable[PartitionLike]) -> None:
         """Delivers no records of these partitions until `resume`. The member still owns them. Raises NotOwned."""
         chosen = as_partitions(partitions)
         self._engine.must_own(chosen)
@@ -509,7 +511,7 @@ class Consumer:
             self._reading.put_back(partition)
         self._engine.fetcher.wake()
 
-    def resume(self, *partitions: TopicPartition | Iterable[TopicPartition]) -> None:
+    def resume(self, *partitions: PartitionLike | Iterable[PartitionLike]) -> None:
         """Ends a pause. Raises NotOwned."""
         chosen = as_partitions(partitions)
         self._engine.must_own(chosen)
@@ -564,7 +566,7 @@ class Consumer:
         """
         self._engine.subscribe((), None)
 
-    def assign(self, partitions: Iterable[TopicPartition]) -> None:
+    def assign(self, partitions: Iterable[PartitionLike]) -> None:
         """Assigns these partitions and no others; only with membership "fixed".
 
         They are assigned when this returns, so `seek` may follow at once; before `start`, they are assigned when
@@ -597,14 +599,14 @@ class Consumer:
         found = self._engine.client.partitions(topic)
         return None if found is None else set(found)
 
-    async def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+    async def beginning_offsets(self, partitions: Iterable[PartitionLike]) -> dict[TopicPartition, int]:
         """Returns the offset of the oldest record of each partition. The member need not own them. Positions stay.
 
         Raises TopicNotFound, and BrokerError if a leader does not respond within 30 s.
         """
         return await self._ends(partitions, EARLIEST)
 
-    async def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+    async def end_offsets(self, partitions: Iterable[PartitionLike]) -> dict[TopicPartition, int]:
         """Returns the offset after the last record of each partition. With the isolation level "read_committed" it
         returns the last stable offset: the first offset of a transaction that is still open, or the end.
 
@@ -613,7 +615,7 @@ class Consumer:
         return await self._ends(partitions, LATEST)
 
     async def offsets_for_times(
-        self, timestamps: Mapping[TopicPartition, int]
+        self, timestamps: Mapping[PartitionKey, int]
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
         """Returns for each partition the first record at or after a time, in milliseconds since the epoch; None if
         there is none.
@@ -629,7 +631,7 @@ class Consumer:
                 raise ConfigError(f"{topic}:{number}: a time is in milliseconds since the epoch, not {time!r}")
         return await self._list_offsets(at)
 
-    async def _ends(self, partitions: Iterable[Any], where: int) -> dict[TopicPartition, int]:
+    async def _ends(self, partitions: Iterable[PartitionLike], where: int) -> dict[TopicPartition, int]:
         found = await self._list_offsets(dict.fromkeys(as_partitions(partitions), where))
         return {partition: there.offset for partition, there in found.items() if there is not None}
 
@@ -647,7 +649,7 @@ class Consumer:
         """The partitions that this member owns now."""
         return self._engine.membership.held
 
-    def fence(self, partition: TopicPartition) -> int:
+    def fence(self, partition: PartitionLike) -> int:
         """The fencing token of this ownership: a number that grows with each new owner of the partition.
 
         A store that remembers the highest number it has seen, and refuses writes with a lower one, is safe from a
@@ -659,7 +661,7 @@ class Consumer:
         self._engine.must_own([partition])
         return self._engine.membership.fence(partition)
 
-    async def next_owners(self, *partitions: TopicPartition | Iterable[TopicPartition]) -> dict[TopicPartition, str]:
+    async def next_owners(self, *partitions: PartitionLike | Iterable[PartitionLike]) -> dict[TopicPartition, str]:
         """Returns the ids of the members that get these partitions next. For a listener's `on_partitions_revoked`.
 
         The member releases the partitions when that method returns, so the method may pass state on:
@@ -668,7 +670,7 @@ class Consumer:
         """
         return dict(await self._engine.membership.next_owners(frozenset(as_partitions(partitions))))
 
-    async def former_owners(self, *partitions: TopicPartition | Iterable[TopicPartition]) -> dict[TopicPartition, str]:
+    async def former_owners(self, *partitions: PartitionLike | Iterable[PartitionLike]) -> dict[TopicPartition, str]:
         """Returns the ids of the members that committed these partitions last. For a listener's
         `on_partitions_assigned`.
 
@@ -681,7 +683,7 @@ class Consumer:
         members = {partition: as_written(offset).member for partition, offset in found.items()}
         return {partition: member for partition, member in members.items() if member is not None}
 
-    def high_watermark(self, partition: TopicPartition) -> int | None:
+    def high_watermark(self, partition: PartitionLike) -> int | None:
         """The offset after the partition's last record as of the last fetch; None before the first fetch."""
         partition = as_partition(partition)
         self._engine.must_own([partition])
@@ -710,7 +712,7 @@ class Consumer:
         """Metrics under the names of Kafka's own clients; see `allocator.web.metrics` for Prometheus."""
         return reference_metrics(self.measures, self.lag(), len(self.assignment()))
 
-    def topic_id(self, partition: TopicPartition) -> uuid.UUID | None:
+    def topic_id(self, partition: PartitionLike) -> uuid.UUID | None:
         """The id of the topic that the position belongs to; None if it is unknown, or the brokers are older
         than 2.8."""
         partition = as_partition(partition)

@@ -13,7 +13,7 @@ from allocator.errors import CommitFailed, ConfigError, Fenced, GenerationEnded,
 from allocator.html import paragraph, table
 from allocator.offsets.group_offsets import GroupOffsets
 from allocator.subscription.loss import stamped
-from allocator.types import OffsetAndMetadata, TopicPartition
+from allocator.types import OffsetAndMetadata, Result, TopicPartition
 
 __all__ = ["Generation", "PartitionStart"]
 
@@ -103,9 +103,9 @@ class Generation:
 
     def start(
         self,
-        function: Callable[[Generation], Coroutine[Any, Any, Any]] | Coroutine[Any, Any, Any],
+        function: Callable[[Generation], Coroutine[Any, Any, Result]] | Coroutine[Any, Any, Result],
         name: str | None = None,
-    ) -> asyncio.Task[Any]:
+    ) -> asyncio.Task[Result]:
         """Runs a coroutine, or a coroutine function that gets this generation, until the generation ends.
 
         The first function that returns or raises ends the generation; the others are cancelled, and `ended` says why.

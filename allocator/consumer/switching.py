@@ -25,7 +25,7 @@ from allocator.groups.zookeeper.znodes import Paths
 from allocator.settings import DEFAULT
 from allocator.subscription.listener import check_listener
 from allocator.tasks import ClosesOnce, wait_for_event
-from allocator.types import Offset, OffsetAndMetadata, TopicPartition
+from allocator.types import Offset, OffsetAndMetadata, PartitionKey, PartitionLike, TopicPartition
 from allocator.zookeeper.client import NoZnode, SessionState, ZnodeExists, ZooKeeper, ZooKeeperError, retrying
 
 __all__ = ["ChoiceWatcher", "ClusterChoice", "SwitchingConsumer", "choose", "elsewhere", "path_of", "read_choice"]
@@ -287,12 +287,12 @@ class SwitchingConsumer:
             if end is not None and loop.time() >= end:
                 return None
 
-    async def commit(self, offsets: Mapping[TopicPartition, Offset] | None = None) -> None:
+    async def commit(self, offsets: Mapping[PartitionKey, Offset] | None = None) -> None:
         """Like `Consumer.commit`; does nothing without a cluster."""
         if self._consumer is not None:
             await self._consumer.commit(offsets)
 
-    async def committed(self, partition: TopicPartition) -> OffsetAndMetadata | None:
+    async def committed(self, partition: PartitionLike) -> OffsetAndMetadata | None:
         """Like `Consumer.committed`; None without a cluster."""
         return None if self._consumer is None else await self._consumer.committed(partition)
 

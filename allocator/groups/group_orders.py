@@ -32,7 +32,7 @@ from allocator.groups.zookeeper.znodes import (
 )
 from allocator.names import check_topic
 from allocator.settings import DEFAULT
-from allocator.types import TopicPartition
+from allocator.types import PartitionLike
 from allocator.zookeeper.client import NoZnode, ZooKeeper
 
 __all__ = [
@@ -115,7 +115,7 @@ class OrdersFromOutside:
 
     async def pin(
         self,
-        partitions: Collection[TopicPartition],
+        partitions: Collection[PartitionLike],
         place: str,
         *,
         why: str = "",
@@ -125,11 +125,11 @@ class OrdersFromOutside:
         arguments = {"partitions": to_ranges(partitions), "place": parse_place(place)}
         return await self.give_by_name("pin", arguments, why=why, expires_s=expires_s)
 
-    async def unpin(self, partitions: Collection[TopicPartition]) -> tuple[Order, ...]:
+    async def unpin(self, partitions: Collection[PartitionLike]) -> tuple[Order, ...]:
         """Withdraws the pins of these partitions. A pin that also names other partitions stays for those."""
         return await self._withdraw_partitions("pin", partitions)
 
-    async def _withdraw_partitions(self, kind: str, partitions: Collection[TopicPartition]) -> tuple[Order, ...]:
+    async def _withdraw_partitions(self, kind: str, partitions: Collection[PartitionLike]) -> tuple[Order, ...]:
         gone = frozenset(partitions)
         now_ms = wall_ms()
         found = [
@@ -149,7 +149,7 @@ class OrdersFromOutside:
 
     async def exclude(
         self,
-        partitions: Collection[TopicPartition],
+        partitions: Collection[PartitionLike],
         places: Collection[str],
         *,
         why: str = "",
@@ -163,33 +163,33 @@ class OrdersFromOutside:
     # -- about records -------------------------------------------------------------------------------------------
 
     async def pause(
-        self, partitions: Collection[TopicPartition], *, why: str = "", expires_s: Optional[float] = None
+        self, partitions: Collection[PartitionLike], *, why: str = "", expires_s: Optional[float] = None
     ) -> OrderReport:
         """The owners of the partitions keep them, but deliver none of their records to the handler."""
         return await self.give("pause", {"partitions": to_ranges(partitions)}, why=why, expires_s=expires_s)
 
-    async def resume(self, partitions: Collection[TopicPartition]) -> tuple[Order, ...]:
+    async def resume(self, partitions: Collection[PartitionLike]) -> tuple[Order, ...]:
         """Withdraws the pause of these partitions."""
         return await self._withdraw_partitions("pause", partitions)
 
     async def quarantine(
-        self, partitions: Collection[TopicPartition], *, why: str = "", expires_s: Optional[float] = None
+        self, partitions: Collection[PartitionLike], *, why: str = "", expires_s: Optional[float] = None
     ) -> OrderReport:
         """The records of the partitions go to the dead-letter topic of the handler, until the order is withdrawn."""
         return await self.give("quarantine", {"partitions": to_ranges(partitions)}, why=why, expires_s=expires_s)
 
-    async def lift(self, partitions: Collection[TopicPartition]) -> tuple[Order, ...]:
+    async def lift(self, partitions: Collection[PartitionLike]) -> tuple[Order, ...]:
         """Withdraws the quarantine of these partitions."""
         return await self._withdraw_partitions("quarantine", partitions)
 
     async def skip(
-        self, partition: TopicPartition, offset: int, *, why: str = "", expires_s: Optional[float] = None
+        self, partition: PartitionLike, offset: int, *, why: str = "", expires_s: Optional[float] = None
     ) -> OrderReport:
         """The handler does not get the record at this offset; the record counts as done."""
         arguments = {"partitions": to_ranges([partition]), "offset": offset}
         return await self.give("skip", arguments, why=why, expires_s=expires_s)
 
-    async def unskip(self, partition: TopicPartition, offset: int) -> tuple[Order, ...]:
+    async def unskip(self, partition: PartitionLike, offset: int) -> tuple[Order, ...]:
         """Withdraws a skip. A record that was already skipped stays skipped."""
         return await self._withdraw(
             lambda order: (
@@ -197,12 +197,12 @@ class OrdersFromOutside:
                 and order.partitions == frozenset({partition})
                 and order.arguments.get("offset") == offset
             ),
-            f"no skip of {partition.topic}:{partition.partition} at {offset}",
+            f"no skip of {partition[0]}:{partition[1]} at {offset}",
         )
 
     async def seek(
         self,
-        partitions: Collection[TopicPartition],
+        partitions: Collection[PartitionLike],
         to: str,
         *,
         why: str = "",

@@ -216,20 +216,20 @@ async def _plan(
     before = await new.committed(list(committed))
     ends = await translate.ends_of(new.client, committed)
     rows = []
-    for each, offset in sorted(committed.items()):
-        after, note = found[each]
+    for partition, offset in sorted(committed.items()):
+        after, note = found[partition]
         problem = "" if after is not None else note
-        if each in former:
+        if partition in former:
             problem = f"offset {offset} is of a topic that was deleted and created again since"
-        elif each in own_ends and offset > own_ends[each].end:
-            end = own_ends[each].end
+        elif partition in own_ends and offset > own_ends[partition].end:
+            end = own_ends[partition].end
             problem = f"offset {offset} is beyond the end of its own log, {end}: it was created again, or cut"
-        if not problem and each not in ends:
+        if not problem and partition not in ends:
             problem = "not on the new cluster"
-        elif not problem and after is not None and not ends[each].start <= after <= ends[each].end:
-            problem = f"offset {after} is outside of its log, {ends[each].start} to {ends[each].end}"
-        lag = None if problem or after is None else ends[each].end - after
-        rows.append(Row(each, offset, before.get(each), after, lag, note if not problem else "", problem))
+        elif not problem and after is not None and not ends[partition].start <= after <= ends[partition].end:
+            problem = f"offset {after} is outside of its log, {ends[partition].start} to {ends[partition].end}"
+        lag = None if problem or after is None else ends[partition].end - after
+        rows.append(Row(partition, offset, before.get(partition), after, lag, note if not problem else "", problem))
     alive = [*await old.members(), *await new.members()]
     return CopyPlan(source, target, by, tuple(rows), tuple(dict.fromkeys(alive)))
 

@@ -114,9 +114,9 @@ class Failures:
         # sys.exit() means the process, and says nothing about the record
         final = final or (action is None and not isinstance(error, Exception))
         retries = self._retry_topics
-        topic = None if retries is None or final or action is not Action.RETRY else retries.plan.after(argument)
-        if retries is not None and topic is not None:
-            log.warning("%s; writing it to the retry topic %s", failed.what, topic, extra=where)
+        level = None if retries is None or final or action is not Action.RETRY else retries.plan.after(argument)
+        if retries is not None and level is not None:
+            log.warning("%s; writing it to the retry topic %s", failed.what, level, extra=where)
             try:
                 sent = await self._until_sent(
                     worker, offset, "the record was not written", lambda: retries.send(argument, error, lane.attempts)

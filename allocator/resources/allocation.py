@@ -35,7 +35,7 @@ ROOT = "/allocator-resources"
 PREFERRED = "sticky"
 PATIENCE_S = 10.0  # how often the log names resources that wait for their holders
 
-OnResources = Callable[[frozenset[str]], Any]
+OnResources = Callable[[frozenset[str]], object]
 """A function that returns names; it may be a coroutine."""
 ResourceLoad = Callable[[Collection[str]], Union[Mapping[str, float], Awaitable[Mapping[str, float]]]]
 """Names -> the load of each, in any one unit. It may omit names, and be a coroutine."""

@@ -31,8 +31,9 @@ _HOME = {
     "stream_lag": "allocator.spark.ranges",
 }
 
+if not TYPE_CHECKING:  # a type checker would accept every name
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOME[name]), name)
+    def __getattr__(name: str) -> Any:
+        if name not in _HOME:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(_HOME[name]), name)

@@ -35,25 +35,25 @@ class RebalanceListener:
     owner could not be asked.
     """
 
-    def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> Any:
+    def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> object:
         """The member owns these partitions now. Nothing of them is delivered before this returns. It may call
         `seek`."""
 
-    def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> Any:
+    def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> object:
         """The member will release these partitions, because of a rebalance or because the consumer closes.
 
         The consumer delivers no more records of them. The member owns them until this method returns: finish the work
         on their records, and commit.
         """
 
-    def on_partitions_lost(self, partitions: frozenset[TopicPartition]) -> Any:
+    def on_partitions_lost(self, partitions: frozenset[TopicPartition]) -> object:
         """The member has lost these partitions: the session expired, or the group removed this member.
 
         Nothing of them can be committed any more. Called instead of `on_partitions_revoked`; by default calls it.
         """
         return self.on_partitions_revoked(partitions)
 
-    def on_records_lost(self, loss: RecordsLost) -> Any:
+    def on_records_lost(self, loss: RecordsLost) -> object:
         """The log no longer has the position of a partition, and `auto_offset_reset` has found another one.
 
         Nothing more is delivered before this returns. It may call `seek`.

@@ -85,7 +85,7 @@ def topic_of(metadata: str | None) -> uuid.UUID | None:
     return None if found is None else uuid.UUID(found[1])
 
 
-class Committed(OffsetAndMetadata):  # type: ignore[misc]  # kafka-python is untyped
+class Committed(OffsetAndMetadata):
     """A committed offset with the user's metadata. The text that members add is parsed into attributes."""
 
     topic_id: Optional[uuid.UUID] = None
@@ -98,7 +98,7 @@ class Committed(OffsetAndMetadata):  # type: ignore[misc]  # kafka-python is unt
         return repr(OffsetAndMetadata(*self))
 
 
-class Listed(OffsetAndMetadata):  # type: ignore[misc]  # kafka-python is untyped
+class Listed(OffsetAndMetadata):
     """An offset that ListOffsets found, with the leader epoch that the broker returned for it.
 
     No record before it has a later epoch, so a comparison with the log is right. But records from it on may have an

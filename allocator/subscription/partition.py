@@ -391,10 +391,12 @@ def _note_epoch(epochs: list[tuple[int, int, int]], position: OffsetAndMetadata)
 def as_position(offset: Any, where: str = "") -> OffsetAndMetadata:
     """An offset as a position. Raises `TypeError` for another type, `ConfigError` for a negative offset. Both errors
     name `where`."""
-    if isinstance(offset, int) and not isinstance(offset, bool):
-        offset = OffsetAndMetadata(offset, "", -1)
-    elif not isinstance(offset, OffsetAndMetadata):
+    if isinstance(offset, OffsetAndMetadata):
+        position = offset
+    elif isinstance(offset, int) and not isinstance(offset, bool):
+        position = OffsetAndMetadata(offset, "", -1)
+    else:
         raise TypeError(f"{where}an offset is an int or OffsetAndMetadata, not {offset!r}")
-    if offset.offset < 0:
-        raise ConfigError(f"{where}offset {offset.offset} is below 0; to go to an end of the log, request a reset")
-    return offset
+    if position.offset < 0:
+        raise ConfigError(f"{where}offset {position.offset} is below 0; to go to an end of the log, request a reset")
+    return position

@@ -38,7 +38,7 @@ from allocator.groups.zookeeper.checked import (
 )
 from allocator.groups.zookeeper.following import LoadHistory
 from allocator.names import check_group, check_path
-from allocator.types import NO_PARTITIONS, Partitions, TopicPartition
+from allocator.types import NO_PARTITIONS, PartitionLike, Partitions, TopicPartition
 
 __all__ = [
     "AssignmentDocument",
@@ -542,7 +542,7 @@ def shard_revision(name: str) -> int:
     return int(number) if number.isascii() and number.isdigit() and len(number) <= LONGEST_NUMBER else -1
 
 
-def to_ranges(partitions: Iterable[TopicPartition]) -> dict[str, str]:
+def to_ranges(partitions: Iterable[PartitionLike]) -> dict[str, str]:
     """Encodes partitions as {"orders": "0-3,7"}, which is short in JSON and deflates well."""
     by_topic: dict[str, list[int]] = {}
     for topic, partition in partitions:

@@ -23,6 +23,7 @@ from allocator.client.client import KafkaClient
 from allocator.offsets import pending_commit
 from allocator.offsets.group_offsets import GroupOffsets
 from allocator.testing import LocalCluster
+from allocator.testing.versions import NEWEST
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 TOPICS = 10
@@ -75,7 +76,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--partitions", type=int, default=10_000)
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--kafka", default="4.1.1")
+    parser.add_argument("--kafka", default=NEWEST)
     parser.add_argument("--most", type=int, help="partitions of one request, instead of the library's own number")
     options = parser.parse_args()
     if options.partitions % TOPICS:

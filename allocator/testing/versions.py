@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from .errors import UnknownVersion
 
-__all__ = ["KAFKA", "KAFKA_TOOLS", "ZOOKEEPER", "JarSet", "Release", "kafka_release"]
+__all__ = ["KAFKA", "KAFKA_TOOLS", "NEWEST", "ZOOKEEPER", "JarSet", "Release", "kafka_release"]
 
 _LOGGING = ("org.slf4j:slf4j-api:1.7.36", "org.slf4j:slf4j-reload4j:1.7.36", "ch.qos.reload4j:reload4j:1.2.26")
 _EXCLUDED = (
@@ -87,17 +87,28 @@ KAFKA: Mapping[str, Release] = MappingProxyType(
             _release("2.8.2", "2.13"),
             _release("3.9.1", "2.13"),
             _release("4.1.1", "2.13", kraft=True, oldest_java=17),
+            _release("4.2.2", "2.13", kraft=True, oldest_java=17),
+            _release("4.3.1", "2.13", kraft=True, oldest_java=17),
+            _release("4.4.0", "2.13", kraft=True, oldest_java=17),
         )
     }
 )
 
+NEWEST = tuple(KAFKA)[-1]
+
+# the tools of 4.4.0 are not in every mirror of Maven Central
+_TOOLS = {"4.4.0": "4.3.1"}
+
+
+def _tools(version: str) -> JarSet:
+    return JarSet(
+        f"kafka-tools-{version}", f"Kafka's tools {version}", (f"org.apache.kafka:kafka-tools:{version}", *_LOGGING)
+    )
+
+
 KAFKA_TOOLS: Mapping[str, JarSet] = MappingProxyType(
     {
-        release.version: JarSet(
-            f"kafka-tools-{release.version}",
-            f"Kafka's tools {release.version}",
-            (f"org.apache.kafka:kafka-tools:{release.version}", *_LOGGING),
-        )
+        release.version: _tools(_TOOLS.get(release.version, release.version))
         for release in KAFKA.values()
         if release.number >= (0, 10)  # older server jars contain them
     }

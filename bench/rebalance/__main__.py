@@ -16,6 +16,7 @@ from rich.console import Console
 from allocator.client.client import KafkaClient
 from allocator.offsets.group_offsets import GroupOffsets
 from allocator.testing import LocalCluster
+from allocator.testing.versions import NEWEST
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 from .arithmetic import Outcome, Summary, quietest, summarize
@@ -140,7 +141,7 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     if options.peers is None:
         options.peers = [peer for peer in PEERS if not (old and peer in KIP848)]
     if old and set(options.peers) & set(KIP848):
-        parser.error(f"Kafka {options.kafka} has no KIP-848 groups; pass --kafka 4.1.1")
+        parser.error(f"Kafka {options.kafka} has no KIP-848 groups; pass --kafka {NEWEST}")
     if min(options.members) < 2:
         parser.error("a group needs at least 2 members for partitions to move")
     return options

@@ -15,6 +15,7 @@ from allocator.client.client import KafkaClient
 from allocator.client.log_offsets import EARLIEST, LATEST, list_offsets
 from allocator.errors import BrokerError, TopicNotFound
 from allocator.testing import LocalCluster, produce, wait_until_async
+from allocator.testing.versions import NEWEST
 from allocator.types import TopicPartition
 
 VERSIONS = [
@@ -27,6 +28,8 @@ VERSIONS = [
     pytest.param("2.8.2", (2, 8), marks=pytest.mark.long),
     pytest.param("3.9.1", (3, 9)),
     pytest.param("4.1.1", (4, 1), marks=pytest.mark.long),
+    # kafka-python knows no difference between 4.3 and 4.4
+    pytest.param(NEWEST, (4, 3), marks=pytest.mark.long),
 ]
 
 

@@ -21,11 +21,12 @@ from allocator.migrate.mirror import Mirror
 from allocator.migrate.mirror_settings import MirrorSettings
 from allocator.producer.producer import Producer
 from allocator.testing import LocalCluster, ProducedRecord
+from allocator.testing.versions import NEWEST
 from allocator.types import TopicPartition
 
 pytestmark = [pytest.mark.servers, pytest.mark.deadline(900), pytest.mark.timeout(1200)]
 
-OLDER = ("0.8.1.1", "0.8.2.2", "0.9.0.1", "0.10.2.2", "0.11.0.3", "1.1.1", "2.8.2", "4.1.1")
+OLDER = ("0.8.1.1", "0.8.2.2", "0.9.0.1", "0.10.2.2", "0.11.0.3", "1.1.1", "2.8.2", NEWEST)
 # name of the first digits of each
 NAMES = {"0.8.1.1": (0, 8, 1), "0.8.2.2": (0, 8, 2), "0.9.0.1": (0, 9)}
 LONG_DELAYS = [(0.3, "both"), (1.0, "to_client"), (1.5, "both"), (3.0, "to_client"), (3.0, "to_server")]

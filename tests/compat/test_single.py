@@ -21,6 +21,7 @@ from allocator.compat.single import start_to_timestamp
 from allocator.errors import BrokersUnavailable, ConfigError, NotAssigned
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.testing.batches import ProducedRecord
+from allocator.testing.versions import NEWEST
 
 Topics = Callable[..., str]
 UTC = datetime.timezone.utc
@@ -232,7 +233,7 @@ def test_times_are_milliseconds_in_utc() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("version", ["0.8.2.2", "0.9.0.1", "4.1.1"])
+@pytest.mark.parametrize("version", ["0.8.2.2", "0.9.0.1", NEWEST])
 async def test_it_reads_from_old_and_new_brokers(version: str, cluster_factory: Callable[..., LocalCluster]) -> None:
     cluster = await asyncio.to_thread(lambda: cluster_factory(version))
     scene = Scene(cluster)

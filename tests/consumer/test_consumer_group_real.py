@@ -15,6 +15,7 @@ from allocator.errors import BrokerError
 from allocator.offsets.group_offsets import GroupOffsets
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.testing.topics import zookeeper_client
+from allocator.testing.versions import NEWEST
 from allocator.types import TopicPartition
 
 pytestmark = pytest.mark.deadline(180)
@@ -28,7 +29,7 @@ OTHERS = [
         ("kafka", "0.9.0.1"),
         ("kafka", "1.1.1"),
         ("kafka", "2.8.2"),
-        ("kafka", "4.1.1"),
+        ("kafka", NEWEST),
     )
 ]
 

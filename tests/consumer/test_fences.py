@@ -11,6 +11,7 @@ import pytest
 from allocator import Consumer, TopicPartition
 from allocator.errors import NotOwned
 from allocator.testing import wait_until_async
+from allocator.testing.versions import NEWEST
 
 P = tuple[TopicPartition, ...]
 
@@ -21,7 +22,7 @@ P = tuple[TopicPartition, ...]
         ("3.9.1", {"membership": "zookeeper"}),
         ("3.9.1", {"membership": "consumers"}),
         ("3.9.1", {"membership": "kafka", "heartbeat_interval_s": 0.3}),
-        ("4.1.1", {"membership": "kafka", "group_protocol": "consumer"}),
+        (NEWEST, {"membership": "kafka", "group_protocol": "consumer"}),
     ],
     ids=["zookeeper", "consumers", "classic", "kip848"],
 )

@@ -12,6 +12,7 @@ import pytest
 from allocator import Consumer, OffsetAndMetadata, RebalanceListener, TopicPartition
 from allocator.errors import AllocatorError, CommitFailed, ConfigError, IllegalState, NotOwned
 from allocator.testing import LocalCluster, wait_until_async
+from allocator.testing.versions import NEWEST
 
 MEMBERSHIPS = ["zookeeper", "kafka", "fixed"]
 GROUPS = ["zookeeper", "kafka"]
@@ -128,7 +129,7 @@ async def test_members_outside_are_refused_while_a_kafka_group_lives(service: Se
 async def test_the_next_generation_protocol_is_one_more_setting(
     cluster_factory: Callable[..., LocalCluster], topic_factory: Callable[..., str], group: str
 ) -> None:
-    cluster = await in_thread(lambda: cluster_factory(kafka="4.1.1"))
+    cluster = await in_thread(lambda: cluster_factory(kafka=NEWEST))
     topic = await in_thread(lambda: topic_factory(4, cluster=cluster))
     service = Service(cluster, topic, group, "kafka")
     await service.produce(0, 100)

@@ -12,6 +12,7 @@ import pytest
 from allocator import Consumer, Record, TopicPartition
 from allocator.errors import ConfigError, DeserializationError, HandlerFailed
 from allocator.testing import LocalCluster, wait_until_async
+from allocator.testing.versions import NEWEST
 
 Topics = Callable[..., str]
 
@@ -22,9 +23,9 @@ VERSIONS = [
     pytest.param("3.9.1", {"membership": "zookeeper", "offsets": "both"}, id="both-3.9.1"),
     pytest.param("0.8.2.2", {"membership": "zookeeper"}, id="zookeeper-0.8.2.2", marks=pytest.mark.long),
     pytest.param("0.9.0.1", {"membership": "kafka"}, id="kafka-0.9.0.1", marks=pytest.mark.long),
-    pytest.param("4.1.1", {"membership": "kafka"}, id="kafka-4.1.1", marks=pytest.mark.long),
+    pytest.param(NEWEST, {"membership": "kafka"}, id=f"kafka-{NEWEST}", marks=pytest.mark.long),
     pytest.param(
-        "4.1.1", {"membership": "kafka", "group_protocol": "consumer"}, id="kip848-4.1.1", marks=pytest.mark.long
+        NEWEST, {"membership": "kafka", "group_protocol": "consumer"}, id=f"kip848-{NEWEST}", marks=pytest.mark.long
     ),
 ]
 

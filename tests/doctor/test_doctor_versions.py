@@ -8,7 +8,7 @@ import pytest
 from doctor_patient import Patient, in_thread
 
 from allocator.testing import LocalCluster, wait_until_async
-from allocator.testing.versions import KAFKA
+from allocator.testing.versions import KAFKA, NEWEST
 
 QUICK = {"0.9.0.1", "3.9.1"}
 VERSIONS = [v if v in QUICK else pytest.param(v, marks=pytest.mark.long) for v in KAFKA]
@@ -33,7 +33,7 @@ async def test_nothing_is_wrong_with_a_group_at_work(
 async def test_a_group_by_kafkas_own_protocol_needs_no_zookeeper(
     protocol: str, cluster_factory: Callable[..., LocalCluster], topic_factory: Callable[..., str], group: str
 ) -> None:
-    cluster = await in_thread(lambda: cluster_factory(kafka="4.1.1"))
+    cluster = await in_thread(lambda: cluster_factory(kafka=NEWEST))
     patient = Patient(cluster, await in_thread(lambda: topic_factory(4, cluster=cluster)), group, 4)
     await patient.fill()
     settings = {"membership": "kafka", "group_protocol": protocol, "auto_commit_interval_s": None}

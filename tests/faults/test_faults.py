@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from allocator.testing.versions import NEWEST
 from bench.faults.faults import FAULTS, FORGETFUL, MORE
 from bench.faults.group import Settings
 from bench.faults.run import run, start_cluster
@@ -72,4 +73,4 @@ def test_nor_in_ten_minutes(capsys: pytest.CaptureFixture[str]) -> None:
 def test_nor_when_the_ensemble_comes_back_empty(capsys: pytest.CaptureFixture[str]) -> None:
     """The ensemble comes back empty at least three times. The brokers work without ZooKeeper, so only the group is
     affected."""
-    disturb(150.0, capsys, FORGETFUL, Settings(kafka="4.1.1"))
+    disturb(150.0, capsys, FORGETFUL, Settings(kafka=NEWEST))

@@ -14,10 +14,11 @@ from reading import Connected, collect, offsets, parts, start_at, take, until
 from allocator.errors import CorruptRecordError, OffsetOutOfRange, RecordTooLarge
 from allocator.testing import LocalCluster, wait_until
 from allocator.testing.producing import ProducedRecord
+from allocator.testing.versions import NEWEST
 from allocator.types import TopicPartition
 
 OLD, NEW = "0.8.2.2", "3.9.1"
-OTHERS = ("0.8.1.1", "0.9.0.1", "0.10.2.2", "0.11.0.3", "1.1.1", "2.8.2", "4.1.1")
+OTHERS = ("0.8.1.1", "0.9.0.1", "0.10.2.2", "0.11.0.3", "1.1.1", "2.8.2", "4.1.1", NEWEST)
 LONG = [pytest.param(v, marks=pytest.mark.long) for v in OTHERS]
 VERSIONS = [OLD, NEW, *LONG]
 # of each version, as it can take them

@@ -17,6 +17,7 @@ from reading import Connected, collect, offsets, parts, start_at, take, until
 from allocator.client.fetch_messages import FetchRequest
 from allocator.errors import LogTruncated
 from allocator.testing import LocalCluster
+from allocator.testing.versions import NEWEST
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 
@@ -59,7 +60,7 @@ def tell(fetcher: Any) -> list[Seen]:
     return seen
 
 
-@pytest.mark.parametrize(("version", "newest"), [("3.9.1", 17), ("4.1.1", 18)])
+@pytest.mark.parametrize(("version", "newest"), [("3.9.1", 17), (NEWEST, 18)])
 async def test_brokers_remember_what_they_were_asked_for(
     cluster_factory: Any, topic_factory: Callable[..., str], version: str, newest: int
 ) -> None:

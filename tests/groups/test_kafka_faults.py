@@ -14,9 +14,10 @@ from racked import racked_brokers
 
 from allocator.groups.kafka_classic.group import GroupPhase
 from allocator.testing import LocalCluster, wait_until_async
+from allocator.testing.versions import NEWEST
 from allocator.types import OffsetAndMetadata
 
-OTHERS = [pytest.param(v, marks=pytest.mark.long) for v in ("0.9.0.1", "0.10.2.2", "1.1.1", "2.8.2", "4.1.1")]
+OTHERS = [pytest.param(v, marks=pytest.mark.long) for v in ("0.9.0.1", "0.10.2.2", "1.1.1", "2.8.2", "4.1.1", NEWEST)]
 
 pytestmark = pytest.mark.deadline(280)
 

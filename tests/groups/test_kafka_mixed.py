@@ -12,6 +12,7 @@ from kafka_members import Ours, shared, topic_with
 from members import History
 
 from allocator.testing import LocalCluster
+from allocator.testing.versions import NEWEST
 
 pytestmark = pytest.mark.deadline(240)
 
@@ -25,7 +26,7 @@ PAIRS = [
     *(pytest.param(NEW, other, each) for other, assignors in ASSIGNORS.items() for each in assignors),
     *(
         pytest.param(version, other, assignors[-1], marks=long)
-        for version in ("1.1.1", "2.8.2", "4.1.1")
+        for version in ("1.1.1", "2.8.2", "4.1.1", NEWEST)
         for other, assignors in ASSIGNORS.items()
     ),
 ]

@@ -23,13 +23,14 @@ from members import History
 
 from allocator.errors import BrokerError, BrokersUnavailable, CommitFailed, Fenced
 from allocator.testing import LocalCluster, wait_until, wait_until_async
+from allocator.testing.versions import NEWEST
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 pytestmark = pytest.mark.deadline(240)
 
 AUTHORIZERS = [
     ("3.9.1", "kafka.security.authorizer.AclAuthorizer"),
-    pytest.param("4.1.1", "org.apache.kafka.metadata.authorizer.StandardAuthorizer", marks=pytest.mark.long),
+    pytest.param(NEWEST, "org.apache.kafka.metadata.authorizer.StandardAuthorizer", marks=pytest.mark.long),
     pytest.param("2.8.2", "kafka.security.authorizer.AclAuthorizer", marks=pytest.mark.long),
     pytest.param("1.1.1", "kafka.security.auth.SimpleAclAuthorizer", marks=pytest.mark.long),
 ]

@@ -13,6 +13,7 @@ from members import History
 
 from allocator.errors import CommitFailed
 from allocator.testing import LocalCluster, wait_until_async
+from allocator.testing.versions import NEWEST
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 VERSIONS = [
@@ -22,6 +23,7 @@ VERSIONS = [
     pytest.param("2.8.2", marks=pytest.mark.long),
     "3.9.1",
     pytest.param("4.1.1", marks=pytest.mark.long),
+    pytest.param(NEWEST, marks=pytest.mark.long),
 ]
 
 pytestmark = pytest.mark.deadline(180)

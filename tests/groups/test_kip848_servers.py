@@ -14,6 +14,7 @@ from members import History
 
 from allocator.errors import BrokerError, ConfigError, Fenced
 from allocator.testing import LocalCluster, wait_until_async
+from allocator.testing.versions import NEWEST
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 pytestmark = pytest.mark.deadline(180)
@@ -25,7 +26,7 @@ def at(offset: int) -> OffsetAndMetadata:
 
 async def start(cluster_factory: Any, **options: Any) -> LocalCluster:
     cluster: LocalCluster = await asyncio.to_thread(
-        lambda: cluster_factory(kafka="4.1.1", zookeepers=0, broker_config=QUICK, **options)
+        lambda: cluster_factory(kafka=NEWEST, zookeepers=0, broker_config=QUICK, **options)
     )
     return cluster
 
@@ -267,7 +268,7 @@ async def test_a_group_whose_members_cannot_be_moved_is_named(
 ) -> None:
     config = {**QUICK, "group.consumer.migration.policy": "disabled"}
     cluster: LocalCluster = await asyncio.to_thread(
-        lambda: cluster_factory(kafka="4.1.1", zookeepers=0, broker_config=config)
+        lambda: cluster_factory(kafka=NEWEST, zookeepers=0, broker_config=config)
     )
     counts = await topic_with(cluster, unique_name(), 2)
     async with Ours(cluster.bootstrap, group, counts) as old:

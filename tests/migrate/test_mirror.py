@@ -26,6 +26,7 @@ from allocator.producer.producer import Producer
 from allocator.record import Record
 from allocator.tasks import within
 from allocator.testing import LocalCluster, ProducedRecord, produce, wait_until_async
+from allocator.testing.versions import NEWEST
 from allocator.types import TopicPartition
 from allocator.web.mirror_metrics import serve_mirror
 from allocator.zookeeper.client import ZooKeeper
@@ -102,7 +103,7 @@ async def test_headers_times_and_transactions_of_a_newer_cluster(
 ) -> None:
     """Most batches go on as they came."""
     old = new
-    new = await asyncio.to_thread(cluster_factory, kafka="4.1.1")
+    new = await asyncio.to_thread(cluster_factory, kafka=NEWEST)
     topic = await asyncio.to_thread(topic_factory, 1, 1, {"message.timestamp.type": "CreateTime"}, old)
     rows = [
         ProducedRecord(b"k%d" % n, b"v%d" % n, 0, 1_600_000_000_000 + n * 7, [("h", b"%d" % n), ("none", None)])

@@ -25,6 +25,7 @@ from allocator.offsets.group_offsets import GroupOffsets
 from allocator.producer.encode import Encoded
 from allocator.record import Record
 from allocator.testing import produce, wait_until_async
+from allocator.testing.versions import NEWEST
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 pytestmark = pytest.mark.deadline(180)
@@ -44,7 +45,7 @@ async def test_records_behind_an_aborted_transaction_are_not_written_twice_after
     cluster_factory: Any, topic_factory: Callable[..., str], group: str
 ) -> None:
     old = await asyncio.to_thread(cluster_factory, kafka="3.9.1")
-    new = await asyncio.to_thread(cluster_factory, kafka="4.1.1")
+    new = await asyncio.to_thread(cluster_factory, kafka=NEWEST)
     topic = await asyncio.to_thread(topic_factory, 1, 1, None, old)
     partition = TopicPartition(topic, 0)
     chosen = settings(old, new, group, topics=[topic], old_zookeeper=None)

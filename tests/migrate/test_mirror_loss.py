@@ -26,6 +26,7 @@ from allocator.migrate.storage import OffsetStore
 from allocator.migrate.takeover import SourceLoss, TopicsStopped
 from allocator.offsets.group_offsets import GroupOffsets
 from allocator.testing import LocalCluster, produce, wait_until_async
+from allocator.testing.versions import NEWEST
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.zookeeper.client import ZooKeeper
 
@@ -40,7 +41,7 @@ def old(request: pytest.FixtureRequest, cluster_factory: Any) -> LocalCluster:
 
 @pytest.fixture
 def new(cluster_factory: Any) -> LocalCluster:
-    return cluster_factory(kafka="4.1.1")  # type: ignore[no-any-return]
+    return cluster_factory(kafka=NEWEST)  # type: ignore[no-any-return]
 
 
 async def fill(cluster: LocalCluster, topic: str, count: int, name: str = "value", partition: int = 0) -> None:
@@ -271,7 +272,7 @@ async def test_a_new_topic_that_loses_its_records_stops_until_it_is_mirrored_aga
     cluster_factory: Any, topic_factory: Callable[..., str], group: str
 ) -> None:
     old = await asyncio.to_thread(cluster_factory, kafka="3.9.1")
-    new = await asyncio.to_thread(cluster_factory, kafka="4.1.1")
+    new = await asyncio.to_thread(cluster_factory, kafka=NEWEST)
     topic = await asyncio.to_thread(topic_factory, 1, 1, None, old)
     other = await asyncio.to_thread(topic_factory, 1, 1, None, old)
     chosen = settings(old, new, group, topics=[topic, other], old_zookeeper=None)
@@ -323,7 +324,7 @@ async def test_a_new_topic_that_loses_its_records_stops_until_it_is_mirrored_aga
     assert running.duplicated == 0
 
 
-@pytest.mark.parametrize("version", ["4.1.1", "1.1.1"])
+@pytest.mark.parametrize("version", [NEWEST, "1.1.1"])
 async def test_a_new_topic_that_comes_back_with_fewer_partitions_stops(
     version: str, cluster_factory: Any, topic_factory: Callable[..., str], group: str
 ) -> None:

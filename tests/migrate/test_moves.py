@@ -16,12 +16,11 @@ from allocator.migrate.offsets import copy, restore
 from allocator.migrate.storage import OffsetStore
 from allocator.offsets.group_offsets import GroupOffsets
 from allocator.testing import LocalCluster
-from allocator.testing.versions import KAFKA
+from allocator.testing.versions import KAFKA, NEWEST
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 pytestmark = [pytest.mark.long, pytest.mark.deadline(200)]
 
-NEWEST = "4.1.1"
 PAIRS = [*((old, "3.9.1") for old in KAFKA if old not in ("3.9.1", NEWEST)), ("0.8.2.2", NEWEST), ("3.9.1", NEWEST)]
 
 

@@ -12,6 +12,7 @@ from racked import racked_brokers
 from allocator.client.client import KafkaClient
 from allocator.offsets.group_offsets import GroupOffsets
 from allocator.testing import LocalCluster, wait_until_async
+from allocator.testing.versions import NEWEST
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 VERSIONS = [
@@ -24,6 +25,7 @@ VERSIONS = [
     pytest.param("2.8.2", marks=pytest.mark.long),
     pytest.param("3.9.1"),
     pytest.param("4.1.1", marks=pytest.mark.long),
+    pytest.param(NEWEST, marks=pytest.mark.long),
 ]
 
 

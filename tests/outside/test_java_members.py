@@ -15,6 +15,7 @@ from play import play
 from scene import PARTITIONS, Member, Scene
 
 from allocator.testing import wait_until
+from allocator.testing.versions import NEWEST
 
 long = pytest.mark.long
 
@@ -24,7 +25,7 @@ JAVA = {
     "1.1.1": ("range", "roundrobin", "sticky"),
     "2.8.2": ("range", "roundrobin", "sticky", "cooperative-sticky"),
     "3.9.1": ("range", "roundrobin", "sticky", "cooperative-sticky"),
-    "4.1.1": ("range", "roundrobin", "sticky", "cooperative-sticky", "consumer"),
+    NEWEST: ("range", "roundrobin", "sticky", "cooperative-sticky", "consumer"),
 }
 CASES = [
     pytest.param(version, assignor, first, handler_s, id=f"{version}-{assignor}-{first}-first-{handler_s:g}s")

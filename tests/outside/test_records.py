@@ -21,7 +21,7 @@ from allocator.testing import LocalCluster, wait_until_async
 from allocator.testing.jars import cache_directory
 from allocator.testing.java import find_java
 from allocator.testing.plugin import ClusterFactory
-from allocator.testing.versions import KAFKA
+from allocator.testing.versions import KAFKA, NEWEST
 
 pytestmark = pytest.mark.deadline(240)
 long = pytest.mark.long
@@ -128,7 +128,7 @@ PRODUCED = [
     *(pytest.param("3.9.1", codec, marks=() if codec == "zstd" else long) for codec in CODECS),
     *(
         pytest.param(version, codec, marks=long)
-        for version in ("0.10.2.2", "1.1.1", "2.8.2", "4.1.1")
+        for version in ("0.10.2.2", "1.1.1", "2.8.2", NEWEST)
         for codec in CODECS
         if codec != "zstd" or number(version) >= (2, 1)
     ),
@@ -149,7 +149,7 @@ async def test_of_every_codec(
 
 @long
 @pytest.mark.parametrize("codec", ["none", "lz4"])
-@pytest.mark.parametrize("kafka", ["0.10.2.2", "2.8.2", "3.9.1", "4.1.1"])
+@pytest.mark.parametrize("kafka", ["0.10.2.2", "2.8.2", "3.9.1", NEWEST])
 async def test_with_the_brokers_time(
     kafka: str, codec: str, cluster_factory: ClusterFactory, topic_factory: Callable[..., str]
 ) -> None:
@@ -163,7 +163,7 @@ async def test_with_the_brokers_time(
 
 
 @pytest.mark.parametrize("codec", ["none", pytest.param("gzip", marks=long)])
-@pytest.mark.parametrize("kafka", ["3.9.1", *(pytest.param(v, marks=long) for v in ("1.1.1", "2.8.2", "4.1.1"))])
+@pytest.mark.parametrize("kafka", ["3.9.1", *(pytest.param(v, marks=long) for v in ("1.1.1", "2.8.2", NEWEST))])
 async def test_of_transactions(
     kafka: str, codec: str, cluster_factory: ClusterFactory, topic_factory: Callable[..., str]
 ) -> None:

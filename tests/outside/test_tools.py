@@ -14,6 +14,7 @@ from java_tools import number, run_tool
 from allocator import Consumer, TopicPartition
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.testing.plugin import ClusterFactory
+from allocator.testing.versions import NEWEST
 
 pytestmark = pytest.mark.deadline(240)
 long = pytest.mark.long
@@ -85,7 +86,7 @@ def tools(cluster_factory: ClusterFactory, topic_factory: Callable[..., str], gr
     return make
 
 
-NEW = [pytest.param("3.9.1"), *(pytest.param(each, marks=long) for each in ("2.8.2", "4.1.1"))]
+NEW = [pytest.param("3.9.1"), *(pytest.param(each, marks=long) for each in ("2.8.2", NEWEST))]
 OLD = [pytest.param(each, marks=long) for each in ("0.10.2.2", "1.1.1")]
 
 

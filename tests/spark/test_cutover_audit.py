@@ -17,6 +17,7 @@ from allocator.migrate.mirror import Mirror
 from allocator.migrate.translate import ends_of
 from allocator.offsets.group_offsets import GroupOffsets
 from allocator.testing import LocalCluster, produce
+from allocator.testing.versions import NEWEST
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.zookeeper.client import ZooKeeper
 
@@ -67,7 +68,7 @@ async def test_a_finish_that_failed_ends_when_its_cause_is_gone_or_without_the_a
 
 async def mirrored(old: LocalCluster, cluster_factory: Any, group: str, directory: Path, gaps: int) -> World:
     """A topic with transactions that is mirrored to its end, and a group that may move."""
-    new = await asyncio.to_thread(cluster_factory, kafka="4.1.1")
+    new = await asyncio.to_thread(cluster_factory, kafka=NEWEST)
     topic = group
     await asyncio.to_thread(old.create_topic, topic, 1)
     await asyncio.to_thread(transactions, old.bootstrap, topic, gaps)

@@ -9,6 +9,7 @@ import pytest
 from slow_doors import SlowDoors, slow_doors
 
 from allocator.testing import ProducedRecord
+from allocator.testing.versions import NEWEST
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.servers, pytest.mark.long]
 
 
-@pytest.fixture(scope="module", params=["3.9.1", "4.1.1", "0.9.0.1"])
+@pytest.fixture(scope="module", params=["3.9.1", NEWEST, "0.9.0.1"])
 def doors(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlowDoors]:
     with slow_doors(request.param, tmp_path_factory.mktemp("doors")) as made:
         made.cluster.create_topic("numbers", 2)

@@ -12,13 +12,14 @@ import pytest
 from allocator.client.client import KafkaClient
 from allocator.offsets.group_offsets import GroupOffsets
 from allocator.testing import LocalCluster, ProducedRecord, produce
+from allocator.testing.versions import NEWEST
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 TopicFactory = Callable[..., str]
-LONG = [pytest.param(v, marks=pytest.mark.long) for v in ("0.8.2.2", "0.10.2.2", "1.1.1", "2.8.2", "4.1.1")]
+LONG = [pytest.param(v, marks=pytest.mark.long) for v in ("0.8.2.2", "0.10.2.2", "1.1.1", "2.8.2", "4.1.1", NEWEST)]
 
 
 def read(spark: SparkSession, cluster: LocalCluster, schema: str | None = None, **options: Any) -> DataFrame:

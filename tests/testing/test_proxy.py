@@ -18,6 +18,7 @@ import pytest
 from allocator.testing import ClusterError, FaultProxy, LocalCluster, wait_until
 from allocator.testing.probe import metadata, zookeeper_mode
 from allocator.testing.topics import zookeeper_client
+from allocator.testing.versions import NEWEST
 
 Proxies = Callable[[int], FaultProxy]
 linux = pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs /proc")
@@ -302,7 +303,7 @@ def test_what_makes_no_sense_is_refused(fault_proxy: Proxies) -> None:
     with pytest.raises(ClusterError, match="kept"):
         proxy.half_open(kept="both")  # type: ignore[arg-type]
     with pytest.raises(ClusterError, match="KRaft"):
-        LocalCluster("4.1.1", proxied=True)
+        LocalCluster(NEWEST, proxied=True)
     proxy.stop()
     proxy.stop()
 

@@ -6,9 +6,9 @@ import pytest
 
 from allocator.testing import ClusterError, LocalCluster, UnknownVersion, produce
 from allocator.testing.probe import Connection, api_versions
-from allocator.testing.versions import KAFKA
+from allocator.testing.versions import KAFKA, NEWEST
 
-QUICK = {"0.8.2.2", "3.9.1", "4.1.1"}
+QUICK = {"0.8.2.2", "3.9.1", NEWEST}
 VERSIONS = [v if v in QUICK else pytest.param(v, marks=pytest.mark.long) for v in KAFKA]
 
 
@@ -127,7 +127,7 @@ def test_three_brokers_share_the_partitions(version):
 
 
 def test_kraft_has_a_zookeeper_of_its_own_beside_it(cluster_factory):
-    cluster = cluster_factory("4.1.1")
+    cluster = cluster_factory(NEWEST)
     assert len(cluster.zookeepers) == 1
     assert "zookeeper" not in (cluster.brokers[0].directory / "server.properties").read_text()
 

@@ -14,6 +14,7 @@ from written_group import WrittenGroup, parts
 
 from allocator import Consumer
 from allocator.testing import LocalCluster
+from allocator.testing.versions import NEWEST
 from allocator.testing.waiting import wait_until_async
 from allocator.zookeeper.client import ZooKeeper
 
@@ -44,7 +45,7 @@ async def shows(it: Served, group: str, members: int) -> Any:
     return await wait_until_async(found, PATIENCE_S, lambda: f"{members} members of {group}")
 
 
-@pytest.mark.parametrize("kafka", ["2.8.2", "4.1.1"])
+@pytest.mark.parametrize("kafka", ["2.8.2", NEWEST])
 async def test_a_page_without_zookeeper_shows_members_moves_and_lag(
     kafka: str, cluster_factory: Any, unique_name: Callable[[], str], group: str
 ) -> None:

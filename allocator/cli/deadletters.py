@@ -116,7 +116,7 @@ def show_command(letters: DeadLetterQueue, as_json: bool, name: str) -> None:
         print_json({**letter.to_json(), **content})
         return
     for key, value in letter.to_json().items():
-        click.echo(f"{key:<13} {plain(str(value))}")
+        click.echo(f"{key:<13} {'-' if value in (None, '') else plain(str(value))}")
     for key, text in headers:
         click.echo(f"header        {plain(key)}: {text}")
     click.echo(f"key           {_bytes(record.key)}")

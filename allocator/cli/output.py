@@ -13,12 +13,14 @@ from rich.cells import cell_len, chop_cells
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.segment import Segment
 from rich.style import Style
+from rich.text import Text
 
 from allocator.foreign import plain
 
-__all__ = ["Listing", "console", "duration", "print_json"]
+__all__ = ["Indented", "Listing", "console", "duration", "print_json"]
 
 GAP = 2  # spaces between columns
+INDENT = 2  # spaces before a line that belongs to the one above
 FOLDED = 12  # minimum width of a cell that folds; less: names break into very short pieces
 UNBOUNDED = 1 << 20  # longer than any row of data in ZooKeeper and Kafka
 
@@ -27,6 +29,20 @@ def console() -> Console:
     found = Console(highlight=False)
     # a pipe has no width: programs that read it expect one row per line
     return found if found.is_terminal else Console(highlight=False, width=UNBOUNDED)
+
+
+class Indented:
+    """Text whose lines, folded ones included, begin after two spaces.
+
+    Unlike rich's Padding it does not fill lines up to the width, which a pipe does not have.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        lines = Text(self.text).wrap(console, options.max_width - INDENT, overflow="fold")
+        yield from _segments(" " * INDENT + line.plain for line in lines)
 
 
 class Listing:

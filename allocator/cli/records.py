@@ -9,11 +9,10 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, Optional
 
 import click
-from rich.padding import Padding
 from rich.text import Text
 
 from allocator.cli.options import with_brokers
-from allocator.cli.output import console, print_json
+from allocator.cli.output import Indented, console, print_json
 from allocator.cli.read import Access
 from allocator.errors import ConfigError
 from allocator.foreign import plain
@@ -159,7 +158,7 @@ def _print(view: View) -> None:
         out.print(Text(_head(view.found.topic, record), style="bold", overflow="fold"))
         for what, decoded in (("key", record.key), ("value", record.value), *record.headers):
             label = what if what in ("key", "value") else f"header {plain(what)}"
-            out.print(Padding(Text(f"{label}: {_text(decoded)}", overflow="fold"), (0, 0, 0, 2)))
+            out.print(Indented(f"{label}: {_text(decoded)}"))
     out.print(Text(summary(view.found, len(view.records)), overflow="fold"))
 
 

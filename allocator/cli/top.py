@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from allocator.cli.options import ERROR, GROUP, Seconds, with_clusters
-from allocator.cli.output import duration, print_json
+from allocator.cli.output import console, duration, print_json
 from allocator.clock import wall_ms
 from allocator.errors import AllocatorError
 from allocator.foreign import plain
@@ -123,9 +123,13 @@ async def _print_frame(
         detail = None if shown is None else {**snapshot.detail(shown), "series": snapshot.series(shown)}
         print_json({"groups": groups, "group": detail, "problems": sorted(watcher.problems.values())})
     else:
-        console = Console(highlight=False)
-        console = console if console.is_terminal else Console(highlight=False, width=200)
-        console.print(frame(watcher, chosen, width=console.width))
+        out = console()
+        with out.capture() as printed:
+            out.print(frame(watcher, chosen, width=out.width))
+        text = printed.get()
+        if not out.is_terminal:  # rich fills cells up with spaces
+            text = "".join(f"{line.rstrip()}\n" for line in text.splitlines())
+        click.echo(text, nl=False)
 
 
 async def _live(watcher: Watcher, chosen: Optional[str], interval_s: float) -> None:
@@ -147,12 +151,12 @@ async def _live(watcher: Watcher, chosen: Optional[str], interval_s: float) -> N
             news.set()
 
     async def show() -> None:
-        console = Console(highlight=False)
-        with _keys(pressed), Live(console=console, screen=True, auto_refresh=False) as live:
+        screen = Console(highlight=False)
+        with _keys(pressed), Live(console=screen, screen=True, auto_refresh=False) as live:
             while not stop.is_set():
                 await first_of(stop.wait(), wait_for_event(news, interval_s))
                 news.clear()
-                live.update(frame(watcher, chosen, console.height, console.width), refresh=True)
+                live.update(frame(watcher, chosen, screen.height, screen.width), refresh=True)
                 await wait_for_event(stop, FRAME_S)
 
     await TaskGroup().run(show(), watcher=watcher.run())

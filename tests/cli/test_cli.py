@@ -10,12 +10,12 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner
+from parsed import leaves
 
 import allocator
 from allocator.cli import LAZY, main
@@ -25,18 +25,6 @@ from allocator.zookeeper.client import ZooKeeper
 COMPLETION = "_ALLOCATOR_COMPLETE"
 # commands whose output is for a shell
 NO_JSON = {"completion"}
-
-
-def leaves(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
-    """Every command that is not a group of others."""
-    if not isinstance(command, click.Group):
-        yield path, command
-        return
-    context = click.Context(command)
-    for name in command.list_commands(context):
-        inner = command.get_command(context, name)
-        assert inner is not None
-        yield from leaves(inner, (*path, name))
 
 
 def completed(*words: str) -> list[str]:

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-import click
 import pytest
 from click.testing import CliRunner
+from parsed import leaves
 
 from allocator.cli import main
 from allocator.migrate import mirror
@@ -85,17 +85,6 @@ format = "text"
 """
 
 
-def leaves(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[str]:
-    if not isinstance(command, click.Group):
-        yield " ".join(path)
-        return
-    context = click.Context(command)
-    for name in command.list_commands(context):
-        inner = command.get_command(context, name)
-        assert inner is not None
-        yield from leaves(inner, (*path, name))
-
-
 @pytest.fixture(autouse=True)
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(places, "CONNECT_S", 0.3)
@@ -110,7 +99,7 @@ def silent() -> Iterator[str]:
 
 
 def test_every_command_is_tried() -> None:
-    assert set(leaves(main)) == {*COMMANDS, *OTHERS}
+    assert {" ".join(path) for path, _ in leaves(main)} == {*COMMANDS, *OTHERS}
 
 
 def refused(name: str, tmp_path: Path, address: str) -> str:

@@ -17,7 +17,7 @@ import allocator.cli
 from allocator.cli import planning, report
 from allocator.cli.deadletters import letters_table
 from allocator.cli.offsets import copy_table
-from allocator.cli.output import UNBOUNDED, Listing
+from allocator.cli.output import UNBOUNDED, Indented, Listing
 from allocator.cli.report import GroupReport, Logs, ResetPlan, listing_of_orders
 from allocator.deadletters import Letter
 from allocator.deadletters.waiting import WaitingRecords
@@ -115,7 +115,7 @@ def functions_with_a_table() -> Iterator[str]:
                 yield f"{path.stem}.{function.name}"
 
 
-def printed(listing: Listing, width: int) -> list[str]:
+def printed(listing: Listing | Indented, width: int) -> list[str]:
     console = Console(width=width, force_terminal=width < UNBOUNDED, color_system=None, highlight=False)
     with console.capture() as capture:
         console.print(listing)
@@ -208,3 +208,13 @@ def test_text_that_utf_8_cannot_encode_is_shown_as_escapes() -> None:
     text = out.read()
     assert "al\\udcffice" in text
     assert "\\ud800 x" in text
+
+
+def test_indented_text_folds_on_a_terminal_and_is_not_filled_up() -> None:
+    text = Indented('value: {\n  "name": "請求書を書く人"\n}')
+    folded = printed(text, 18)
+    assert max(map(cell_len, folded)) <= 18
+    assert len(folded) > 4
+    assert all(line.startswith("  ") for line in folded)
+    assert squeezed("".join(folded)) == squeezed(text.text)
+    assert printed(text, UNBOUNDED) == ["  value: {", '    "name": "請求書を書く人"', "  }"]

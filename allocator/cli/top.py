@@ -23,7 +23,7 @@ from allocator.cli.output import console, duration, print_json
 from allocator.clock import wall_ms
 from allocator.errors import AllocatorError
 from allocator.foreign import plain
-from allocator.groups.describe import GroupState
+from allocator.groups.describe import GroupState, Lag
 from allocator.groups.order_report import order_reports, order_text
 
 if TYPE_CHECKING:
@@ -250,7 +250,7 @@ def _groups(watcher: Watcher, names: list[str], shown: Optional[str], width: int
             Text(str(now["members"])),
             Text(str(now["partitions"])),
             Text(str(now["unowned"]), style="red bold" if now["unowned"] else ""),
-            _figure(now["lag"]),
+            _lag(group.report.lag),
             Text(_age(now["lag_s"], now["lag_least_s"])),
             _figure(None if point is None else point.consumed),
             _figure(None if point is None else point.produced),
@@ -275,7 +275,7 @@ def _members(group: Seen, room: int, width: int) -> Table:
         held = claim.held if claim is not None else frozenset()
         leads = " (leads)" if member == state.leader else ""
         name, host = Text(plain(state.name_of(member)) + leads), Text(plain(info.host))
-        rows.append((name, host, Text(str(len(held))), _figure(logs.lag_of(held).total)))
+        rows.append((name, host, Text(str(len(held))), _lag(logs.lag_of(held))))
     if len(state.members) > room:
         rows.append((Text(f"and {len(state.members) - room} more", style="dim"), Text(), Text(), Text()))
     return _table(("member", "host", "partitions", "lag"), rows, width, ("host", "partitions"))
@@ -348,6 +348,13 @@ def moves_of(state: GroupState) -> Counter[tuple[Optional[str], Optional[str]]]:
 
 def _cut(text: str, style: str) -> Text:
     return Text(plain(text), style=style, overflow="ellipsis", no_wrap=True)
+
+
+def _lag(lag: Lag) -> Text:
+    """Like `_age`, ">5" if the lag of some partitions is unknown."""
+    if lag.total is None and lag.known:
+        return Text(">") + _figure(lag.known)
+    return _figure(lag.total)
 
 
 def _figure(value: Optional[float]) -> Text:

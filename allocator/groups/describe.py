@@ -222,13 +222,6 @@ class Lag(NamedTuple):
         """None if the lag of any partition is unknown, because a partial sum would look like the total."""
         return None if self.unknown else self.known
 
-    def __str__(self) -> str:
-        if not self.unknown:
-            return f"lag {self.known}"
-        if not self.known:
-            return "lag unknown"
-        return f"lag unknown (at least {self.known}; unknown for {self.unknown} partitions)"
-
 
 @dataclass(frozen=True)
 class Logs:
@@ -498,8 +491,20 @@ class GroupReport:
         by_kafka = "" if self.state.coordinated is None else " (by Kafka's coordinator)"
         return (
             f"{self.state.group}: {self.phase}{by_kafka}{generation}, {len(self.state.members)} members, "
-            f"{len(self.state.owners)} of {len(self.partitions)} partitions owned, {self.lag}{strategy}{even}"
+            f"{len(self.state.owners)} of {len(self.partitions)} partitions owned, {self._lag_text()}{strategy}{even}"
         )
+
+    def _lag_text(self) -> str:
+        """The lag, and which partitions it leaves out because theirs is unknown."""
+        unknown = [partition for partition in self.current if self.logs.lag(partition) is None]
+        if not unknown:
+            return f"lag {self.lag.known}"
+        known = len(self.current) - len(unknown)
+        if not known:
+            return "lag unknown"
+        places = [f"{topic}:{ranges}" for topic, ranges in to_ranges(unknown).items()]
+        listed = ", ".join(places[:SHOWN]) + (", ..." if len(places) > SHOWN else "")
+        return f"lag {self.lag.known} in {known} partitions, unknown in {len(unknown)} ({listed})"
 
 
 async def read_logs(

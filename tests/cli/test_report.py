@@ -110,7 +110,7 @@ def test_tables_show_the_same_and_take_no_name_for_markup() -> None:
     assert offsets[4].split() == ["t", "3", "-", "-", "10", "-"]
     assert REPORT.headline() == (
         "billing: rebalancing, generation 7, 2 members, 3 of 4 partitions owned, "
-        "lag unknown (at least 5; unknown for 2 partitions), strategy naive"
+        "lag 5 in 2 partitions, unknown in 2 (t:2-3), strategy naive"
     )
 
 
@@ -118,6 +118,10 @@ def test_lag_that_nobody_knows_is_not_shown_as_a_number() -> None:
     unreachable = GroupReport(REPORT.state, Logs(problems=("offsets are not known: no broker answers",)))
     assert unreachable.to_json()["lag"] is None
     assert "lag unknown, strategy naive" in unreachable.headline()
+    new = [TopicPartition("new", number) for number in range(3)]
+    ends = {**dict.fromkeys(P, 10), **dict.fromkeys(new, 7)}
+    read = Logs(committed(p0=10, p1=10, p2=10, p3=10), dict.fromkeys(ends, 0), ends)
+    assert "lag 0 in 4 partitions, unknown in 3 (new:0-2), " in GroupReport(group(), read, [*P, *new]).headline()
     assert REPORT.logs.lag_of(P[:2]).total == 5
     assert REPORT.logs.lag_of(P).total is None
 

@@ -167,6 +167,18 @@ def test_orders_and_the_age_of_the_lag_are_shown() -> None:
     assert "order cordon web1 by alice: waiting, the group has no member" in capture.get()
 
 
+def test_a_lag_that_is_known_in_part_is_a_lower_bound() -> None:
+    watcher = Watcher(Access("127.0.0.1:1"))
+    group = watcher.groups["billing"] = WatchedGroup("billing")
+    group.learn(GroupState("billing", {}, {}, None), 0.0)
+    p, q = TopicPartition("t", 0), TopicPartition("new", 0)
+    group.measure(Logs({p: OffsetAndMetadata(10, "", -1)}, {p: 0, q: 0}, {p: 1244, q: 7}), frozenset({p, q}), 0.0)
+    console = Console(width=120)
+    with console.capture() as capture:
+        console.print(frame(watcher))
+    assert " >1 234 " in capture.get()
+
+
 def test_a_plan_says_how_many_partitions_go_from_whom_to_whom_and_orders_that_are_over_are_counted() -> None:
     watcher = Watcher(Access("127.0.0.1:1"))
     group = watcher.groups["billing"] = WatchedGroup("billing")

@@ -187,7 +187,7 @@ def letters_table(letters: list[Letter]) -> Listing:
         original = letter.original
         listing.add(
             letter.name,
-            datetime.fromtimestamp(letter.record.timestamp / 1000, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            None if letter.written_ms is None else _time(letter.written_ms),
             None if original is None else f"{original.topic}:{original.partition}",
             letter.original_offset,
             letter.attempts,
@@ -211,6 +211,10 @@ def _print_outcome(outcome: Outcome, done: str, execute: bool, as_json: bool) ->
         click.echo(f"{len(outcome.done)} letters {done}")
     else:
         click.echo(f"{len(outcome.done)} letters would be {done}; {NOTHING_CHANGED}")
+
+
+def _time(ms: int) -> str:
+    return datetime.fromtimestamp(ms / 1000, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _bytes(data: bytes | None) -> str | None:

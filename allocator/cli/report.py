@@ -106,7 +106,7 @@ def listing_of_orders(orders: Sequence[Mapping[str, Any]]) -> Listing:
 def retries_table(retries: Sequence[WaitingRecords]) -> Listing:
     table = Listing("retry topic", "waiting", "next due", right={1})
     for each in retries:
-        table.add(each.topic, each.records, _time(each.due_ms))
+        table.add(each.topic, each.records, _time(each.due_ms or None))  # 0: the first record does not tell
     return table
 
 

@@ -117,6 +117,11 @@ class Letter:
         return f"{self.place.partition}:{self.offset}"
 
     @property
+    def written_ms(self) -> Optional[int]:
+        """When the letter was written; None in a log without timestamps (0.9)."""
+        return self.record.timestamp if self.record.timestamp >= 0 else None
+
+    @property
     def error_class(self) -> str:
         """The error without its message, which may quote the record."""
         return self.error.partition(": ")[0] if ": " in self.error else self.error.partition("(")[0]
@@ -129,7 +134,7 @@ class Letter:
             "topic": None if original is None else original.topic,
             "partition": None if original is None else original.partition,
             "offset": self.original_offset,
-            "timestamp_ms": self.record.timestamp,
+            "timestamp_ms": self.written_ms,
             "group": self.group,
             "error": self.error,
             "attempts": self.attempts,
@@ -143,8 +148,8 @@ class LetterFilter:
     """Which letters are meant; empty: all that are not settled.
 
     `error`: a part of the error's class or message, of the class alone with `class_only`. `topic`: the first topic.
-    `since_ms` and `until_ms`: when the letter was written, in milliseconds since the epoch, `until_ms` excluded.
-    `places`: (partition, offset) of letters.
+    `since_ms` and `until_ms`: when the letter was written, in milliseconds since the epoch, `until_ms` excluded; a
+    letter without a time matches neither. `places`: (partition, offset) of letters.
     """
 
     error: str = ""
@@ -155,12 +160,12 @@ class LetterFilter:
     class_only: bool = False
 
     def matches(self, letter: Letter) -> bool:
-        written_ms = letter.record.timestamp
+        written_ms = letter.written_ms
         return (
             self.error.casefold() in (letter.error_class if self.class_only else letter.error).casefold()
             and (not self.topic or (letter.original is not None and letter.original.topic == self.topic))
-            and (self.since_ms is None or written_ms >= self.since_ms)
-            and (self.until_ms is None or written_ms < self.until_ms)
+            and (self.since_ms is None or (written_ms is not None and written_ms >= self.since_ms))
+            and (self.until_ms is None or (written_ms is not None and written_ms < self.until_ms))
             and (not self.places or (letter.place.partition, letter.offset) in self.places)
         )
 

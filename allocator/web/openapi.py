@@ -120,7 +120,7 @@ LETTER: dict[str, Schema] = {
     "topic": {**_maybe(TEXT), "description": "Of the record, as are partition and offset."},
     "partition": _maybe(COUNT),
     "offset": _maybe(COUNT),
-    "timestamp_ms": WHOLE,
+    "timestamp_ms": {**_maybe(WHOLE), "description": "null in a log without timestamps (0.9)."},
     "group": TEXT,
     "error": TEXT,
     "attempts": _maybe(COUNT),

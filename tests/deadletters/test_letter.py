@@ -84,6 +84,14 @@ def test_a_filter_takes_the_letters_that_fit_it_in_all_ways() -> None:
         assert not fails.matches(letter)
 
 
+def test_a_letter_in_a_log_without_timestamps_has_no_time_and_no_filter_by_time_takes_it() -> None:
+    letter = Letter.of(Record("dead", 0, 5, -1, None, b"k", b"v", []))
+    assert letter.to_json()["timestamp_ms"] is None
+    assert LetterFilter().matches(letter)
+    assert not LetterFilter(since_ms=0).matches(letter)
+    assert not LetterFilter(until_ms=2**60).matches(letter)
+
+
 @pytest.mark.parametrize("data", [None, b"", b"[]", b"{}", b'{"action": "redriven", "at_ms": "x", "by": "me"}'])
 def test_a_note_that_no_version_wrote_is_none(data: bytes | None) -> None:
     assert Note.decode(data) is None

@@ -8,12 +8,13 @@ import { Table } from "./table.js";
 
 const path = (topic, what) => `deadletters/${encodeURIComponent(topic)}/${what}`;
 const place = (r) => (r.topic === null ? "unknown" : `${r.topic}:${r.partition}`);
+const written = (r) => moment(r.timestamp_ms === null ? null : r.timestamp_ms / 1000);
 const settled = (r) => (r.settled === null ? "no" : `${r.settled.action} by ${r.settled.by}${r.settled.reason ? `: ${r.settled.reason}` : ""}`);
 const REFUSED = 5; // reasons shown of one response
 
 const columns = (open) => [
   { key: "letter", head: "letter", width: 90, value: (r) => r.letter, text: (r) => r.letter, cell: (r) => (open ? element("button", { type: "button", class: "quiet", "aria-label": `Letter ${r.letter}`, onclick: () => open(r) }, r.letter) : r.letter) },
-  { key: "written", head: "written", width: 170, rank: 3, value: (r) => r.timestamp_ms, text: (r) => moment(r.timestamp_ms / 1000) },
+  { key: "written", head: "written", width: 170, rank: 3, value: (r) => r.timestamp_ms, text: written },
   { key: "from", head: "from", width: 150, rank: 4, text: place },
   { key: "offset", head: "offset", width: 90, rank: 1, numeric: true, value: (r) => r.offset, text: (r) => whole(r.offset) },
   { key: "attempts", head: "attempts", width: 80, rank: 0, numeric: true, value: (r) => r.attempts, text: (r) => whole(r.attempts) },
@@ -55,7 +56,7 @@ export const letters = (route, query) => {
   // -- one letter ------------------------------------------------------------------------------------------------
   const show = (letter) => tell(async () => {
     const name = listed, got = await post(path(name, "show"), { letter: letter.letter });
-    const facts = [["from", got.topic === null ? "unknown" : `${place(got)} at ${whole(got.offset)}`], ["written", moment(got.timestamp_ms / 1000)], ["group", got.group || "unknown"], ["error", got.error || "unknown"], ["attempts", whole(got.attempts)], ["redrives", whole(got.redrives)], ["settled", settled(got)]];
+    const facts = [["from", got.topic === null ? "unknown" : `${place(got)} at ${whole(got.offset)}`], ["written", written(got)], ["group", got.group || "unknown"], ["error", got.error || "unknown"], ["attempts", whole(got.attempts)], ["redrives", whole(got.redrives)], ["settled", settled(got)]];
     const box = (label, text) => element("pre", { tabindex: "0", role: "region", "aria-label": label }, text), record = got.record;
     const data = (label, each) => box(label, each.format === "null" ? "null" : `${each.text}${each.cut ? " … (cut)" : ""}`);
     const headers = record && element("table", { class: "plain" }, element("thead", {}, element("tr", {}, element("th", { scope: "col" }, "header"), element("th", { scope: "col" }, "value"))), element("tbody", {}, ...record.headers.map((each) => element("tr", {}, element("th", { scope: "row" }, each.name), element("td", {}, each.format === "null" ? "null" : each.text)))));

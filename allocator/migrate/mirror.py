@@ -21,8 +21,15 @@ from allocator.groups.patterns import compiled
 from allocator.migrate.mirror_settings import MirrorSettings
 from allocator.migrate.offset_map import OffsetMap, Run, map_topic
 from allocator.migrate.positions import PartitionPosition, Target, target_lost
-from allocator.migrate.tails import Tail
-from allocator.migrate.takeover import Log, SourceLoss, TopicsStopped, find_recreated, find_targets_lost, take_over
+from allocator.migrate.takeover import (
+    Log,
+    SourceLoss,
+    TakenOver,
+    TopicsStopped,
+    find_recreated,
+    find_targets_lost,
+    take_over,
+)
 from allocator.migrate.topic_sync import TopicSync, refuse_same_cluster
 from allocator.migrate.topics import ZNODE, TopicIds, same_topic
 from allocator.migrate.translate import ends_of
@@ -360,9 +367,6 @@ class Mirror(RebalanceListener):
         assert self._stopping is not None
         partition = TopicPartition(batch.topic, batch.partition)
         queue = self._producer.queue(partition)
-        position = self._positions.get(partition)
-        if position is not None and position.tail is not None:
-            batch = self._skip_present(partition, position, position.tail, batch)
         for encoded in encode(batch):
             await self._throttle.take(encoded.size, self._stopping)
             await self._unless_stopped(self._producer.room(encoded.size))
@@ -372,24 +376,6 @@ class Mirror(RebalanceListener):
 
     def _may_send(self) -> bool:
         return self._consumer.may_act()
-
-    def _skip_present(self, partition: TopicPartition, position: PartitionPosition, tail: Tail, batch: Batch) -> Batch:
-        """The records of `batch` that the new cluster does not have yet; notes the offsets of the others in the map."""
-        rest = position.skip_present(batch)
-        for run in tail.runs():
-            self._map.note(partition, run)
-        self.already_present += tail.taken_now
-        strange = tail.skipped_now + (tail.left if tail.over else 0)
-        if strange:
-            self.duplicated += strange
-            log.warning(
-                "%s:%d: %d records before %d are not the expected ones: of another producer, written twice, or removed "
-                "from the old cluster by compaction since",
-                *partition,
-                strange,
-                position.end if tail.over else tail.next_target,
-            )
-        return rest
 
     def _note(self, partition: TopicPartition, encoded: Encoded, target: int) -> None:
         """Caller: the producer, in the order of each partition."""
@@ -531,9 +517,8 @@ class Mirror(RebalanceListener):
                 self._stop(partition.topic, each.recreated)
         for partition, each in taken.items():
             if not each.recreated:
-                self._positions[partition] = PartitionPosition(
-                    each.position, each.target, each.end, each.tail, target_ids[partition.topic]
-                )
+                self._positions[partition] = PartitionPosition(each.position, each.end, target_ids[partition.topic])
+                self._count_present(partition, each)
         moved = {each: self._to_commit(each) for each, one in taken.items() if one.seek and not one.recreated}
         if moved:
             await self._consumer.commit(moved)
@@ -541,6 +526,18 @@ class Mirror(RebalanceListener):
             if each.seek:
                 self._consumer.seek(partition, each.position)
         self._pause_stopped(partitions)
+
+    def _count_present(self, partition: TopicPartition, taken: TakenOver) -> None:
+        self.already_present += taken.present
+        if taken.unexpected:
+            self.duplicated += taken.unexpected
+            log.warning(
+                "%s:%d: %d records before %d are not the expected ones: of another producer, written twice, or removed "
+                "from the old cluster since",
+                *partition,
+                taken.unexpected,
+                taken.end,
+            )
 
     # -- losses -----------------------------------------------------------------------------------------------------
 

@@ -140,6 +140,10 @@ class OffsetTranslation:
         # old offsets may be missing, so the next run may begin sooner
         return found if at == len(self._runs) else min(found, self._runs[at].target)
 
+    def corrected(self, end: int) -> list[Run]:
+        """Runs that replace those behind the end of the new log, which it has lost: they will be at `end` or later."""
+        return [Run(run.source, end, exact=False) for run in self._runs if run.target > end]
+
     def exact(self, source: int) -> int | None:
         """The new offset of the record at `source`, if it is in an exact run."""
         at = bisect_right(self._sources, source)

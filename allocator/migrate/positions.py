@@ -9,8 +9,6 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple, Optional
 
-from allocator.fetch.batch import Batch
-from allocator.migrate.tails import Tail
 from allocator.migrate.topics import same_topic
 from allocator.producer.encode import Encoded
 from allocator.subscription.loss import stamped
@@ -44,52 +42,32 @@ class Target(NamedTuple):
 class PartitionPosition:
     """Advances both offsets of a partition together.
 
-    Guarantee: the mirrored records below old offset `acked` are on the new cluster below offset `target`, and no others
-    are there from `target` on, except those in `tail`.
+    Guarantee: the mirrored records below old offset `acked` are on the new cluster below offset `end`, and no others.
     """
 
-    def __init__(
-        self, acked: int, target: int, end: int, tail: Tail | None = None, topic_id: str | None = None
-    ) -> None:
+    def __init__(self, acked: int, end: int, topic_id: str | None = None) -> None:
         self.acked = acked
         """The old offset after the last acknowledged record."""
-        self.target = target
-        """The new offset that belongs to `acked`."""
         self.end = end
-        """Expected end of the new log, if no other producer writes."""
-        self.tail = tail
-        """Records that a crashed process wrote after `acked`."""
+        """The new offset that belongs to `acked`: the expected end of the new log, if no other producer writes."""
         self.topic_id = topic_id
         """Id of the new topic; None if unknown."""
-        if tail is None:
-            self.target = end
 
     @property
     def stored(self) -> Target:
         """The new offset to commit with `acked`."""
-        return Target(self.target, self.topic_id)
-
-    def skip_present(self, batch: Batch) -> Batch:
-        """The records of `batch` that `tail` does not have. Drops a tail that has no more records."""
-        if self.tail is None:
-            return batch
-        tail = self.tail
-        rest = tail.match(batch)
-        if tail.over:
-            self.acked, self.target, self.tail = max(self.acked, tail.next_source), self.end, None
-        return rest
+        return Target(self.end, self.topic_id)
 
     def note(self, encoded: Encoded, target: int) -> int:
         """Counts an acknowledged batch, and returns the number of unexpected records before it."""
         others = target - self.end
-        self.target = self.end = target + encoded.records
+        self.end = target + encoded.records
         self.acked = encoded.next
         return others
 
     def pass_to(self, source: int) -> None:
         """Moves past old offsets that have no visible record."""
-        if self.tail is None:
-            self.acked = max(self.acked, source)
+        self.acked = max(self.acked, source)
 
 
 def target_lost(partition: TopicPartition, kept: Target, end: int | None, topic_id: str | None) -> str | None:

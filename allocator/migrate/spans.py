@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any, Final
 
 from allocator.consumer.consumer import Consumer
@@ -31,11 +31,12 @@ async def read_spans(
     security: Mapping[str, Any] | None = None,
     *,
     isolation_level: IsolationLevel = DEFAULT["isolation_level"],
+    enough: Callable[[TopicPartition], bool] = lambda _: False,
 ) -> AsyncGenerator[Batch, None]:
     """The records from `start` to before `stop` of each partition, in its order; `spans` are (start, stop).
 
-    Includes records of open and aborted transactions, unless `isolation_level` is "read_committed". Raises SpanUnread
-    after a minute without a record.
+    Reads no more of a partition of which the caller has `enough` after a batch. Includes records of open and aborted
+    transactions, unless `isolation_level` is "read_committed". Raises SpanUnread after a minute without a record.
     """
     left = {partition: stop for partition, (start, stop) in spans.items() if stop > start}
     if not left:
@@ -61,7 +62,7 @@ async def read_spans(
                 if partition in left:
                     wanted = batch if batch.next_offset <= left[partition] else batch.until_offset(left[partition])
                     yield wanted
-                    if batch.next_offset >= left[partition]:
+                    if batch.next_offset >= left[partition] or enough(partition):
                         del left[partition]
                         consumer.pause(partition)
                 continue

@@ -13,7 +13,7 @@ from allocator.migrate.spans import read_spans
 from allocator.record import Record
 from allocator.types import TopicPartition
 
-__all__ = ["Tail", "digest", "first_records", "read_tails"]
+__all__ = ["Tail", "digest", "match_tails", "read_tails"]
 
 
 def digest(record: Record, *, timed: bool = True) -> bytes:
@@ -29,89 +29,84 @@ def digest(record: Record, *, timed: bool = True) -> bytes:
 
 
 class Tail:
-    """The records of one new partition behind the translated committed offset."""
+    """The records of one new partition from the committed target on, matched with those of the old partition.
 
-    def __init__(self, records: deque[tuple[int, bytes]]) -> None:
+    `start`, `end`: the offsets of the new log that it covers. Call `match` with the batches of the old log from the
+    committed offset on until `over`, then `finish`.
+
+    Guarantee: each old record before `next_source` is on the new cluster, or was and the new cluster deleted it (by
+    retention or compaction): its offset there has no record, and a later record follows.
+    """
+
+    def __init__(self, start: int, end: int, records: deque[tuple[int, bytes]]) -> None:
+        self._start = self._next_target = start
+        self._end = end
         self._records = records
-        self._runs: list[Run] = []
-        self.next_source = -1
+        self.runs: list[Run] = []
+        """The offsets of the matched records."""
+        self.next_source: int | None = None
         """The old offset after the last record that matched."""
-        self.taken_now = 0
-        """Records that the last `match` found."""
-        self.skipped_now = 0
-        """Records that the last `match` passed to find them."""
-        self.over = False
+        self.present = 0
+        """Old records that the new cluster has, or deleted."""
+        self.unexpected = 0
+        """Records of the new cluster that do not match."""
+        self.over = not records
         """Whether there are no more records to match."""
+        self._read = 0
+        self._missing = 0  # old records since the last match that the new log does not have
+        self._ahead = (0, 0)  # offsets and records of the new log before the first match
 
     @property
     def left(self) -> int:
-        """Number of records that did not match."""
+        """Number of records that did not match yet."""
         return len(self._records)
 
-    @property
-    def next_target(self) -> int:
-        return self._records[0][0] if self._records else -1
+    def match(self, batch: Batch) -> None:
+        """Looks for the old records of `batch` among the new ones.
 
-    def match(self, batch: Batch) -> Batch:
-        """The rest of `batch` that the new partition does not have.
-
-        Passes records that the old partition does not have any more: compaction may have removed them since.
+        Passes new records that the old partition does not have any more: compaction may have removed them since.
         """
-        self.taken_now = self.skipped_now = 0
         for record in batch:
-            skipped = self._find(digest(record))
-            if skipped is None:
-                self.over = True
-                return batch.from_offset(record.offset)
-            for _ in range(skipped):
-                self._records.popleft()
-            self.skipped_now += skipped
-            target, _ = self._records.popleft()
-            self._runs.append(Run(record.offset, target))
-            self.next_source = record.offset + 1
-            self.taken_now += 1
-        self.over = not self._records
-        return batch.from_offset(batch.next_offset)
+            if self.over:
+                return
+            self._read += 1
+            self._match(record.offset, digest(record))
 
-    def _find(self, wanted: bytes) -> int | None:
-        """The number of records before the first one with this digest; None if there is none."""
-        return next((n for n, (_, content) in enumerate(self._records) if content == wanted), None)
-
-    def skip_to(self, record: Record | None, most: int) -> int:
-        """Drops the records before `record`, or all records if it is None, and returns their number.
-
-        Drops nothing and returns 0 if `record` is not there, or behind more than `most` records.
-        """
-        wanted = None if record is None else digest(record)
-        before = [content for _, content in self._records]
-        count = len(before) if wanted is None else before.index(wanted) if wanted in before else most + 1
-        if count > most:
-            return 0
-        for _ in range(count):
+    def _match(self, source: int, wanted: bytes) -> None:
+        passed = next((n for n, (_, content) in enumerate(self._records) if content == wanted), None)
+        if passed is None:
+            self._missing += 1
+            self.over = self._missing > self._end - self._next_target - len(self._records)
+            return
+        target = self._records[passed][0]
+        empty = target - self._next_target - passed  # offsets without a record: the new cluster deleted these
+        if self._missing > empty:
+            self.over = True
+            return
+        if self.next_source is None:
+            self._ahead = (target - self._start - self._missing, passed)
+        for _ in range(passed + 1):
             self._records.popleft()
-        return count
+        self.runs.append(Run(source, target))
+        self.present += self._missing + 1
+        self.unexpected += passed
+        self.next_source, self._next_target, self._missing = source + 1, target + 1, 0
+        self.over = not self._records
 
-    def runs(self) -> list[Run]:
-        """The offsets of the matched records since the last call."""
-        found, self._runs = self._runs, []
-        return found
+    def finish(self, deleted: int) -> int:
+        """Counts the records that did not match. Returns the number of new offsets that explain deleted old ones.
 
-
-async def first_records(
-    brokers: str, spans: Mapping[TopicPartition, tuple[int, int]], security: Mapping[str, Any] | None
-) -> dict[TopicPartition, Record]:
-    """The first committed record of each span that has one."""
-    found: dict[TopicPartition, Record] = {}
-    batches = read_spans(brokers, spans, security, isolation_level="read_committed")
-    try:
-        async for batch in batches:
-            if len(batch):
-                found.setdefault(TopicPartition(batch.topic, batch.partition), batch[0])
-            if len(found) == len(spans):
-                break
-    finally:
-        await batches.aclose()
-    return found
+        `deleted`: so many old offsets right before the first batch were deleted since. The new offsets before the first
+        match are their copies, if there are no more of them.
+        """
+        offsets, records = self._ahead
+        if not self._read:
+            offsets, records = self._end - self._start, len(self._records)
+        self.unexpected += len(self._records)
+        if offsets > deleted:
+            return 0
+        self.unexpected -= records
+        return offsets
 
 
 async def read_tails(
@@ -122,4 +117,18 @@ async def read_tails(
     async for batch in read_spans(brokers, spans, security):
         records = found.setdefault(TopicPartition(batch.topic, batch.partition), deque())
         records.extend((record.offset, digest(record)) for record in batch)
-    return {partition: Tail(records) for partition, records in found.items()}
+    return {partition: Tail(*spans[partition], records) for partition, records in found.items() if records}
+
+
+async def match_tails(
+    brokers: str,
+    spans: Mapping[TopicPartition, tuple[int, int]],
+    tails: Mapping[TopicPartition, Tail],
+    security: Mapping[str, Any] | None,
+) -> None:
+    """Matches the tails with the committed records of these spans of the old cluster."""
+    wanted = {each: span for each, span in spans.items() if not tails[each].over}
+    async for batch in read_spans(
+        brokers, wanted, security, isolation_level="read_committed", enough=lambda each: tails[each].over
+    ):
+        tails[TopicPartition(batch.topic, batch.partition)].match(batch)

@@ -18,12 +18,13 @@ from allocator.migrate.mirror_settings import MirrorSettings
 from allocator.migrate.offset_map import OffsetMap, Run
 from allocator.migrate.positions import Target, target_lost
 from allocator.migrate.spans import read_spans
-from allocator.migrate.tails import Tail, digest, first_records, read_tails
+from allocator.migrate.tails import digest, match_tails, read_tails
 from allocator.migrate.topics import same_topic
 from allocator.migrate.translate import Ends, ends_of
 from allocator.offsets.group_offsets import GroupOffsets
 from allocator.record import Record
-from allocator.types import OffsetAndMetadata, TopicPartition
+from allocator.settings import DEFAULT
+from allocator.types import IsolationLevel, OffsetAndMetadata, TopicPartition
 
 __all__ = [
     "Log",
@@ -76,19 +77,18 @@ class SourceLoss(NamedTuple):
 
 
 class TakenOver(NamedTuple):
-    """One partition: the old offset to continue at, its new offset `target`, and the end of the new log.
+    """One partition: the old offset to continue at, and the end of the new log, where its record belongs.
 
-    `tail`: the records of the new log from `target` on.
-
-    `seek`: the committed offset differs, or is of another topic. `lost`: offsets deleted right before `position`.
-    `recreated`: the reason why the partition is not mirrored until the operator says how to go on. `target_lost`: the
-    reason is a loss on the new cluster.
+    `present`: records that a crashed process had written and not committed; `position` is behind them. `unexpected`:
+    other records of the new log behind the committed target. `seek`: the committed offset differs, or is of another
+    topic. `lost`: old offsets that were deleted before they were mirrored. `recreated`: the reason why the partition is
+    not mirrored until the operator says how to go on. `target_lost`: the reason is a loss on the new cluster.
     """
 
     position: int
-    target: int
     end: int
-    tail: Optional[Tail] = None
+    present: int = 0
+    unexpected: int = 0
     seek: bool = False
     lost: Optional[SourceLoss] = None
     recreated: Optional[str] = None
@@ -105,7 +105,7 @@ async def take_over(
     ids: Mapping[str, str | None],
     target_ids: Mapping[str, str | None],
 ) -> dict[TopicPartition, TakenOver]:
-    """Returns the start of each partition, after it has written that position to the map for the next process.
+    """Returns the start of each partition, after it has written the map of what the new cluster has.
 
     `ids`, `target_ids`: the current ids of the old and of the new topics. Raises NotEmpty.
     """
@@ -126,12 +126,12 @@ async def take_over(
         reason, choice = recreated.get(partition), settings.recreated.get(partition.topic)
         there = targets[partition].end
         if reason is not None and choice is None:
-            found[partition] = TakenOver(source.start, there, there, recreated=reason)
+            found[partition] = TakenOver(source.start, there, recreated=reason)
             continue
         if reason is None and partition in targets_lost:
             reason, choice = targets_lost[partition], "earliest" if partition.topic in settings.restart else None
             if choice is None:
-                found[partition] = TakenOver(source.start, there, there, recreated=reason, target_lost=True)
+                found[partition] = TakenOver(source.start, there, recreated=reason, target_lost=True)
                 continue
         incarnation = known.incarnation(partition)
         incarnation = incarnation._replace(topic_id=ids[partition.topic] or incarnation.topic_id)
@@ -161,15 +161,15 @@ async def take_over(
             target = there
         elif reason is None and (kept := Target.of(stored.get(partition))) is not None:
             target = kept.offset  # the map has no entry yet for offsets without a visible record before the position
-        target = min(target, there)
-        spans[partition] = (target, there)
+        spans[partition] = (min(target, there), there)
+        _note_lost(known, partition, there)
         lost = SourceLoss(partition, position, source.start - 1) if position < source.start else None
         position = max(position, source.start)
         seek = reason is not None or committed.get(partition) != position
-        found[partition] = TakenOver(position, target, there, None, seek, lost)
+        found[partition] = TakenOver(position, there, seek=seek, lost=lost)
+    found.update(await _behind_tails(settings, old, known, found, spans, committed))
     await known.flush()
-    tails = await read_tails(settings.new, spans, settings.new_security)
-    return await _without_found(settings, sources, found, tails)
+    return found
 
 
 def _by_choice(
@@ -183,23 +183,49 @@ def _by_choice(
     return 0, min(source.start if position is None else position, source.end)
 
 
-async def _without_found(
+def _note_lost(known: OffsetMap, partition: TopicPartition, end: int) -> None:
+    """Corrects the map if the new log has lost records again that a crashed process had written."""
+    lost = known.positions(partition).corrected(end)
+    for run in lost:
+        known.note(partition, run)
+    if lost:
+        log.warning(
+            "%s:%d: the new cluster lost records from offset %d on, which a mirror had written and not committed; they "
+            "are sent again",
+            *partition,
+            end,
+        )
+
+
+async def _behind_tails(
     settings: MirrorSettings,
-    sources: Mapping[TopicPartition, Ends],
+    old: KafkaClient,
+    known: OffsetMap,
     taken: Mapping[TopicPartition, TakenOver],
-    tails: Mapping[TopicPartition, Tail],
+    spans: Mapping[TopicPartition, tuple[int, int]],
+    committed: Mapping[TopicPartition, int],
 ) -> dict[TopicPartition, TakenOver]:
-    """Adds the tails. Records that a crashed process had written do not count as lost if the source deleted them."""
-    found = {partition: each._replace(tail=tails.get(partition)) for partition, each in taken.items()}
-    doubtful = {each: sources[each] for each, one in found.items() if one.lost is not None and one.tail is not None}
-    firsts = await first_records(settings.old, doubtful, settings.old_security)
-    for partition in doubtful:
-        lost, tail = found[partition].lost, found[partition].tail
-        assert lost is not None
-        assert tail is not None
-        kept = tail.skip_to(firsts.get(partition), lost.offsets)
-        rest = lost._replace(first=lost.first + kept) if kept < lost.offsets else None
-        found[partition] = found[partition]._replace(lost=rest, tail=None if not tail.left else tail)
+    """Moves partitions behind the records that a crashed process wrote, and notes these in the map.
+
+    Records that the old cluster deleted since do not count as lost.
+    """
+    tails = await read_tails(settings.new, spans, settings.new_security)
+    # each of their records has an old offset: a leader that was just elected may report a lower end for a moment
+    least = {each: committed.get(each, taken[each].position) + tail.left for each, tail in tails.items()}
+    ends = await _ends_beyond(old, least, isolation_level="read_committed")
+    sources = {each: (taken[each].position, end) for each, end in ends.items()}
+    await match_tails(settings.old, sources, tails, settings.old_security)
+    found = {}
+    for partition, tail in tails.items():
+        one = taken[partition]
+        kept = tail.finish(0 if one.lost is None else one.lost.offsets)
+        if one.lost is not None:
+            one = one._replace(lost=one.lost._replace(first=one.lost.first + kept) if kept < one.lost.offsets else None)
+        if tail.next_source is not None:
+            one = one._replace(position=tail.next_source)
+        for run in tail.runs:
+            known.note(partition, run)
+        found[partition] = one._replace(present=tail.present, unexpected=tail.unexpected, seek=True)
     return found
 
 
@@ -273,7 +299,10 @@ async def find_recreated(
 
 
 async def _ends_beyond(
-    client: KafkaClient, at: Mapping[TopicPartition, int], absent: Any = 0
+    client: KafkaClient,
+    at: Mapping[TopicPartition, int],
+    absent: Any = 0,
+    isolation_level: IsolationLevel = DEFAULT["isolation_level"],
 ) -> dict[TopicPartition, Any]:
     """The ends of these logs, `absent` for those that do not exist.
 
@@ -281,14 +310,14 @@ async def _ends_beyond(
     for a moment after its election.
     """
     deadline = time.monotonic() + PATIENCE_S
-    ends = {each: found.end for each, found in (await ends_of(client, at)).items()}
+    found = await ends_of(client, at, isolation_level=isolation_level)
     while time.monotonic() < deadline:
-        short = [each for each, offset in at.items() if offset > ends.get(each, 0)]
+        short = [each for each, offset in at.items() if offset > (found[each].end if each in found else 0)]
         if not short:
             break
         await asyncio.sleep(client.retry_backoff_s)
-        ends.update((each, found.end) for each, found in (await ends_of(client, short)).items())
-    return {each: ends.get(each, absent) for each in at}
+        found.update(await ends_of(client, short, isolation_level=isolation_level))
+    return {each: found[each].end if each in found else absent for each in at}
 
 
 async def _by_content(

@@ -15,7 +15,8 @@ from allocator.migrate.tails import digest
 from allocator.migrate.topics import TopicIds
 from allocator.offsets.group_offsets import GroupOffsets
 from allocator.record import Record
-from allocator.types import OffsetAndMetadata, TopicPartition
+from allocator.settings import DEFAULT
+from allocator.types import IsolationLevel, OffsetAndMetadata, TopicPartition
 
 if TYPE_CHECKING:
     from allocator.migrate.storage import OpenOffsetStore
@@ -58,12 +59,17 @@ class Ends(NamedTuple):
     end: int
 
 
-async def ends_of(client: KafkaClient, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Ends]:
-    """The ends of those logs that exist."""
+async def ends_of(
+    client: KafkaClient,
+    partitions: Iterable[TopicPartition],
+    *,
+    isolation_level: IsolationLevel = DEFAULT["isolation_level"],
+) -> dict[TopicPartition, Ends]:
+    """The ends of those logs that exist; with "read_committed" without open transactions."""
     await client.refresh()
     existing = [each for each in partitions if each.partition in (client.partitions(each.topic) or ())]
     start = await list_offsets(client, dict.fromkeys(existing, EARLIEST))
-    end = await list_offsets(client, dict.fromkeys(existing, LATEST))
+    end = await list_offsets(client, dict.fromkeys(existing, LATEST), isolation_level=isolation_level)
     found = {each: (start[each], end[each]) for each in existing}
     return {each: Ends(low.offset, high.offset) for each, (low, high) in found.items() if low and high}
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import struct
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -19,7 +20,7 @@ from allocator.migrate.spans import read_spans
 from allocator.testing import LocalCluster
 from allocator.types import TopicPartition
 
-__all__ = ["Row", "bare", "contents", "killed", "mirroring", "more", "settings", "started", "transactions"]
+__all__ = ["Row", "bare", "contents", "cut", "killed", "mirroring", "more", "settings", "started", "transactions"]
 
 # offset, timestamp, key, value, headers
 Row = tuple[int, int, Any, Any, list[Any]]
@@ -97,6 +98,29 @@ def killed(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
         process.send_signal(signal.SIGKILL)
     process.wait(30)
+
+
+def cut(cluster: LocalCluster, topic: str, keep: int) -> None:
+    """Makes partition 0 lose its records from offset `keep` on, as after an unclean election of a leader.
+
+    Kills the broker, cuts its log before the first batch that has such a record, and starts it again.
+    """
+    (broker,) = cluster.brokers
+    broker.kill()
+    data = cluster.directory / "kafka-0" / "data"
+    (segment,) = (data / f"{topic}-0").glob("*.log")
+    content = segment.read_bytes()
+    at = 0
+    while at + 12 <= len(content) and (size := struct.unpack_from(">qi", content, at))[1] and size[0] < keep:
+        at += 12 + size[1]
+    segment.write_bytes(content[:at])
+    for other in (data / f"{topic}-0").iterdir():
+        if other.suffix in (".index", ".timeindex", ".snapshot"):
+            other.unlink()
+    for name in ("recovery-point-offset-checkpoint", ".kafka_cleanshutdown"):
+        (data / name).unlink(missing_ok=True)
+    broker.start()
+    cluster.wait_settled()
 
 
 def transactions(bootstrap: str, topic: str, more: int = 0) -> None:

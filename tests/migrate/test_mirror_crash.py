@@ -6,8 +6,8 @@ import asyncio
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,16 +15,18 @@ from confluent_kafka import Producer as Confluent
 from hypothesis import given
 from hypothesis import settings as tuned
 from hypothesis import strategies as st
-from mirroring import contents, killed, more, settings
+from mirroring import contents, cut, killed, more, settings
 
 from allocator.client.client import KafkaClient
 from allocator.migrate.mirror import Mirror
+from allocator.migrate.offset_map import OffsetTranslation, Run
 from allocator.migrate.positions import PartitionPosition, Target
 from allocator.migrate.tails import Tail, digest
 from allocator.offsets.group_offsets import GroupOffsets
 from allocator.producer.encode import Encoded
 from allocator.record import Record
-from allocator.testing import produce, wait_until_async
+from allocator.tasks import within
+from allocator.testing import LocalCluster, produce, wait_until_async
 from allocator.testing.versions import NEWEST
 from allocator.types import OffsetAndMetadata, TopicPartition
 
@@ -41,120 +43,234 @@ def abort(bootstrap: str, topic: str, count: int) -> None:
     producer.abort_transaction(30)
 
 
+class Scene:
+    """A mirror of one partition, in a process that never commits and is killed."""
+
+    def __init__(self, old: LocalCluster, new: LocalCluster, topic: str, group: str) -> None:
+        self.old, self.new, self.topic, self.group = old, new, topic, group
+        self.settings = settings(old, new, group, topics=[topic], old_zookeeper=None)
+
+    async def fill(self, name: str, count: int, keys: int = 1000) -> None:
+        rows = [(b"k%d" % (n % keys), f"{name} {n}".encode(), 0) for n in range(count)]
+        await asyncio.to_thread(
+            produce, self.old.bootstrap, self.topic, rows, version=self.old.version, batch_records=10
+        )
+
+    async def copied(self) -> list[str]:
+        return [row[3].decode() for row in (await contents(self.new, self.topic))[0]]
+
+    async def crash(self, copied: int) -> None:
+        """Runs the mirror until the new cluster has so many records, and kills it."""
+        script = "import asyncio, sys; from allocator.migrate.mirror import Mirror, MirrorSettings; "
+        script += f"asyncio.run(Mirror({replace(self.settings, commit_interval_s=3600.0)!r}).run())"
+        process = await asyncio.to_thread(subprocess.Popen, [sys.executable, "-c", script])
+        try:
+
+            async def count() -> int:
+                rows = (await contents(self.new, self.topic))[0]
+                return int(rows[-1][0]) + 1 if rows else 0
+
+            await wait_until_async(lambda: more(count, copied - 1), 60, "the records to come over")
+        finally:
+            killed(process)
+
+
+def numbered(name: str, count: int) -> list[str]:
+    return [f"{name} {n}" for n in range(count)]
+
+
+async def scene(
+    cluster_factory: Any,
+    topic_factory: Callable[..., str],
+    group: str,
+    config: dict[str, str] | None = None,
+    **options: Any,
+) -> Scene:
+    old = await asyncio.to_thread(lambda: cluster_factory(kafka="3.9.1", **options))
+    new = await asyncio.to_thread(cluster_factory, kafka=NEWEST)
+    return Scene(old, new, await asyncio.to_thread(topic_factory, 1, 1, config, old), group)
+
+
 async def test_records_behind_an_aborted_transaction_are_not_written_twice_after_a_crash(
     cluster_factory: Any, topic_factory: Callable[..., str], group: str
 ) -> None:
-    old = await asyncio.to_thread(cluster_factory, kafka="3.9.1")
-    new = await asyncio.to_thread(cluster_factory, kafka=NEWEST)
-    topic = await asyncio.to_thread(topic_factory, 1, 1, None, old)
-    partition = TopicPartition(topic, 0)
-    chosen = settings(old, new, group, topics=[topic], old_zookeeper=None)
-
-    async def fill(name: str, count: int) -> None:
-        rows = [(b"k%d" % n, f"{name} {n}".encode(), 0) for n in range(count)]
-        await asyncio.to_thread(produce, old.bootstrap, topic, rows, version=old.version)
+    world = await scene(cluster_factory, topic_factory, group)
+    partition = TopicPartition(world.topic, 0)
 
     async def reached(offset: int) -> bool:
-        async with KafkaClient(old.bootstrap) as client:
+        async with KafkaClient(world.old.bootstrap) as client:
             found = (await GroupOffsets(client, group).fetch([partition])).get(partition)
         return found is not None and found.offset >= offset
 
-    await fill("first", 300)
-    await asyncio.to_thread(abort, old.bootstrap, topic, 10)
-    await Mirror(chosen).run(until_caught_up=True)
+    await world.fill("first", 300)
+    await asyncio.to_thread(abort, world.old.bootstrap, world.topic, 10)
+    await Mirror(world.settings).run(until_caught_up=True)
     assert await reached(311)
-    await fill("second", 100)
-    script = "import asyncio, sys; from allocator.migrate.mirror import Mirror, MirrorSettings; "
-    script += f"asyncio.run(Mirror({replace(chosen, commit_interval_s=3600.0)!r}).run())"
-    process = await asyncio.to_thread(subprocess.Popen, [sys.executable, "-c", script])
-    try:
-
-        async def copied() -> int:
-            return len((await contents(new, topic))[0])
-
-        await wait_until_async(lambda: more(copied, 399), 60, "the records to come over")
-    finally:
-        killed(process)
-    mirror = Mirror(chosen)
+    await world.fill("second", 100)
+    await world.crash(400)
+    mirror = Mirror(world.settings)
     await mirror.run(until_caught_up=True)
-    assert [row[3] for row in (await contents(new, topic))[0]] == [
-        f"{name} {n}".encode() for name, count in (("first", 300), ("second", 100)) for n in range(count)
-    ]
+    assert await world.copied() == numbered("first", 300) + numbered("second", 100)
     assert (mirror.already_present, mirror.duplicated, mirror.records) == (100, 0, 0)
+    # the new log ends with a record that the old one does not have, and no old record follows
+    await world.fill("third", 10)
+    await world.crash(410)
+    await asyncio.to_thread(produce, world.new.bootstrap, world.topic, [(b"k", b"other", 0)], version=world.new.version)
+    mirror = Mirror(world.settings)
+    await within(mirror.run(until_caught_up=True), 60)
+    assert await world.copied() == [*numbered("first", 300), *numbered("second", 100), *numbered("third", 10), "other"]
+    assert (mirror.already_present, mirror.duplicated, mirror.records) == (10, 1, 0)
 
 
-@dataclass(frozen=True)
-class Fetched:
-    """A batch: the offsets from `at` to `next_offset`, with the visible records among them."""
+@pytest.mark.parametrize("lost", [40, 100])
+async def test_records_that_the_new_cluster_loses_after_a_crash_are_sent_again(
+    lost: int, cluster_factory: Any, topic_factory: Callable[..., str], group: str
+) -> None:
+    world = await scene(cluster_factory, topic_factory, group)
+    await world.fill("first", 100)
+    await Mirror(world.settings).run(until_caught_up=True)
+    await asyncio.to_thread(abort, world.old.bootstrap, world.topic, 10)
+    await world.fill("second", 100)
+    await world.crash(200)
+    await asyncio.to_thread(cut, world.new, world.topic, 200 - lost)
+    assert len(await world.copied()) == 200 - lost
+    mirror = Mirror(world.settings)
+    await mirror.run(until_caught_up=True)
+    assert await world.copied() == numbered("first", 100) + numbered("second", 100)
+    assert (mirror.already_present, mirror.duplicated, mirror.records) == (100 - lost, 0, lost)
+    assert mirror.offset_map.positions(TopicPartition(world.topic, 0)).target(111) == 100
 
-    records: tuple[Record, ...]
-    next_offset: int
 
-    def __iter__(self) -> Iterator[Record]:
-        return iter(self.records)
+@pytest.mark.long
+async def test_compaction_of_both_logs_after_a_crash_repeats_nothing(
+    cluster_factory: Any, topic_factory: Callable[..., str], group: str
+) -> None:
+    config = {"cleanup.policy": "compact", "segment.ms": "100", "min.cleanable.dirty.ratio": "0.01"}
+    world = await scene(cluster_factory, topic_factory, group, config)
+    await world.fill("first", 100, 10)
+    await Mirror(world.settings).run(until_caught_up=True)
+    await world.fill("second", 100, 10)
+    await world.crash(200)
 
-    def from_offset(self, offset: int) -> Fetched:
-        return replace(self, records=tuple(each for each in self.records if each.offset >= offset))
+    async def visible(cluster: LocalCluster) -> list[str]:
+        return [row[3].decode() for row in (await contents(cluster, world.topic))[0]]
+
+    async def compacted() -> bool:
+        await world.fill("third", 1)  # so that the last segment is closed
+        return "second 5" not in await visible(world.old)
+
+    await wait_until_async(compacted, 120, "the old log to be compacted", interval_s=1.0)
+    mirror = Mirror(world.settings)
+    await mirror.run(until_caught_up=True)
+    found = await visible(world.new)
+    seconds = [each for each in found if each.startswith("second")]
+    assert len(seconds) == len(set(seconds))
+    assert {each for each in await visible(world.old) if each.startswith("second")} <= set(seconds)
+    assert mirror.already_present > 0
+    await mirror.run(until_caught_up=True)  # nothing of the tail is left
 
 
 class Crashing:
-    """A mirror of one partition between two lists, with crashes."""
+    """A mirror of one partition between two lists, with crashes.
+
+    None in a list: an offset without a record. In the old log that is a marker, or an aborted, compacted or deleted
+    record; in the new one a record that its cluster compacted or deleted.
+    """
 
     def __init__(self) -> None:
-        self.source: list[Record | None] = []  # None: a marker, or an aborted, compacted or deleted record
-        self.copy: list[Record] = []
+        self.source: list[Record | None] = []
+        self.copy: list[Record | None] = []
+        self.written: list[Record] = []
+        """All records that the new log was given and did not lose, also those that it deleted since."""
+        self.map = OffsetTranslation([Run(0, 0)])
+        self.committed = 0
         self.stored = Target(0).committed(0)
-        self.strange = 0
+        self.unexpected = 0
         self.start()
 
     def start(self) -> None:
+        """After a crash: what `take_over` does."""
         kept = Target.of(self.stored)
         assert kept is not None
-        tail = deque((n, digest(self.copy[n])) for n in range(kept.offset, len(self.copy)))
-        end = len(self.copy)
-        self.read = self.stored.offset
-        self.position = PartitionPosition(self.stored.offset, kept.offset, end, Tail(tail) if tail else None)
+        self.committed = kept.offset
+        position, end = self.stored.offset, len(self.copy)
+        records = deque((n, digest(row)) for n in range(kept.offset, end) if (row := self.copy[n]) is not None)
+        tail = Tail(kept.offset, end, records)
+        for at in range(position, len(self.source), 3):
+            batch: Any = [each for each in self.source[at : at + 3] if each is not None]
+            tail.match(batch)
+        tail.finish(0)
+        self.unexpected += tail.unexpected
+        for run in (*self.map.corrected(end), *tail.runs):
+            self.map.note(run)
+        self.read = position if tail.next_source is None else tail.next_source
+        self.position = PartitionPosition(self.read, end)
         self.sent: deque[tuple[Encoded, int]] = deque()
 
     def step(self, count: int) -> None:
-        """Reads `count` offsets, and writes the records of which the new log has no copy."""
+        """Reads `count` offsets, and writes their records."""
         stop = min(self.read + count, len(self.source))
-        here = tuple(each for each in self.source[self.read : stop] if each is not None)
+        here = [each for each in self.source[self.read : stop] if each is not None]
         if here:  # a consumer gives no batch without records
-            batch: Any = Fetched(here, stop)
-            tail = self.position.tail
-            rest = tuple(self.position.skip_present(batch))
-            if tail is not None:
-                self.strange += tail.skipped_now + (tail.left if tail.over else 0)
-            if rest:
-                runs = ((rest[0].offset, 0),)
-                encoded = Encoded(rest[0].offset, stop, runs, len(rest), 0, 0, 0, memoryview(b""))
-                self.sent.append((encoded, len(self.copy)))
-                self.copy += rest
+            runs = [(each.offset, n) for n, each in enumerate(here) if not n or here[n - 1].offset != each.offset - 1]
+            encoded = Encoded(here[0].offset, stop, tuple(runs), len(here), 0, 0, 0, memoryview(b""))
+            self.sent.append((encoded, len(self.copy)))
+            self.copy += here
+            self.written += here
         self.read = stop
 
     def acknowledge(self) -> None:
         if self.sent:
-            self.strange += self.position.note(*self.sent.popleft())
+            encoded, target = self.sent.popleft()
+            for source, before in encoded.runs:
+                self.map.note(Run(source, target + before))
+            self.unexpected += self.position.note(encoded, target)
 
     def commit(self) -> None:
         if not self.sent:
             self.position.pass_to(self.read)
         self.stored = self.position.stored.committed(self.position.acked)
 
+    def lose(self, keep: int) -> None:
+        """The process crashes, and the new cluster loses the records from `keep` on, none of which is committed."""
+        kept = Target.of(self.stored)
+        assert kept is not None
+        end = max(keep, kept.offset)
+        while end > kept.offset and self.copy[end - 1] is None:  # brokers never delete the last record
+            end -= 1
+        del self.copy[end:]
+        del self.written[end:]
+        self.start()
 
-@tuned(max_examples=500)
-@given(st.data())
-def test_any_history_and_any_crash_write_each_record_once(data: st.DataObject) -> None:
-    mirror = Crashing()
+    def check(self) -> None:
+        """Mirrors the rest. Each record is there once, and the map skips none."""
+        self.start()
+        self.step(len(self.source))
+        while self.sent:
+            self.acknowledge()
+        there = [each.offset for each in self.copy if each is not None and each.offset >= 0]
+        assert len(there) == len(set(there))
+        assert {each.offset for each in self.source if each is not None} <= {each.offset for each in self.written}
+        for target, row in enumerate(self.copy):
+            if row is not None and row.offset >= 0 and self.source[row.offset] is not None:
+                found = self.map.target(row.offset)
+                assert found is not None
+                assert found <= target
+
+
+HISTORY = ["write", "write", "hide", "step", "step", "ack", "commit", "crash", "lose"]
+
+
+def live(data: st.DataObject, mirror: Crashing, steps: list[str]) -> None:
+    """Draws a history of both logs and of the mirror."""
     value = 0
     for _ in range(data.draw(st.integers(1, 40))):
-        step = data.draw(st.sampled_from(["write", "write", "hide", "step", "step", "ack", "commit", "crash"]))
+        step = data.draw(st.sampled_from(steps))
         count = data.draw(st.integers(1, 4))
         if step == "write":
-            value += data.draw(st.integers(0, 1))  # records may be equal
-            offset = len(mirror.source)
-            mirror.source += [Record("t", 0, offset + n, 1, 0, b"k", b"%d" % value, []) for n in range(count)]
+            for _ in range(count):
+                value += data.draw(st.integers(0, 1)) if "compact" not in steps else 1  # records may be equal
+                mirror.source.append(Record("t", 0, len(mirror.source), 1, 0, b"k", b"%d" % value, []))
         elif step == "hide":
             mirror.source += [None] * count
         elif step == "step":
@@ -163,12 +279,38 @@ def test_any_history_and_any_crash_write_each_record_once(data: st.DataObject) -
             mirror.acknowledge()
         elif step == "commit":
             mirror.commit()
+        elif step == "lose":
+            mirror.lose(data.draw(st.integers(0, len(mirror.copy))))
+        elif step == "other":  # another producer
+            mirror.copy.append(Record("t", 0, -1, 1, 0, b"other", b"%d" % len(mirror.copy), []))
+            mirror.written.append(mirror.copy[-1])
+        elif step == "compact":  # each cluster in its own time
+            rows = data.draw(st.sampled_from([mirror.source, mirror.copy]))
+            if rows:
+                rows[data.draw(st.integers(0, len(rows) - 1))] = rows[-1] if len(rows) == 1 else None
+                if rows is mirror.copy and rows[-1] is None:
+                    rows[-1] = mirror.written[-1]
         else:
             mirror.start()
-    mirror.start()
-    mirror.step(len(mirror.source))
-    assert mirror.copy == [each for each in mirror.source if each is not None]
-    assert mirror.strange == 0
+
+
+@tuned(max_examples=500)
+@given(st.data())
+def test_any_history_and_any_crash_write_each_record_once(data: st.DataObject) -> None:
+    mirror = Crashing()
+    live(data, mirror, HISTORY)
+    mirror.check()
+    assert mirror.written == [each for each in mirror.source if each is not None]
+    assert mirror.unexpected == 0
+
+
+@tuned(max_examples=500)
+@given(st.data())
+def test_any_compaction_and_other_producers_and_any_crash_write_each_record_once(data: st.DataObject) -> None:
+    """A record is written again only if the new cluster has deleted its copy."""
+    mirror = Crashing()
+    live(data, mirror, [*HISTORY, "compact", "compact", "other"])
+    mirror.check()
 
 
 @given(st.sets(st.integers(0, 19)), st.integers(0, 20))
@@ -180,7 +322,32 @@ def test_records_that_compaction_removes_after_a_crash_do_not_repeat_the_others(
     mirror.source[:] = [None if n in gone else row for n, row in enumerate(rows)]
     mirror.start()
     mirror.step(20)
-    assert mirror.copy == [row for n, row in enumerate(rows) if n < written or n not in gone]
+    assert mirror.written == [row for n, row in enumerate(rows) if n < written or n not in gone]
+    assert mirror.unexpected == len([n for n in gone if n < written])
+
+
+@pytest.mark.parametrize(
+    ("deleted", "kept", "present", "unexpected"),
+    [(10, 10, 2, 0), (12, 10, 2, 0), (9, 0, 2, 10)],
+)
+def test_records_that_the_old_cluster_deleted_after_a_crash_are_not_lost(
+    deleted: int, kept: int, present: int, unexpected: int
+) -> None:
+    rows = [Record("t", 0, n, 1, 0, b"k", b"%d" % n, []) for n in range(12)]
+    tail = Tail(0, 12, deque((n, digest(row)) for n, row in enumerate(rows)))
+    batch: Any = rows[10:]
+    tail.match(batch)
+    assert tail.finish(deleted) == kept
+    assert (tail.present, tail.unexpected) == (present, unexpected)
+
+
+def test_records_that_follow_no_written_one_are_not_taken_for_deleted_ones() -> None:
+    """Another producer's record behind a gap, and nothing of the mirror."""
+    rows: Any = [Record("t", 0, n, 1, 0, b"k", b"%d" % n, []) for n in range(12)]
+    tail = Tail(0, 6, deque([(5, b"of another producer")]))
+    tail.match(rows)
+    assert tail.finish(0) == 0
+    assert (tail.next_source, tail.present, tail.unexpected) == (None, 0, 1)
 
 
 @pytest.mark.parametrize(

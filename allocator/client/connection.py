@@ -21,7 +21,6 @@ from functools import partial
 from typing import Any, Final, Optional, cast
 
 import kafka.errors as kafka_errors
-from kafka.net.inet import create_connection
 from kafka.net.sasl import get_sasl_mechanism
 from kafka.protocol.broker_version_data import BrokerVersionData
 from kafka.protocol.metadata import ApiVersionsRequest
@@ -31,6 +30,8 @@ from allocator import __version__
 from allocator.client.frames import FrameProtocol, correlation_id, read_response
 from allocator.client.metadata import Broker
 from allocator.client.old_brokers import AnyVersionRequest, is_old, known_to_0_9
+from allocator.client.proxy import Proxy
+from allocator.client.request_writer import OwnRequest, negotiated
 from allocator.foreign import os_cause, shown
 from allocator.tasks import LATE_S, ends, within
 
@@ -126,7 +127,7 @@ class BrokerConnection(FrameProtocol):
         self._task: asyncio.Task[None] | None = None
         self._sent_bytes = 0
         self._correlation_id = 0
-        self._api_versions: dict[tuple[int, Any, Any], int] = {}
+        self._api_versions: dict[tuple[int, int, int], int] = {}
         self._in_flight: deque[_Pending] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0  # at most the earliest deadline in flight
@@ -185,7 +186,7 @@ class BrokerConnection(FrameProtocol):
 
     async def _connect(self, timeout_s: float) -> None:
         try:
-            await within(self._open_socket(time.monotonic() + timeout_s), timeout_s)
+            await within(self._open_socket(), timeout_s)
         except asyncio.TimeoutError:
             message = f"{self.address}: no connection within {timeout_s:.1f} s"
             raise kafka_errors.KafkaConnectionError(message) from None
@@ -194,16 +195,14 @@ class BrokerConnection(FrameProtocol):
             ended = "the server ended the TLS handshake" if self._settings.tls else type(exc).__name__
             raise kafka_errors.KafkaConnectionError(f"{self.address}: {os_cause(exc) or ended}") from exc
 
-    async def _open_socket(self, deadline: float) -> None:
+    async def _open_socket(self) -> None:
         host, port = self.broker.host, self.broker.port
         tls, proxy_url = self._settings.tls, self._settings.security.get("proxy_url")
         server_hostname = host.rstrip(".") if tls is not None else None
         if proxy_url is None:
             await self._loop.create_connection(lambda: self, host, port, ssl=tls, server_hostname=server_hostname)
         else:
-            sock = await create_connection(
-                _SocketWaits(), host, port, SOCKET_OPTIONS, proxy_url=proxy_url, timeout_at=deadline
-            )
+            sock = await Proxy.of(proxy_url).connect(host, port)
             await self._loop.create_connection(lambda: self, sock=sock, ssl=tls, server_hostname=server_hostname)
         if self._transport is not None:
             for option in SOCKET_OPTIONS:
@@ -322,10 +321,12 @@ class BrokerConnection(FrameProtocol):
     def _negotiated(self, request: Any) -> int:
         """The version to use for `request`. Raises kafka-python's `IncompatibleBrokerVersion`."""
         assert self.versions is not None  # known before the first request without a version goes out
-        kind = (request.API_KEY, request._min_version, request._max_version)
+        if not isinstance(request, OwnRequest):
+            return negotiated(self.versions, request)
+        kind = (request.API_KEY, request.min_version, request.max_version)
         version = self._api_versions.get(kind)
         if version is None:
-            version = self._api_versions[kind] = int(self.versions.api_version(request))
+            version = self._api_versions[kind] = negotiated(self.versions, request)
         return version
 
     def _set_timer(self, deadline: float) -> None:
@@ -576,29 +577,6 @@ class BrokerConnection(FrameProtocol):
 
 class _SkippedError(Exception):
     """The broker answered a later request and not this one."""
-
-
-class _SocketWaits:
-    """The methods of an event loop that kafka-python's proxy handshakes await."""
-
-    async def wait_read(self, sock: Any, timeout_at: float | None = None) -> None:
-        loop = asyncio.get_running_loop()
-        await self._wait(loop.add_reader, loop.remove_reader, sock, timeout_at)
-
-    async def wait_write(self, sock: Any, timeout_at: float | None = None) -> None:
-        loop = asyncio.get_running_loop()
-        await self._wait(loop.add_writer, loop.remove_writer, sock, timeout_at)
-
-    async def _wait(self, add: Any, remove: Any, sock: Any, timeout_at: float | None) -> None:
-        is_ready = asyncio.Event()
-        number = sock.fileno()  # the socket may be closed before the wait ends
-        add(number, is_ready.set)
-        try:
-            await within(is_ready.wait(), None if timeout_at is None else max(0.0, timeout_at - time.monotonic()))
-        except asyncio.TimeoutError:
-            raise kafka_errors.KafkaTimeoutError("I/O wait timed out") from None
-        finally:
-            remove(number)
 
 
 def _sasl_settings(security: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,8 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple, Optional, Union
 
 import kafka.errors as kafka_errors
+from kafka.protocol.consumer import FetchRequest as TheirFetchRequest
 
-from allocator.client.request_writer import RequestHeader, RequestWriter
+from allocator.client.request_writer import OwnRequest, RequestWriter
 from allocator.client.response_reader import INT32, AnswerReader
 from allocator.types import TopicPartition
 
@@ -200,7 +201,7 @@ class Wanted(NamedTuple):
     topic_id: Optional[uuid.UUID]
 
 
-class FetchRequest:
+class FetchRequest(OwnRequest):
     """Requests the partitions `asked`; the broker fills the response in this order.
 
     `session` is the (id, epoch) of a `FetchSession`; the partitions `forgotten` leave the session. kafka-python's
@@ -209,11 +210,8 @@ class FetchRequest:
     """
 
     API_KEY = 1
-    name = "FetchRequest"
-    min_version = 0
+    THEIRS = TheirFetchRequest
     max_version = NEWEST
-    _min_version: Optional[int] = None
-    _max_version: Optional[int] = None
 
     def __init__(
         self,
@@ -228,27 +226,18 @@ class FetchRequest:
         committed_only: bool,
         rack: str,
     ) -> None:
-        self.API_VERSION: int | None = None  # set once the broker is known
-        self.header: RequestHeader | None = None
+        super().__init__(0, max_version)
         self.asked = asked
         self.forgotten = forgotten
         self.session = session
         self.max_wait_ms = int(max_wait_s * 1000)
         self.max_bytes = max_bytes
         self.rack = rack
-        self._max_version = max_version
         self._min_bytes = min_bytes
         self._isolation_level = 1 if committed_only else 0
 
     def __repr__(self) -> str:
         return f"<FetchRequest v{self.API_VERSION} of {len(self.asked)} partitions, session {self.session}>"
-
-    def expect_response(self) -> bool:
-        return True
-
-    def with_header(self, correlation_id: int = 0, client_id: str = "") -> None:
-        assert self.API_VERSION is not None
-        self.header = RequestHeader(correlation_id, self.API_KEY, self.API_VERSION, client_id)
 
     def encode(self, *, framed: bool, header: bool) -> bytearray:
         assert framed and header and self.header is not None  # noqa: PT018 - the one way in which it is sent

@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 import kafka.errors as kafka_errors
+from kafka.protocol.consumer import OffsetCommitRequest
 
-from allocator.client.request_writer import RequestHeader, RequestWriter
+from allocator.client.request_writer import OwnRequest, RequestWriter
 from allocator.client.response_reader import INT32, AnswerReader
 from allocator.types import OffsetAndMetadata, TopicPartition
 
@@ -33,14 +34,14 @@ _OFFSET_AND_EPOCH: Final = struct.Struct(">iqi")  # v6 on
 _BROKERS_CLOCK: Final = -1
 
 
-class OffsetCommit:
+class OffsetCommit(OwnRequest):
     """An OffsetCommit request. `version` is negotiated between `oldest` and `newest`.
 
     `retention_s`: how long the broker keeps the offset (v2 to v4 only); None: the broker's setting.
     """
 
     API_KEY = API_KEY
-    min_version = 0
+    THEIRS = OffsetCommitRequest
     max_version = NEWEST
 
     def __init__(
@@ -55,26 +56,16 @@ class OffsetCommit:
         oldest: int,
         newest: int,
     ) -> None:
+        super().__init__(oldest, newest)
         self.offsets = offsets
-        self.API_VERSION: int | None = None  # set once the broker is known
-        self.header: RequestHeader | None = None
         self._group = group
         self._generation = generation
         self._member_id = member_id
         self._instance_id = instance_id
         self._retention_s = retention_s
-        self._min_version = oldest
-        self._max_version = newest
 
     def __repr__(self) -> str:
         return f"<OffsetCommit v{self.API_VERSION} of {len(self.offsets)} partitions for {self._group!r}>"
-
-    def expect_response(self) -> bool:
-        return True
-
-    def with_header(self, correlation_id: int = 0, client_id: str = "") -> None:
-        assert self.API_VERSION is not None
-        self.header = RequestHeader(correlation_id, API_KEY, self.API_VERSION, client_id)
 
     def encode(self, *, framed: bool, header: bool) -> bytearray:
         assert framed and header and self.header is not None  # noqa: PT018 - the one way in which it is sent

@@ -18,6 +18,7 @@ from allocator.client.connection import BrokerConnection, ConnectionSettings
 from allocator.client.errors import describe
 from allocator.client.metadata import Broker
 from allocator.client.old_brokers import is_old, version_of_0_8
+from allocator.client.request_writer import negotiated
 from allocator.errors import ConfigError
 from allocator.names import parse_address
 from allocator.tasks import within
@@ -390,7 +391,7 @@ def _broker_id(key: Any) -> Any:
 
 def _version(data: BrokerVersionData, request: Any) -> int | None:
     try:
-        return int(data.api_version(request))
+        return negotiated(data, request)
     except kafka_errors.IncompatibleBrokerVersion:
         return None
 

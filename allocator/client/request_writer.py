@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import struct
-from typing import Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 import kafka.errors as kafka_errors
+from kafka.protocol.broker_version_data import BrokerVersionData
 
 from allocator.client.response_reader import INT32
 from allocator.varint import uvarint
 
-__all__ = ["RequestHeader", "RequestWriter"]
+__all__ = ["OwnRequest", "RequestHeader", "RequestWriter", "negotiated"]
 
 _HEADER: Final = struct.Struct(">hhi")
 _INT16: Final = struct.Struct(">h")
@@ -25,6 +26,44 @@ class RequestHeader(NamedTuple):
     request_api_key: int
     request_api_version: int
     client_id: str
+
+
+class OwnRequest:
+    """A request that this library encodes itself, with the methods of kafka-python's requests that a connection calls.
+
+    Its version is negotiated between `min_version` and `max_version`.
+    """
+
+    API_KEY: ClassVar[int]
+    THEIRS: ClassVar[Any]
+    """kafka-python's class of the same request."""
+    min_version = 0
+    max_version: int
+    """The newest that this library encodes; a request may lower it."""
+
+    def __init__(self, min_version: int, max_version: int) -> None:
+        self.API_VERSION: int | None = None  # set once the broker is known
+        self.header: RequestHeader | None = None
+        self.min_version = min_version
+        self.max_version = max_version
+
+    def expect_response(self) -> bool:
+        return True
+
+    def with_header(self, correlation_id: int = 0, client_id: str = "") -> None:
+        assert self.API_VERSION is not None
+        self.header = RequestHeader(correlation_id, self.API_KEY, self.API_VERSION, client_id)
+
+
+def negotiated(versions: BrokerVersionData, request: Any) -> int:
+    """The newest version of a request, or of a class of requests, that the broker has.
+
+    Raises kafka-python's `IncompatibleBrokerVersion`.
+    """
+    theirs = getattr(request, "THEIRS", None)
+    if theirs is None:  # kafka-python's, which keeps its limits to itself
+        return int(versions.api_version(request))
+    return int(versions.api_version(theirs, min_version=request.min_version, max_version=request.max_version))
 
 
 class RequestWriter:

@@ -8,6 +8,7 @@ import ssl
 from collections.abc import Mapping
 from typing import Any
 
+from allocator.client.proxy import Proxy
 from allocator.errors import ConfigError
 
 __all__ = ["KEYS", "check_security", "tls_context", "warn_of_clear_text"]
@@ -50,6 +51,8 @@ def check_security(settings: Mapping[str, Any] | None) -> dict[str, Any]:
         raise ConfigError(f"security: security_protocol is {protocol!r}; {hint}")
     if protocol.startswith("SASL") and not checked.get("sasl_mechanism"):
         raise ConfigError(f"security: security_protocol {protocol} needs sasl_mechanism")
+    if checked.get("proxy_url") is not None:
+        Proxy.of(checked["proxy_url"])
     # an incomplete TLS or SASL configuration would silently connect in clear text
     unused = [k for k in checked if k.startswith("sasl_") and not protocol.startswith("SASL")]
     unused += [k for k in checked if k.startswith("ssl_") and not protocol.endswith("SSL")]

@@ -108,8 +108,7 @@ async def fetch_old_offsets(
 
     Raises NoOffsetsError when a broker does not respond: if that counted as "no offset", all records would come again.
     """
-    request = fetch_request(group, partitions)
-    request._max_version = 0
+    request = fetch_request(group, partitions, in_zookeeper=True)
     if client.api_version(request) is None:
         return {}
     found = {}

@@ -14,6 +14,7 @@ from kafka.protocol.broker_version_data import BrokerVersionData
 from kafka.protocol.consumer import FetchRequest as TheirFetchRequest
 
 from allocator.client.fetch_messages import BY_NAME, NEWEST, FetchRequest, Wanted
+from allocator.client.request_writer import negotiated
 from allocator.types import TopicPartition
 
 VERSIONS = range(NEWEST + 1)
@@ -105,5 +106,5 @@ def test_a_topic_name_that_the_protocol_cannot_carry_is_refused() -> None:
 def test_the_version_is_negotiated_and_may_be_limited() -> None:
     data = BrokerVersionData((4, 1))
     request = FetchRequest({}, {}, session=(0, -1), max_version=BY_NAME, rack="", **FIELDS)
-    assert data.api_version(request) == BY_NAME
-    assert data.api_version(FetchRequest) == data.api_version(TheirFetchRequest)
+    assert negotiated(data, request) == BY_NAME
+    assert negotiated(data, FetchRequest) == negotiated(data, TheirFetchRequest)

@@ -1,60 +1,22 @@
-"""The parts of kafka-python that `allocator.client` relies on: schemas, versions, SASL mechanisms and proxies.
+"""The parts of kafka-python that `allocator.client` relies on: schemas, versions and SASL mechanisms.
 
 If an upgrade of kafka-python breaks one, the failing test names it.
 """
 
 from __future__ import annotations
 
-import ast
-import inspect
 from typing import Any
 
 import kafka.errors as kafka_errors
-import kafka.net.http_connect
-import kafka.net.inet
-import kafka.net.socks5
 import pytest
-from kafka.cluster import collect_hosts
 from kafka.net.manager import KafkaConnectionManager
 from kafka.net.sasl import get_sasl_mechanism
 from kafka.protocol import admin, consumer, metadata
 from kafka.protocol.broker_version_data import BrokerVersionData
 
-from allocator.client.connection import _SocketWaits
 from allocator.client.security import KEYS
 
-
-def attributes_of(module: Any, *owners: str) -> set[str]:
-    """Names used as `<owner>.<name>` in a module, for owners such as `net` and `self._net`."""
-    used = set()
-    for node in ast.walk(ast.parse(inspect.getsource(module))):
-        if isinstance(node, ast.Attribute) and ast.unparse(node.value) in owners:
-            used.add(node.attr)
-    return used
-
-
-def parameters(function: Any) -> list[str]:
-    return list(inspect.signature(function).parameters)
-
-
-# -- proxies and SASL -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("module", [kafka.net.http_connect, kafka.net.inet, kafka.net.socks5])
-def test_handshakes_with_proxies_find_the_methods_that_they_await(module: Any) -> None:
-    used = attributes_of(module, "net", "self.net", "self._net")
-    assert used <= {name for name in dir(_SocketWaits) if not name.startswith("_")}
-
-
-def test_a_socket_through_a_proxy_is_made_with_these_parameters() -> None:
-    assert parameters(kafka.net.inet.create_connection) == [
-        "net",
-        "host",
-        "port",
-        "socket_options",
-        "proxy_url",
-        "timeout_at",
-    ]
+# -- SASL -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "GSSAPI", "OAUTHBEARER"])
@@ -74,10 +36,6 @@ def test_0_8_2s_wrong_correlation_id_is_an_error_that_is_retried() -> None:
 
 
 # -- settings and versions --------------------------------------------------------------------------------------------
-
-
-def test_addresses_are_parsed_without_resolving_them() -> None:
-    assert [h[:2] for h in collect_hosts(["no.such.host:1"], randomize=False)] == [("no.such.host", 1)]
 
 
 @pytest.mark.parametrize("version", [(0, 8, 0), (0, 8, 1), (0, 8, 2), (0, 9)])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import shutil
 import ssl
 import subprocess
@@ -245,47 +244,3 @@ async def test_a_broker_that_does_not_know_the_password_is_not_trusted() -> None
 async def test_a_host_name_that_is_none_is_named() -> None:
     with pytest.raises(BrokersUnavailable, match="no valid host name"):
         await KafkaClient(f"{'x' * 70}:9092").connect(0.5)
-
-
-@contextlib.asynccontextmanager
-async def http_proxy() -> Any:
-    """An HTTP CONNECT proxy; yields its port and the list of targets it was asked for."""
-    targets: list[str] = []
-    tasks: set[asyncio.Task[Any]] = set()
-
-    async def pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(ConnectionError):
-            while data := await reader.read(65536):
-                writer.write(data)
-                await writer.drain()
-        writer.close()
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        tasks.add(task)
-        head = await reader.readuntil(b"\r\n\r\n")
-        target = head.split()[1].decode()
-        targets.append(target)
-        host, port = target.rsplit(":", 1)
-        onward_reader, onward_writer = await asyncio.open_connection(host, int(port))
-        writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.gather(pipe(reader, onward_writer), pipe(onward_reader, writer))
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    try:
-        yield server.sockets[0].getsockname()[1], targets
-    finally:
-        server.close()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def test_through_a_proxy() -> None:
-    async with FakeBroker() as broker, http_proxy() as (port, targets):
-        security = {"proxy_url": f"http://127.0.0.1:{port}"}
-        async with KafkaClient(broker.address, security=security) as client:
-            assert (await client.send(1, find())).error_code == 0
-        assert set(targets) == {broker.address}

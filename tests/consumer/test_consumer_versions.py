@@ -27,8 +27,8 @@ async def commit_as_kiel(bootstrap: str, group: str, topic: str, offset: int) ->
     client = KafkaClient(bootstrap)
     await client.connect()
     try:
-        request = commit_request(group, {TopicPartition(topic, n): OffsetAndMetadata(offset, "", -1) for n in range(4)})
-        request._max_version = 0
+        offsets = {TopicPartition(topic, n): OffsetAndMetadata(offset, "", -1) for n in range(4)}
+        request = commit_request(group, offsets, in_zookeeper=True)
         response = await client.send_any(request)
         return all(code == 0 for _, code in response.results)
     finally:

@@ -230,7 +230,7 @@ class FakeCluster:
                 self.in_flight[tp] -= 1
 
     def _spoken(self, request: Any) -> int:
-        return min(self.version, request._max_version)
+        return min(self.version, request.max_version)
 
     def _session(
         self, node: int, request: Any, said: Parts, forgot: set[TopicPartition]

@@ -27,6 +27,10 @@ DEADLINE_S = 180.0
 # version parameter
 FEATURES: dict[str, tuple[str, ...]] = {
     "client/test_kafka_servers.py": ("Finding the version, topics, leaders and ends of logs",),
+    "zookeeper/": ("Connection to ZooKeeper",),
+    "groups/": ("Groups through ZooKeeper",),
+    "resources/": ("Resources of any kind, shared through ZooKeeper",),
+    "consumer/": ("`Consumer`",),
     "fetch/": ("Reading",),
     "fetch/test_fetcher_brokers.py::test_all_that_was_produced": ("Reading every codec that the version takes",),
     "fetch/test_fetcher_brokers.py::test_a_seek_into_a_compressed": ("Reading every codec that the version takes",),
@@ -54,6 +58,10 @@ FEATURES: dict[str, tuple[str, ...]] = {
     "testing/": ("Servers for tests (`allocator.testing`)",),
     "testing/test_kafka_versions": ("Tests on several versions (`kafka_versions`)",),
 }
+# more versions of ZooKeeper for the long tests, and the tests that run on each: those of groups through ZooKeeper
+KEEPERS = ("3.4.14", "3.9.5")
+KEPT = ("zookeeper/", "groups/", "resources/", "consumer/")
+NOT_KEPT = ("groups/test_kafka", "groups/test_kip848", "kafka", "fixed")
 # the fixtures that start servers or use the ones that run
 STARTERS = {"cluster_factory", "topic_factory", "spark"}
 # no jars and no servers, also in processes that a test starts
@@ -102,6 +110,22 @@ def may_start_servers(item: pytest.Item) -> bool:
     return bool(item.get_closest_marker("servers") or STARTERS & set(getattr(item, "fixturenames", ())))
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    name = metafunc.definition.nodeid.partition("tests/")[2]
+    if not metafunc.config.getoption("--long") or "zookeeper_version" not in metafunc.fixturenames:
+        return
+    if name.startswith(KEPT) and not name.startswith(NOT_KEPT):
+        usual = pytest.param(None, id=pytest.HIDDEN_PARAM)
+        metafunc.parametrize("zookeeper_version", [usual, *KEEPERS], indirect=True, scope="session")
+
+
+def is_for_another_zookeeper(item: pytest.Item) -> bool:
+    """Whether the test repeats, on another ZooKeeper, a long one or one of a group that is not in ZooKeeper."""
+    params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+    elsewhere = any(value in NOT_KEPT for value in params.values() if isinstance(value, str))
+    return bool(params.get("zookeeper_version")) and (elsewhere or item.get_closest_marker("long") is not None)
+
+
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """A test that starts servers without the mark fails in each run, not only in one with `--serverless`."""
@@ -125,7 +149,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     serverless = config.getoption("--serverless")
 
     def wanted(item: pytest.Item) -> bool:
-        if serverless and may_start_servers(item):
+        if (serverless and may_start_servers(item)) or is_for_another_zookeeper(item):
             return False
         return (long or not item.get_closest_marker("long")) and (not versioned or bool(versions_of(item)))
 

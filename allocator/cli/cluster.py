@@ -13,8 +13,14 @@ from typing import Optional
 import click
 
 from allocator.testing.base import Cluster
+from allocator.testing.versions import USUAL_ZOOKEEPER
 
 __all__ = ["cluster"]
+
+
+zookeeper_version_option = click.option(
+    "--zookeeper-version", default=USUAL_ZOOKEEPER, show_default=True, help="ZooKeeper version."
+)
 
 
 class _Asked(Exception):
@@ -32,6 +38,7 @@ def cluster() -> None:
 @click.option(
     "--zookeepers", default=1, show_default=True, type=click.IntRange(min=0), help="Number of ZooKeeper servers."
 )
+@zookeeper_version_option
 @click.option(
     "--port", type=click.IntRange(1, 65535), help="Port of the first broker; the others follow (default: free ports)."
 )
@@ -53,6 +60,7 @@ def up(
     kafka: str,
     brokers: int,
     zookeepers: int,
+    zookeeper_version: str,
     port: Optional[int],
     zookeeper_port: Optional[int],
     directory: Optional[str],
@@ -74,6 +82,7 @@ def up(
             version,
             brokers,
             zookeepers,
+            zookeeper_version=zookeeper_version,
             broker_config=config,
             directory=directory,
             kafka_port=port,
@@ -90,15 +99,16 @@ def up(
 
 @cluster.command()
 @click.argument("versions", nargs=-1, metavar="VERSION...")
+@zookeeper_version_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object: name -> path.")
-def fetch(versions: tuple[str, ...], as_json: bool) -> None:
+def fetch(versions: tuple[str, ...], zookeeper_version: str, as_json: bool) -> None:
     """Download the jars of ZooKeeper and of each Kafka VERSION (default: all versions) into the cache."""
     with _told_to_stop():
         from allocator.testing.jars import jar_directory
-        from allocator.testing.versions import KAFKA, ZOOKEEPER, kafka_release
+        from allocator.testing.versions import KAFKA, kafka_release, zookeeper_jars
 
-        wanted = [kafka_release(version).jars for version in versions or KAFKA]
-        found = {jars.what: str(jar_directory(jars)) for jars in [ZOOKEEPER, *wanted]}
+        wanted = [zookeeper_jars(zookeeper_version), *(kafka_release(version).jars for version in versions or KAFKA)]
+        found = {jars.what: str(jar_directory(jars)) for jars in wanted}
         click.echo(json.dumps(found, indent=2) if as_json else "\n".join(f"{w}: {d}" for w, d in found.items()))
 
 

@@ -19,24 +19,28 @@ from .node import Node
 from .ports import PortLease
 from .probe import zookeeper_mode
 from .proxy import FaultProxy
-from .versions import ZOOKEEPER, JarSet, Release, kafka_release
+from .versions import USUAL_ZOOKEEPER, JarSet, Release, kafka_release, zookeeper_jars
 
 __all__ = ["LocalCluster"]
+
+# 3.4 registers JMX beans of log4j, and reload4j, which replaces log4j here, has none
+_NO_LOG4J_BEANS = "-Dzookeeper.jmx.log4j.disable=true"
 
 
 class LocalCluster(Cluster):
     """Some brokers and ZooKeeper nodes on 127.0.0.1, each a Java process.
 
     kafka: a supported version, such as "3.9.1", or None for ZooKeeper alone. brokers, zookeepers: number of nodes;
-    KRaft versions (4.x) work without ZooKeeper, so theirs is only for the allocator, and may be 0. broker_config:
-    settings of server.properties; replaces `{port}`, `{port2}` to `{port4}` (more free ports of the node, for listeners
-    with TLS or SASL; `node.more_ports`), `{id}` and `{directory}` in values. zookeeper_config: likewise for zoo.cfg.
-    directory: for data and logs, kept at the end; by default a temporary one. heap, zookeeper_heap: -Xmx of each
-    process. jvm_options: further options of all processes. tick_ms: ZooKeeper's tick; the shortest session has two.
-    start_timeout_s: seconds until all servers must respond. proxied: each node has a `FaultProxy`, `node.proxy`;
-    `bootstrap`, `zookeeper` and the advertised addresses of brokers lead to the proxies. Connections to ZooKeeper from
-    brokers and other nodes bypass them. Not for KRaft. kafka_port, zookeeper_port: port of the first node of each kind;
-    the others use the next ports. By default any free ports.
+    KRaft versions (4.x) work without ZooKeeper, so theirs is only for the allocator, and may be 0. zookeeper_version: a
+    supported version of ZooKeeper, from "3.4.14" to "3.9.5". broker_config: settings of server.properties; replaces
+    `{port}`, `{port2}` to `{port4}` (more free ports of the node, for listeners with TLS or SASL; `node.more_ports`),
+    `{id}` and `{directory}` in values. zookeeper_config: likewise for zoo.cfg. directory: for data and logs, kept at
+    the end; by default a temporary one. heap, zookeeper_heap: -Xmx of each process. jvm_options: further options of all
+    processes. tick_ms: ZooKeeper's tick; the shortest session has two. start_timeout_s: seconds until all servers must
+    respond. proxied: each node has a `FaultProxy`, `node.proxy`; `bootstrap`, `zookeeper` and the advertised addresses
+    of brokers lead to the proxies. Connections to ZooKeeper from brokers and other nodes bypass them. Not for KRaft.
+    kafka_port, zookeeper_port: port of the first node of each kind; the others use the next ports. By default any free
+    ports.
 
     Guarantee: no server runs after `stop`, or after this process has ended in any way, including SIGKILL.
     Raises UnknownVersion, JavaNotFound, JarsUnavailable, ServerStartFailed, ClusterError.
@@ -48,6 +52,7 @@ class LocalCluster(Cluster):
         brokers: int = 1,
         zookeepers: int = 1,
         *,
+        zookeeper_version: str = USUAL_ZOOKEEPER,
         broker_config: Mapping[str, object] | None = None,
         zookeeper_config: Mapping[str, object] | None = None,
         directory: str | Path | None = None,
@@ -61,6 +66,8 @@ class LocalCluster(Cluster):
         zookeeper_port: int | None = None,
     ) -> None:
         super().__init__(None if kafka is None else kafka_release(kafka), brokers, zookeepers)
+        self.zookeeper_version = zookeeper_version
+        self._zookeeper_jars = zookeeper_jars(zookeeper_version)
         self.start_timeout_s = start_timeout_s
         self._broker_config = dict(broker_config or {})
         self._zookeeper_config = dict(zookeeper_config or {})
@@ -164,19 +171,20 @@ class LocalCluster(Cluster):
     def _find_programs(self) -> None:
         """Finds the programs that start a server, before any file is written. Raises an error for missing ones."""
         self._java = find_java(OLDEST if self.release is None else self.release.oldest_java)
-        wanted = [ZOOKEEPER] if self._count[1] else []
+        wanted = [self._zookeeper_jars] if self._count[1] else []
         if self.release is not None:
             wanted.append(self.release.jars)
         self._jars = {jars.name: class_path(jars) for jars in wanted}
 
     def _zookeeper_node(self, number: int, port: int, place: Path, settings: Mapping[str, object]) -> Node:
-        jars = self._jars[ZOOKEEPER.name]
+        jars = self._jars[self._zookeeper_jars.name]
+        options = [_NO_LOG4J_BEANS, *self._options(self._zookeeper_jars)]
         return Node(
             "ZooKeeper",
             number,
             port,
             place,
-            layout.command(self._java, jars, "zookeeper", place, self._zookeeper_heap, self._options(ZOOKEEPER)),
+            layout.command(self._java, jars, "zookeeper", place, self._zookeeper_heap, options),
             prepare=layout.zookeeper_files(place, number, settings),
             ready=partial(zookeeper_mode, port),
             remove=self._removed(),

@@ -1,6 +1,7 @@
-"""`--compatibility=FILE` writes a table of features and versions of Kafka from the results of this test run.
+"""`--compatibility=FILE` writes a table of features and versions of servers from the results of this test run.
 
-A test counts for the versions in its parameters (a test of a move between versions counts for both). Its row is
+A test counts for the versions of Kafka in its parameters (a test of a move between versions counts for both), or for
+ZooKeeper's if it has the parameter `zookeeper_version`. Its row is
 `@pytest.mark.feature("name")`, of the test or its module (`pytestmark`), else its file. `feature("name", "4.1.1")`
 gives the versions of a test without such a parameter. Rows are in the order of the tests. The table is between two
 comment lines of FILE; the rest of FILE is kept. A missing file is created.
@@ -18,22 +19,25 @@ import pytest
 
 from .. import __version__
 from ..files import write_file
-from .versions import KAFKA
+from .versions import KAFKA, ZOOKEEPER
 
 __all__ = ["BEGIN", "END", "CompatibilityTable", "versions_of"]
 
 BEGIN = "<!-- compatibility: begin; written by the tests -->"
 END = "<!-- compatibility: end -->"
 UNTESTED = "·"
+_KEEPER = "ZooKeeper {}"
 _PROPERTY = "allocator-compatibility"
 COMPLETE = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
 
 
 def versions_of(item: pytest.Item) -> tuple[str, ...]:
-    """The versions of Kafka in the parameters of a test, else in its mark."""
+    """The columns of a test: ZooKeeper's version, else the versions of Kafka in its parameters, else in its mark."""
     callspec = getattr(item, "callspec", None)
-    values = callspec.params.values() if callspec is not None else ()
-    found = dict.fromkeys(value for value in values if isinstance(value, str) and value in KAFKA)
+    params = callspec.params if callspec is not None else {}
+    if params.get("zookeeper_version") in ZOOKEEPER:
+        return (_KEEPER.format(params["zookeeper_version"]),)
+    found = dict.fromkeys(value for value in params.values() if isinstance(value, str) and value in KAFKA)
     mark = item.get_closest_marker("feature")
     return tuple(found) or (tuple(map(str, mark.args[1:])) if mark is not None else ())
 
@@ -87,7 +91,8 @@ class CompatibilityTable:
     # -----------------------------------------------------------------------------------------------------------------
 
     def _table(self) -> str:
-        versions = [version for version in KAFKA if any(v == version for _, v in self._outcomes)]
+        known = [*KAFKA, *map(_KEEPER.format, ZOOKEEPER)]
+        versions = [version for version in known if any(v == version for _, v in self._outcomes)]
         features = sorted(self._features, key=lambda feature: self._features[feature])
         lines = [f"| | {' | '.join(versions)} |", "|---" * (len(versions) + 1) + "|"]
         for feature in features:

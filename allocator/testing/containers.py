@@ -23,7 +23,6 @@ from .versions import Release
 
 __all__ = ["ContainerCluster"]
 
-_ZOOKEEPER_IMAGE = "zookeeper:3.8.4"
 _PUBLISHED = ("3.9.1", "4.1.1")
 _BIN = "/opt/kafka/bin"
 
@@ -56,7 +55,7 @@ class ContainerCluster(LocalCluster):
             ["zkServer.sh", "start-foreground", str(place / "zoo.cfg")],
             prepare=layout.zookeeper_files(place, number, settings),
             ready=partial(zookeeper_mode, port),
-            image=_ZOOKEEPER_IMAGE,
+            image=f"zookeeper:{self.zookeeper_version}",
             environment={
                 "JVMFLAGS": " ".join([f"-Xmx{self._zookeeper_heap}", *self._jvm_options]),
                 "ZOO_LOG_DIR": str(place),

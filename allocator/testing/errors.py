@@ -23,7 +23,7 @@ class TestingError(AllocatorError):
 
 
 class UnknownVersion(TestingError, ConfigError):
-    """This version of Kafka is not supported; the message names the supported ones."""
+    """This version of Kafka or ZooKeeper is not supported; the message names the supported ones."""
 
 
 class JavaNotFound(TestingError):

@@ -171,7 +171,9 @@ def _pin(jars: JarSet) -> None:
 
 
 if __name__ == "__main__":
-    known = {jars.name: jars for jars in (ZOOKEEPER, *(one.jars for one in KAFKA.values()), *KAFKA_TOOLS.values())}
+    known = {
+        jars.name: jars for jars in (*ZOOKEEPER.values(), *(one.jars for one in KAFKA.values()), *KAFKA_TOOLS.values())
+    }
     for name in sys.argv[1:] or known:
         if name not in known:
             raise SystemExit(f"{name!r} is not a set of jars of versions.py. Known: {', '.join(known)}")

@@ -32,16 +32,19 @@ __all__ = ["ClusterFactory"]
 class ClusterFactory:
     """`factory(kafka="0.8.2.2", brokers=3)`: a running cluster; the same one for the same arguments.
 
-    The arguments are those of `LocalCluster`. `running`: the clusters of this session.
+    The arguments are those of `LocalCluster`; the default of `zookeeper_version` is that of the session. `running`: the
+    clusters of this session.
     """
 
-    def __init__(self, backend: str) -> None:
+    def __init__(self, backend: str, zookeeper_version: str) -> None:
         self._backend = backend
+        self._zookeeper_version = zookeeper_version
         # of pytest-xdist: the same in all workers of a run
         self._session = os.environ.get("PYTEST_XDIST_TESTRUNUID") or uuid4().hex
         self._clusters: dict[str, Any] = {}
 
     def __call__(self, kafka: str | None = "3.9.1", brokers: int = 1, zookeepers: int = 1, **options: Any) -> Any:
+        options.setdefault("zookeeper_version", self._zookeeper_version)
         key = repr((kafka, brokers if kafka else 0, zookeepers, _frozen(options)))
         if key not in self._clusters:
             self._clusters[key] = self._started(kafka, brokers, zookeepers, options)
@@ -79,7 +82,7 @@ class ClusterFactory:
             from .cluster import LocalCluster as Backend  # type: ignore[assignment]
             from .training import make_archives
 
-            make_archives(kafka, self._session)
+            make_archives(kafka, self._session, options["zookeeper_version"])
         cluster = Backend(kafka, brokers, zookeepers, **options)
         try:
             cluster.start()
@@ -102,7 +105,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="versions for tests marked kafka_versions, instead of those of the mark; the first one is the reference",
     )
     group.addoption(
-        "--compatibility", metavar="FILE", help="write a table of tested features and versions of Kafka into FILE"
+        "--zookeeper-version", metavar="VERSION", help="version of ZooKeeper beside each Kafka, and of `zookeeper`"
+    )
+    group.addoption(
+        "--compatibility", metavar="FILE", help="write a table of tested features and versions of servers into FILE"
     )
 
 
@@ -124,6 +130,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
         names = [name.strip() for name in chosen.split(",") if name.strip()]
         config.stash[_VERSIONS] = versions_from(names, "--kafka-versions")
+    keeper = config.getoption("--zookeeper-version")
+    if keeper is not None:
+        from .errors import UnknownVersion
+        from .versions import zookeeper_jars
+
+        try:
+            zookeeper_jars(keeper)
+        except UnknownVersion as error:
+            raise pytest.UsageError(f"--zookeeper-version: {error}") from None
     table = config.getoption("--compatibility")
     if table is not None:
         from .compatibility import CompatibilityTable
@@ -146,9 +161,18 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.fixture(scope="session")
-def cluster_factory(pytestconfig: pytest.Config) -> Iterator[ClusterFactory]:
+def zookeeper_version(request: pytest.FixtureRequest) -> str:
+    """ZooKeeper's version in `cluster_factory`: `--zookeeper-version`, or a parameter with `indirect=True`."""
+    from .versions import USUAL_ZOOKEEPER
+
+    chosen = getattr(request, "param", None) or request.config.getoption("--zookeeper-version")
+    return chosen or USUAL_ZOOKEEPER
+
+
+@pytest.fixture(scope="session")
+def cluster_factory(pytestconfig: pytest.Config, zookeeper_version: str) -> Iterator[ClusterFactory]:
     """Shared clusters by their arguments: `cluster_factory(kafka="0.8.2.2", brokers=3)`."""
-    factory = ClusterFactory(pytestconfig.getoption("--allocator-backend"))
+    factory = ClusterFactory(pytestconfig.getoption("--allocator-backend"), zookeeper_version)
     pytestconfig.stash[_FACTORY] = factory
     yield factory
     factory.close()

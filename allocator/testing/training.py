@@ -15,7 +15,7 @@ from .cluster import LocalCluster
 from .errors import TestingError
 from .jars import cache_directory
 from .java import OLDEST, Java, find_java
-from .versions import ZOOKEEPER, JarSet, kafka_release
+from .versions import USUAL_ZOOKEEPER, JarSet, kafka_release, zookeeper_jars
 
 __all__ = ["make_archives"]
 
@@ -24,8 +24,8 @@ log = logging.getLogger(__name__)
 _STOP_TIMEOUT_S = 120.0
 
 
-def make_archives(kafka: str | None, session: str) -> None:
-    """Makes the archives of a Kafka version and of ZooKeeper, or of ZooKeeper alone, if they are worth it.
+def make_archives(kafka: str | None, session: str, zookeeper: str = USUAL_ZOOKEEPER) -> None:
+    """Makes the archives of these versions of Kafka and ZooKeeper, or of ZooKeeper alone, if they are worth it.
 
     `session`: a name of this test session, the same in all its processes. Returns at once if another process makes
     archives. Without archives servers start as well, only slower. So it raises nothing; a warning tells why an archive
@@ -33,11 +33,11 @@ def make_archives(kafka: str | None, session: str) -> None:
     """
     try:
         java = find_java(OLDEST if kafka is None else kafka_release(kafka).oldest_java)
-        servers = [ZOOKEEPER] if kafka is None else [ZOOKEEPER, kafka_release(kafka).jars]
+        servers = [zookeeper_jars(zookeeper), *([] if kafka is None else [kafka_release(kafka).jars])]
         worth = [jars for jars in servers if classes.worth_making(java, jars, session)]
         if worth:
             with FileLock(str(cache_directory() / "classes.lock"), timeout=0):
-                _make(kafka, java, [jars for jars in worth if not classes.archive(java, jars).exists()])
+                _make(kafka, zookeeper, java, [jars for jars in worth if not classes.archive(java, jars).exists()])
     except Timeout:
         return
     except (TestingError, OSError) as error:
@@ -45,13 +45,13 @@ def make_archives(kafka: str | None, session: str) -> None:
         log.warning("no class archive for Kafka %s: %s", kafka, error)
 
 
-def _make(kafka: str | None, java: Java, missing: Sequence[JarSet]) -> None:
+def _make(kafka: str | None, zookeeper: str, java: Java, missing: Sequence[JarSet]) -> None:
     if not missing:
         return
-    version = kafka if any(jars is not ZOOKEEPER for jars in missing) else None
+    version = kafka if any(jars is not zookeeper_jars(zookeeper) for jars in missing) else None
     with tempfile.TemporaryDirectory(prefix=".classes-", dir=cache_directory()) as place:
         into = {jars.name: Path(place) / f"{jars.name}.jsa" for jars in missing}
-        with _Recorded(version, into) as cluster:
+        with _Recorded(version, zookeeper, into) as cluster:
             if version is not None:
                 cluster.create_topic("records")
                 cluster.produce("records", [b"of a moment"])
@@ -68,8 +68,8 @@ def _make(kafka: str | None, java: Java, missing: Sequence[JarSet]) -> None:
 class _Recorded(LocalCluster):
     """A cluster whose servers write the archives `into`, by the name of the jars, when they are stopped."""
 
-    def __init__(self, kafka: str | None, into: Mapping[str, Path]) -> None:
-        super().__init__(kafka)
+    def __init__(self, kafka: str | None, zookeeper: str, into: Mapping[str, Path]) -> None:
+        super().__init__(kafka, zookeeper_version=zookeeper)
         self._into = into
 
     def _class_options(self, jars: JarSet) -> list[str]:

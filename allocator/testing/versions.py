@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
 from .errors import UnknownVersion
 
-__all__ = ["KAFKA", "KAFKA_TOOLS", "NEWEST", "ZOOKEEPER", "JarSet", "Release", "kafka_release"]
+__all__ = [
+    "KAFKA",
+    "KAFKA_TOOLS",
+    "NEWEST",
+    "USUAL_ZOOKEEPER",
+    "ZOOKEEPER",
+    "JarSet",
+    "Release",
+    "kafka_release",
+    "zookeeper_jars",
+]
 
-_LOGGING = ("org.slf4j:slf4j-api:1.7.36", "org.slf4j:slf4j-reload4j:1.7.36", "ch.qos.reload4j:reload4j:1.2.26")
+
+def _logging(slf4j: str) -> tuple[str, ...]:
+    return f"org.slf4j:slf4j-api:{slf4j}", f"org.slf4j:slf4j-reload4j:{slf4j}", "ch.qos.reload4j:reload4j:1.2.26"
+
+
+_LOGGING = _logging("1.7.36")
 _EXCLUDED = (
     # reload4j replaces log4j 1; with two bindings slf4j would choose by chance
     "log4j:log4j",
@@ -114,16 +129,28 @@ KAFKA_TOOLS: Mapping[str, JarSet] = MappingProxyType(
     }
 )
 
-ZOOKEEPER = JarSet(
-    "zookeeper-3.8.4",
-    "ZooKeeper 3.8.4",
-    (
-        "org.apache.zookeeper:zookeeper:3.8.4",
-        # "provided" in ZooKeeper's pom, but it does not start without them
-        "io.dropwizard.metrics:metrics-core:4.1.12.1",
-        "org.xerial.snappy:snappy-java:1.1.10.5",
-        *_LOGGING,
-    ),
+
+# "provided" in the poms of 3.6 and newer, which do not start without them
+_METRICS = ("io.dropwizard.metrics:metrics-core:4.1.12.1", "org.xerial.snappy:snappy-java:1.1.10.5")
+
+
+USUAL_ZOOKEEPER = "3.8.4"
+
+
+def _zookeeper(version: str, *extra: str, logging: Sequence[str] = _LOGGING) -> JarSet:
+    roots = (f"org.apache.zookeeper:zookeeper:{version}", *extra, *logging)
+    return JarSet(f"zookeeper-{version}", f"ZooKeeper {version}", roots)
+
+
+ZOOKEEPER: Mapping[str, JarSet] = MappingProxyType(
+    {
+        "3.4.14": _zookeeper("3.4.14"),
+        "3.5.10": _zookeeper("3.5.10"),
+        "3.6.4": _zookeeper("3.6.4", *_METRICS),
+        "3.7.2": _zookeeper("3.7.2", *_METRICS),
+        USUAL_ZOOKEEPER: _zookeeper(USUAL_ZOOKEEPER, *_METRICS),
+        "3.9.5": _zookeeper("3.9.5", *_METRICS, logging=_logging("2.0.13")),
+    }
 )
 
 
@@ -134,4 +161,14 @@ def kafka_release(version: str) -> Release:
     except KeyError:
         raise UnknownVersion(
             f"Kafka {version!r} is not a version that can be started here; known: {', '.join(KAFKA)}"
+        ) from None
+
+
+def zookeeper_jars(version: str) -> JarSet:
+    """The jars of a version of ZooKeeper. Raises UnknownVersion with the known ones."""
+    try:
+        return ZOOKEEPER[version]
+    except KeyError:
+        raise UnknownVersion(
+            f"ZooKeeper {version!r} is not a version that can be started here; known: {', '.join(ZOOKEEPER)}"
         ) from None

@@ -11,8 +11,9 @@ from allocator.testing import LocalCluster, classes
 from allocator.testing.jars import jar_directory
 from allocator.testing.java import Java, find_java
 from allocator.testing.training import make_archives
-from allocator.testing.versions import ZOOKEEPER
+from allocator.testing.versions import USUAL_ZOOKEEPER, zookeeper_jars
 
+ZOOKEEPER = zookeeper_jars(USUAL_ZOOKEEPER)
 OLD = Java("/of/no/matter/java", 11, "PATH", "11-old")
 NEW = Java("/of/no/matter/java", 17, "PATH", "17-new")
 

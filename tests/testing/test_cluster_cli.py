@@ -15,7 +15,7 @@ import pytest
 
 from allocator.testing import wait_until
 from allocator.testing.ports import PortLease
-from allocator.testing.probe import metadata, zookeeper_mode
+from allocator.testing.probe import four_letter_word, metadata, zookeeper_mode
 
 COMMAND = [sys.executable, "-m", "allocator.cli", "cluster"]
 
@@ -103,6 +103,23 @@ def test_zookeeper_alone_in_words():
         first = process.stdout.readline()
         assert first.startswith("ZooKeeper: 127.0.0.1:")
         assert zookeeper_mode(int(first.strip().rpartition(":")[2])) == "standalone"
+
+
+@pytest.mark.servers
+def test_zookeeper_is_of_the_version_that_is_asked_for():
+    with started("up", "--kafka", "none", "--zookeeper-version", "3.4.14", "--json") as process:
+        told = json.loads(process.stdout.readline())
+        said = four_letter_word(int(told["zookeeper"].rpartition(":")[2]), "srvr")
+        assert said.startswith("Zookeeper version: 3.4.14-")
+
+
+@pytest.mark.parametrize("command", ["up", "fetch"])
+def test_an_unknown_zookeeper_names_the_known_ones(command):
+    done = run(command, "--zookeeper-version", "3.3")
+    assert done.returncode == 2
+    assert "ZooKeeper '3.3' " in done.stderr
+    assert "3.4.14, 3.5.10, " in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_an_unknown_version_names_the_known_ones():

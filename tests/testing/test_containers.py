@@ -88,6 +88,11 @@ def test_a_cluster_starts_its_servers_in_containers(node, tmp_path):
     assert node.pid == 4711
 
 
+def test_the_image_is_of_the_version_that_is_asked_for(engine, tmp_path):
+    with ContainerCluster(None, directory=tmp_path, zookeeper_version="3.4.14"):
+        assert [started.image for started in STARTED] == ["zookeeper:3.4.14"]
+
+
 @pytest.mark.parametrize("end", ["stop", "kill"])
 def test_the_log_outlives_the_container(node, end):
     assert node.log_tail(2).splitlines()[1:] == ["line 99", "shut down completed"]

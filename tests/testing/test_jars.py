@@ -27,7 +27,7 @@ from allocator.testing.versions import KAFKA, KAFKA_TOOLS, ZOOKEEPER, JarSet
 SMALL = JarSet("small", "a small thing", ("org.one:one:1",), ())
 ONE, TWO = bytes(range(256)) * 4096, b"two\n" * 1000
 CHUNK = download_module._CHUNK
-ALL = [ZOOKEEPER, *(release.jars for release in KAFKA.values()), *KAFKA_TOOLS.values()]
+ALL = [*ZOOKEEPER.values(), *(release.jars for release in KAFKA.values()), *dict.fromkeys(KAFKA_TOOLS.values())]
 
 
 @pytest.fixture

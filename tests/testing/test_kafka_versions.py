@@ -305,12 +305,15 @@ def test_the_table_says_what_was_tested_on_which_version(tmp_path: Path, workers
         '@pytest.mark.feature("Always new", "4.1.1")\ndef test_d(): pass\n'
         '@pytest.mark.feature("Moves")\n@pytest.mark.parametrize(("old", "new"), [("0.8.2.2", "4.1.1")])\n'
         "def test_e(old, new): pass\n"
+        '@pytest.mark.feature("Moves")\n@pytest.mark.parametrize(\n'
+        '    ("zookeeper_version", "kafka"), [("3.4.14", "3.9.1"), ("3.9.5", "3.9.1"), (None, "3.9.1")]\n)\n'
+        "def test_f(zookeeper_version, kafka): pass\n"
         "def test_of_no_version(): pass\n"
     )
     said = run_inner(tmp_path, source, f"--compatibility={table}", *in_parallel)
     assert f"compatibility table written to {table}" in said
     lines = table.read_text().splitlines()
-    assert "| | 0.8.2.2 | 3.9.1 | 4.1.1 |" in lines
+    assert "| | 0.8.2.2 | 3.9.1 | 4.1.1 | ZooKeeper 3.4.14 | ZooKeeper 3.9.5 |" in lines
     assert [line.split(" | ")[0] for line in lines if line.startswith("| ")] == [
         "|",
         "| Orders",
@@ -318,11 +321,11 @@ def test_the_table_says_what_was_tested_on_which_version(tmp_path: Path, workers
         "| Always new",
         "| Moves",
     ]
-    assert "| Orders | yes (2) | **1 of 2 fail** | · |" in lines
-    assert "| test_inner.py | · | skipped | · |" in lines
-    assert "| Always new | · | · | yes (1) |" in lines
-    assert "| Moves | yes (1) | · | yes (1) |" in lines
-    assert any(line.startswith("5 tests passed, 1 failed and 1 were skipped on ") for line in lines)
+    assert "| Orders | yes (2) | **1 of 2 fail** | · | · | · |" in lines
+    assert "| test_inner.py | · | skipped | · | · | · |" in lines
+    assert "| Always new | · | · | yes (1) | · | · |" in lines
+    assert "| Moves | yes (1) | yes (1) | yes (1) | yes (1) | yes (1) |" in lines
+    assert any(line.startswith("8 tests passed, 1 failed and 1 were skipped on ") for line in lines)
     assert "- skipped: test_inner.py on 3.9.1: Skipped: no time" in lines
     table.write_text(table.read_text().replace("# Compatibility", "# Ours\n\nA word before."))
     run_inner(tmp_path, source, f"--compatibility={table}", "-k", "test_d", *in_parallel)

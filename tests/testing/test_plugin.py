@@ -77,6 +77,33 @@ def test_with_servers(cluster_factory):
     assert "cannot be repaired and starts anew: its files are gone" in said
 
 
+ZOOKEEPERS = """
+from allocator.testing.cluster import LocalCluster
+import pytest
+
+LocalCluster.start = LocalCluster.stop = LocalCluster.heal = lambda self: None
+
+def test_chosen(zookeeper): print("chosen:", zookeeper.zookeeper_version)
+
+@pytest.mark.parametrize("zookeeper_version", ["3.6.4", "3.7.2"], indirect=True, scope="session")
+def test_each(zookeeper, zookeeper_version): assert zookeeper.zookeeper_version == zookeeper_version
+
+def test_named(cluster_factory): assert cluster_factory(None, zookeeper_version="3.5.10").zookeeper_version == "3.5.10"
+"""
+
+
+def test_the_option_and_a_parameter_choose_the_version_of_zookeeper(tmp_path):
+    said = pytest_run(tmp_path, ZOOKEEPERS, "-s")
+    assert "4 passed" in said
+    assert "chosen: 3.8.4" in said
+    said = pytest_run(tmp_path, ZOOKEEPERS, "-s", "--zookeeper-version=3.4.14")
+    assert "4 passed" in said
+    assert "chosen: 3.4.14" in said
+    said = pytest_run(tmp_path, ZOOKEEPERS, "--zookeeper-version=3.3")
+    assert "ERROR: --zookeeper-version: ZooKeeper '3.3' is not a version" in said
+    assert "known: 3.4.14, 3.5.10" in said
+
+
 def test_a_coroutine_test_fails_at_its_deadline_and_shows_where(tmp_path):
     source = (
         "import asyncio, pytest\n@pytest.mark.deadline(0.2)\nasync def test_it():\n    await asyncio.Event().wait()\n"

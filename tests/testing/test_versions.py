@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from allocator.testing import ClusterError, LocalCluster, UnknownVersion, produce
-from allocator.testing.probe import Connection, api_versions
-from allocator.testing.versions import KAFKA, NEWEST
+from allocator.testing.probe import Connection, api_versions, four_letter_word
+from allocator.testing.topics import zookeeper_client
+from allocator.testing.versions import KAFKA, NEWEST, USUAL_ZOOKEEPER, ZOOKEEPER
 
 QUICK = {"0.8.2.2", "3.9.1", NEWEST}
 VERSIONS = [v if v in QUICK else pytest.param(v, marks=pytest.mark.long) for v in KAFKA]
@@ -130,6 +131,37 @@ def test_kraft_has_a_zookeeper_of_its_own_beside_it(cluster_factory):
     cluster = cluster_factory(NEWEST)
     assert len(cluster.zookeepers) == 1
     assert "zookeeper" not in (cluster.brokers[0].directory / "server.properties").read_text()
+
+
+@pytest.mark.servers
+@pytest.mark.long
+@pytest.mark.parametrize("zookeepers", [1, 3])
+@pytest.mark.parametrize("version", [version for version in ZOOKEEPER if version != USUAL_ZOOKEEPER])
+def test_every_zookeeper_starts_alone_and_as_an_ensemble(version, zookeepers):
+    with LocalCluster(None, zookeepers=zookeepers, zookeeper_version=version) as cluster:
+        for node in cluster.zookeepers:
+            assert four_letter_word(node.port, "srvr").startswith(f"Zookeeper version: {version}-")
+            assert "binding to port" in (node.directory / "server.log").read_text(), "its log settings have no effect"
+        with zookeeper_client(cluster.zookeeper) as client:
+            client.create("/kept", b"x")
+        cluster.zookeepers[0].kill()
+        cluster.zookeepers[0].start()
+        with zookeeper_client(cluster.zookeeper) as client:
+            assert client.get("/kept")[0] == b"x"
+
+
+@pytest.mark.servers
+@pytest.mark.long
+@pytest.mark.parametrize("kafka", ["0.8.1.1", "0.9.0.1", "0.10.2.2"])
+def test_kafka_of_its_time_beside_zookeeper_3_4(kafka):
+    with LocalCluster(kafka, zookeeper_version="3.4.14") as cluster:
+        cluster.create_topic("t", 2)
+        assert cluster.produce("t", [b"x"] * 10) == {0: 5, 1: 5}
+
+
+def test_an_unknown_zookeeper_names_the_known_ones():
+    with pytest.raises(UnknownVersion, match=r"ZooKeeper '3\.3' .* known: 3\.4\.14, 3\.5\.10, .*3\.9\.5"):
+        LocalCluster(zookeeper_version="3.3")
 
 
 def test_an_unknown_version_names_the_known_ones():

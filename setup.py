@@ -1,9 +1,12 @@
 """Builds the compiled decoder, `allocator/_records`. All other settings are in pyproject.toml.
 
-The decoder is optional: without a C compiler or Cython, the installation prints a warning and continues without it, and
-records are decoded in Python. Environment variables of a build:
+Without a C compiler, pip also installs one for the build: Zig, from the wheel `ziglang`, a download of 100 MB. The decoder
+is optional: if it cannot be built, for example because Python.h is missing, the installation prints a warning and continues
+without it, and records are decoded in Python. pip hides the warning; `allocator --version` tells which decoder is used.
+Environment variables of a build:
 
     ALLOCATOR_PURE_PYTHON=1        omits it: a wheel for any machine
+    CC=...                         the C compiler; then pip installs none
     ALLOCATOR_REQUIRE_EXTENSION=1  fails if it cannot be built: for builds of wheels
     ALLOCATOR_SANITIZE=1           builds it with the address and undefined-behaviour sanitizers, for the tests
 
@@ -13,7 +16,11 @@ build-system.requires.
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import platform
+import shlex
+import shutil
 import sys
 import sysconfig
 from pathlib import Path
@@ -34,14 +41,37 @@ HEADERS = ["allocator/_records.h", "allocator/_encode.h", "allocator/_crc32c.h"]
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-wrapv"]
 SANITIZERS += ["-fno-omit-frame-pointer", "-g", "-O1"]
 
-
 # Python's stable interface, so that one wheel serves 3.9 and all after it; records made from Python's own take 5 % less
 # time. Builds without the interpreter's lock have no stable interface yet.
 STABLE = sys.implementation.name == "cpython" and not sysconfig.get_config_var("Py_GIL_DISABLED")
 
+HEADER = Path(sysconfig.get_path("include")) / "Python.h"
+ZIG = "ziglang>=0.13"
+# -mcpu: else Zig uses instructions that other machines may lack
+ZIG_CC = f"{shlex.quote(sys.executable)} -m ziglang cc -mcpu=baseline"
+
 
 def wanted(name: str) -> bool:
     return os.environ.get(name, "0") not in ("", "0")
+
+
+def compiler() -> str:
+    """The command of the C compiler: the caller's or Python's own, else `cc`, else Zig's."""
+    command: str = os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc"
+    if os.environ.get("CC") or shutil.which(command.split()[0]):
+        return command
+    return "cc" if shutil.which("cc") else ZIG_CC
+
+
+def zig_to_fetch() -> list[str]:
+    """What the build backend tells pip to install, besides build-system.requires, when pip asks."""
+    # anywhere but in the backend, setuptools would install it itself, which it is about to give up
+    asked = "setuptools.build_meta" in sys.modules and "egg_info" in sys.argv
+    # for other machines there is no wheel, and pip would end the installation
+    has_wheel = sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64")
+    if not asked or not has_wheel or wanted("ALLOCATOR_PURE_PYTHON"):
+        return []
+    return [ZIG] if HEADER.is_file() and compiler() == ZIG_CC else []
 
 
 def without(why: object) -> None:
@@ -49,7 +79,7 @@ def without(why: object) -> None:
         raise SystemExit(f"{NAME} cannot be built: {why}")
     print(
         f"\nallocator: {NAME} is left out ({why}).\nRecords will be decoded in plain Python, 15 to 70 times slower. "
-        "With a C compiler and Cython 3.1 or newer, install again.\n",
+        "With Python.h (Debian: python3-dev), a C compiler and Cython 3.1 or newer, install again.\n",
         file=sys.stderr,
     )
 
@@ -62,6 +92,7 @@ class OptionalBuild(build_ext):
             super().build_extension(ext)
         except Exception as error:  # noqa: BLE001 - distutils raises many kinds; none may end an installation
             without(error)
+            self.distribution.ext_modules = [other for other in self.distribution.ext_modules if other is not ext]
 
     def copy_extensions_to_source(self) -> None:
         # in place, for an editable installation: setuptools expects each to be there
@@ -73,12 +104,18 @@ class OptionalBuild(build_ext):
 
 
 class StableWheel(bdist_wheel):
-    """One wheel for this Python and all that come after it."""
+    """One wheel for this Python and all that come after it; for any machine if the decoder was left out."""
 
     def finalize_options(self) -> None:
         if STABLE and self.distribution.ext_modules:
             self.py_limited_api = "cp39"
         super().finalize_options()
+
+    def run(self) -> None:
+        if self.distribution.ext_modules:
+            self.run_command("build_ext")
+            self.root_is_pure = not self.distribution.ext_modules
+        super().run()
 
 
 def extensions() -> list[Any]:
@@ -89,6 +126,12 @@ def extensions() -> list[Any]:
     except ImportError as error:
         without(error)
         return []
+    command = compiler()
+    if command == ZIG_CC and importlib.util.find_spec("ziglang") is None:
+        without("there is no C compiler" if HEADER.is_file() else f"there is no C compiler, and no {HEADER}")
+        return []
+    if command != sysconfig.get_config_var("CC"):
+        os.environ["CC"] = command
     sanitize = SANITIZERS if wanted("ALLOCATOR_SANITIZE") else []
     # no debugging symbols: they are five sixths of the file
     flags = [] if os.name == "nt" else sanitize or ["-O2", "-g0"]
@@ -106,4 +149,9 @@ def extensions() -> list[Any]:
 
 
 if __name__ == "__main__":
-    setup(ext_modules=extensions(), cmdclass={"build_ext": OptionalBuild, "bdist_wheel": StableWheel})
+    to_fetch = zig_to_fetch()
+    setup(
+        setup_requires=to_fetch,
+        ext_modules=[] if to_fetch else extensions(),
+        cmdclass={"build_ext": OptionalBuild, "bdist_wheel": StableWheel},
+    )

@@ -55,7 +55,14 @@ static uint32_t crc_power(unsigned exponent)
     return value;
 }
 
-__attribute__((target("sse4.2,pclmul"))) static inline uint64_t crc_shift(uint64_t crc, uint64_t by)
+/* newer clangs have a feature of its own for the instruction; older ones and gcc before 11 do not know the name */
+#if defined(__clang__) && __clang_major__ >= 14
+#define CRC_TARGET "sse4.2,crc32,pclmul"
+#else
+#define CRC_TARGET "sse4.2,pclmul"
+#endif
+
+__attribute__((target(CRC_TARGET))) static inline uint64_t crc_shift(uint64_t crc, uint64_t by)
 {
     /* the product of reflected factors has one x too many, and the instruction adds 32: `by` has 33 fewer */
     __m128i product = _mm_clmulepi64_si128(_mm_cvtsi64_si128((long long)crc), _mm_cvtsi64_si128((long long)by), 0);
@@ -69,7 +76,7 @@ static inline uint64_t crc_load(const uint8_t *p)
     return word;
 }
 
-__attribute__((target("sse4.2,pclmul"))) static uint32_t crc_by_sse(uint32_t start, const uint8_t *p, size_t n)
+__attribute__((target(CRC_TARGET))) static uint32_t crc_by_sse(uint32_t start, const uint8_t *p, size_t n)
 {
     uint64_t a = start;
     for (int size = 0; size < 2; size++) {

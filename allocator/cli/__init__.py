@@ -157,8 +157,23 @@ def _fail(ctx: click.Context, error: BaseException, code: int, message: str | No
     sys.exit(code)
 
 
+def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        from allocator.record import accelerated
+
+        click.echo(f"allocator, version {__version__}, decoder: {'compiled' if accelerated else 'plain'}")
+        ctx.exit()
+
+
 @click.group(cls=_LazyGroup, epilog=_EPILOG)
-@click.version_option(__version__, prog_name="allocator")
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Show the version and the decoder of records, and exit.",
+)
 @click.pass_context
 def main(ctx: click.Context) -> None:
     """Exclusive partition ownership for Kafka consumers through ZooKeeper.

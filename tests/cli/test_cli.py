@@ -37,10 +37,12 @@ def completed(*words: str) -> list[str]:
     return [line.partition(",")[2] for line in done.stdout.splitlines()]
 
 
-def test_the_version_is_that_of_the_package() -> None:
-    result = CliRunner().invoke(main, ["--version"])
-    assert result.exit_code == 0
-    assert result.output == f"allocator, version {allocator.__version__}\n"
+def test_the_version_is_that_of_the_package_and_tells_the_decoder(monkeypatch: pytest.MonkeyPatch) -> None:
+    for accelerated, decoder in ((True, "compiled"), (False, "plain")):
+        monkeypatch.setattr("allocator.record.accelerated", accelerated)
+        result = CliRunner().invoke(main, ["--version"])
+        assert result.exit_code == 0
+        assert result.output == f"allocator, version {allocator.__version__}, decoder: {decoder}\n"
 
 
 def test_help_lists_every_command_and_loads_none_of_the_heavy_ones() -> None:

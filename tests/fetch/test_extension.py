@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import gc
 import os
+import platform
 import random
 import shutil
 import subprocess
@@ -354,7 +355,27 @@ def test_an_installation_without_a_compiler_goes_on_and_says_so(source: Path, tm
     assert "allocator._records is left out" in output
     assert "70 times slower" in output
     (wheel,) = (tmp_path / "wheel").glob("*.whl")
+    assert wheel.name.endswith("-py3-none-any.whl"), "what has no compiled code is for any machine"
     assert imported(wheel, tmp_path / "plain") == "False [7, 8]"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(not HEADER.is_file(), reason=f"there is no {HEADER}")
+def test_without_a_compiler_the_build_gets_one_from_the_registry(source: Path, tmp_path: Path) -> None:
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in ("env", "sh", "uname"):
+        (tools / name).symlink_to(shutil.which(name) or name)
+    run(
+        *(sys.executable, "-m", "pip", "wheel", "-v", "--no-deps", "--wheel-dir", tmp_path / "wheel", source),
+        cwd=tmp_path,
+        PATH=str(tools),
+        ALLOCATOR_REQUIRE_EXTENSION="1",
+    )
+    (wheel,) = (tmp_path / "wheel").glob("*.whl")
+    assert wheel.name.endswith(f"_{platform.machine()}.whl")
+    assert imported(wheel, tmp_path / "compiled") == "True [7, 8]"
 
 
 @pytest.mark.long

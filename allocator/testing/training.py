@@ -37,7 +37,8 @@ def make_archives(kafka: str | None, session: str, zookeeper: str = USUAL_ZOOKEE
         worth = [jars for jars in servers if classes.worth_making(java, jars, session)]
         if worth:
             with FileLock(str(cache_directory() / "classes.lock"), timeout=0):
-                _make(kafka, zookeeper, java, [jars for jars in worth if not classes.archive(java, jars).exists()])
+                missing = [jars for jars in worth if not classes.usable(classes.archive(java, jars))]
+                _make(kafka, zookeeper, java, missing)
     except Timeout:
         return
     except (TestingError, OSError) as error:
@@ -48,6 +49,7 @@ def make_archives(kafka: str | None, session: str, zookeeper: str = USUAL_ZOOKEE
 def _make(kafka: str | None, zookeeper: str, java: Java, missing: Sequence[JarSet]) -> None:
     if not missing:
         return
+    classes.make_base(java)
     version = kafka if any(jars is not zookeeper_jars(zookeeper) for jars in missing) else None
     with tempfile.TemporaryDirectory(prefix=".classes-", dir=cache_directory()) as place:
         into = {jars.name: Path(place) / f"{jars.name}.jsa" for jars in missing}
@@ -74,4 +76,4 @@ class _Recorded(LocalCluster):
 
     def _class_options(self, jars: JarSet) -> list[str]:
         path = self._into.get(jars.name)
-        return super()._class_options(jars) if path is None else classes.making(path)
+        return super()._class_options(jars) if path is None else classes.making(self._java, path)

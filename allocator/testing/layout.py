@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from .errors import ClusterError, ServerStartFailed
-from .java import Java
+from .java import Java, java_environment
 from .topics import zookeeper_client
 from .versions import Release
 
@@ -111,7 +112,9 @@ def format_data(java: Java, jars: str, options: Sequence[str], place: Path) -> N
     """
     tool = [java.executable, "-Xmx128m", *_QUICK_JVM, *options, "-cp", jars, "kafka.tools.StorageTool", "format"]
     tool += ["-t", CLUSTER_ID, "-c", str(place / "server.properties")]
-    done = subprocess.run(tool, capture_output=True, text=True, timeout=_FORMAT_TIMEOUT_S)
+    done = subprocess.run(
+        tool, env=java_environment(), capture_output=True, text=True, errors="replace", timeout=_FORMAT_TIMEOUT_S
+    )
     if done.returncode:
         raise ServerStartFailed(f"formatting {place / 'data'} failed:\n{done.stdout}{done.stderr}")
 
@@ -135,7 +138,14 @@ def _forget(zookeeper: str, number: int) -> None:
 
 
 def properties(settings: Mapping[str, object]) -> str:
-    return "".join(f"{key}={value}\n" for key, value in settings.items())
+    """A properties file, which Java reads as Latin-1: other characters, such as those of a path, are `\\u` escapes."""
+    text = "".join(f"{key}={value}\n" for key, value in settings.items())
+    return re.sub(r"[^\x00-\x7f]", _escaped, text)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    units = found[0].encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{high:02x}{low:02x}" for high, low in zip(units[::2], units[1::2]))
 
 
 def log4j_settings(file: Path) -> str:

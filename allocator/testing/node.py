@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from .errors import ClusterError, ServerStartFailed
+from .java import java_environment
 from .proxy import FaultProxy
 
 __all__ = ["Node", "ServerProcess"]
@@ -35,6 +36,7 @@ class ServerProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
+            env=java_environment(),
             start_new_session=True,  # so that Ctrl-C in a terminal does not reach the server
         )
         self._ended = False

@@ -68,6 +68,8 @@ FOREIGN = {
 
 
 def _functions(name: str, thing: Any) -> Iterator[tuple[str, Any]]:
+    if thing is allocator.Record:
+        return  # the compiled one has no annotations; neither has methods for users
     if inspect.isfunction(thing):
         yield name, thing
     elif inspect.isclass(thing):

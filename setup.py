@@ -1,9 +1,9 @@
 """Builds the compiled decoder, `allocator/_records`. All other settings are in pyproject.toml.
 
-Without a C compiler, pip also installs one for the build: Zig, from the wheel `ziglang`, a download of 100 MB. The decoder
-is optional: if it cannot be built, for example because Python.h is missing, the installation prints a warning and continues
-without it, and records are decoded in Python. pip hides the warning; `allocator --version` tells which decoder is used.
-Environment variables of a build:
+Without a C compiler, pip also installs one for the build: Zig, from the wheel `ziglang`, a download of 100 MB. The
+decoder is optional: if it cannot be built, for example because Python.h is missing, the installation prints a warning
+and continues without it, and records are decoded in Python. pip hides the warning; `allocator --version` tells which
+decoder is used. Environment variables of a build:
 
     ALLOCATOR_PURE_PYTHON=1        omits it: a wheel for any machine
     CC=...                         the C compiler; then pip installs none
@@ -130,8 +130,9 @@ def extensions() -> list[Any]:
     if command == ZIG_CC and importlib.util.find_spec("ziglang") is None:
         without("there is no C compiler" if HEADER.is_file() else f"there is no C compiler, and no {HEADER}")
         return []
-    if command != sysconfig.get_config_var("CC"):
-        os.environ["CC"] = command
+    if command not in (os.environ.get("CC"), sysconfig.get_config_var("CC")):
+        # Zig refuses some of the linker's options that Debian's Python has
+        os.environ.update(CC=command, LDSHARED=f"{command} -shared")
     sanitize = SANITIZERS if wanted("ALLOCATOR_SANITIZE") else []
     # no debugging symbols: they are five sixths of the file
     flags = [] if os.name == "nt" else sanitize or ["-O2", "-g0"]

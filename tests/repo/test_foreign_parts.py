@@ -1,0 +1,85 @@
+"""CONTRIBUTING.md lists all that the code uses of kafka-python and kazoo, and the tests that notice a change."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from kafka.net.sasl import get_sasl_mechanism
+from kafka.protocol.api_message import ApiMessage
+from kafka.protocol.broker_version_data import BrokerVersionData
+from kafka.protocol.metadata import MetadataRequest
+from kazoo.client import KazooClient
+from repository import ROOT
+
+TREES = {path.relative_to(ROOT): ast.parse(path.read_text()) for path in ROOT.glob("allocator/**/*.py")}
+
+
+def table_of(library: str) -> list[list[str]]:
+    """The cells of the rows of the table about a library."""
+    text = (ROOT / "CONTRIBUTING.md").read_text().partition(f"| of {library} |")[2].partition("\n\n")[0]
+    return [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in text.splitlines()[2:]]
+
+
+def listed(library: str) -> set[str]:
+    return {name for row in table_of(library) for name in re.findall(r"`([^`]+)`", row[0])}
+
+
+def imported(library: str) -> set[str]:
+    found = set()
+    for tree in TREES.values():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and not node.level and node.module is not None:
+                found.add(node.module)
+            elif isinstance(node, ast.Import):
+                found |= {each.name for each in node.names}
+    return {name for name in found if name.partition(".")[0] == library}
+
+
+def private_names(*things: Any) -> set[str]:
+    return {name for thing in things for name in dir(thing) if re.match("_[a-z]", name)}
+
+
+def private_uses(names: set[str]) -> Iterator[str]:
+    """Attributes with one of these names, of other objects than `self`."""
+    for path, tree in TREES.items():
+        for node in ast.walk(tree):
+            if (
+                isinstance(node, ast.Attribute)
+                and node.attr in names
+                and ast.unparse(node.value) not in ("self", "cls")
+            ):
+                yield f"{path}:{node.lineno}: {ast.unparse(node)}"
+
+
+@pytest.mark.parametrize(("library", "package"), [("kafka-python", "kafka"), ("kazoo", "kazoo")])
+def test_each_module_that_the_code_imports_is_listed(library: str, package: str) -> None:
+    assert {name for name in listed(library) if name.startswith(f"{package}.")} == imported(package)
+
+
+@pytest.mark.parametrize("library", ["kafka-python", "kazoo"])
+def test_the_listed_tests_exist(library: str) -> None:
+    rows = table_of(library)
+    assert rows
+    for row in rows:
+        tests = re.findall(r"`(tests/[^`]+\.py)`", row[-1])
+        assert tests, row
+        assert [each for each in tests if not (ROOT / each).is_file()] == []
+
+
+def test_no_private_part_of_kafka_python_is_used() -> None:
+    mechanisms = [get_sasl_mechanism(name) for name in ("PLAIN", "SCRAM-SHA-256", "OAUTHBEARER")]
+    names = private_names(ApiMessage, MetadataRequest(), BrokerVersionData((4, 1)), *mechanisms)
+    assert {"_min_version", "_max_version", "_struct"} <= names
+    assert not list(private_uses(names))
+
+
+def test_the_private_parts_of_kazoo_are_listed() -> None:
+    client = KazooClient()
+    names = private_names(client, client.handler, client._connection)
+    assert {"_invoke", "_session_callback"} <= names
+    used = {use.rpartition(".")[2] for use in private_uses(names)}
+    assert used == {name.rpartition(".")[2] for name in listed("kazoo") if "._" in name}

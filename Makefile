@@ -42,10 +42,10 @@ test: $(STAMP) ## All tests but the long ones (real ZooKeeper and Kafka are star
 	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
 
 # the table is of a whole run: with ARGS, which may leave tests out, it stays as it is
-test-long: $(STAMP) ## The long tests too: every Kafka version (writes docs/compatibility.md), a fresh installation
+test-long: $(STAMP) ## The long tests too: every version of Kafka and ZooKeeper (writes docs/compatibility.md), a fresh installation
 	$(BIN)/python -m pytest --long $(or $(ARGS),--compatibility=docs/compatibility.md)
 
-test-versions: $(STAMP) ## Only the tests of each Kafka version (writes docs/compatibility.md too)
+test-versions: $(STAMP) ## Only the tests of each version of Kafka and ZooKeeper (writes docs/compatibility.md too)
 	$(BIN)/python -m pytest --long --versioned $(or $(ARGS),--compatibility=docs/compatibility.md)
 
 coverage: $(STAMP) ## Branch coverage of `make test` (or of ARGS), in build/coverage

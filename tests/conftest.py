@@ -49,7 +49,7 @@ FEATURES: dict[str, tuple[str, ...]] = {
     "migrate/test_moves.py::test_offsets": ("Offsets copied",),
     "migrate/test_cutover": ("Cutover",),
     "doctor/": ("`allocator doctor`",),
-    "outside/test_java": ("... shared with Java's consumers of 0.10 to 4.1", "3.9.1"),
+    "outside/test_java": ("... shared with Java's consumers of 0.10 to 4.3", "3.9.1"),
     "outside/test_other": ("... shared with clients in Go and Python",),
     "outside/test_kiel": ("Groups shared with kiel",),
     "outside/test_tools": ("Kafka's own tools on groups of ours",),

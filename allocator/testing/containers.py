@@ -23,27 +23,26 @@ from .versions import Release
 
 __all__ = ["ContainerCluster"]
 
-_PUBLISHED = ("3.9.1", "4.1.1")
+_FIRST_PUBLISHED = (3, 7)
 _BIN = "/opt/kafka/bin"
 
 
 class ContainerCluster(LocalCluster):
     """`LocalCluster` in containers, with the same arguments and methods; `jvm_options` go to KAFKA_OPTS and JVMFLAGS.
 
-    The Apache project publishes images of 3.9.1 and 4.1.1. For other versions the engine must have an image
+    The Apache project publishes images of 3.7 and newer. For older versions the engine must have an image
     `allocator/kafka:VERSION`, which docker/standins/build.sh builds.
     Raises NoContainerEngine if no engine responds, or if it has no image of the version.
     """
 
     def _find_programs(self) -> None:
         has_image = _engine()
-        if self.release is None or self.release.version in _PUBLISHED:
+        if self.release is None or self.release.number >= _FIRST_PUBLISHED:
             return
         if not has_image(_image(self.release)):
             raise NoContainerEngine(
-                f"the engine has no image {_image(self.release)}, and Kafka's project publishes none of "
-                f"{self.release.version} (it does of {', '.join(_PUBLISHED)}); build it with docker/standins/build.sh "
-                f"{self.release.version}, or use the local backend"
+                f"the engine has no image {_image(self.release)}, and Kafka's project publishes none before 3.7; build "
+                f"it with docker/standins/build.sh {self.release.version}, or use the local backend"
             )
 
     def _zookeeper_node(self, number: int, port: int, place: Path, settings: Mapping[str, object]) -> Node:
@@ -179,7 +178,7 @@ class ContainerNode(Node):
 
 
 def _image(release: Release) -> str:
-    return f"{'apache' if release.version in _PUBLISHED else 'allocator'}/kafka:{release.version}"
+    return f"{'apache' if release.number >= _FIRST_PUBLISHED else 'allocator'}/kafka:{release.version}"
 
 
 def _engine() -> Callable[[str], bool]:

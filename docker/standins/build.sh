@@ -6,7 +6,7 @@
 #   docker/standins/build.sh zookeeper 4.1.1 0.9.0.1      servers for the containers backend
 #   docker/standins/build.sh python                       only what docker/Dockerfile is based on
 # Needs root, debootstrap and a Docker engine. Stand-ins have the very names of the images; an image that the engine has
-# already stays as it is. Kafka 3.9.1 and 4.1.1 take the names of the published images, other versions
+# already stays as it is. Kafka 3.9.1 and newer take the names of the published images, other versions
 # allocator/kafka:VERSION. MIRROR is where debootstrap gets packages (default: its own). PIP_CERT or SSL_CERT_FILE is the
 # file of authorities that pip and Python trust inside (default: those of this machine).
 # Set TESTCONTAINERS_RYUK_DISABLED=true for the containers backend: its reaper is an image to be pulled as well.
@@ -172,7 +172,7 @@ kafka-storage.sh format --ignore-formatted --cluster-id 4L6g3nShT-eMCtK--X86sw -
 exec kafka-server-start.sh /data/server.properties
 END
     case $1 in
-    3.9.1 | 4.1.1) name=apache/kafka:$1 ;;
+    3.9.1 | 4.1.1 | 4.2.2 | 4.3.1 | 4.4.0) name=apache/kafka:$1 ;;
     *) name=allocator/kafka:$1 ;;
     esac
     [ "$1" != 4.1.1 ] || has "$name" || tools "$1"

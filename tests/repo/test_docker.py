@@ -17,7 +17,7 @@ import yaml
 from repository import PACKAGE, ROOT
 
 from allocator.daemon.config import load
-from allocator.testing.versions import KAFKA
+from allocator.testing.versions import KAFKA, USUAL_ZOOKEEPER
 
 DOCKER = ROOT / "docker"
 COMPOSE = {name: yaml.safe_load((DOCKER / name).read_text()) for name in ("old.yaml", "new.yaml", "compose.yaml")}
@@ -151,7 +151,7 @@ def test_there_is_a_stand_in_for_each_image_that_is_asked_for() -> None:
     made |= set(re.findall(r"\bzookeeper:[\d.]+", script))
     made |= {f"apache/kafka:{version}" for version in re.findall(r"\d+\.\d+\.\d+(?= \| |\) name=apache)", script)}
     wanted = {service["image"] for service in SERVICES.values() if "image" in service}
-    wanted.add(re.search(r'"(zookeeper:.+)"', (PACKAGE / "testing" / "containers.py").read_text())[1])  # type: ignore[index]
+    wanted.add(f"zookeeper:{USUAL_ZOOKEEPER}")
     for path in DOCKERFILES:
         text = path.read_text().replace("${PYTHON}", "3.13")
         wanted |= set(re.findall(r"^FROM (\S+)", text, re.MULTILINE))

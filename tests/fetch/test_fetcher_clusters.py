@@ -145,10 +145,10 @@ def transactional(cluster: Any) -> Any:
     return producer
 
 
-def abort_a_record(producer: Any, topic: str) -> None:
+def abort_a_record(producer: Any, tp: TopicPartition) -> None:
     """Adds a record of an aborted transaction, and the marker behind it."""
     producer.begin_transaction()
-    producer.send(topic, b"aborted", partition=0)
+    producer.send(tp.topic, b"aborted", partition=tp.partition)
     producer.flush()
     producer.abort_transaction()
     producer.close()
@@ -162,18 +162,26 @@ async def test_a_log_that_an_unclean_election_cut_is_noticed(reset: str) -> None
 
     The position follows an aborted transaction, of which no record was delivered.
     """
-    with LocalCluster(
-        kafka="3.9.1", brokers=2, broker_config={"unclean.leader.election.enable": "true", "min.insync.replicas": 1}
-    ) as cluster:
-        topic = "cut"
-        cluster.create_topic(topic, 1, 2)
-        (tp,) = parts(topic, 1)
-        first = cluster.leader(topic, 0)
+    config = {
+        "unclean.leader.election.enable": "true",
+        "min.insync.replicas": 1,
+        "transaction.state.log.num.partitions": 1,
+        "transaction.state.log.replication.factor": 1,
+    }
+    with LocalCluster(kafka="3.9.1", brokers=2, broker_config=config) as cluster:
+        producer = await asyncio.to_thread(transactional, cluster)
+        first = cluster.leader("__transaction_state", 0)  # the broker that coordinates the transaction must survive
         assert first is not None
+        topic = "cut"
+        cluster.create_topic(topic, 2, 2)
+        tp = next(each for each in parts(topic, 2) if cluster.leader(*each) is first)
         (second,) = (node for node in cluster.brokers if node is not first)
         state = start_at([tp], 0, reset)
         settings = {"auto_offset_reset": reset, "isolation_level": "read_committed"}
         async with Connected(cluster, state, **settings) as fetcher:
+
+            async def write(value: bytes, count: int) -> None:
+                await asyncio.to_thread(cluster.produce, topic, [(None, value, tp.partition)] * count)
 
             async def read(end: int, begin: int) -> list[bytes]:
                 found: list[Any] = []
@@ -185,18 +193,17 @@ async def test_a_log_that_an_unclean_election_cut_is_noticed(reset: str) -> None
                 assert offsets(found) == list(range(begin, end))
                 return [record.value for record in found]
 
-            await asyncio.to_thread(cluster.produce, topic, [b"both"] * 10)
+            await write(b"both", 10)
             await read(10, 0)
-            producer = await asyncio.to_thread(transactional, cluster)
             second.kill()
-            await asyncio.to_thread(cluster.produce, topic, [b"only the first"] * 10)
+            await write(b"only the first", 10)
             await read(20, 10)
-            await asyncio.to_thread(abort_a_record, producer, topic)
+            await asyncio.to_thread(abort_a_record, producer, tp)
             while state.position(tp).offset < 22:
                 assert await fetcher.next_batch(0.1) is None
             first.kill()
             await asyncio.to_thread(second.start, 120)
-            await asyncio.to_thread(cluster.produce, topic, [b"only the second"] * 30)
+            await write(b"only the second", 30)
             if reset == "none":
                 with pytest.raises(LogTruncated) as caught:
                     await fetcher.next_batch(120)

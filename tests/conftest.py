@@ -13,7 +13,7 @@ import io
 import logging
 import os
 import signal
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Generator, Iterator
 from typing import Any
 
 import hypothesis
@@ -171,14 +171,33 @@ def levels_of_loggers() -> Iterator[None]:
     """Restores loggers: a command that runs in this process changes them for good."""
 
     def levels() -> dict[logging.Logger, int]:
-        known = [*logging.root.manager.loggerDict.values(), logging.root]
-        return {logger: logger.level for logger in known if isinstance(logger, logging.Logger)}
+        return {logger: logger.level for logger in _loggers()}
 
     before = levels()
     yield
     for logger, level in levels().items():
         if level != before.get(logger, logging.NOTSET):
             logger.setLevel(before.get(logger, logging.NOTSET))
+
+
+def _loggers() -> list[logging.Logger]:
+    known = [*logging.root.manager.loggerDict.values(), logging.root]
+    return [logger for logger in known if isinstance(logger, logging.Logger)]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, None, None]:
+    """Lets the loggers propagate that a test made silent.
+
+    pytest attaches its handler to all others when the test is torn down, and PySpark's loggers replace the formatter of
+    each handler that they get.
+    """
+    silent = {logger for logger in _loggers() if not logger.propagate}
+    try:
+        return (yield)
+    finally:
+        for logger in _loggers():
+            logger.propagate = logger not in silent
 
 
 @pytest.hookimpl(tryfirst=True)

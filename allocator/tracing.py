@@ -16,6 +16,8 @@ from functools import lru_cache
 from itertools import islice
 from typing import Any, Optional
 
+from allocator.foreign import text_of
+
 __all__ = ["handling"]
 
 OPERATIONS = {"fetch": "receive", "commit": "settle"}  # names in the conventions
@@ -92,12 +94,18 @@ def _process(tracer: Any, argument: Any, group: str | None) -> AbstractContextMa
 def _span(
     tracer: Any, name: str, context: Any, kind: Any, attributes: Mapping[str, Any], links: Sequence[Any] = ()
 ) -> Iterator[Any]:
-    with tracer.start_as_current_span(name, context, kind, attributes, links) as span:
+    trace = sys.modules["opentelemetry.trace"]
+    # the SDK would let an error whose `__str__` fails replace the one that the caller waits for
+    ours = {"record_exception": False, "set_status_on_exception": False}
+    with tracer.start_as_current_span(name, context, kind, attributes, links, **ours) as span:
         try:
             yield span
         except Exception as error:
             module, name = type(error).__module__, type(error).__qualname__
             span.set_attribute("error.type", name if module == "builtins" else f"{module}.{name}")
+            with contextlib.suppress(Exception):
+                span.record_exception(error)
+            span.set_status(trace.Status(trace.StatusCode.ERROR, f"{type(error).__name__}: {text_of(error)}"))
             raise
 
 

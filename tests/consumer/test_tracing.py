@@ -169,6 +169,19 @@ def test_what_a_handler_raises_is_noted_and_goes_on(spans: Kept) -> None:
     assert about(span)["error.type"] == "ValueError"
 
 
+def test_an_error_without_a_text_goes_on_as_it_is(spans: Kept) -> None:
+    class Unreadable(Exception):
+        def __str__(self) -> str:
+            raise ValueError("no text")
+
+    def broken(each: Any) -> None:
+        raise Unreadable
+
+    with pytest.raises(Unreadable):
+        traced(Handler("broken", broken), "billing").call_plain(record())
+    assert spans.one("process orders").status.description == "Unreadable: <its __str__ raised ValueError>"
+
+
 def test_the_span_of_a_batch_links_to_the_producers_of_its_records(spans: Kept) -> None:
     class Some(list):  # type: ignore[type-arg]
         """As much of a batch as a span needs."""

@@ -647,7 +647,7 @@ class Consumer:
 
     def assignment(self) -> frozenset[TopicPartition]:
         """The partitions that this member owns now."""
-        return self._engine.membership.held
+        return self._engine.assignment
 
     def fence(self, partition: PartitionLike) -> int:
         """The fencing token of this ownership: a number that grows with each new owner of the partition.

@@ -696,6 +696,11 @@ class ConsumerCore:
 
     # -- ownership -----------------------------------------------------------------------------------------------
 
+    @property
+    def assignment(self) -> Partitions:
+        """What the membership holds and `must_own` accepts: a new partition is held before the consumer knows of it."""
+        return self.membership.held & self.state.assigned_partitions()
+
     def must_own(self, partitions: Iterable[TopicPartition]) -> None:
         """Raises NotOwned with the partitions that are not owned."""
         foreign = [p for p in partitions if not self.state.is_assigned(p)]

@@ -40,8 +40,8 @@ async def test_a_partition_that_moves_gets_a_higher_fence_and_its_records_carry_
         return {partition: consumer.fence(partition) for partition in consumer.assignment()}
 
     async with Consumer(topic, **options) as first:
-        await wait_until_async(lambda: len(first.assignment()) == 4, 60, "all partitions")
-        before = fences(first)
+        # at each turn of the loop, because none may show a partition that has no fence yet
+        before = await wait_until_async(lambda: len(found := fences(first)) == 4 and found, 60, "all", interval_s=0)
         async with Consumer(topic, **options) as second:
             await wait_until_async(lambda: len(second.assignment()) == 2 == len(first.assignment()), 60, "two each")
             moved, kept = fences(second), fences(first)

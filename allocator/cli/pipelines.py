@@ -35,12 +35,31 @@ if TYPE_CHECKING:
 __all__ = ["archive", "audit", "skew"]
 
 DIFFERENT = 3
+# workers, cores and MiB of each worker in local-cluster, as Spark writes them
+MASTERS = r"local|local\[[^]]+\]|local-cluster\[\s*\d+\s*,\s*\d+\s*,\s*\d+\s*\]|spark://.+|yarn|k8s://.+"
+
+
+def _check_master(context: click.Context, option: click.Parameter, master: Optional[str]) -> Optional[str]:
+    if master is not None and master.startswith("sc://"):
+        raise ConfigError(
+            f"--master {master}: the commands need a Spark driver on this machine, and Spark Connect has none; "
+            "give the master behind that server, such as spark://host:7077"
+        )
+    if master is not None and not re.fullmatch(MASTERS, master):
+        raise ConfigError(
+            f"--master {master}: write local, local[4], local-cluster[2,1,1024], spark://host:7077, yarn or k8s://host"
+        )
+    return master
 
 
 def _run_options(command: Command) -> Command:
     return decorated(
         command,
-        click.option("--master", help="Spark master (default: that of spark-submit, else this machine)."),
+        click.option(
+            "--master",
+            callback=_check_master,
+            help="Spark master: local[4], spark://host:7077 (default: that of spark-submit, else this machine).",
+        ),
         click.option("--dry-run", is_flag=True, help="Only show the ranges to read; starts no Spark, writes nothing."),
         quiet_option,
         click.option("--json", "as_json", is_flag=True, help="Print the report as JSON."),
@@ -373,8 +392,6 @@ def _check_writable(path: str | None) -> None:
 def _session(name: str, master: str | None) -> SparkSession:
     from allocator.spark import session
 
-    if master is not None and not re.match(r"local$|local\[|spark://|yarn|k8s://", master):
-        raise ConfigError(f"--master {master}: write local, local[4], spark://host:7077, yarn or k8s://host")
     spark = session(name, master, {"spark.ui.showConsoleProgress": "false", "spark.log.level": "OFF"})
     from pyspark.logger import PySparkLogger
 

@@ -117,6 +117,14 @@ def test_what_fails_within_spark_is_told_without_its_stack(
     assert run("skew", "--brokers", kafka_cluster.bootstrap, "--topic", topic, "-o", "includeHeaders=false")[0] == 0
 
 
+@pytest.mark.parametrize(
+    "master", ["local", "local[*]", "local[2, 3]", "local-cluster[2, 1,1024]", "yarn", "k8s://h:6443"]
+)
+def test_a_dry_run_takes_each_kind_of_master(tmp_path: Path, master: str) -> None:
+    found = run("archive", tmp_path, "--compact", "--master", master, "--dry-run")
+    assert found[0] == 0, found
+
+
 def test_mistakes_are_told_before_spark_starts(tmp_path: Path) -> None:
     cases: list[tuple[tuple[Any, ...], str]] = [
         (("archive", tmp_path), "--topic"),
@@ -129,6 +137,10 @@ def test_mistakes_are_told_before_spark_starts(tmp_path: Path) -> None:
         (("skew", "--brokers", "b:1", "--topic", "t", "--html", tmp_path / "no" / "x.html"), "--html"),
         (("skew", "--brokers", "b:1", "--topic", "t", "--html", tmp_path), "--html"),
         (("skew", "--brokers", "b:1", "--topic", "t", "--master", "yran"), "spark://host:7077"),
+        (("skew", "--brokers", "b:1", "--topic", "t", "--master", "yran", "--dry-run"), "--master yran: write local"),
+        (("archive", tmp_path, "--topic", "t", "--brokers", "b:1", "--master", "local[2", "--dry-run"), "write local"),
+        (("archive", tmp_path, "--compact", "--master", "local-cluster[2]", "--dry-run"), "local-cluster[2,1,1024]"),
+        (("audit", "kafka://b:1/t", "kafka://b:1/u", "--master", "sc://host", "--dry-run"), "Spark Connect has none"),
         (("audit", "orders", f"archive:{tmp_path}"), "names no side"),
         (("audit", "kafka://b:1/orders", f"archive:{tmp_path}"), "no archive"),
         (("audit", "kafka://b:1/orders", "kafka://b:1/", "--by", "key"), "topics"),

@@ -306,7 +306,7 @@ def stream_lag(progress: Mapping[str, Any]) -> dict[TopicPartition, int]:
 
     They are the offsets from the end of the micro-batch to the end of the partition, as the brokers had it when the
     batch was planned. A partition of two sources counts where it is further behind. Sources that report no end of their
-    partitions, and all before pyspark 4.2, are left out.
+    partitions are left out.
     """
     lags: dict[TopicPartition, int] = {}
     for source in progress["sources"]:

@@ -28,12 +28,15 @@ def session(name: str, master: str | None = None, conf: Mapping[str, str] | None
     """The active or a new session, with `format("allocator")` registered.
 
     `master` None: the one of spark-submit or the configuration, else this machine's processors. Raises `MissingExtra`
-    without pyspark, `JavaMissing` without a suitable Java.
+    without pyspark 4.2 or newer, `JavaMissing` without a suitable Java.
     """
     try:
         from pyspark.sql import SparkSession
     except ImportError as error:
-        raise MissingExtra("Spark pipelines need pyspark: pip install 'zk-partition-allocator[spark]'") from error
+        raise MissingExtra(
+            "Spark pipelines need pyspark 4.2 or newer, which needs Python 3.10: pip install "
+            "'zk-partition-allocator[spark]'"
+        ) from error
     from allocator.spark.source.source import register
 
     # with spark-submit the JVM already runs

@@ -139,7 +139,7 @@ def test_members_that_subscribe_differently_get_only_what_they_subscribe_to() ->
 def test_the_spark_job_writes_what_it_counted(
     kafka_cluster: LocalCluster, topic_factory: Callable[..., str], tmp_path: Path
 ) -> None:
-    pytest.importorskip("pyspark.sql.datasource", reason="pyspark 4 needs Python 3.10 or newer")
+    pytest.importorskip("pyspark.sql.datasource", reason="pyspark 4.2 needs Python 3.10 or newer")
     parquet = pytest.importorskip("pyarrow.parquet")
     from allocator.testing.java import find_java
 

@@ -37,8 +37,7 @@ OLDEST = "3.9"
         ("tornado", "6.5.8", OLDEST),
         ("tornado", "6.5.8", NEWEST),
         ("pyarrow", "23.0.0", NEWEST),  # CVE-2026-25087
-        ("pyspark", "4.0.0", OLDEST),  # CVE-2025-54920
-        ("pyspark", "4.0.0", NEWEST),
+        ("pyspark", "4.0.0", NEWEST),  # CVE-2025-54920; Python 3.9 has no version that is allowed
         ("kafka-python", "3.0.0rc1", NEWEST),  # CVE-2026-10142 and 10143 (2.3.2 and 3.0.0)
         ("filelock", "3.20.2", NEWEST),  # CVE-2025-68146 (3.20.1), CVE-2026-22701 (3.20.3)
         ("requests", "2.32.3", OLDEST),  # CVE-2024-47081

@@ -29,7 +29,7 @@ def sparks_defaults(spark: SparkSession) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def spark(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """local[2], little memory, no web page, 127.0.0.1 only; `format("allocator")` is registered."""
-    pytest.importorskip("pyspark.sql.datasource", reason="pyspark 4 needs Python 3.10 or newer")
+    pytest.importorskip("pyspark.sql.datasource", reason="pyspark 4.2 needs Python 3.10 or newer")
     from allocator.spark import session
 
     before = os.environ.get("JAVA_HOME")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("pyspark.sql.datasource", reason="pyspark 4 needs Python 3.9 or newer")
+pytest.importorskip("pyspark.sql.datasource", reason="pyspark 4.2 needs Python 3.10 or newer")
 
 from spark_standalone import standalone
 

@@ -287,7 +287,7 @@ def test_positions_come_back_from_their_text_and_from_the_connectors() -> None:
 
 def test_the_processes_that_plan_a_read_load_no_consumer() -> None:
     """Spark starts such processes for each read."""
-    pytest.importorskip("pyspark.sql.datasource", reason="pyspark 4 needs Python 3.10 or newer")
+    pytest.importorskip("pyspark.sql.datasource", reason="pyspark 4.2 needs Python 3.10 or newer")
     code = """
         import sys
         from allocator.spark.source.source import AllocatorDataSource

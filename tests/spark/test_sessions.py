@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -48,6 +49,20 @@ def test_without_java_it_says_where_it_looked_and_what_to_install(
     monkeypatch.setenv("PATH", str(make_java("eleven", "11.0.2") / "bin"))
     with pytest.raises(JavaMissing, match=r"eight/bin/java is Java 8; PATH: .*eleven/bin/java is Java 11"):
         java_home()
+
+
+def test_a_pyspark_that_is_too_old_is_named() -> None:
+    pyspark = pytest.importorskip("pyspark", reason="pyspark 4.2 needs Python 3.10 or newer")
+    script = (
+        "import sys, pyspark.sql.datasource\n"
+        "sys.modules['pyspark.sql.streaming.datasource'] = None  # pyspark 4.2 brought it\n"
+        "import allocator.spark\n"
+        "allocator.spark.register\n"
+    )
+    failed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (
+        f"needs pyspark 4.2 or newer, which needs Python 3.10; this is pyspark {pyspark.__version__}" in failed.stderr
+    )
 
 
 def test_a_java_on_the_path_stands_in_for_one_that_is_too_old(

@@ -61,6 +61,21 @@ def test_a_stream_goes_on_from_its_checkpoint_within_the_cap_and_commits_what_it
     assert sizes == [40, 40, 20]
 
 
+def test_available_now_reads_all_in_batches_within_the_cap_and_commits_them(
+    kafka_cluster: LocalCluster, topic_factory: TopicFactory, group: str, make_query: Any
+) -> None:
+    topic = topic_factory(partitions=2)
+    sent = fill(kafka_cluster, topic, 0, 100)
+    options = {"brokers": kafka_cluster.bootstrap, "topics": topic, "group": group, "commit": "after_batch"}
+    query = make_query(**options, starting_offsets="earliest", max_offsets_per_trigger=40)
+    done = query.start(availableNow=True)
+    wait_until(lambda: not done.isActive, 240, "the query to end")
+    assert done.exception() is None
+    assert query.values() == sent
+    assert [progress["numInputRows"] for progress in done.recentProgress if progress["numInputRows"]] == [40, 40, 20]
+    assert committed(kafka_cluster, group, topic, 2) == {0: 50, 1: 50}
+
+
 def test_available_now_reads_the_topics_of_a_pattern(
     spark: SparkSession, kafka_cluster: LocalCluster, topic_factory: TopicFactory, tmp_path: Path
 ) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from spark_queries import committed
 
-pytest.importorskip("pyspark.sql.streaming.datasource", reason="pyspark 4.2 tells a source where a batch starts")
+pytest.importorskip("pyspark.sql.datasource", reason="pyspark 4.2 needs Python 3.10 or newer")
 
 from allocator import Consumer
 from allocator.spark.errors import CheckpointMismatch, DataLoss, GroupInUse

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Optional
 
-from pyspark.sql import datasource
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter, WriterCommitMessage
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from allocator.errors import ConfigError, TopicNotFound
 from allocator.producer.columns import ColumnsToSend
@@ -39,11 +38,6 @@ KINDS = {
 NO_TOPIC: Final = "record {} of a task has no topic: its column is null, and there is no option"
 NO_PARTITION: Final = "{} has no partition {}; null lets the key choose one"
 NO_HEADER_KEY: Final = "a header without a key cannot be written; remove it: filter(headers, h -> h.key is not null)"
-CHUNK: Final = 1000  # rows in one step if Spark gives single rows
-# adds rows and returns their number; the last argument is the number of rows before
-Add = Callable[["Producer", Options, Any, int], Awaitable[int]]
-# before pyspark 4.1, Spark passes single rows
-StreamWriterBase: Any = getattr(datasource, "DataSourceStreamArrowWriter", DataSourceStreamWriter)
 
 
 class Out(NamedTuple):
@@ -71,7 +65,7 @@ class BatchWriter(DataSourceArrowWriter):  # type: ignore[misc]  # pyspark is no
         check_written(schema, options)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return _write(self.options, iterator, _add_batch)
+        return _write(self.options, iterator)
 
     def commit(self, messages: list[Any]) -> None:
         """Does nothing: each task has waited for its acknowledgements."""
@@ -80,17 +74,15 @@ class BatchWriter(DataSourceArrowWriter):  # type: ignore[misc]  # pyspark is no
         """Does nothing: records cannot be removed from a topic."""
 
 
-class StreamWriter(StreamWriterBase):  # type: ignore[misc]  # pyspark is not followed
+class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # pyspark is not followed
     """`df.writeStream.format("allocator")`; a repeated micro-batch is written again."""
 
     def __init__(self, options: Options, schema: Any, overwrite: bool) -> None:
         self.options = options
-        self._names = check_written(schema, options)
+        check_written(schema, options)
 
-    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        if StreamWriterBase is DataSourceStreamWriter:
-            return _write(self.options, _chunks(_of_rows(iterator, self._names)), _add_records)
-        return _write(self.options, iterator, _add_batch)
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return _write(self.options, iterator)
 
     def commit(self, messages: list[Any], batchId: int) -> None:
         """Does nothing: each task has waited for its acknowledgements."""
@@ -99,8 +91,8 @@ class StreamWriter(StreamWriterBase):  # type: ignore[misc]  # pyspark is not fo
         """Does nothing: records cannot be removed from a topic."""
 
 
-def check_written(schema: Any, options: Options) -> list[str]:
-    """The names of the columns. Raises SchemaMismatch, or ConfigError if the topic is unknown."""
+def check_written(schema: Any, options: Options) -> None:
+    """Raises SchemaMismatch, or ConfigError if the topic is unknown."""
     kinds = {field.name: field.dataType.simpleString() for field in schema.fields}
     faults = []
     for name, kind in kinds.items():
@@ -114,16 +106,15 @@ def check_written(schema: Any, options: Options) -> list[str]:
         raise SchemaMismatch("; ".join(faults))
     if "topic" not in kinds and options.topic is None:
         raise ConfigError("the topic is missing: set .option('topic', ...), or add a column 'topic'")
-    return list(kinds)
 
 
-def _write(options: Options, chunks: Iterator[Any], add: Add) -> Written:
+def _write(options: Options, batches: Iterator[pa.RecordBatch]) -> Written:
     with ClusterLink(options) as link:
-        return link.run(_produce(link, options, chunks, add))
+        return link.run(_produce(link, options, batches))
 
 
-async def _produce(link: ClusterLink, options: Options, chunks: Iterator[Any], add: Add) -> Written:
-    """Writes all chunks of rows, and waits until all in-sync replicas have acknowledged every record."""
+async def _produce(link: ClusterLink, options: Options, batches: Iterator[pa.RecordBatch]) -> Written:
+    """Writes all batches, and waits until all in-sync replicas have acknowledged every record."""
     client = await link.client()
     count = 0
     try:
@@ -134,9 +125,9 @@ async def _produce(link: ClusterLink, options: Options, chunks: Iterator[Any], a
             request_timeout_s=options.timeout_s / 2,
         ) as producer:
             # in a thread, so that requests continue while Spark computes the next rows
-            read = functools.partial(asyncio.get_running_loop().run_in_executor, None, next, chunks, None)
-            while (chunk := await read()) is not None:
-                count += await add(producer, options, chunk, count)
+            read = functools.partial(asyncio.get_running_loop().run_in_executor, None, next, batches, None)
+            while (batch := await read()) is not None:
+                count += await _add_batch(producer, options, batch, count)
                 producer.raise_if_failed()
             await producer.flush()
     except (DeliveryFailed, TopicNotFound) as error:
@@ -206,17 +197,6 @@ def _records(columns: dict[str, pa.Array], rows: int) -> Iterator[Out]:
     topics, partitions, keys, values = (lists.get(n, nothing) for n in ("topic", "partition", "key", "value"))
     headers = [_pairs(one) for one in lists["headers"]] if "headers" in lists else nothing
     yield from map(Out, topics, partitions, keys, values, headers)
-
-
-def _chunks(records: Iterator[Out]) -> Iterator[list[Out]]:
-    return iter(lambda: list(islice(records, CHUNK)), [])
-
-
-def _of_rows(rows: Iterator[Any], names: list[str]) -> Iterator[Out]:
-    for row in rows:
-        found = dict(zip(names, row))
-        key, value = (bytes(v) if isinstance(v := found.get(n), bytearray) else v for n in ("key", "value"))
-        yield Out(found.get("topic"), found.get("partition"), key, value, _pairs(found.get("headers")))
 
 
 def _pairs(headers: Any) -> list[tuple[str, bytes | None]] | None:

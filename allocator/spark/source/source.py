@@ -6,8 +6,10 @@ from collections.abc import Iterable, Iterator, MutableMapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Optional
 
+import pyspark
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
+from allocator.errors import MissingExtra
 from allocator.spark.errors import in_one_line
 from allocator.spark.link import ClusterLink
 from allocator.spark.options import READ, STREAM, WRITE, Options, read_options
@@ -15,6 +17,14 @@ from allocator.spark.ranges import Range
 from allocator.spark.rows import arrow_schema, check_schema, schema_text
 from allocator.spark.source.plan import PushedFilters, plan_batch, push_filters
 from allocator.spark.source.reading import Piece, pieces, read_ranges
+
+try:
+    import pyspark.sql.streaming.datasource
+except ImportError as error:
+    raise MissingExtra(
+        f"allocator.spark needs pyspark 4.2 or newer, which needs Python 3.10; this is pyspark {pyspark.__version__}. "
+        "With older ones Trigger.AvailableNow ends after one micro-batch, uncommitted"
+    ) from error
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -24,7 +34,7 @@ __all__ = ["NAME", "AllocatorDataSource", "Piece", "register"]
 
 NAME = "allocator"
 
-# pyspark 4.1 and newer; off by default, and Spark refuses a source that pushes filters without it
+# off by default, and Spark refuses a source that pushes filters without it
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 
 
@@ -125,14 +135,11 @@ class _PushingReader(BatchReader):
 
 
 def register(spark: SparkSession) -> None:
-    """Registers `format("allocator")` in a session, with filter pushdown if pyspark supports it (4.1 and newer)."""
-    source = AllocatorDataSource
-    if hasattr(DataSourceReader, "pushFilters"):
-        spark.conf.set(PUSHDOWN, "true")
-        source = _PushingDataSource
+    """Registers `format("allocator")` in a session, with filter pushdown."""
+    spark.conf.set(PUSHDOWN, "true")
 
     # Spark plans in another process, which cannot see the session; the class carries the number
-    class RegisteredDataSource(source):  # type: ignore[misc, valid-type]
+    class RegisteredDataSource(_PushingDataSource):
         _cores = cores_of(spark)
 
     spark.dataSource.register(RegisteredDataSource)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, SupportsTriggerAvailableNow
 
 from allocator.client.client import KafkaClient
 from allocator.errors import TopicNotFound
@@ -25,12 +26,6 @@ from allocator.types import TopicPartition
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-try:
-    from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, SupportsTriggerAvailableNow
-except ImportError:  # before pyspark 4.2 Spark passes neither start nor limit
-    ReadAllAvailable = ReadMaxRows = None
-    SupportsTriggerAvailableNow = object
 
 __all__ = ["StreamReader"]
 
@@ -54,8 +49,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         self.options = options
         self.columns = columns
         self._link: ClusterLink | None = None
-        # the end of the last planned batch, for a pyspark that does not pass the start
-        self._reached: StreamOffsets | None = None
         # the start of the stream: no batch has read before it
         self._initial_positions: StreamOffsets | None = None
         self._committed: Offsets = {}
@@ -77,26 +70,22 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
     # -- called by Spark on the driver ---------------------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, Any]:
-        self._initial_positions = self._run(self._initial())
-        return self._store(self._initial_positions)
+        first: StreamOffsets = self._run(self._initial())
+        self._initial_positions = first
+        return first.to_json()
 
     def getDefaultReadLimit(self) -> Any:
         most = self.options.max_offsets_per_trigger
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
-    def latestOffset(self, start: dict[str, Any] | None = None, limit: Any = None) -> dict[str, Any]:
-        before = self._reached if start is None else StreamOffsets.of_json(start)
-        most = self.options.max_offsets_per_trigger
-        if limit is not None:
-            most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        after = self._run(self._next(before or StreamOffsets({}, {}), most))
-        if before is not None and after is not before and self._too_few(before, after):
-            after = before
-        if start is not None and after is before:
+    def latestOffset(self, start: dict[str, Any], limit: Any) -> dict[str, Any]:
+        before = StreamOffsets.of_json(start)
+        after = self._run(self._next(before, limit.max_rows if isinstance(limit, ReadMaxRows) else None))
+        if after is before or self._too_few(before, after):
             return start
-        if after is not before:
-            self._planned_at = time.monotonic()
-        return self._store(after)
+        self._planned_at = time.monotonic()
+        found: dict[str, Any] = after.to_json()
+        return found
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         return StreamOffsets(self._latest, {}).to_json() if self._latest else None
@@ -105,16 +94,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         self._target = self._run(self._ends_now())
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        upto = StreamOffsets.of_json(end)
-        self._store(upto)
-        return pieces(self.options, self._run(self._ranges(StreamOffsets.of_json(start), upto)))
+        return pieces(self.options, self._run(self._ranges(StreamOffsets.of_json(start), StreamOffsets.of_json(end))))
 
     def commit(self, end: dict[str, Any]) -> None:
-        done = StreamOffsets.of_json(end)
-        if self._reached is None:
-            self._store(done)
         if self.options.commit == "after_batch" and self._member is None:
-            self._run(self._commit(done))
+            self._run(self._commit(StreamOffsets.of_json(end)))
 
     def stop(self) -> None:
         if self._member is not None:
@@ -145,10 +129,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         if self._link is None:
             self._link = ClusterLink(self.options)
         return self._link.run(work)
-
-    def _store(self, positions: StreamOffsets) -> dict[str, Any]:
-        self._reached = positions
-        return positions.to_json()
 
     async def _client(self) -> KafkaClient:
         assert self._link is not None

@@ -239,7 +239,7 @@ class Producer:
             raise ConfigError("brokers before 0.11 have no record headers; leave them out")
         partitions = self._client.partitions(topic) if topic in self._topics else None
         if not partitions:
-            partitions = await self._find(topic)
+            partitions = await self.find(topic)
         if partition is None:
             partition = self._partitioner.choose(key, len(partitions))
         at = TopicPartition(topic, partition)
@@ -263,7 +263,7 @@ class Producer:
         """
         partitions = self._client.partitions(topic) if topic in self._topics else None
         if not partitions:
-            partitions = await self._find(topic)
+            partitions = await self.find(topic)
         now = wall_ms()
         for partition, rows in by_partition(columns, chosen, len(partitions), self._partitioner):
             at = TopicPartition(topic, partition)
@@ -301,8 +301,11 @@ class Producer:
                 raise failed
             raise DeliveryFailed(failed.partition, records, failed.error, failed.maybe_written)
 
-    async def _find(self, topic: str) -> tuple[int, ...]:
-        """The partitions of a topic that was not used before; waits a while for a topic that is being created."""
+    async def find(self, topic: str) -> tuple[int, ...]:
+        """Returns the partitions of a topic. Creates the topic if the brokers allow that.
+
+        Raises TopicNotFound if there is none within `timeout_s`.
+        """
         self._topics.add(topic)
         self._client.follow(self._topics)
         deadline = time.monotonic() + self._timeout_s

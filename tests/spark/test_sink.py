@@ -125,3 +125,25 @@ def test_a_record_that_cannot_be_is_not_written_somewhere_else(
             brokers=kafka_cluster.bootstrap, topic=topic
         ).mode("append").save()
     assert rows_of(spark, kafka_cluster, topic) == []
+
+
+def test_a_topic_that_does_not_exist_fails_before_a_task_runs(
+    spark: SparkSession, kafka_cluster: LocalCluster, tmp_path: Path
+) -> None:
+    from pyspark.errors import AnalysisException, StreamingQueryException
+
+    ran = tmp_path / "ran"
+
+    def touch(batches: Any) -> Any:
+        ran.touch()
+        yield from batches
+
+    options = {"brokers": kafka_cluster.bootstrap, "topic": "typo"}
+    rows = spark.sql("select 'v' value").mapInArrow(touch, "value string")
+    with pytest.raises(AnalysisException, match="the cluster has no topic 'typo'; create it or correct the name"):
+        rows.write.format("allocator").options(**options).mode("append").save()
+    stream = spark.readStream.format("rate").load().selectExpr("'v' value").mapInArrow(touch, "value string")
+    query = stream.writeStream.format("allocator").options(**options, checkpointLocation=str(tmp_path)).start()
+    with pytest.raises(StreamingQueryException, match="the cluster has no topic 'typo'; create it or correct the name"):
+        query.awaitTermination(240)
+    assert not ran.exists()

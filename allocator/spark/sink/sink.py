@@ -35,6 +35,8 @@ KINDS = {
     "partition": ("int",),
     "headers": (HEADERS["headers"],),
 }
+# Brokers with auto.create.topics.enable need a moment. Higher: a wrong name fails later; lower: so may a new topic.
+CREATION_S: Final = 5.0
 NO_TOPIC: Final = "record {} of a task has no topic: its column is null, and there is no option"
 NO_PARTITION: Final = "{} has no partition {}; null lets the key choose one"
 NO_HEADER_KEY: Final = "a header without a key cannot be written; remove it: filter(headers, h -> h.key is not null)"
@@ -63,6 +65,7 @@ class BatchWriter(DataSourceArrowWriter):  # type: ignore[misc]  # pyspark is no
             raise ConfigError('mode("overwrite") is not possible with a topic; use mode("append")')
         self.options = options
         check_written(schema, options)
+        check_topic(options)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         return _write(self.options, iterator)
@@ -80,6 +83,7 @@ class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # pyspar
     def __init__(self, options: Options, schema: Any, overwrite: bool) -> None:
         self.options = options
         check_written(schema, options)
+        check_topic(options)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         return _write(self.options, iterator)
@@ -106,6 +110,18 @@ def check_written(schema: Any, options: Options) -> None:
         raise SchemaMismatch("; ".join(faults))
     if "topic" not in kinds and options.topic is None:
         raise ConfigError("the topic is missing: set .option('topic', ...), or add a column 'topic'")
+
+
+def check_topic(options: Options) -> None:
+    """Raises TopicNotFound, or BrokersUnavailable, before Spark starts tasks. Topics of a column are not known yet."""
+
+    async def find(topic: str) -> None:
+        async with Producer(await link.client(), timeout_s=min(CREATION_S, options.timeout_s)) as producer:
+            await producer.find(topic)
+
+    if options.topic is not None:
+        with ClusterLink(options) as link:
+            link.run(find(options.topic))
 
 
 def _write(options: Options, batches: Iterator[pa.RecordBatch]) -> Written:

@@ -99,9 +99,10 @@ class Topic:
 
     def frame(self, spark: SparkSession, ranges: Iterable[Range]) -> DataFrame:
         """The records of `ranges`, with headers; one range for each partition, split by the options."""
-        from allocator.spark.source.source import NAME, register
+        from allocator.spark.source.source import NAME, register, registered
 
-        register(spark)
+        if not registered(spark):
+            register(spark)
         wanted = {found.partition: found for found in ranges}
         if not wanted:
             from allocator.spark.rows import schema_text

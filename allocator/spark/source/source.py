@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, MutableMapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Optional
+from weakref import WeakSet
 
 import pyspark
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
@@ -30,9 +31,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
-__all__ = ["NAME", "AllocatorDataSource", "Piece", "register"]
+__all__ = ["NAME", "AllocatorDataSource", "Piece", "register", "registered"]
 
 NAME = "allocator"
+_SESSIONS: WeakSet[SparkSession] = WeakSet()
 
 # off by default, and Spark refuses a source that pushes filters without it
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
@@ -143,6 +145,12 @@ def register(spark: SparkSession) -> None:
         _cores = cores_of(spark)
 
     spark.dataSource.register(RegisteredDataSource)
+    _SESSIONS.add(spark)
+
+
+def registered(spark: SparkSession) -> bool:
+    """Whether `register` was called with this session. A second call makes Spark log a warning."""
+    return spark in _SESSIONS
 
 
 def cores_of(spark: SparkSession) -> int | None:

@@ -15,8 +15,10 @@ from typing import Any, Optional
 
 import click
 
-from allocator.cli.options import Seconds
+from allocator.cli.options import Seconds, config_option
 from allocator.cli.progress import Meter, is_shown, progress, quiet_option, say
+from allocator.cli.read import Access
+from allocator.daemon.config import TARGET_PREFIX
 from allocator.errors import AllocatorError
 from allocator.migrate.mirror import Mirror
 from allocator.migrate.mirror_settings import RECREATED, MirrorSettings
@@ -46,6 +48,10 @@ def _recreated(_ctx: click.Context, _param: click.Parameter, given: tuple[str, .
 @click.command()
 @click.argument("old")
 @click.argument("new")
+@config_option("credentials for OLD")
+@click.option(
+    "--to-config", type=click.Path(dir_okay=False), help="Settings file of `allocator run`: credentials for NEW."
+)
 @click.option("--topic", "topics", multiple=True, help="Topic to mirror; may be repeated.")
 @click.option("--pattern", help="Regular expression: mirror the topics whose name begins with a match.")
 @click.option(
@@ -125,6 +131,8 @@ def _recreated(_ctx: click.Context, _param: click.Parameter, given: tuple[str, .
 @quiet_option
 @click.option("--json", "as_json", is_flag=True, help="Print the status as JSON lines.")
 def mirror(
+    config: Optional[str],
+    to_config: Optional[str],
     throttle: Optional[float],
     once: bool,
     status_s: float,
@@ -142,6 +150,9 @@ def mirror(
     they are mirrored are counted and named. A topic that was deleted and created again stops, until --recreated says
     how to go on with it. A topic of which the new cluster lost mirrored records stops, until --restart names it.
 
+    Environment variables override --config: ALLOCATOR_KAFKA_SASL_PLAIN_PASSWORD. For --to-config they begin with
+    ALLOCATOR_TO instead of ALLOCATOR.
+
     \b
     Exit codes:
       0  ended by a signal; with --once everything is mirrored
@@ -150,6 +161,8 @@ def mirror(
          --once was done
       2  wrong usage or settings
     """
+    settings["old_security"] = Access.of(config).security
+    settings["new_security"] = Access.of(to_config, prefix=TARGET_PREFIX).security
     mirroring = Mirror(MirrorSettings(throttle_bytes_s=None if throttle is None else throttle * 1e6, **settings))
     serving = _serving(mirroring, metrics_host, metrics_port, hosts)
     with progress(mirroring.settings.group, quiet or (as_json and sys.stdout.isatty())) as meter:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Optional
 
@@ -14,6 +13,7 @@ from allocator.cli.options import GROUP, NOTHING_CHANGED, config_option, execute
 from allocator.cli.output import Listing, console, print_json
 from allocator.cli.progress import Step, progress, quiet_option
 from allocator.cli.read import NOWHERE, Access
+from allocator.daemon.config import PREFIX, TARGET_PREFIX
 from allocator.errors import ConfigError
 from allocator.migrate.offsets import CopyPlan, copy, plan_copy, restore
 from allocator.migrate.storage import OffsetStore
@@ -95,14 +95,15 @@ def copy_command(
     Refused while either group has members, of whatever kind: --zookeeper names every ensemble in which some may be.
     What stood before is written to a file first, and `allocator offsets restore` puts it back.
 
-    Environment variables override --config. They do not apply to --to-config and --to-brokers.
+    Environment variables override --config. For --to-config they begin with ALLOCATOR_TO instead of ALLOCATOR:
+    ALLOCATOR_TO_KAFKA_SASL_PLAIN_PASSWORD.
     """
     same = to_config is None and to_brokers is None
     source_place = _place(source, config, brokers, storage, zookeepers, root)
     if same:
         target_place = _place(target, config, brokers, to_storage, zookeepers, root)
     else:
-        target_place = _place(target, to_config, to_brokers, to_storage, zookeepers, root, environ={})
+        target_place = _place(target, to_config, to_brokers, to_storage, zookeepers, root, TARGET_PREFIX)
     places = source_place, target_place
     options: dict[str, Any] = {"by": by, "topics": topics, "mirror": mirror}
     file = Path(restore_file or f"offsets-{target}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}.json")
@@ -159,9 +160,9 @@ def _place(
     storage: str,
     zookeepers: tuple[str, ...],
     root: Optional[str],
-    environ: Optional[Mapping[str, str]] = None,
+    prefix: str = PREFIX,
 ) -> OffsetStore:
-    access = Access.of(config, root=root, brokers=brokers, environ=environ)
+    access = Access.of(config, root=root, brokers=brokers, prefix=prefix)
     servers = access.need_brokers()
     hosts = [each for each in zookeepers if each != NOWHERE]
     hosts += [] if access.zookeeper is None else [access.zookeeper]

@@ -13,7 +13,7 @@ from allocator.cli.report import GroupReport, Logs, ResetPlan, Target
 from allocator.client.client import KafkaClient
 from allocator.client.log_offsets import list_offsets
 from allocator.consumer.switching import elsewhere, path_of, read_choice
-from allocator.daemon.config import Config, load
+from allocator.daemon.config import PREFIX, Config, load
 from allocator.deadletters.waiting import WaitingRecords, read_waiting
 from allocator.errors import AllocatorError, ConfigError, TopicNotFound
 from allocator.groups import kafka_describe as requests
@@ -80,18 +80,18 @@ class Access:
         root: Optional[str] = None,
         brokers: Optional[str] = None,
         timeout_s: float = 10.0,
-        environ: Optional[Mapping[str, str]] = None,
+        prefix: str = PREFIX,
     ) -> Access:
         """The given addresses, and what is missing from the settings file `config`.
 
-        `environ` replaces the environment, whose variables override the file.
+        Variables of the environment that begin with `prefix` override the file.
         """
         nowhere = zookeeper == NOWHERE
         if nowhere:
             zookeeper = None
         if config is None:
             return cls(zookeeper, root or DEFAULT["root"], None, brokers, None, timeout_s, nowhere=nowhere)
-        settings = load(config, environ)
+        settings = load(config, prefix=prefix)
         return cls(
             None if nowhere else zookeeper or settings.zookeeper.hosts,
             root or settings.zookeeper.root,

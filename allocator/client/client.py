@@ -19,6 +19,7 @@ from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
 from allocator.client.connection import ConnectionSettings
 from allocator.client.errors import broker_error, describe, unreachable
 from allocator.client.metadata import INTERNAL_TOPICS, LEADER_NOT_AVAILABLE, Broker, Metadata, Refresher
+from allocator.client.oauth import with_credentials
 from allocator.client.pool import ConnectionPool, Directory, parse_addresses, time_left
 from allocator.client.security import check_security, tls_context, warn_of_clear_text
 from allocator.errors import AllocatorError, BrokerError, BrokersUnavailable, Closed, ConfigError
@@ -119,7 +120,7 @@ class KafkaClient:
             client_id=self._client_id,
             request_timeout_s=self.request_timeout_s,
             receive_max_bytes=self._receive_max_bytes,
-            security=self._security,
+            security=with_credentials(self._security),
             tls=tls_context(self._security),
         )
         if str(self._security.get("security_protocol", "")).startswith("SASL"):
@@ -155,7 +156,7 @@ class KafkaClient:
                     raise refused from exc
                 except (asyncio.TimeoutError, kafka_errors.KafkaTimeoutError):
                     # The last attempt may be short. The error of an earlier attempt is more useful.
-                    causes.setdefault(where, f"no answer within {patience:.1f} s")
+                    causes.setdefault(where, self._live().lacks(broker.node_id) or f"no answer within {patience:.1f} s")
                 except kafka_errors.KafkaError as exc:
                     causes[where] = describe(exc)
                     log.debug("%s: %s", where, describe(exc))

@@ -29,6 +29,7 @@ from kafka.protocol.sasl import SaslAuthenticateRequest, SaslBytesRequest, SaslH
 from allocator import __version__
 from allocator.client.frames import FrameProtocol, correlation_id, read_response
 from allocator.client.metadata import Broker
+from allocator.client.oauth import SOURCE_OF_AWS, TokenError, TokenProvider
 from allocator.client.old_brokers import AnyVersionRequest, is_old, known_to_0_9
 from allocator.client.proxy import Proxy
 from allocator.client.request_writer import OwnRequest, negotiated
@@ -43,6 +44,7 @@ SOCKET_OPTIONS: Final = ((socket.IPPROTO_TCP, socket.TCP_NODELAY, 1), (socket.SO
 UNSUPPORTED_VERSION: Final = 35
 CLIENT_THROTTLES: Final = (2, 0)  # older brokers delay the response instead (KIP-219)
 SHORTEST_LIFETIME_S: Final = 1.0  # minimum lifetime of an authentication
+CREDENTIALS_PAUSE_S: Final = 5.0  # between attempts to renew credentials. Higher: fewer calls of a token provider
 # Higher: connecting to 0.9 takes longer; lower: a slow newer broker gets more requests that it need not answer
 SILENCE_S: Final = 0.5
 VERSION_0_9: Final = BrokerVersionData((0, 9))
@@ -63,6 +65,17 @@ class ConnectionSettings:
     @property
     def sasl_enabled(self) -> bool:
         return str(self.security.get("security_protocol", "")).startswith("SASL")
+
+    @property
+    def token_provider(self) -> Any:
+        return self.security.get("sasl_oauth_token_provider")
+
+    @property
+    def credentials(self) -> str:
+        """The SASL mechanism, and where its credentials come from, for errors."""
+        name = str(self.security.get("sasl_mechanism"))
+        source = SOURCE_OF_AWS if name == "AWS_MSK_IAM" else self.token_provider
+        return name if source is None else f"{name} from {source}"
 
 
 Done = Callable[[Any, Optional[Exception]], None]
@@ -116,6 +129,8 @@ class BrokerConnection(FrameProtocol):
         self.hung_up = False
         """The broker ended the connection after it received the first bytes and before it sent any: version 0.8, or a
         broker that is stopping."""
+        self.lacks = ""
+        """Why the connection is not ready yet, if a SASL mechanism has not made its next message."""
         self.last_activity = time.monotonic()
         self.throttled_until = 0.0
         """The broker reads nothing from this client before this time (KIP-219), on the clock of `time.monotonic()`."""
@@ -453,9 +468,9 @@ class BrokerConnection(FrameProtocol):
             if response.done() and not response.cancelled():
                 response.exception()  # marks it as retrieved: this task may have been cancelled
 
-    async def _authenticate(self, timeout_s: float) -> None:
-        security = self._settings.security
-        name = security["sasl_mechanism"]
+    async def _authenticate(self, timeout_s: float, begun: tuple[Any, bytes] | None = None) -> None:
+        """Authenticates. `begun`: a mechanism and its first message, if they exist already."""
+        name = self._settings.security["sasl_mechanism"]
         handshake = await self._ask(SaslHandshakeRequest(mechanism=name, max_version=1), timeout_s)
         if handshake.error_code:
             raise kafka_errors.for_code(handshake.error_code)()
@@ -463,17 +478,16 @@ class BrokerConnection(FrameProtocol):
             raise kafka_errors.UnsupportedSaslMechanismError(
                 f"the broker does not support the SASL mechanism {name}; it supports {handshake.mechanisms}"
             )
-        try:
-            mechanism = get_sasl_mechanism(name)(host=self.broker.host, **_sasl_settings(security))
-        except (RuntimeError, ValueError) as exc:  # a package or a setting is missing
-            raise kafka_errors.KafkaConfigurationError(f"SASL mechanism {name}: {exc}") from exc
+        mechanism, first = begun or (self._mechanism(), None)
         framed = handshake.API_VERSION >= 1  # with version 0, the tokens have no request around them
         lifetime_ms = 0
         while not mechanism.is_done():
-            token = await self._sasl_message(name, mechanism, timeout_s)
+            token, first = await self._sasl_message(mechanism, timeout_s) if first is None else first, None
             request = SaslAuthenticateRequest(token) if framed else SaslBytesRequest(token)
             response = await self._ask(request, timeout_s)
             if response.error_code:
+                if isinstance(self._settings.token_provider, TokenProvider):
+                    self._settings.token_provider.refused()
                 kind = kafka_errors.for_code(response.error_code).__name__
                 raise kafka_errors.SaslAuthenticationFailedError(f"{kind}: {response.error_message}")
             if framed:
@@ -491,11 +505,20 @@ class BrokerConnection(FrameProtocol):
         if lifetime_ms > 0 and not self.closed:
             lifetime_s = max(SHORTEST_LIFETIME_S, lifetime_ms / 1000)
             # connections that began together must not all authenticate again at the same moment
-            self._renewal = self._loop.call_later(lifetime_s * random.uniform(0.85, 0.95), self._renew)
+            pause_s = lifetime_s * random.uniform(0.85, 0.95)
+            self._renewal = self._loop.call_later(pause_s, self._renew, time.monotonic() + lifetime_s)
 
-    async def _sasl_message(self, name: str, mechanism: Any, timeout_s: float) -> bytes:
+    def _mechanism(self) -> Any:
+        security = self._settings.security
+        name = security["sasl_mechanism"]
+        try:
+            return get_sasl_mechanism(name)(host=self.broker.host, **_sasl_settings(security))
+        except (RuntimeError, ValueError) as exc:  # a package or a setting is missing
+            raise kafka_errors.KafkaConfigurationError(f"SASL mechanism {name}: {exc}") from exc
+
+    async def _sasl_message(self, mechanism: Any, timeout_s: float) -> bytes:
         """The next message to the broker. Its maker may block, or fail: a token provider asks a server of its own."""
-        turn = self._settings.sasl_turn
+        turn, lacking = self._settings.sasl_turn, f"{self.address}: no credentials for {self._settings.credentials}"
         made: asyncio.Future[bytes] = self._loop.create_future()
 
         def make() -> None:
@@ -503,7 +526,8 @@ class BrokerConnection(FrameProtocol):
             try:
                 result = mechanism.auth_bytes()
             except Exception as exc:  # noqa: BLE001 - the user's provider
-                error = kafka_errors.KafkaConnectionError(f"{self.address}: no credentials for {name}: {shown(exc)}")
+                why = exc if isinstance(exc, TokenError) else shown(exc)
+                error = kafka_errors.KafkaConnectionError(f"{lacking}: {why}")
             with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
                 self._loop.call_soon_threadsafe(done, result, error)
 
@@ -511,8 +535,9 @@ class BrokerConnection(FrameProtocol):
             turn.release()
             _settle(made, result, error)
 
-        late = kafka_errors.KafkaConnectionError(f"{self.address}: no credentials for {name} within {timeout_s:.1f} s")
+        late = kafka_errors.KafkaConnectionError(f"{lacking} within {timeout_s:.1f} s")
         acquiring, acquired = asyncio.ensure_future(turn.acquire()), False
+        self.lacks = f"{lacking} yet"
         try:
             acquired = await ends(acquiring, timeout_s)
         finally:
@@ -523,21 +548,28 @@ class BrokerConnection(FrameProtocol):
         # a daemon: a provider that hangs must not keep the process from its end
         threading.Thread(target=make, name="allocator-sasl", daemon=True).start()
         try:
-            return await within(made, timeout_s)
+            message = await within(made, timeout_s)
         except asyncio.TimeoutError:
             raise late from None
+        self.lacks = ""
+        return message
 
-    def _renew(self) -> None:
-        self._task = self._loop.create_task(self._authenticate_again())
+    def _renew(self, expires_at: float) -> None:
+        self._task = self._loop.create_task(self._authenticate_again(expires_at))
 
-    async def _authenticate_again(self) -> None:
-        """Authenticates again (KIP-368). Other requests wait: only SASL requests may be under way then."""
-        self._authenticating_again = True
+    async def _authenticate_again(self, expires_at: float) -> None:
+        """Authenticates again (KIP-368). Other requests wait: only SASL requests may be under way then.
+
+        Requests go on until the credentials are there. While there are none, it tries again up to `expires_at`, after
+        which the broker closes the connection.
+        """
         try:
+            begun = await self._credentials_before(expires_at)
+            self._authenticating_again = True
             waits = [pending.until_end() for pending in self._in_flight]
             if waits:
                 await asyncio.wait(waits)
-            await self._authenticate(self._settings.request_timeout_s)
+            await self._authenticate(self._settings.request_timeout_s, begun)
         except Exception as exc:  # noqa: BLE001 - it ends the connection; the next one reports it if it goes on
             if not self.closed:
                 log.warning("%s: SASL re-authentication failed: %s", self.address, exc)
@@ -550,6 +582,21 @@ class BrokerConnection(FrameProtocol):
                 self._send(pending)
             except kafka_errors.KafkaError as exc:
                 self._end(pending, None, exc)
+
+    async def _credentials_before(self, expires_at: float) -> tuple[Any, bytes]:
+        """A mechanism and its first message. Raises the last error once `expires_at` has passed."""
+        level = logging.WARNING
+        while True:
+            left_s = max(SHORTEST_LIFETIME_S, expires_at - time.monotonic())
+            mechanism = self._mechanism()
+            try:
+                return mechanism, await self._sasl_message(mechanism, min(left_s, self._settings.request_timeout_s))
+            except kafka_errors.KafkaConnectionError as exc:
+                if time.monotonic() + CREDENTIALS_PAUSE_S >= expires_at:
+                    raise
+                log.log(level, "%s; trying again until the session ends", exc)
+                level = logging.DEBUG
+                await asyncio.sleep(CREDENTIALS_PAUSE_S)
 
     # -- asyncio's side -------------------------------------------------------------------------------------------
 

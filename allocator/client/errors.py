@@ -42,6 +42,7 @@ __all__ = [
 
 # (cause of a failed connection, whether TLS was used (None: either), what to do). The first match counts.
 REMEDIES: Final = (
+    ("no credentials for", None, "The client repeats this; nothing is wrong with the address of the broker."),
     ("CERTIFICATE_VERIFY_FAILED.*([Hh]ostname|IP address) mismatch", True, "Use a host name that the certificate has."),
     ("CERTIFICATE_VERIFY_FAILED", True, "Set ssl_cafile to the authority that signed the broker's certificate."),
     ("CERTIFICATE|ALERT", True, "Check whether the broker needs a client certificate (ssl_certfile, ssl_keyfile)."),

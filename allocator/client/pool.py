@@ -199,6 +199,11 @@ class ConnectionPool:
         found = self._connections.get(key)
         return found if found is not None and found.takes_requests else None
 
+    def lacks(self, key: Hashable) -> str:
+        """What keeps the connection for `key` from being ready, if that is known to be on this side."""
+        found = self._connections.get(key)
+        return "" if found is None else found.lacks
+
     async def connected(self, key: Hashable, deadline: float) -> BrokerConnection:
         """The connection for `key`, ready for requests. Detects an old broker on the way.
 
@@ -210,7 +215,7 @@ class ConnectionPool:
                 # despite pauses of this process: it may be late where the broker is not
                 await within(asyncio.shield(connection.ready), time_left(deadline))
             except asyncio.TimeoutError:
-                raise kafka_errors.KafkaTimeoutError("no time left") from None
+                raise kafka_errors.KafkaTimeoutError(connection.lacks or "no time left") from None
             except kafka_errors.KafkaError:
                 recognizing = self._recognizing.get(connection.where)
                 if recognizing is None:

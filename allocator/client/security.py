@@ -5,13 +5,14 @@ from __future__ import annotations
 import difflib
 import logging
 import ssl
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from allocator.client.oauth import check_token_endpoint
 from allocator.client.proxy import Proxy
 from allocator.errors import ConfigError
 
-__all__ = ["KEYS", "check_security", "tls_context", "warn_of_clear_text"]
+__all__ = ["KEYS", "check_security", "mechanism_faults", "tls_context", "warn_of_clear_text"]
 
 log = logging.getLogger(__name__)
 
@@ -21,6 +22,10 @@ KEYS = (
     "sasl_kerberos_name",
     "sasl_kerberos_service_name",
     "sasl_mechanism",
+    "sasl_oauth_client_id",
+    "sasl_oauth_client_secret",
+    "sasl_oauth_scope",
+    "sasl_oauth_token_endpoint",
     "sasl_oauth_token_provider",
     "sasl_plain_password",
     "sasl_plain_username",
@@ -33,6 +38,7 @@ KEYS = (
     "ssl_keyfile",
     "ssl_password",
 )
+OF_ENDPOINT = ("sasl_oauth_client_id", "sasl_oauth_client_secret", "sasl_oauth_scope")
 PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 
 
@@ -58,7 +64,38 @@ def check_security(settings: Mapping[str, Any] | None) -> dict[str, Any]:
     unused += [k for k in checked if k.startswith("ssl_") and not protocol.endswith("SSL")]
     if unused:
         raise ConfigError(f"security: {', '.join(unused)} have no effect with security_protocol {protocol}")
+    for names, why in mechanism_faults(checked):
+        raise ConfigError(f"security: {' with '.join(names)}: {why}")
+    for name in ("sasl_oauth_token_endpoint", *OF_ENDPOINT):
+        value = checked.get(name)
+        if value is not None and (not isinstance(value, str) or not value):
+            raise ConfigError(f"security: {name} is {type(value).__name__}; it must be a text that is not empty")
+    if checked.get("sasl_oauth_token_endpoint") is not None:
+        try:
+            check_token_endpoint(checked["sasl_oauth_token_endpoint"])
+        except ValueError as error:
+            raise ConfigError(f"security: sasl_oauth_token_endpoint: {error}") from None
     return checked
+
+
+def mechanism_faults(settings: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yields settings that OAUTHBEARER or AWS_MSK_IAM lacks, or that have no effect: their names, and why."""
+    mechanism, provider, endpoint = "sasl_mechanism", "sasl_oauth_token_provider", "sasl_oauth_token_endpoint"
+    given = {name for name, value in settings.items() if value is not None}
+    if settings.get(mechanism) == "AWS_MSK_IAM" and settings.get("security_protocol") != "SASL_SSL":
+        yield (mechanism, "security_protocol"), "AWS_MSK_IAM needs SASL_SSL"
+    if settings.get(mechanism) != "OAUTHBEARER":
+        for name in (provider, endpoint, *OF_ENDPOINT):
+            if name in given:
+                yield (name, mechanism), 'it belongs to "OAUTHBEARER"'
+    elif (provider in given) == (endpoint in given):
+        yield (provider, endpoint), "OAUTHBEARER needs exactly one of them"
+    else:
+        for name in OF_ENDPOINT:
+            if provider in given and name in given:
+                yield (name, endpoint), "it belongs to a token endpoint"
+            if endpoint in given and name not in given and name != "sasl_oauth_scope":
+                yield (endpoint, name), "the endpoint needs it"
 
 
 def tls_context(settings: Mapping[str, Any]) -> ssl.SSLContext | None:

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, get_type_hints
 
+from allocator.client.oauth import check_token_endpoint
+from allocator.client.security import mechanism_faults
 from allocator.consumer.membership_config import OPTIONS, MembershipConfig
 from allocator.consumer.process import retry_fault
 from allocator.daemon.settings_reader import SettingsReader
@@ -26,6 +28,7 @@ from allocator.settings import HANDLING, MASK, REQUIRED, Flag, Text, Texts, Whol
 
 __all__ = [
     "PREFIX",
+    "TARGET_PREFIX",
     "CommitSection",
     "Config",
     "ConsumeSection",
@@ -47,6 +50,7 @@ else:
 
 
 PREFIX: Final = "ALLOCATOR"
+TARGET_PREFIX: Final = "ALLOCATOR_TO"  # of commands with two clusters, for the settings file of the target
 _TLS: Final = ("ca", "certfile", "keyfile", "keyfile_password", "verify_certs", "check_hostname")
 
 
@@ -77,12 +81,31 @@ class KafkaSection:
         "`PLAINTEXT` sends everything readable. The others need the settings below.",
     )
     sasl_mechanism: str | None = setting(
-        Text(("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "GSSAPI")), None, "The mechanism of SASL."
+        Text(("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "GSSAPI", "OAUTHBEARER", "AWS_MSK_IAM")),
+        None,
+        "The mechanism of SASL. `AWS_MSK_IAM` needs `zk-partition-allocator[msk]`.",
     )
     sasl_plain_username: str | None = setting(Text(), None, "The user name of PLAIN and SCRAM.")
     sasl_plain_password: str | None = setting(Text(), None, "The password of PLAIN and SCRAM.", secret=True)
     sasl_kerberos_service_name: str | None = setting(Text(), None, "The service name of GSSAPI; `kafka` if not set.")
     sasl_kerberos_domain_name: str | None = setting(Text(), None, "The domain of GSSAPI; the broker's host if not set.")
+    sasl_oauth_token_provider: str | None = setting(
+        Text(check=_check_target, what='"package.module:function"'),
+        None,
+        "For OAUTHBEARER: a function without arguments that returns the provider, an object whose method `token()` "
+        "returns a token. It is called once in a process. `token()` runs in a thread.",
+    )
+    sasl_oauth_token_endpoint: str | None = setting(
+        Text(check=check_token_endpoint, what="an https URL"),
+        None,
+        "For OAUTHBEARER, instead of a provider: the URL that grants tokens to this client (client credentials grant, "
+        "RFC 6749). `http` only for localhost.",
+    )
+    sasl_oauth_client_id: str | None = setting(Text(), None, "The name of this client at the token endpoint.")
+    sasl_oauth_client_secret: str | None = setting(
+        Text(), None, "The secret of this client at the token endpoint.", secret=True
+    )
+    sasl_oauth_scope: str | None = setting(Text(), None, "The scope to request, if the token endpoint needs one.")
     ssl_cafile: str | None = setting(_FILE, None, "Certificates (PEM) of the CAs that sign the brokers' certificates.")
     ssl_certfile: str | None = setting(_FILE, None, "The certificate (PEM) of this client.")
     ssl_keyfile: str | None = setting(_FILE, None, "The private key of that certificate, if it is in another file.")
@@ -369,8 +392,8 @@ class Config:
 SECTIONS: Mapping[str, type[Any]] = get_type_hints(Config)
 
 
-def load(path: str | os.PathLike[str], environ: Mapping[str, str] | None = None) -> Config:
-    """Reads and checks a file of settings, with the overrides of the environment.
+def load(path: str | os.PathLike[str], environ: Mapping[str, str] | None = None, *, prefix: str = PREFIX) -> Config:
+    """Reads and checks a file of settings, with the overrides of the environment, whose names begin with `prefix`.
 
     Raises ConfigError that lists every fault: its place, the value, the allowed values.
     """
@@ -383,8 +406,10 @@ def load(path: str | os.PathLike[str], environ: Mapping[str, str] | None = None)
         raise ConfigError(f"{source}: cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{source}: is not TOML: {error}") from error
-    reader = SettingsReader(SECTIONS, source, PREFIX)
-    config = Config(**reader.read(document, os.environ if environ is None else environ))
+    reader = SettingsReader(SECTIONS, source, prefix)
+    found = os.environ if environ is None else environ
+    others = () if prefix == TARGET_PREFIX else (f"{TARGET_PREFIX}_",)
+    config = Config(**reader.read(document, {name: found[name] for name in found if not name.startswith(others)}))
     check_together(config, reader)
     reader.faults.raise_if_any()
     return config
@@ -457,10 +482,12 @@ def _check_kafka_security(kafka: KafkaSection, reader: SettingsReader) -> None:
     if protocol.startswith("SASL_"):
         if kafka.sasl_mechanism is None:
             reader.fault(["kafka.security_protocol", "kafka.sasl_mechanism"], "a mechanism is needed")
-        elif kafka.sasl_mechanism != "GSSAPI":
+        elif kafka.sasl_mechanism.startswith(("PLAIN", "SCRAM")):
             for key in ("sasl_plain_username", "sasl_plain_password"):
                 if getattr(kafka, key) is None:
                     reader.fault(["kafka.sasl_mechanism", f"kafka.{key}"], "the mechanism needs it")
+        for names, why in mechanism_faults(dataclasses.asdict(kafka)):
+            reader.fault([f"kafka.{name}" for name in names], why)
     if (kafka.ssl_keyfile is not None or kafka.ssl_password is not None) and kafka.ssl_certfile is None:
         given = "ssl_keyfile" if kafka.ssl_keyfile is not None else "ssl_password"
         reader.fault([f"kafka.{given}", "kafka.ssl_certfile"], "it belongs to a certificate")

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, Optional, TextIO, Union
 
 from allocator.assignors import resolve
+from allocator.client.oauth import with_credentials
 from allocator.client.security import check_security, tls_context
 from allocator.consumer.consumer import Consumer
 from allocator.consumer.process import OwnConsumer
@@ -25,7 +26,7 @@ from allocator.daemon.following import FollowingDaemon
 from allocator.daemon.notify import Notifier
 from allocator.daemon.preflight import refuse_new_chroot
 from allocator.daemon.stacks import dump_when_stuck
-from allocator.errors import AllocatorError, AssignorError, ConfigError, HandlerFailed
+from allocator.errors import AllocatorError, AssignorError, ConfigError, HandlerFailed, MissingExtra
 from allocator.foreign import CONTROL, plain, shown
 from allocator.processing.dead_letter import DeadLetterTopic
 from allocator.processing.handlers import Handler, load_handler, traced
@@ -67,9 +68,12 @@ HANDLER_FAILED = 3  # a record cannot be handled and there is no dead-letter top
 
 
 def check(config: Config) -> Handler:
-    """Loads the handler, the assignors and the TLS files, without connecting. Raises ConfigError or AssignorError."""
+    """Loads the handler, the assignors, the TLS files and the token provider, without connecting.
+
+    Raises ConfigError, AssignorError or MissingExtra.
+    """
     handler = load_handler(config.handler.target, config.handler.mode)
-    tls_context(check_security(config.kafka.security()))
+    tls_context(with_credentials(check_security(config.kafka.security())))
     options = check_options(config.zookeeper.options())
     if options.get("use_ssl"):
         check_tls(options)
@@ -97,7 +101,7 @@ def run(config: Config, beside: Beside | None = None, *, create: bool = False) -
     configure(config.log.level, config.log.format)
     try:
         handler = check(config)
-    except (AssignorError, ConfigError) as error:
+    except (AssignorError, ConfigError, MissingExtra) as error:
         log.error("%s", error)
         return SETTINGS
     consumers: list[Consumer] = []

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -61,7 +62,8 @@ class SettingsReader:
         variable = self._variable(*key.split("."))
         if given is None and not text:
             if field.default is not REQUIRED:
-                self._shown[key] = f"{key} = {_toml(field.default)}" if field.default is not None else f"{key} not set"
+                unset = f"{key} not set" + (f" (nor {variable})" if secret else "")
+                self._shown[key] = unset if field.default is None else f"{key} = {_toml(field.default)}"
                 return REQUIRED
             self.faults.add(key, f"{key} is missing: must be {kind.allowed} (or set {variable})")
             return None
@@ -128,4 +130,5 @@ def _toml(value: Any) -> str:
     if isinstance(value, tuple):
         value = list(value)
     text = json.dumps(value, ensure_ascii=False, default=str)
+    text = re.sub(r"(://[^/\s@]*:)[^/\s@]*@", rf"\1{MASK}@", text)  # the password of a URL
     return text if len(text) <= 120 else text[:117] + "..."

@@ -25,6 +25,7 @@ NAMES: Mapping[str, str] = {
     "security.protocol": "security.security_protocol",
     "kafka.security.protocol": "security.security_protocol",
     "kafka.sasl.mechanism": "security.sasl_mechanism",
+    "kafka.sasl.oauthbearer.token.endpoint.url": "security.sasl_oauth_token_endpoint",
     "kafka.sasl.kerberos.service.name": "security.sasl_kerberos_service_name",
     "kafka.ssl.key.password": "security.ssl_password",
     "kafka.sasl.jaas.config": "java.jaas",
@@ -74,6 +75,8 @@ WITHOUT_EFFECT = (
     "kafka.retries",
     "kafka.retry.backoff.max.ms",
     "kafka.retry.backoff.ms",
+    "kafka.sasl.client.callback.handler.class",
+    "kafka.sasl.login.callback.handler.class",
     "kafka.send.buffer.bytes",
     "kafka.session.timeout.ms",
     "kafka.socket.connection.setup.timeout.max.ms",
@@ -99,10 +102,16 @@ def _jaas(text: str) -> dict[str, str]:
     # quoted as in Java's StreamTokenizer: a backslash escapes a quote or a backslash
     quoted = re.findall(r"""(\w+)\s*=\s*(["'])((?:\\.|(?!\2).)*)\2""", text, re.DOTALL)
     found = {name: re.sub(r"\\(.)", r"\1", value, flags=re.DOTALL) for name, _, value in quoted}
-    if not re.search(r"\.(Plain|Scram)LoginModule\b", text) or not {"username", "password"} <= found.keys():
+    module = re.search(r"\.(Plain|Scram|OAuthBearer|IAM)LoginModule\b", text)
+    if module and module[1] == "IAM":
+        return {}
+    if module and module[1] == "OAuthBearer":
+        names = {"clientId": "client_id", "clientSecret": "client_secret", "scope": "scope"}
+        return {f"sasl_oauth_{ours}": found[theirs] for theirs, ours in names.items() if theirs in found}
+    if not module or not {"username", "password"} <= found.keys():
         raise ValueError(
-            "only PlainLoginModule and ScramLoginModule with username and password are supported; give "
-            "security.sasl_plain_username and security.sasl_plain_password instead"
+            "only PlainLoginModule and ScramLoginModule with username and password, OAuthBearerLoginModule and "
+            "IAMLoginModule are supported; give security.sasl_plain_username and security.sasl_plain_password instead"
         )
     return {"sasl_plain_username": found["username"], "sasl_plain_password": found["password"]}
 

@@ -49,10 +49,8 @@ __all__ = ["Options", "own_name", "read_options"]
 
 log = logging.getLogger(__name__)
 
-# objects, which cannot be options
-_NO_TEXT = {"ssl_context", "sasl_oauth_token_provider"}
-SECURITY = {f"security.{key}": key for key in KEYS if key not in _NO_TEXT}
-SECRETS = {"sasl_plain_password", "ssl_password"}
+SECURITY = {f"security.{key}": key for key in KEYS if key != "ssl_context"}  # an object, which cannot be an option
+SECRETS = {"sasl_oauth_client_secret", "sasl_plain_password", "ssl_password"}
 
 READ, STREAM, WRITE = "read", "readStream", "write"
 

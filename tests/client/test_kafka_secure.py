@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import ssl
-import subprocess
 import threading
 from pathlib import Path
 from typing import Any
@@ -20,29 +18,6 @@ from kafka.protocol.sasl import SaslAuthenticateResponse, SaslHandshakeResponse
 from allocator.client.client import KafkaClient
 from allocator.errors import BrokerError, BrokersUnavailable
 from allocator.testing import wait_until_async
-
-
-@pytest.fixture(scope="session")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with ca.pem and key.pem, for localhost, signed by itself."""
-    if shutil.which("openssl") is None:
-        pytest.skip("needs the openssl command to make a certificate")
-    directory = tmp_path_factory.mktemp("tls")
-    command = "openssl req -x509 -newkey rsa:2048 -nodes -keyout key.pem -out ca.pem -days 2 -subj /CN=localhost"
-    subprocess.run(
-        [*command.split(), "-addext", "subjectAltName=DNS:localhost"],
-        cwd=directory,
-        check=True,
-        capture_output=True,
-    )
-    return directory
-
-
-@pytest.fixture
-def server_context(certificate: Path) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate / "ca.pem", certificate / "key.pem")
-    return context
 
 
 def find() -> Any:

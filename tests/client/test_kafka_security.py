@@ -11,6 +11,12 @@ from allocator.client.pool import parse_addresses
 from allocator.client.security import check_security, tls_context
 from allocator.errors import BrokersUnavailable, ConfigError
 
+
+class Tokens:
+    def token(self) -> str:
+        return "t"
+
+
 SASL = {
     "security_protocol": "SASL_PLAINTEXT",
     "sasl_mechanism": "PLAIN",
@@ -81,13 +87,13 @@ def test_a_number_out_of_range_is_named(name: str, value: object) -> None:
     ("changes", "warned"),
     [
         ({}, True),
-        ({"sasl_mechanism": "OAUTHBEARER"}, True),
+        ({"sasl_mechanism": "OAUTHBEARER", "sasl_oauth_token_provider": Tokens()}, True),
         ({"sasl_mechanism": "SCRAM-SHA-512"}, False),
         ({"security_protocol": "SASL_SSL"}, False),
     ],
 )
 async def test_a_password_that_anyone_can_read_is_warned_of(
-    changes: dict[str, str], warned: bool, unused_port: int, caplog: pytest.LogCaptureFixture
+    changes: dict[str, object], warned: bool, unused_port: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     client = KafkaClient(f"127.0.0.1:{unused_port}", security={**SASL, **changes})
     with pytest.raises(BrokersUnavailable):

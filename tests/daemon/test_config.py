@@ -142,6 +142,9 @@ def test_all_faults_are_reported_at_once(files: Files) -> None:
     ]
 
 
+OAUTH = '[kafka]\nsecurity_protocol = "SASL_PLAINTEXT"\nsasl_mechanism = "OAUTHBEARER"\n'
+
+
 @pytest.mark.parametrize(
     ("addition", "fault"),
     [
@@ -290,9 +293,16 @@ def test_names_and_addresses_are_checked(files: Files, old: str, new: str, fault
         ("[kafka]\nssl_check_hostname = false", "has no effect with this protocol"),
         (
             '[kafka]\nsecurity_protocol = "SASL_PLAINTEXT"\nsasl_mechanism = "PLAIN"\nsasl_plain_username = "u"',
-            "with kafka.sasl_plain_password not set: the mechanism needs it",
+            "sasl_plain_password not set (nor ALLOCATOR_KAFKA_SASL_PLAIN_PASSWORD): the mechanism needs it",
         ),
-        ('[zookeeper]\ndigest_username = "u"', "with zookeeper.digest_password not set: each needs the other"),
+        ('[zookeeper]\ndigest_username = "u"', "(nor ALLOCATOR_ZOOKEEPER_DIGEST_PASSWORD): each needs the other"),
+        (f'{OAUTH}sasl_oauth_token_provider = "a:b"\nsasl_oauth_scope = "s"', "it belongs to a token endpoint"),
+        (f'{OAUTH}sasl_oauth_token_provider = "a:b"\nsasl_oauth_token_endpoint = "https://h/t"', "exactly one of them"),
+        (OAUTH, "sasl_oauth_token_provider not set with kafka.sasl_oauth_token_endpoint not set: OAUTHBEARER needs"),
+        (f'{OAUTH}sasl_oauth_token_provider = "a.b"', "a colon stands between the module and the function"),
+        (f'{OAUTH}sasl_oauth_token_endpoint = "http://h/t"', "http would send the secret readable"),
+        (f'{OAUTH}sasl_oauth_token_endpoint = "https://u:geheim@h/t"', '"https://u:***@h/t": must be an https URL'),
+        (OAUTH.replace("OAUTHBEARER", "AWS_MSK_IAM"), "AWS_MSK_IAM needs SASL_SSL"),
         ('[zookeeper]\ndigest_password = "u"', "digest_password = *** with zookeeper.digest_username not set"),
         ("[zookeeper]\nverify_certs = false", "has no effect without TLS"),
         ('[zookeeper]\nroot = "relative"', "must be an absolute path"),

@@ -452,6 +452,10 @@ def test_check_names_what_is_wrong_with_settings_handler_and_allocator_function(
     wrong = offline.check(offline.config(handler={"concurency": 3}))
     assert wrong.returncode == 2
     assert "handler.concurency is not a setting; did you mean handler.concurrency?" in wrong.stderr
+    oauth = {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "OAUTHBEARER"}
+    wrong = offline.check(offline.config(kafka={**oauth, "sasl_oauth_token_provider": "handlers_under_test:vault"}))
+    assert wrong.returncode == 2
+    assert "sasl_oauth_token_provider 'handlers_under_test:vault': 'handlers_under_test' has no 'vault'" in wrong.stderr
     wrong = offline.check(offline.config("plan"))
     assert wrong.returncode == 2
     assert "did you mean 'plain'?" in wrong.stderr

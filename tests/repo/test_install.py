@@ -31,6 +31,7 @@ LINE = re.compile(r"\bpip install((?: (?:'[^'\n]+'|[\w.-]+(?:\[[\w,]+\])?))+)")
 USE = {
     "web": "import allocator.web.metrics",
     "patterns": "import re2, allocator.groups.patterns",
+    "msk": "import botocore.session",
     "otel": "import opentelemetry.sdk",
     "sql": "import allocator.sinks, sqlalchemy, psycopg",
     "arrow": "import allocator.fetch.arrow, pyarrow",

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from certificates import Certificates
-from secrets_and_doors import KEY_PASSWORD, PASSWORDS, Secured
+from secrets_and_doors import KEY_PASSWORD, PASSWORDS, REAUTH_S, Secured
 
 from allocator.testing import LocalCluster
 
@@ -36,10 +36,14 @@ def secured(cluster_factory: Callable[..., LocalCluster], certificates: Certific
         "ssl.truststore.type": "PEM",
         "ssl.truststore.location": certificates.ca,
         "listener.name.ssl.ssl.client.auth": "required",
-        "sasl.enabled.mechanisms": ",".join(PASSWORDS),
+        "sasl.enabled.mechanisms": ",".join([*PASSWORDS, "OAUTHBEARER"]),
     }
     for door in ("sasl_ssl", "sasl_plaintext"):
         broker[f"listener.name.{door}.plain.sasl.jaas.config"] = plain
+        broker[f"listener.name.{door}.oauthbearer.sasl.jaas.config"] = (
+            f"{module}.oauthbearer.OAuthBearerLoginModule required;"
+        )
+        broker[f"listener.name.{door}.oauthbearer.connections.max.reauth.ms"] = int(REAUTH_S * 1000)
         for mechanism in ("scram-sha-256", "scram-sha-512"):
             broker[f"listener.name.{door}.{mechanism}.sasl.jaas.config"] = scram
     keeper = {

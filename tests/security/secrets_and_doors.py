@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from certificates import Certificates
+from token_endpoint import CLIENT_SECRET, TokenEndpoint
 
 from allocator.testing import LocalCluster
 
-__all__ = ["DIGEST", "DIGEST_OPTIONS", "KEY_PASSWORD", "PASSWORDS", "SECRETS", "Secured"]
+__all__ = ["DIGEST", "DIGEST_OPTIONS", "KEY_PASSWORD", "PASSWORDS", "REAUTH_S", "SECRETS", "Secured"]
 
 KEY_PASSWORD = "key-Xq7tLrVz0"
 PASSWORDS = {
@@ -18,7 +19,8 @@ PASSWORDS = {
     "SCRAM-SHA-512": "scram512-Rt3yJc6f7",
 }
 DIGEST = "digest-Wv5uGa0k9"
-SECRETS = (KEY_PASSWORD, DIGEST, *PASSWORDS.values())
+SECRETS = (KEY_PASSWORD, DIGEST, CLIENT_SECRET, *PASSWORDS.values())
+REAUTH_S = 2.5  # lifetime of a session with OAUTHBEARER
 DIGEST_OPTIONS = {"auth_data": [("digest", f"allocator:{DIGEST}")]}
 
 
@@ -47,6 +49,11 @@ class Secured:
             settings["sasl_plain_username"] = "alice"
             settings["sasl_plain_password"] = PASSWORDS[mechanism]
         return settings
+
+    def oauth(self, endpoint: TokenEndpoint) -> dict[str, Any]:
+        """For "SASL_SSL", where sessions last `REAUTH_S`."""
+        tls = {"security_protocol": "SASL_SSL", "ssl_cafile": str(self.certificates.ca)}
+        return {**tls, **endpoint.settings()}
 
     @property
     def zookeeper(self) -> str:

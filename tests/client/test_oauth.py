@@ -1,0 +1,296 @@
+"""Token providers by name, and token endpoints: what they are asked, how their failures read, what never shows."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import providers_under_test
+import pytest
+from fake_broker import FakeBroker
+from kafka.protocol.metadata import FindCoordinatorRequest
+from kafka.protocol.sasl import SaslAuthenticateResponse, SaslHandshakeResponse
+from token_endpoint import CLIENT_ID, CLIENT_SECRET, TokenEndpoint, granted, unsecured_token
+
+from allocator.client.client import KafkaClient
+from allocator.client.oauth import TokenProvider, with_credentials
+from allocator.client.security import check_security
+from allocator.errors import BrokersUnavailable, ConfigError
+
+OAUTH = {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "OAUTHBEARER"}
+
+
+def oauth_broker(tokens: list[bytes], refused: int = 0, lifetime_ms: int = 0) -> FakeBroker:
+    """A broker that notes the tokens. It refuses the first ones."""
+
+    def handshake(request: Any) -> Any:
+        return SaslHandshakeResponse(error_code=0, mechanisms=["OAUTHBEARER"], version=request.API_VERSION)
+
+    def authenticate(request: Any) -> Any:
+        tokens.append(bytes(request.auth_bytes))
+        return SaslAuthenticateResponse(
+            error_code=58 if len(tokens) <= refused else 0,
+            error_message=None,
+            auth_bytes=b"",
+            session_lifetime_ms=lifetime_ms,
+            version=request.API_VERSION,
+        )
+
+    return FakeBroker({17: handshake, 36: authenticate})
+
+
+def provider_of(settings: dict[str, Any]) -> TokenProvider:
+    provider = with_credentials(check_security({**OAUTH, **settings}))["sasl_oauth_token_provider"]
+    assert isinstance(provider, TokenProvider)
+    return provider
+
+
+# -- by name ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_provider_by_name_is_made_once_and_serves_all_clients() -> None:
+    tokens: list[bytes] = []
+    security = {**OAUTH, "sasl_oauth_token_provider": "providers_under_test:Provider"}
+    before = len(providers_under_test.made)
+    async with oauth_broker(tokens) as broker:
+        for _ in range(2):
+            async with KafkaClient(broker.address, security=security) as client:
+                assert (await client.send(1, FindCoordinatorRequest(key="g", max_version=3))).error_code == 0
+    assert len(providers_under_test.made) - before <= 1
+    assert tokens
+    assert all(token.startswith(b"n,,\x01auth=Bearer ey") for token in tokens)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "sasl_oauth_token_provider with sasl_oauth_token_endpoint: OAUTHBEARER needs exactly one of them"),
+        ({"sasl_oauth_token_provider": "no_such_module:f"}, "'no_such_module:f': module 'no_such_module' cannot be"),
+        ({"sasl_oauth_token_provider": "providers_under_test:Provder"}, "has no 'Provder'; did you mean 'Provider'"),
+        ({"sasl_oauth_token_provider": "providers_under_test"}, "write 'package.module:function'"),
+        ({"sasl_oauth_token_provider": "providers_under_test:of_environment"}, "KeyError.'VAULT_ADDRESS_OF_TEST'"),
+        ({"sasl_oauth_token_provider": "builtins:dict"}, "token provider 'builtins:dict': dict has no method token"),
+        ({"sasl_oauth_token_provider": 5}, r"token provider int: int has no method token"),
+        (
+            {"sasl_oauth_token_endpoint": "https://i/t", "sasl_oauth_client_id": "b"},
+            "sasl_oauth_client_secret: the end",
+        ),
+        ({"sasl_oauth_token_provider": "a:b", "sasl_oauth_client_id": "b"}, "it belongs to a token endpoint"),
+        ({"sasl_mechanism": "PLAIN", "sasl_oauth_token_provider": "a:b"}, 'it belongs to "OAUTHBEARER"'),
+        ({"sasl_mechanism": "AWS_MSK_IAM"}, "sasl_mechanism with security_protocol: AWS_MSK_IAM needs SASL_SSL"),
+    ],
+)
+async def test_settings_that_give_no_provider_are_named(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        await KafkaClient("127.0.0.1:1", security={**OAUTH, **settings}).connect(1)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("failing", r": KeyError\('token'\)"),
+        ("hanging", " yet"),
+        ("Coroutine", r": token\(\) returned coroutine; it must be a plain function that returns str"),
+    ],
+)
+async def test_a_provider_that_fails_or_hangs_is_a_retriable_error_that_names_it(name: str, why: str) -> None:
+    security = {**OAUTH, "sasl_oauth_token_provider": f"providers_under_test:{name}"}
+    async with oauth_broker([]) as broker:
+        where = f"no credentials for OAUTHBEARER from token provider 'providers_under_test:{name}'"
+        with pytest.raises(BrokersUnavailable, match=where + why) as caught:
+            await KafkaClient(broker.address, security=security).connect(0.5)
+        assert caught.value.retriable
+
+
+async def test_requests_go_on_while_credentials_are_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The provider fails once when the session must be renewed, then hangs; the same connection answers meanwhile."""
+    monkeypatch.setattr("allocator.client.connection.CREDENTIALS_PAUSE_S", 0.01)
+    tokens: list[bytes] = []
+    provider = providers_under_test.Provider()
+    asked, go_on = threading.Event(), threading.Event()
+
+    def fail() -> str:
+        provider.make = hang
+        raise LookupError("away")
+
+    def hang() -> str:
+        asked.set()
+        assert go_on.wait(60)
+        return "renewed"
+
+    async with oauth_broker(tokens, lifetime_ms=3_000_000) as broker:
+        # a session that is to be renewed at once, and lasts
+        monkeypatch.setattr("random.uniform", lambda low, high: 1e-6 if low == 0.85 else (low + high) / 2)
+        security = {**OAUTH, "sasl_oauth_token_provider": provider}
+        async with KafkaClient(broker.address, security=security) as client:
+            provider.make = fail
+            await asyncio.to_thread(asked.wait, 60)
+            connections = broker.connections
+            answer = client.send(1, FindCoordinatorRequest(key="g", max_version=3))
+            assert (await asyncio.wait_for(answer, 30)).error_code == 0
+            assert not any(b"renewed" in token for token in tokens)
+            go_on.set()
+            while not any(b"renewed" in token for token in tokens):
+                assert (await client.send(1, FindCoordinatorRequest(key="g", max_version=3))).error_code == 0
+            assert broker.connections == connections
+
+
+# -- the token endpoint -----------------------------------------------------------------------------------------------
+
+
+def test_an_endpoint_is_asked_for_client_credentials_and_its_token_is_kept() -> None:
+    with TokenEndpoint() as endpoint:
+        settings = {**endpoint.settings(), "sasl_oauth_scope": "kafka read"}
+        tokens = {provider_of(settings).token() for _ in range(3)}
+        assert len(tokens) == 1
+        form = {"grant_type": ["client_credentials"], "scope": ["kafka read"]}
+        assert endpoint.requests == [(CLIENT_ID, CLIENT_SECRET, form)]
+
+
+def test_a_token_is_renewed_before_it_expires_and_serves_until_then_if_the_endpoint_is_away(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ahead, real = [0.0], time.time
+    with TokenEndpoint() as endpoint:
+        provider = provider_of(endpoint.settings())
+        first = provider.token()
+        monkeypatch.setattr("time.time", lambda: real() + ahead[0])
+        ahead[0] = 0.7 * 3600
+        assert provider.token() == first
+        ahead[0] = 0.81 * 3600
+        endpoint.answer = lambda: (503, {}, "")
+        assert provider.token() == first
+        assert (
+            f"token endpoint {endpoint.url}: it answers 503: Service Unavailable; the last token is valid"
+            in caplog.text
+        )
+        endpoint.answer = granted
+        second = provider.token()
+        assert second != first
+        ahead[0] = 2 * 3600
+        endpoint.answer = lambda: (503, {}, "")
+        with pytest.raises(Exception, match="503"):
+            provider.token()
+
+
+def test_a_token_without_a_lifetime_serves_once() -> None:
+    with TokenEndpoint() as endpoint:
+        endpoint.answer = lambda: (200, {}, f'{{"access_token": "{unsecured_token()}"}}')
+        provider = provider_of(endpoint.settings())
+        assert provider.token() != provider.token()
+
+
+async def test_a_token_that_the_broker_refuses_is_not_offered_again() -> None:
+    tokens: list[bytes] = []
+    with TokenEndpoint() as endpoint:
+        async with oauth_broker(tokens, refused=1) as broker:
+            security = {**OAUTH, **endpoint.settings()}
+            with pytest.raises(BrokersUnavailable, match="correct the credentials"):
+                await KafkaClient(broker.address, security=security).connect(30)
+            async with KafkaClient(broker.address, security=security):
+                pass
+    assert len(set(tokens[:2])) == 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (
+            (400, {}, '{"error": "invalid_scope", "error_description": "no \\u001b x"}'),
+            r"400: invalid_scope: no \\x1b x",
+        ),
+        (
+            (401, {}, f'{{"error": "invalid_client", "error_description": "{CLIENT_SECRET}?"}}'),
+            "invalid_client: ...\\?",
+        ),
+        ((302, {"Location": "http://127.0.0.1:1/"}, ""), "it answers 302: Found"),
+        ((200, {}, "<html>"), "its answer has no access_token of"),
+        ((200, {}, '{"access_token": "a\\u0001b"}'), "its answer has no access_token of"),
+        (
+            (200, {}, '{"access_token": "a", "token_type": "mac"}'),
+            "its answer has no access_token of token_type Bearer",
+        ),
+        ((200, {}, '{"access_token": "a", "expires_in": "soon"}'), "expires_in that is not a number"),
+        ((200, {}, "x" * (2 << 20)), "no answer: "),
+    ],
+)
+async def test_an_endpoint_that_fails_is_named_and_the_secret_is_not(
+    answer: Any, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(1)
+    logging.getLogger("allocator").setLevel(1)
+    with TokenEndpoint() as endpoint:
+        endpoint.answer = lambda: answer
+        async with oauth_broker([]) as broker:
+            client = KafkaClient(broker.address, security={**OAUTH, **endpoint.settings()})
+            with pytest.raises(BrokersUnavailable, match=f"from token endpoint {endpoint.url}: .*{why}") as caught:
+                await client.connect(0.5)
+            assert caught.value.retriable
+        assert CLIENT_SECRET not in str(caught.value) + caplog.text + repr(client)
+        assert len(endpoint.requests) >= 1
+
+
+async def test_an_endpoint_that_is_silent_or_away_is_named(monkeypatch: pytest.MonkeyPatch, unused_port: int) -> None:
+    monkeypatch.setattr("allocator.client.oauth.ENDPOINT_TIMEOUT_S", 0.3)
+    with TokenEndpoint() as endpoint:
+        asked, end = threading.Event(), threading.Event()
+
+        def silence() -> Any:
+            asked.set()
+            end.wait(60)
+            return granted()
+
+        endpoint.answer = silence
+        settings = endpoint.settings()
+        async with oauth_broker([]) as broker:
+            for url, why in ((endpoint.url, "Timeout"), (f"http://127.0.0.1:{unused_port}/t", "refused")):
+                security = {**OAUTH, **settings, "sasl_oauth_token_endpoint": url}
+                with pytest.raises(
+                    BrokersUnavailable, match=f"from token endpoint {url}: no answer: .*{why}"
+                ) as caught:
+                    await KafkaClient(broker.address, security=security).connect(5)
+                assert caught.value.retriable
+        assert asked.is_set()
+        end.set()
+
+
+def test_tls_of_the_endpoint_is_verified(
+    server_context: ssl.SSLContext, certificate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with TokenEndpoint(server_context) as endpoint:
+        provider = provider_of(endpoint.settings())
+        with pytest.raises(Exception, match=r"no answer: .*(?i:certificate)"):
+            provider.token()
+        assert endpoint.requests == []
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate / "ca.pem"))
+        assert provider.token()
+
+
+@pytest.mark.parametrize(
+    ("url", "sound"),
+    [
+        ("https://login.example/tenant/oauth2/v2.0/token?p=1", True),
+        ("http://localhost:8080/token", True),
+        ("http://[::1]/token", True),
+        ("http://login.example/token", False),
+        ("http://localhost.example/token", False),
+        ("https://user:s3cret@login.example/token", False),
+        ("https:///token", False),
+        ("ftp://login.example/token", False),
+        ("https://login.example:x/token", False),
+        ("", False),
+    ],
+)
+def test_a_secret_is_sent_over_tls_or_to_this_machine(url: str, sound: bool) -> None:
+    settings = {**OAUTH, "sasl_oauth_token_endpoint": url, "sasl_oauth_client_id": "b", "sasl_oauth_client_secret": "c"}
+    if sound:
+        assert check_security(settings) == settings
+        return
+    with pytest.raises(ConfigError, match="sasl_oauth_token_endpoint") as caught:
+        check_security(settings)
+    assert "s3cret" not in str(caught.value)

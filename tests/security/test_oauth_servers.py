@@ -1,0 +1,284 @@
+"""OAUTHBEARER on a real broker, which ends each session after a few seconds, through every entrance."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import re
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from daemon_processes import Setup, make, stopped
+from secrets_and_doors import SECRETS, Secured
+from token_endpoint import CLIENT_ID, CLIENT_SECRET, TokenEndpoint, granted
+
+from allocator import Consumer
+from allocator.client.client import KafkaClient
+from allocator.errors import BrokersUnavailable, ConfigError
+from allocator.offsets.group_offsets import GroupOffsets
+from allocator.producer.producer import Producer
+from allocator.testing import LocalCluster, wait_until
+from allocator.testing.java import find_java
+from allocator.types import TopicPartition
+
+Topics = Callable[..., str]
+COMMAND = [sys.executable, "-m", "allocator.cli"]
+SECRET = "ALLOCATOR_KAFKA_SASL_OAUTH_CLIENT_SECRET"
+__all__ = ["make"]
+
+
+@pytest.fixture
+def endpoint() -> Iterator[TokenEndpoint]:
+    with TokenEndpoint() as served:
+        yield served
+
+
+@pytest.fixture
+def service(secured: Secured, endpoint: TokenEndpoint, make: Callable[..., Setup]) -> tuple[Setup, Path]:
+    """A topic with 300 records, and a settings file without the secret, which comes from the environment."""
+    it = make(partitions=3, cluster=secured.cluster)
+    it.fill(300)
+    kafka = {**secured.oauth(endpoint), "sasl_oauth_client_secret": None, "brokers": [secured.brokers("SASL_SSL")]}
+    group = {"membership": "kafka", "session_timeout_s": 15}
+    file = it.config(kafka=kafka, group=group, zookeeper={"hosts": None}, web={"port": 0})
+    assert CLIENT_SECRET not in file.read_text()
+    return it, file
+
+
+def shown(text: str) -> list[str]:
+    return [secret for secret in SECRETS if secret in text]
+
+
+def run(*words: object, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *map(str, words)], env={**os.environ, **environ}, capture_output=True, text=True, timeout=300
+    )
+
+
+class Authentications(logging.Handler):
+    """Counts what the connections log."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.DEBUG)
+        self.connections = self.handshakes = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        self.connections += "request 1: ApiVersionsRequest" in text
+        self.handshakes += "SaslHandshakeRequest" in text
+
+    @property
+    def repeated(self) -> int:
+        return self.handshakes - self.connections
+
+
+@pytest.fixture
+def authentications() -> Iterator[Authentications]:
+    handler, logger = Authentications(), logging.getLogger("allocator.client.connection")
+    before = logger.level
+    logger.setLevel(logging.DEBUG)
+    logger.addHandler(handler)
+    yield handler
+    logger.removeHandler(handler)
+    logger.setLevel(before)
+
+
+@pytest.mark.parametrize("membership", ["kafka", "zookeeper"])
+async def test_sessions_that_end_lose_no_record_and_show_no_error(
+    secured: Secured,
+    topic_factory: Topics,
+    group: str,
+    endpoint: TokenEndpoint,
+    authentications: Authentications,
+    caplog: pytest.LogCaptureFixture,
+    membership: Any,
+) -> None:
+    """A member reads and commits while a producer writes, over many sessions of their connections and several
+    tokens."""
+    caplog.set_level(logging.WARNING)
+    topic = await asyncio.to_thread(topic_factory, 4, 1, None, secured.cluster)
+    endpoint.answer = lambda: granted(8)
+    security, brokers = secured.oauth(endpoint), secured.brokers("SASL_SSL")
+    written, read = 0, dict[TopicPartition, list[tuple[int, int]]]()
+    finished = False
+
+    async def write() -> None:
+        nonlocal written, finished
+        async with KafkaClient(brokers, security=security) as client, Producer(client, linger_s=0.0) as producer:
+            while authentications.repeated < 10 or len(endpoint.requests) < 2:
+                sent = [await producer.append(topic, None, b"%d" % (written + n)) for n in range(40)]
+                written += len(sent)
+                await asyncio.gather(*sent)
+        finished = True
+
+    over_zookeeper = {"zookeeper": f"{secured.cluster.zookeeper}/{group}"} if membership == "zookeeper" else {}
+    consumer = Consumer(
+        topic, brokers=brokers, group=group, security=security, membership=membership, session_timeout_s=15,
+        auto_commit_interval_s=0.2, **over_zookeeper,
+    )  # fmt: skip
+    if over_zookeeper:
+        await asyncio.to_thread(make_chroot, secured.cluster, group)
+    async with consumer:
+        writing = asyncio.create_task(write())
+        while not finished or sum(map(len, read.values())) < written:
+            for tp, records in (await consumer.getmany(timeout_s=0.1)).items():
+                read.setdefault(tp, []).extend((record.offset, int(record.value)) for record in records)
+            if writing.done():
+                await writing
+        await consumer.commit()
+    values = sorted(value for rows in read.values() for _, value in rows)
+    assert values == list(range(written))
+    for rows in read.values():
+        assert [offset for offset, _ in rows] == list(range(len(rows)))
+    async with KafkaClient(secured.cluster.bootstrap) as client:
+        committed = await GroupOffsets(client, group).fetch(list(read))
+    assert {tp: found.offset for tp, found in committed.items()} == {tp: len(rows) for tp, rows in read.items()}
+    assert "authentication" not in caplog.text
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+    print(
+        f"{written} records, {authentications.connections} connections, {authentications.repeated} re-authentications"
+    )
+
+
+def make_chroot(cluster: LocalCluster, name: str) -> None:
+    from kazoo.client import KazooClient
+
+    zk = KazooClient(cluster.zookeeper)
+    zk.start(30)
+    zk.ensure_path(f"/{name}")
+    zk.stop()
+    zk.close()
+
+
+@pytest.mark.deadline(240)
+async def test_the_daemon_its_page_and_the_commands(
+    service: tuple[Setup, Path], secured: Secured, endpoint: TokenEndpoint
+) -> None:
+    it, config = service
+    checked = await asyncio.to_thread(it.check, config, "--connect", **{SECRET: CLIENT_SECRET})
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert 'sasl_oauth_client_secret = "***"' in checked.stdout
+    assert not shown(checked.stdout + checked.stderr)
+    process = await asyncio.to_thread(it.run, config, create=False, **{SECRET: CLIENT_SECRET})
+    await asyncio.to_thread(it.wait_done)
+
+    def url() -> str | None:
+        lines = (line["message"] for line in it.logs())
+        return next((found[1] for line in lines if (found := re.search(r"(http://[\d.:]+)/ has metrics", line))), None)
+
+    await asyncio.to_thread(wait_until, url, 60)
+
+    def page() -> str:
+        with urllib.request.urlopen(f"{url()}/api/groups/{it.group}", timeout=30) as answer:
+            return str(answer.read().decode())
+
+    def whole() -> bool:
+        return '"lag":0' in page().replace(" ", "")
+
+    await asyncio.to_thread(wait_until, whole, 60)
+    assert not shown(await asyncio.to_thread(page))
+    environ = {SECRET: CLIENT_SECRET}
+    for words, text in (
+        (("group", "describe", it.group, "-c", config), it.topic),
+        (("records", it.topic, "-c", config, "--json"), '"begin": 0'),
+    ):
+        done = await asyncio.to_thread(run, *words, **environ)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert text in done.stdout
+        assert not shown(done.stdout + done.stderr)
+    assert await asyncio.to_thread(stopped, process) == 0
+    logs = it.logs()
+    assert [line for line in logs if line["level"] not in ("INFO", "DEBUG", "info", "debug")] == []
+    assert not shown(json.dumps(logs))
+
+
+async def test_a_daemon_without_the_secret_is_told_which_variable(service: tuple[Setup, Path]) -> None:
+    it, config = service
+    done = await asyncio.to_thread(it.check, config)
+    assert done.returncode == 2
+    assert f"kafka.sasl_oauth_client_secret not set (nor {SECRET}): the endpoint needs it" in done.stderr
+
+
+async def test_a_broker_without_iam_is_told_so(secured: Secured, monkeypatch: pytest.MonkeyPatch) -> None:
+    security = {**secured.kafka("SASL_SSL"), "sasl_mechanism": "AWS_MSK_IAM"}
+    del security["sasl_plain_username"], security["sasl_plain_password"]
+    with pytest.raises(BrokersUnavailable, match=r"(?i)mechanism.*set sasl_mechanism to one of") as caught:
+        await KafkaClient(secured.brokers("SASL_SSL"), security=security).connect(20)
+    assert not caught.value.retriable
+
+
+@pytest.mark.deadline(240)
+async def test_the_mirror_takes_credentials_for_both_clusters(
+    service: tuple[Setup, Path], kafka_cluster: LocalCluster, secured: Secured, topic_factory: Topics
+) -> None:
+    it, config = service
+    shared = ["--membership", "kafka", "--once", "--replication", "1", "--quiet"]
+    from_it = ["mirror", secured.brokers("SASL_SSL"), kafka_cluster.bootstrap, "--topic", it.topic, "-c", config]
+    done = await asyncio.to_thread(run, *from_it, *shared, "--group", f"{it.group}-1", **{SECRET: CLIENT_SECRET})
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "300 records mirrored" in done.stdout
+    other = await asyncio.to_thread(topic_factory, 1, 1, None, kafka_cluster)
+    await asyncio.to_thread(kafka_cluster.produce, other, [b"1", b"2"])
+    to_it = ["mirror", kafka_cluster.bootstrap, secured.brokers("SASL_SSL"), "--topic", other, "--to-config", config]
+    options = [*shared, "--group", f"{it.group}-2"]
+    refused = await asyncio.to_thread(run, *to_it, *options, **{SECRET: CLIENT_SECRET})
+    assert refused.returncode == 2
+    assert "not set (nor ALLOCATOR_TO_KAFKA_SASL_OAUTH_CLIENT_SECRET)" in refused.stderr
+    done = await asyncio.to_thread(run, *to_it, *options, ALLOCATOR_TO_KAFKA_SASL_OAUTH_CLIENT_SECRET=CLIENT_SECRET)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 records mirrored" in done.stdout
+    assert not shown(done.stdout + done.stderr + refused.stdout + refused.stderr)
+
+
+def test_spark_plans_with_a_token_endpoint(secured: Secured, topic_factory: Topics, endpoint: TokenEndpoint) -> None:
+    pytest.importorskip("pyspark.sql.datasource", reason="pyspark 4 needs Python 3.10 or newer")
+    from allocator.spark.topic import Topic
+
+    topic = topic_factory(1, 1, None, secured.cluster)
+    secured.cluster.produce(topic, [b"1", b"2"])
+    options = {
+        "kafka.security.protocol": "SASL_SSL",
+        "kafka.sasl.mechanism": "OAUTHBEARER",
+        "kafka.ssl.truststore.location": str(secured.certificates.ca),
+        "kafka.sasl.oauthbearer.token.endpoint.url": endpoint.url,
+        "kafka.sasl.login.callback.handler.class": "org.apache.kafka...OAuthBearerLoginCallbackHandler",
+        "kafka.sasl.jaas.config": "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required "
+        f'clientId="{CLIENT_ID}" clientSecret="{CLIENT_SECRET}" scope="kafka";',
+    }
+    assert Topic(secured.brokers("SASL_SSL"), topic, options).extent().log == {0: (0, 2)}
+    assert endpoint.requests[-1][2]["scope"] == ["kafka"]
+    with pytest.raises(ConfigError, match="https://host/path") as caught:
+        Topic("h:1", topic, {**options, "kafka.sasl.oauthbearer.token.endpoint.url": f"https://u:{CLIENT_SECRET}@h"})
+    assert not shown(str(caught.value))
+
+
+@pytest.mark.long
+@pytest.mark.deadline(600)
+async def test_spark_reads_with_a_provider_by_name(secured: Secured, topic_factory: Topics, tmp_path: Path) -> None:
+    pytest.importorskip("pyspark.sql.datasource", reason="pyspark 4 needs Python 3.10 or newer")
+    import pyarrow.dataset as ds
+
+    topic = await asyncio.to_thread(topic_factory, 2, 1, None, secured.cluster)
+    await asyncio.to_thread(secured.cluster.produce, topic, [b"%d" % n for n in range(50)])
+    options = {
+        "kafka.security.protocol": "SASL_SSL",
+        "kafka.sasl.mechanism": "OAUTHBEARER",
+        "security.ssl_cafile": secured.certificates.ca,
+        "security.sasl_oauth_token_provider": "providers_under_test:Provider",
+    }
+    words = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
+    brokers = secured.brokers("SASL_SSL")
+    done = await asyncio.to_thread(
+        run, "archive", tmp_path / "archive", "--brokers", brokers, "--topic", topic, "--master", "local[1]", *words,
+        JAVA_HOME=find_java(oldest=17).home, PYTHONPATH=str(Path(__file__).parents[1] / "client"),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    table = ds.dataset(tmp_path / "archive", format="parquet", partitioning="hive").to_table(["value"])
+    assert sorted(map(int, table["value"].to_pylist())) == list(range(50))

@@ -53,7 +53,6 @@ __all__ = [
     "PartitionKey",
     "PartitionLike",
     "Record",
-    "Result",
     "TopicPartition",
     "Workers",
 ]
@@ -127,9 +126,6 @@ PartitionLike = tuple[str, int]
 
 PartitionKey = TypeVar("PartitionKey", bound=PartitionLike)
 """A `PartitionLike` as the key of a mapping. A type checker accepts any of its forms, and several in one mapping."""
-
-Result = TypeVar("Result")
-"""What a function returns that the caller passes, such as to `Generation.start`."""
 
 Offset = Union[int, tuple[int], tuple[int, Optional[str]], tuple[int, Optional[str], Optional[int]]]
 """The next record to read, as an argument: an int, the `OffsetAndMetadata` of any client, or a plain tuple (offset,

@@ -133,7 +133,7 @@ class Consumer:
         load_tolerance: float = DEFAULT["load_tolerance"],
         offsets: OffsetStorage | None = DEFAULT["offsets"],
         settle_s: float = DEFAULT["settle_s"],
-        sink: TransactionalSink | None = None,
+        sink: TransactionalSink[Any] | None = None,
     ) -> None:
         self.group = group
         self.client_id = client_id or default_client_id(instance_id=instance_id if restart_grace_s else None)

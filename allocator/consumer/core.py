@@ -77,7 +77,7 @@ class ConsumerCore:
         auto_offset_reset: OffsetReset | int,
         security: Mapping[str, Any] | None = None,
         old_offsets: bool = False,
-        sink: TransactionalSink | None = None,
+        sink: TransactionalSink[Any] | None = None,
         order_topic: OrderTopic | None = None,
         **fetch: Any,
     ) -> None:
@@ -713,7 +713,7 @@ class ConsumerCore:
 class SinkMember:
     """One member's access to the offsets in a sink. Implements `SinkOffsets` for `Ownership`."""
 
-    def __init__(self, core: ConsumerCore, sink: TransactionalSink) -> None:
+    def __init__(self, core: ConsumerCore, sink: TransactionalSink[Any]) -> None:
         if not isinstance(sink, TransactionalSink):
             raise ConfigError(f"sink takes an SqliteSink or an SqlSink, not {sink!r}")
         if core.group is None:

@@ -7,17 +7,19 @@ import logging
 from collections.abc import Callable, Coroutine, Mapping
 from contextvars import ContextVar
 from types import MappingProxyType
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional, TypeVar
 
 from allocator.errors import CommitFailed, ConfigError, Fenced, GenerationEnded, NotOwned
 from allocator.html import paragraph, table
 from allocator.offsets.group_offsets import GroupOffsets
 from allocator.subscription.loss import stamped
-from allocator.types import OffsetAndMetadata, Result, TopicPartition
+from allocator.types import OffsetAndMetadata, TopicPartition
 
 __all__ = ["Generation", "PartitionStart"]
 
 log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
 
 # the generation whose function runs in the current task, or started it
 _generation_here: ContextVar[Optional[Generation]] = ContextVar("allocator_generation_here")

@@ -18,7 +18,7 @@ import logging
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, NamedTuple, Optional, Protocol, Union
+from typing import Any, Generic, NamedTuple, Optional, Protocol, TypeVar, Union
 
 from allocator.errors import AlreadyStored, ConfigError, Fenced, SinkError
 from allocator.fetch.batch import Batch
@@ -28,9 +28,9 @@ __all__ = ["SinkClaim", "SinkOffset", "Transaction", "TransactionalSink"]
 
 log = logging.getLogger(__name__)
 
-Unit = Union[Batch, Record]
 Parameters = Mapping[str, Any]
-Effects = Callable[[Any, Any], object]
+Connection = TypeVar("Connection")
+Unit = TypeVar("Unit", bound=Union[Batch, Record])
 
 # in the words that SQLite and PostgreSQL share, with the placeholders that sqlite3 and SQLAlchemy share
 CREATE = """CREATE TABLE IF NOT EXISTS {table} (
@@ -70,10 +70,10 @@ class SinkOffset(NamedTuple):
     leader_epoch: int = -1
 
 
-class Transaction(Protocol):
+class Transaction(Protocol[Connection]):
     """An open transaction of a sink's database."""
 
-    connection: Any
+    connection: Connection
     """What the user's function gets."""
 
     def rows(self, statement: str, parameters: Parameters) -> Sequence[Sequence[Any]]: ...
@@ -102,7 +102,7 @@ class _Row(NamedTuple):
     topic_id: Optional[str]
 
 
-class TransactionalSink:
+class TransactionalSink(Generic[Connection]):
     """Offsets of one group in a database, for one consumer at a time. Pass it to `Consumer(sink=...)`.
 
         sink = SqliteSink("orders.db")
@@ -132,7 +132,7 @@ class TransactionalSink:
 
     # -- implemented for a database ------------------------------------------------------------------------------
 
-    def _transaction(self) -> AbstractContextManager[Transaction]:
+    def _transaction(self) -> AbstractContextManager[Transaction[Connection]]:
         """Commits at the end of the block, and rolls back when the block raises."""
         raise NotImplementedError
 
@@ -146,7 +146,7 @@ class TransactionalSink:
 
     # -- effects -------------------------------------------------------------------------------------------------
 
-    def write(self, unit: Batch | Record, effects: Callable[[Any, Any], object]) -> bool:
+    def write(self, unit: Unit, effects: Callable[[Connection, Unit], object]) -> bool:
         """Calls `effects(connection, unit)` and stores the offset after `unit`, in one transaction.
 
         `unit` is a batch or a record, as the consumer delivered it. After an error the same unit may be written again:
@@ -162,6 +162,7 @@ class TransactionalSink:
         if owned is None or owned.fence != unit.fence:
             raise self._refused(partition, unit.fence, owned.fence if owned else None)
         key = self._key(partition)
+        left: Any = unit
         with self._transaction() as transaction:
             stored = self._stored(transaction, partition, key, owned)
             if stored > start:
@@ -170,17 +171,17 @@ class TransactionalSink:
                 if stored >= end:
                     return False
                 assert isinstance(unit, Batch)  # a record is stored as a whole
-                unit = unit.from_offset(stored)
-            effects(transaction.connection, unit)
+                left = unit.from_offset(stored)
+            effects(transaction.connection, left)
             transaction.must_be_open()
             self._tried[partition] = start, end
-            values = {**key, **owned._asdict(), "next_offset": end, "leader_epoch": unit.leader_epoch, "stored": stored}
+            values = {**key, **owned._asdict(), "next_offset": end, "leader_epoch": left.leader_epoch, "stored": stored}
             if transaction.change(self._of_table(STORE), values) != 1:
                 self._stored(transaction, partition, key, owned)
                 raise AlreadyStored(partition, start, end)
         return True
 
-    async def write_async(self, unit: Batch | Record, effects: Callable[[Any, Any], object]) -> bool:
+    async def write_async(self, unit: Unit, effects: Callable[[Connection, Unit], object]) -> bool:
         """As `write`, in a thread, so that the event loop goes on."""
         return await asyncio.to_thread(self.write, unit, effects)
 
@@ -295,7 +296,7 @@ class TransactionalSink:
                 self._stored(transaction, partition, self._key(partition), owned)
         self._tried.pop(partition, None)
 
-    def _stored(self, transaction: Transaction, partition: TopicPartition, key: Parameters, owned: _Owned) -> int:
+    def _stored(self, transaction: Transaction[Any], partition: TopicPartition, key: Parameters, owned: _Owned) -> int:
         """The next offset, -1 if nothing is stored. Raises `Fenced` when the row is another owner's."""
         rows = transaction.rows(self._of_table(SELECT), key)
         if not rows:
@@ -323,7 +324,7 @@ class TransactionalSink:
             with self._transaction() as transaction:
                 return self._read(transaction, group)
 
-    def _read(self, transaction: Transaction, group: str) -> dict[TopicPartition, _Row]:
+    def _read(self, transaction: Transaction[Any], group: str) -> dict[TopicPartition, _Row]:
         rows = transaction.rows(self._of_table(SELECT_ALL), {"group_id": group})
         return {TopicPartition(topic, part): _Row(*rest) for topic, part, *rest in rows}
 
@@ -357,7 +358,7 @@ class TransactionalSink:
         return some if len(partitions) <= 5 else f"{some} and {len(partitions) - 5} more"
 
 
-def _extent(unit: Unit) -> tuple[TopicPartition, int, int]:
+def _extent(unit: Batch | Record) -> tuple[TopicPartition, int, int]:
     """The partition, the first offset and the offset after the last."""
     partition = TopicPartition(unit.topic, unit.partition)
     if isinstance(unit, Batch):

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from allocator.errors import ConfigError, MissingExtra
 from allocator.sinks.sink import Parameters, Transaction, TransactionalSink
+
+if TYPE_CHECKING:
+    import sqlalchemy
 
 __all__ = ["SqlSink"]
 
@@ -33,7 +36,7 @@ class _SqlTransaction:
             )
 
 
-class SqlSink(TransactionalSink):
+class SqlSink(TransactionalSink["sqlalchemy.Connection"]):
     """Offsets and effects in one PostgreSQL database.
 
     `engine` is a SQLAlchemy Engine, or a URL such as "postgresql+psycopg://user@host/shop". `effects` get a SQLAlchemy
@@ -87,7 +90,7 @@ class SqlSink(TransactionalSink):
                 )
 
     @contextmanager
-    def _transaction(self) -> Iterator[Transaction]:
+    def _transaction(self) -> Iterator[Transaction[sqlalchemy.Connection]]:
         with self.engine.begin() as connection:
             if self._idle_timeout_s is not None:
                 limit_ms = max(1, round(self._idle_timeout_s * 1000))

@@ -16,7 +16,7 @@ __all__ = ["SqliteSink"]
 
 class _SqliteTransaction:
     def __init__(self, connection: sqlite3.Connection) -> None:
-        self.connection: Any = connection
+        self.connection = connection
 
     def rows(self, statement: str, parameters: Parameters) -> Sequence[Sequence[Any]]:
         return list(self.connection.execute(statement, parameters))
@@ -34,7 +34,7 @@ class _SqliteTransaction:
             )
 
 
-class SqliteSink(TransactionalSink):
+class SqliteSink(TransactionalSink[sqlite3.Connection]):
     """Offsets and effects in one file of SQLite, for members on one machine.
 
     `effects` get a `sqlite3.Connection`. One transaction at a time writes to the file, of all processes together; a
@@ -59,7 +59,7 @@ class SqliteSink(TransactionalSink):
         return (sqlite3.Error,)
 
     @contextmanager
-    def _transaction(self) -> Iterator[Transaction]:
+    def _transaction(self) -> Iterator[Transaction[sqlite3.Connection]]:
         with self._lock:
             if self._connection is None:
                 self._connection = sqlite3.connect(

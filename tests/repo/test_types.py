@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from sqlite3 import Connection
 from typing import NamedTuple
 
 from allocator import (
@@ -47,7 +48,9 @@ from allocator import (
     SwitchingConsumer,
     TopicPartition,
 )
+from allocator.deadletters import DeadLetterQueue
 from allocator.errors import AllocatorError
+from allocator.sinks import SqliteSink
 from allocator.types import MembershipName
 
 
@@ -87,6 +90,10 @@ def done(offsets: Mapping[TopicPartition, OffsetAndMetadata], error: AllocatorEr
 
 def handle(record: Record) -> None:
     print(record.offset)
+
+
+def store(connection: Connection, batch: Batch) -> None:
+    connection.executemany("INSERT INTO orders VALUES (?)", [(record.offset,) for record in batch])
 
 
 async def serve(membership: MembershipName) -> int:
@@ -212,6 +219,15 @@ async def others() -> None:
             reveal_type(each.order.partitions)
     async with Allocation(["x"], group="g", zookeeper="z:2181", on_assigned=lambda names: print(len(names))) as held:
         reveal_type(held.held)
+    sink = SqliteSink("orders.db")
+    async with Consumer("a", brokers="b:9092", group="g", zookeeper="z:2181", sink=sink) as consumer:
+        async for batch in consumer:
+            await sink.write_async(batch, store)
+            sink.write(batch[0], lambda connection, record: connection.execute("VALUES (?)", (record.offset + 1,)))
+    reveal_type(sink.offsets("g"))
+    async with DeadLetterQueue("a.failed", "b:9092") as letters:
+        async for letter in letters.read():
+            reveal_type((letter.place, letter.original, letter.error, letter.record))
     grouped = GroupedConsumer("b:9092", "g", "z:2181", membership="kiel")
     reveal_type(grouped.allocation)
     reveal_type(await grouped.consume("a"))  # values

@@ -1,4 +1,4 @@
-# Needs make and Python 3.9 or newer, nothing else: each target makes its own virtual environment first.
+# Needs make and Python 3.9 or newer with venv (Debian: python3-venv): each target makes its own virtual environment first.
 #   make test PYTHON=python3.12          another interpreter
 #   make test ARGS="tests/assignors -k naive"   more arguments for pytest
 #   make test WORKERS=0            one process; without WORKERS four, each with servers of its own, and one if ARGS are given
@@ -23,7 +23,13 @@ STAMP := $(VENV)/.installed-$(VERSION)
 DEMO := $(or $(wildcard $(STAMP)),$(VENV)/.demo-$(VERSION))
 DEMO_SPARK := $(or $(wildcard $(STAMP)),$(VENV)/.demo-spark-$(VERSION))
 
-.PHONY: help demo demo-spark check test test-long test-versions coverage fuzz gate lint format audit pictures docs clean
+# $(call environment,DIRECTORY,OPTIONS): makes a virtual environment; leaves no half of one
+define environment
+	@$(PYTHON) -m venv $(2) $(1) || { test -x $(1)/bin/pip || rm -rf $(1); \
+		echo "$(PYTHON) cannot make a virtual environment. On Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+endef
+
+.PHONY: help demo demo-spark check test test-long test-versions coverage fuzz gate lint format audit wheel pictures docs clean
 .DEFAULT_GOAL := help
 
 help: ## Show this
@@ -73,12 +79,19 @@ format: $(STAMP) ## Let ruff rewrite what it can
 
 # in an environment of its own; --strict: what the database does not know is an error, not a pass
 audit: $(STAMP) ## Known vulnerabilities of what is installed, and of the oldest versions allowed (needs the network)
-	$(PYTHON) -m venv build/audit
+	$(call environment,build/audit)
 	build/audit/bin/python -m pip install --quiet pip-audit packaging "tomli; python_version < '3.11'"
 	$(BIN)/python -m pip freeze --exclude-editable > build/audit/installed.txt
 	build/audit/bin/python .ci/oldest.py > build/audit/oldest.txt
 	build/audit/bin/python -m pip_audit --strict --no-deps --disable-pip -r build/audit/installed.txt
 	build/audit/bin/python -m pip_audit --strict --no-deps --disable-pip -r build/audit/oldest.txt
+
+# what an earlier build left in build would go into the wheel, too
+wheel: ## A wheel of this checkout, in dist, for pip install on other machines
+	$(call environment,build/wheel)
+	rm -rf build/lib* build/bdist*
+	build/wheel/bin/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+	@ls -t dist/*.whl | head -n 1
 
 pictures: $(STAMP) ## The pictures and the film of the status page, in docs/images (needs chromium with its driver)
 	$(BIN)/python tests/web/pictures.py
@@ -98,7 +111,10 @@ $(VENV)/.demo-spark-$(VERSION): extras = testing,spark
 $(STAMP) $(VENV)/.demo-$(VERSION) $(VENV)/.demo-spark-$(VERSION): pyproject.toml setup.py $(wildcard allocator/*.pyx allocator/*.h)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 9))' \
 		|| { echo "allocator needs Python 3.9 or newer; $(PYTHON) is $(VERSION). Try: make PYTHON=python3.12" >&2; exit 1; }
-	$(PYTHON) -m venv $(if $(wildcard $(VENV)/lib/python$(VERSION)),,--clear) $(VENV)
+	$(call environment,$(VENV),$(if $(wildcard $(VENV)/lib/python$(VERSION)),,--clear))
+	@PIP_RETRIES=1 $(BIN)/python -m pip download --quiet --no-deps --dest $(VENV)/reachable setuptools \
+		&& rm -rf $(VENV)/reachable || { echo "No package registry answers; pip says above which one it tried. Installing needs" \
+		"PyPI, or the index in pip's settings, and the first servers need Maven Central or its mirror." >&2; exit 1; }
 	$(if $(wildcard $(VENV)/lib/python*/site-packages/allocator-*.dist-info),$(BIN)/python -m pip uninstall --quiet --yes allocator)
 	$(BIN)/python -m pip install --quiet --editable '.[$(extras)]'
 	@touch $@

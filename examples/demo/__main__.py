@@ -17,6 +17,8 @@ from rich.live import Live
 from rich.table import Table
 
 from allocator.client.client import KafkaClient
+from allocator.errors import AllocatorError
+from allocator.fetch import accelerated
 from allocator.groups.describe import GroupState, describe
 from allocator.offsets.group_offsets import GroupOffsets
 from allocator.testing import LocalCluster
@@ -267,7 +269,19 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
 def main(arguments: list[str] | None = None) -> int:
     options = options_of(arguments)
     console = Console()
+    console.print(f"decoder: {'compiled' if accelerated else 'plain (docs/install.md tells how to get the compiled one)'}")
     console.print(f"starting ZooKeeper and Kafka {options.kafka} ...")
+    try:
+        return play(options, console)
+    except AllocatorError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def play(options: argparse.Namespace, console: Console) -> int:
+    """The exit code: 0 if every promise holds."""
     with tempfile.TemporaryDirectory(prefix="allocator-demo-") as directory, LocalCluster(options.kafka) as cluster:
         cluster.create_topic(TOPIC, options.partitions)
         demo = Demo(options, cluster, Path(directory), console)

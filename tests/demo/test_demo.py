@@ -73,6 +73,16 @@ def test_overlaps_are_found_behind_a_long_turn() -> None:
     assert [(first.member, second.member) for first, second in overlaps(turns)] == [("a", "b")]
 
 
+def test_an_expected_error_is_one_line() -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "examples.demo", "--kafka", "7.7"], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert run.returncode == 1
+    assert run.stdout.startswith("decoder: ")
+    assert run.stderr.startswith("error: Kafka '7.7' is not a version")
+    assert "Traceback" not in run.stderr
+
+
 @pytest.mark.servers
 @pytest.mark.deadline(200)
 @pytest.mark.timeout(1000)

@@ -26,7 +26,7 @@ NAME = "zk-partition-allocator"
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # in Markdown and in error texts: plain words, or words in quotes
-LINE = re.compile(r"\bpip install((?: (?:'[^'\n]+'|[\w.-]+(?:\[[\w,]+\])?))+)")
+LINE = re.compile(r"\bpip install((?: (?:'[^'\n]+'|[\w.-]+(?:\[[\w,]+\])?(?![\w.+/*-])))+)")
 # each extra works after its installation
 USE = {
     "web": "import allocator.web.metrics",

@@ -1,0 +1,45 @@
+"""The first command on a new machine: what it lacks is named, and nothing half-made stays."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from repository import ROOT
+
+
+def make_demo(place: Path, python: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "MAKE"))}
+    return subprocess.run(
+        ["make", "demo", f"VENV={place / 'venv'}", f"PYTHON={python}"],
+        cwd=ROOT,
+        env={**environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=170,
+    )
+
+
+def test_without_venv_it_names_the_package_and_removes_the_half_made_environment(tmp_path: Path) -> None:
+    python = tmp_path / "python"  # as on Debian without python3-venv
+    python.write_text(
+        "#!/bin/sh\n"
+        f'[ "$1 $2" = "-m venv" ] || exec {sys.executable} "$@"\n'
+        'shift 2; while [ $# -gt 1 ]; do shift; done; mkdir -p "$1/bin"; echo "ensurepip is not available"; exit 1\n'
+    )
+    python.chmod(0o755)
+    done = make_demo(tmp_path, python)
+    assert done.returncode == 2
+    assert "apt-get install python3-venv" in done.stderr
+    assert not (tmp_path / "venv").exists()
+
+
+def test_without_a_registry_it_ends_soon_and_says_what_it_needs(tmp_path: Path) -> None:
+    done = make_demo(
+        tmp_path, sys.executable, PIP_CONFIG_FILE=os.devnull, PIP_INDEX_URL="http://127.0.0.1:1/simple"
+    )
+    assert done.returncode == 2
+    assert "No package registry answers" in done.stderr
+    assert done.stderr.count("Retrying") == 1

@@ -269,7 +269,9 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
 def main(arguments: list[str] | None = None) -> int:
     options = options_of(arguments)
     console = Console()
-    console.print(f"decoder: {'compiled' if accelerated else 'plain (docs/install.md tells how to get the compiled one)'}")
+    console.print(
+        f"decoder: {'compiled' if accelerated else 'plain (docs/install.md tells how to get the compiled one)'}"
+    )
     console.print(f"starting ZooKeeper and Kafka {options.kafka} ...")
     try:
         return play(options, console)

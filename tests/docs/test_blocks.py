@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from uuid import uuid4
@@ -16,7 +17,6 @@ from allocator.testing.topics import zookeeper_client
 
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
-TOPIC = "orders"
 
 
 def named(path: Path) -> str:
@@ -37,6 +37,7 @@ ELSEWHERE = {
     "docs/testing.md": "tests/testing",
 }
 RUN_HERE = [
+    "docs/install.md",
     "docs/tutorial.md",
     "docs/web.md",
     *(page for path in sorted((DOCS / "howto").glob("*.md")) if (page := named(path)) not in ELSEWHERE),
@@ -45,10 +46,8 @@ RUN_HERE = [
 
 @pytest.fixture
 def places(page: str, kafka_cluster: LocalCluster) -> Iterator[dict[str, str]]:
-    """Servers at the addresses of the pages, with a topic `orders` of 100 records unless the page creates it."""
-    if "create_topics(" not in (ROOT / page).read_text():
-        kafka_cluster.create_topic(TOPIC, 4)
-        kafka_cluster.produce(TOPIC, [(b"customer-%d" % (n % 7), b"order %d" % n, n % 4) for n in range(100)])
+    """Servers at the addresses of the pages, without topics: a page creates those that its examples read."""
+    created = re.findall(r'NewTopic\("([\w-]+)"', (ROOT / page).read_text())
     chroot = f"/docs-{uuid4().hex[:8]}"
     with zookeeper_client(kafka_cluster.zookeeper) as client:
         client.ensure_path(chroot)
@@ -64,7 +63,8 @@ def places(page: str, kafka_cluster: LocalCluster) -> Iterator[dict[str, str]]:
         "--port 8182": f"--port {over_kafka}",
     }
     ports.release()
-    kafka_cluster.delete_topic(TOPIC)
+    for topic in created:
+        kafka_cluster.delete_topic(topic)
 
 
 @pytest.mark.parametrize("page", RUN_HERE)
@@ -72,6 +72,34 @@ def test_a_page_does_what_it_says(page: str, places: dict[str, str], tmp_path: P
     with Session(tmp_path, places) as session:
         for block in blocks(ROOT / page):
             session.take(block)
+
+
+def test_no_two_pages_create_the_same_topic() -> None:
+    """So that a reader may go from page to page on the same servers."""
+    created = [topic for page in RUN_HERE for topic in re.findall(r'NewTopic\("([\w-]+)"', (ROOT / page).read_text())]
+    assert len(created) > 5
+    assert sorted(created) == sorted(set(created))
+
+
+@pytest.mark.parametrize("page", RUN_HERE)
+def test_the_reader_is_told_the_name_of_each_file(page: str) -> None:
+    """The marks are comments, which no reader sees."""
+    text = (ROOT / page).read_text()
+    for mark in re.finditer(r"^<!-- test: write (\S+) -->", text, re.MULTILINE):
+        before = text[: mark.start()].rpartition("```")[2]
+        assert f"`{mark[1]}`" in before, f"{page}: name {mark[1]} above its block"
+
+
+def test_programs_run_what_they_define() -> None:
+    """A program that defines `main` and does not call it does nothing."""
+    python = [block for page in PAGES for block in blocks(page) if block.language == "python"]
+    defined = re.compile(r"^(?:async )?def (main|serve)\(", re.MULTILINE)
+    idle = [
+        str(block)
+        for block in python
+        if (found := defined.search(block.code)) and not re.search(rf"(?<!def ){found[1]}\b", block.code)
+    ]
+    assert not idle
 
 
 def test_blocks_are_sound() -> None:

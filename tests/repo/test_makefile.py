@@ -37,9 +37,7 @@ def test_without_venv_it_names_the_package_and_removes_the_half_made_environment
 
 
 def test_without_a_registry_it_ends_soon_and_says_what_it_needs(tmp_path: Path) -> None:
-    done = make_demo(
-        tmp_path, sys.executable, PIP_CONFIG_FILE=os.devnull, PIP_INDEX_URL="http://127.0.0.1:1/simple"
-    )
+    done = make_demo(tmp_path, sys.executable, PIP_CONFIG_FILE=os.devnull, PIP_INDEX_URL="http://127.0.0.1:1/simple")
     assert done.returncode == 2
     assert "No package registry answers" in done.stderr
     assert done.stderr.count("Retrying") == 1

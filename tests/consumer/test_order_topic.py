@@ -7,11 +7,13 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from click.testing import CliRunner
 
 from allocator import Consumer, KafkaGroupOrders, TopicPartition
 from allocator.cli import main
 from allocator.deadletters import DeadLetterQueue
+from allocator.errors import OrderRefused
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.types import Record
 
@@ -120,7 +122,7 @@ async def test_members_over_kafka_obey_every_order_and_its_undoing(
     orders_topic = f"{group}.orders"
     await asyncio.to_thread(kafka_cluster.produce, orders_topic, [(b"o-00000001", b"{", 0), (b"\xff", b"\xff", 0)])
     async with KafkaGroupOrders(kafka_cluster.bootstrap, group, who="bob", timeout_s=30) as orders:
-        await orders.pause([one], expires_s=3600)
+        await orders.pause([(topic, 1)], expires_s=3600)  # a plain tuple counts as a TopicPartition
         await produce(1, 0)
         await produce(1, 1)
         async with member() as second:
@@ -129,7 +131,9 @@ async def test_members_over_kafka_obey_every_order_and_its_undoing(
                 assert batch.partition == 0
                 batch = await second.getbatch(0)
             assert {each.order.kind: each.order.who for each in await orders.list()}["pause"] == "bob"
-            await orders.resume([one])
+            await orders.resume([(topic, 1)])
+            with pytest.raises(OrderRefused, match=f"no skip of {topic}:1 at 9"):
+                await orders.unskip((topic, 1), 9)
             batch = await second.getbatch(30)
             while batch is not None and batch.partition == 0:
                 batch = await second.getbatch(30)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from fake_broker import FakeBroker
+from fake_proxy import FakeProxy
 from kafka.net.sasl.oauth import AbstractTokenProvider
 from kafka.protocol.consumer import FetchRequest, JoinGroupRequest
 from kafka.protocol.metadata import FindCoordinatorRequest
@@ -33,6 +34,21 @@ async def test_tls_with_the_right_authority(server_context: ssl.SSLContext, cert
             await client.refresh(["t"])
             assert len(client.partitions("t") or ()) == 2000
             assert (await client.send(1, find())).error_code == 0
+
+
+@pytest.mark.parametrize("scheme", ["http", "socks5h"])
+async def test_tls_through_a_proxy_checks_the_name_of_the_broker(
+    scheme: str, server_context: ssl.SSLContext, certificate: Path
+) -> None:
+    async with FakeBroker(tls=server_context) as broker, FakeProxy() as proxy:
+        broker.host = "localhost"
+        security = {"security_protocol": "SSL", "ssl_cafile": str(certificate / "ca.pem")}
+        security["proxy_url"] = f"{scheme}://127.0.0.1:{proxy.port}"
+        async with KafkaClient(f"localhost:{broker.port}", security=security) as client:
+            assert (await client.send(1, find())).error_code == 0
+        with pytest.raises(BrokersUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
+            await KafkaClient(f"127.0.0.1:{broker.port}", security=security).connect(2.0)
+        assert set(proxy.targets) == {f"localhost:{broker.port}", f"127.0.0.1:{broker.port}"}
 
 
 async def test_tls_with_the_wrong_authority_says_so(server_context: ssl.SSLContext) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import time
 from typing import Any
 
@@ -16,7 +15,7 @@ from kafka.protocol.metadata import ApiVersionsRequest, ApiVersionsResponse, Fin
 from kafka.protocol.sasl import SaslAuthenticateResponse, SaslHandshakeResponse
 
 from allocator.client.client import KafkaClient
-from allocator.client.connection import BrokerConnection, ConnectionSettings, _SocketWaits
+from allocator.client.connection import BrokerConnection, ConnectionSettings
 from allocator.client.metadata import Broker
 from allocator.errors import BrokerError
 from allocator.testing import wait_until_async
@@ -185,16 +184,3 @@ async def test_a_closed_connection_takes_no_request() -> None:
         await connection.ask(find(), time.monotonic() + 1)
     await asyncio.wait_for(asyncio.wait([connection.ready]), 30)
     assert connection.ready.exception() is not None
-
-
-async def test_waiting_for_a_socket_ends_with_data_or_with_the_time() -> None:
-    waits = _SocketWaits()
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        ours.setblocking(False)
-        with pytest.raises(kafka_errors.KafkaTimeoutError):
-            await waits.wait_read(ours, timeout_at=time.monotonic() + 0.02)
-        theirs.send(b"x")
-        await waits.wait_read(ours, timeout_at=time.monotonic() + 5)
-        assert ours.recv(1) == b"x"
-        await waits.wait_write(ours)

@@ -10,12 +10,13 @@ from typing import Any, Optional
 from allocator.groups.describe import GroupState, Logs
 from allocator.types import TopicPartition
 
-__all__ = ["History", "News", "Past", "Point", "Rebalance", "Remembered", "Series", "targets"]
+__all__ = ["DEPARTED", "History", "News", "Past", "Point", "Rebalance", "Remembered", "Series", "targets"]
 
 REBALANCES = 100  # rebalances kept. more: memory, a few kB each
 POINTS = 720  # points kept: an hour at one every 5 s
 AT_REST = ("Stable", "Empty", "Dead")  # states of a group as Kafka's coordinators name them
 NAMED = 5  # members or topics that a reason names
+DEPARTED = 100  # names kept of members that left. more: a larger response for a group whose members change often
 
 Owners = Mapping[TopicPartition, str]
 
@@ -164,6 +165,8 @@ class History:
         self._open: Optional[Rebalance] = None
         self._old: Owners = {}
         self._names: dict[str, str] = {}
+        self._departed: dict[str, str] = {}
+        """The names of members that left before the last rebalances, the latest last."""
         self._begun_with: GroupState
         self._waiting: dict[str, float] = {}
         self._crashed: set[str] = set()
@@ -176,6 +179,8 @@ class History:
     def recall(self, remembered: Optional[Remembered]) -> None:
         """Continues from stored history. Called by the watcher before the first observation."""
         self._remembered = remembered
+        if remembered is not None:
+            self._forget(remembered.names, ())
 
     def to_remember(self) -> Optional[Remembered]:
         """The present assignment; None during a rebalance, and before the first observation."""
@@ -197,6 +202,21 @@ class History:
     def name_of(self, member: str, state: GroupState) -> str:
         """The displayed name of a member, also if its znode is gone."""
         return state.name_of(member) if member in state.members else self._names.get(member, state.name_of(member))
+
+    def departed(self, state: GroupState) -> dict[str, str]:
+        """The names of the members that left last, by their ids."""
+        known = {**self._departed, **self._names}
+        left = [member for member in known if member not in state.members and member not in state.claims]
+        return {member: known[member] for member in left[-DEPARTED:]}
+
+    def _forget(self, names: Mapping[str, str], standing: Collection[str]) -> None:
+        """Keeps the names of `standing`, and of the members that left last."""
+        for member in names.keys() - standing:
+            self._departed.pop(member, None)
+            self._departed[member] = names[member]
+        for member in list(self._departed)[:-DEPARTED]:
+            del self._departed[member]
+        self._names = {member: name for member, name in self._names.items() if member in standing}
 
     def observe(self, state: GroupState, now: float, news: Optional[News] = None) -> bool:
         """Compares a state with the last observation. Returns whether something changed. Without `news`, the change
@@ -251,7 +271,7 @@ class History:
             return False
         self._add_untimed(targets(before), state, now, reasons(before, state), self._names)
         self.moved += len(self.rebalances[-1].moves)
-        self._names = {member: state.name_of(member) for member in state.members}
+        self._forget(self._names, state.members)
         return True
 
     def _compare(self, then: Remembered, state: GroupState, now: float) -> None:
@@ -331,7 +351,7 @@ class History:
             self._settled, self._open = state, None
             self._crashed.intersection_update(state.members)
             standing = {*state.members, *self._old.values(), *new.values()}
-            self._names = {member: name for member, name in self._names.items() if member in standing}
+            self._forget(self._names, standing)
             return True
         return was != (current.generation, len(current.moves), current.total, tuple(current.why))
 

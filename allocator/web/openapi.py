@@ -148,6 +148,34 @@ SCHEMAS: dict[str, Schema] = {
     "Overview": _object(
         ready=YES, read_only=YES, clusters=_list(_ref("Cluster")), groups=_list(_ref("Summary")), problems=_list(TEXT)
     ),
+    "Topics": _object(
+        complete={**YES, "description": "Whether Kafka described its topics; otherwise only those of the groups."},
+        topics=_list(
+            _object(
+                topic=TEXT,
+                partitions=COUNT,
+                replicas={**_maybe(COUNT), "description": "Of each partition; the least, if they differ."},
+                leaderless={**_maybe(COUNT), "description": "Partitions without a leader."},
+                records={**_maybe(COUNT), "description": "In the log; null for a topic that no group reads."},
+                lag={**_maybe(COUNT), "description": "The sum over its groups."},
+                groups=_list(TEXT),
+            )
+        ),
+    ),
+    "Brokers": _object(
+        complete={**YES, "description": "Whether Kafka described its brokers."},
+        brokers=_list(
+            _object(
+                id=WHOLE,
+                host={**_maybe(TEXT), "description": "null for a broker that has replicas and is not in the cluster."},
+                port=_maybe(COUNT),
+                rack=_maybe(TEXT),
+                controller=YES,
+                leads={**COUNT, "description": "Partitions that it leads."},
+                replicas={**COUNT, "description": "Partitions of which it should have a replica."},
+            )
+        ),
+    ),
     "Member": _object(
         *("joined", "session_timeout_s", "rack", "weight", "topics", "pattern", "strategies", "refused", "releasing"),
         id=TEXT,
@@ -212,6 +240,7 @@ SCHEMAS: dict[str, Schema] = {
     "Group": _object(
         **FIGURES,
         members=_list(_ref("Member")),
+        departed={**_map(TEXT), "description": "Id -> name of the members that left last."},
         topics=_list(_ref("Topic")),
         leader=_maybe(TEXT),
         strategy=_maybe(TEXT),
@@ -547,6 +576,8 @@ def describe_api() -> dict[str, Any]:
         },
         "paths": {
             "/api/groups": _get("All groups", "Overview"),
+            "/api/topics": _get("The topics of the cluster, with the groups that read them", "Topics"),
+            "/api/brokers": _get("The brokers of the cluster", "Brokers"),
             "/api/groups/{group}": _get("One group", "Group", GROUP),
             "/api/groups/{group}/partitions": _get("Offsets and owner of each partition", "Partitions", GROUP),
             "/api/groups/{group}/offsets": _get("Offsets, lag and rates, as columns for each topic", "Offsets", GROUP),

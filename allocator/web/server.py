@@ -214,6 +214,14 @@ class Overview(PageHandler):
             self.answer(snapshot.overview(self.watcher(), self.site.read_only(self.user)))
 
 
+class ClusterList(PageHandler):
+    """The topics, or the brokers, of the Kafka cluster."""
+
+    async def get(self) -> None:
+        async with self.watching():
+            self.answer({"topics": snapshot.topics, "brokers": snapshot.brokers}[self.what](self.watcher()))
+
+
 class Detail(PageHandler):
     async def get(self, name: str) -> None:
         async with self.watching():
@@ -586,6 +594,8 @@ def application(site: Site) -> web.Application:
     group = r"/api/groups/([^/]+)"
     routes: list[Any] = [
         ("/api/groups", Overview, {"site": site}),
+        ("/api/topics", ClusterList, {"site": site, "what": "topics"}),
+        ("/api/brokers", ClusterList, {"site": site, "what": "brokers"}),
         (group, Detail, {"site": site}),
         (f"{group}/partitions", Partitions, {"site": site}),
         (f"{group}/offsets", Offsets, {"site": site}),

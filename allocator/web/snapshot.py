@@ -18,6 +18,7 @@ from allocator.web.watch import WatchedGroup, Watcher
 
 __all__ = [
     "PARTS",
+    "brokers",
     "budget",
     "by_topic",
     "clusters",
@@ -35,6 +36,7 @@ __all__ = [
     "rebalance",
     "rebalances",
     "series",
+    "topics",
 ]
 
 FINDINGS = 100  # events sent
@@ -149,6 +151,7 @@ def detail(group: WatchedGroup) -> dict[str, Any]:
         "revision": document.revision if document is not None else 0,
         "budget": budget(group),
         "members": [_member(group, member) for member in members],
+        "departed": group.history.departed(state),
         "topics": [
             {
                 "topic": topic,
@@ -333,6 +336,71 @@ def budget(group: WatchedGroup) -> dict[str, Any] | None:
         "moving": in_flight(state.document, state.members.keys()),
         "moved": [[when / 1000, number] for when, number in state.document.moved],
     }
+
+
+def topics(watcher: Watcher) -> dict[str, Any]:
+    """The topics of the Kafka cluster with the groups that read them; without its metadata those of the groups."""
+    metadata = watcher.metadata
+    known = {} if metadata is None else metadata.topics
+    readers: dict[str, list[WatchedGroup]] = {}
+    parts: dict[tuple[str, str], list[TopicPartition]] = {}
+    for name, group in sorted(watcher.groups.items()):
+        for topic, partitions in by_topic(group.report.current).items():
+            readers.setdefault(topic, []).append(group)
+            parts[name, topic] = partitions
+    found = []
+    for topic in sorted({name for name, one in known.items() if not one.internal}.union(readers)):
+        described = None if topic not in known else list(known[topic].partitions.values())
+        groups = readers.get(topic, [])
+        each = [(group.report.logs, parts[group.name, topic]) for group in groups]
+        held = next(((logs, own) for logs, own in each if all(p in logs.end and p in logs.start for p in own)), None)
+        found.append(
+            {
+                "topic": topic,
+                "partitions": len({p for _, own in each for p in own} if described is None else described),
+                "replicas": min((len(p.replicas) for p in described), default=None) if described else None,
+                "leaderless": None if described is None else sum(p.leader is None for p in described),
+                "records": None if held is None else sum(held[0].end[p] - held[0].start[p] for p in held[1]),
+                "lag": _total(logs.lag(p) for logs, own in each for p in own) if groups else None,
+                "groups": [group.name for group in groups],
+            }
+        )
+    return {"complete": metadata is not None, "topics": found}
+
+
+def _total(values: Iterable[int | None]) -> int | None:
+    """The sum; None if a part is unknown."""
+    total = 0
+    for value in values:
+        if value is None:
+            return None
+        total += value
+    return total
+
+
+def brokers(watcher: Watcher) -> dict[str, Any]:
+    """The brokers of the Kafka cluster, and those that should have replicas but are not in the cluster."""
+    metadata = watcher.metadata
+    if metadata is None:
+        return {"complete": False, "brokers": []}
+    partitions = [partition for topic in metadata.topics.values() for partition in topic.partitions.values()]
+    leads = Counter(partition.leader for partition in partitions)
+    replicas = Counter(node for partition in partitions for node in partition.replicas)
+    found = []
+    for node in sorted({*metadata.brokers, *replicas}):
+        broker = metadata.brokers.get(node)
+        found.append(
+            {
+                "id": node,
+                "host": None if broker is None else broker.host,
+                "port": None if broker is None else broker.port,
+                "rack": None if broker is None else broker.rack,
+                "controller": node == metadata.controller,
+                "leads": leads[node],
+                "replicas": replicas[node],
+            }
+        )
+    return {"complete": True, "brokers": found}
 
 
 def encode(value: Any) -> str:

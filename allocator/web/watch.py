@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, Optional, Protocol
 
 from allocator.client.client import KafkaClient
+from allocator.client.metadata import Metadata
 from allocator.clock import wall_ms
 from allocator.consumer.switching import elsewhere, path_of, read_choice
 from allocator.doctor.doctor import Finding, Observation, Severity, diagnose, observe
@@ -381,6 +382,8 @@ class Watcher:
         self.clusters = tuple(sorted({self.source, *(() if access.brokers is None else ("kafka",))}))
         """The clusters that the watcher polls."""
         self._client: Optional[KafkaClient] = None
+        self.metadata: Optional[Metadata] = None
+        """Topics and brokers as Kafka last described them."""
         self._trends: dict[str, DoctorTrends] = {}
 
     def subscribe(self) -> asyncio.Event:
@@ -438,6 +441,7 @@ class Watcher:
         self.problems.clear()
         self.away_since.clear()
         self.answered_at.clear()
+        self.metadata = None
         self.ready = False
 
     async def until_ready(self, timeout_s: float) -> None:
@@ -557,6 +561,7 @@ class Watcher:
         while True:
             began = time.monotonic()
             await client.refresh()
+            self.metadata = client.metadata
             await asyncio.gather(*map(self._poll_group, coordinated))
             for group in list(self.groups.values()):
                 if group.seen:

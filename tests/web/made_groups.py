@@ -10,6 +10,7 @@ from typing import Optional
 from written_group import dealt, member_id, parts
 
 from allocator.cli.read import Access
+from allocator.client.metadata import Broker, Metadata, PartitionMetadata, TopicMetadata
 from allocator.doctor.finding import Finding, Severity
 from allocator.groups.describe import GroupState, Logs
 from allocator.groups.zookeeper.znodes import AssignmentDocument, Claim, MemberInfo
@@ -136,6 +137,28 @@ def group_of(
     return group
 
 
+def metadata_of(watcher: Watcher) -> Metadata:
+    """The topics of the groups and one that nobody reads, on three brokers, of which the last is away."""
+    counts = {p.topic: 0 for group in watcher.groups.values() for p in group.report.current}
+    for group in watcher.groups.values():
+        for topic in {p.topic for p in group.report.current}:
+            counts[topic] = max(counts[topic], sum(p.topic == topic for p in group.report.current))
+    counts["unread"] = 4
+    topics = {
+        topic: TopicMetadata(
+            {
+                number: PartitionMetadata(None if topic == "unread" and number > 2 else 1 + number % 2, 5, (1, 2, 3))
+                for number in range(count)
+            },
+            False,
+            None,
+        )
+        for topic, count in counts.items()
+    }
+    brokers = {node: Broker(node, f"broker-{node}.example", 9092, f"r{node}") for node in (1, 2)}
+    return Metadata(brokers, topics, cluster_id="made", controller=1, complete=True)
+
+
 def watcher_of(groups: int = 50, members: int = 100, partitions: int = 10_000) -> Watcher:
     """The first group has that many members and partitions. Nothing needs to run."""
     now = time.time()
@@ -153,6 +176,7 @@ def watcher_of(groups: int = 50, members: int = 100, partitions: int = 10_000) -
         quiet = watcher.groups[NAMES[3]]
         quiet.judge([FINDINGS[1]], quiet.version["state"])
         watcher.groups[NAMES[4]].unmeasured(now)
+    watcher.metadata = metadata_of(watcher)
     watcher.ready = True
     watcher.answered_at = {"kafka": now, "zookeeper": now}
     return watcher

@@ -6,7 +6,7 @@ const [dir] = process.argv.slice(2);
 const from = (name) => import(`${dir}/${name}.js`);
 const { age, ageStep, ago, expand, lagStep, number, ranges, span, whole } = await from("format");
 const { build, parse, sameView } = await from("route");
-const { direction, fit, inSight, matches, ordered } = await from("rows");
+const { direction, inSight, matches, ordered, places } = await from("rows");
 const { layout } = await from("flow");
 const { ratio, reported, unevenness } = await from("load");
 
@@ -58,10 +58,8 @@ const CASES = {
     assert.ok(!matches("orders:17 worker-3", "worker 18"));
     assert.ok(matches("x", ""));
   },
-  "columns fold from the least important on, the first never": () => {
-    const columns = [{ key: "a", width: 100 }, { key: "b", width: 100, rank: 2 }, { key: "c", width: 100, rank: 1 }, { key: "d", width: 50 }];
-    const keys = (width) => fit(columns, width).map((part) => part.map((each) => each.key).join(""));
-    assert.deepEqual([keys(400), keys(300), keys(200), keys(10)], [["abcd", ""], ["abd", "c"], ["ad", "bc"], ["ad", "bc"]]);
+  "the lines of a card are those that a grid makes of its cells": () => {
+    assert.deepEqual([places([], 3), places([1, 1, 1], 3), places([1, 1, 1, 1], 3), places([1, 3, 1], 3), places([2, 2, 1], 3)], [0, 1, 2, 3, 2]);
   },
   "only rows in sight are drawn, all of those": () => {
     for (const [count, top] of [[10_000, 0], [10_000, 170_000], [10_000, 339_500], [5, 0]]) {

@@ -8,7 +8,7 @@ from dataclasses import replace
 from allocator.groups.describe import Coordinated, GroupState, Logs
 from allocator.groups.zookeeper.znodes import AssignmentDocument, Claim, MemberInfo, Waiting
 from allocator.types import OffsetAndMetadata, Partitions, TopicPartition
-from allocator.web.history import History, News, Point, Series
+from allocator.web.history import DEPARTED, History, News, Point, Series
 
 P = [TopicPartition("t", number) for number in range(6)]
 A, B, C = (f"m-{number:016x}-{number:010d}" for number in range(3))
@@ -281,3 +281,30 @@ def test_a_polled_group_is_compared_with_what_the_last_server_saw() -> None:
     (since,) = history.rebalances
     assert since.why == ["changed while no server watched"]
     assert since.moves == {P[1]: (A, B)}
+
+
+def test_the_names_of_the_members_that_left_last_are_kept() -> None:
+    history = History()
+    ids = [f"m-{number:016x}-{number:010d}" for number in range(DEPARTED + 20)]
+    stay = ids[-1]
+
+    def seen(number: int) -> GroupState:
+        held = {stay: of(0), ids[number]: of(1)}
+        claims = {member: Claim(number, parts, number) for member, parts in held.items()}
+        infos = {member: MemberInfo(f"client-{member[-4:]}", "host", frozenset({"t"})) for member in held}
+        return GroupState("g", infos, claims, AssignmentDocument(generation=number, revision=number, owners=held))
+
+    for number in range(1, len(ids) - 1):
+        history.observe(seen(number), float(number))
+    last = seen(len(ids) - 2)
+    departed = history.departed(last)
+    assert len(departed) == DEPARTED
+    assert departed[ids[-3]] == f"client-{ids[-3][-4:]}@host#{len(ids) - 3}"
+    assert ids[1] not in departed, "the oldest are forgotten"
+    assert departed.keys().isdisjoint(last.members)
+    known = history.to_remember()
+    assert known is not None
+    later = History()
+    later.recall(known)
+    later.observe(seen(1), 1000.0)
+    assert later.departed(seen(1)) == {ids[-2]: f"client-{ids[-2][-4:]}@host#{len(ids) - 2}"}

@@ -6,7 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
+from served import as_described
 
+from allocator.cli.read import Access
+from allocator.client.metadata import Broker, Metadata, PartitionMetadata, TopicMetadata
 from allocator.clock import wall_ms
 from allocator.groups.describe import GroupState, Logs
 from allocator.groups.zookeeper.load_report import LoadReport
@@ -15,9 +18,9 @@ from allocator.groups.zookeeper.znodes import AssignmentDocument, Claim, MemberI
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.web.fences import Fence, Fences
 from allocator.web.metrics import GroupCollector
-from allocator.web.snapshot import PARTS, detail, encoded, figures, lags, loads
+from allocator.web.snapshot import PARTS, brokers, detail, encoded, figures, lags, loads, topics
 from allocator.web.snapshot import orders as shown_orders
-from allocator.web.watch import WatchedGroup
+from allocator.web.watch import WatchedGroup, Watcher
 
 READ = [TopicPartition("read", 0), TopicPartition("read", 1)]
 OLD = TopicPartition("old", 0)  # the group has offsets of it, and no member subscribes to it any more
@@ -173,3 +176,58 @@ def test_the_last_rebalance_may_be_older_than_the_server() -> None:
     one = {"id": 1, "began": 1.0, "ended": 2.0, "took_s": 1.0, "moved": 3}
     found.past = [{**one, "id": 2, "ended": None, "why": []}, {**one, "why": []}]
     assert figures(found)["last_rebalance"] == one
+
+
+def _watching(metadata: Metadata | None, *groups: WatchedGroup) -> Watcher:
+    found = Watcher(Access("nowhere:1", brokers="nowhere:2"))
+    found.groups = {each.name: each for each in groups}
+    found.metadata = metadata
+    return found
+
+
+def test_topics_have_their_groups_and_what_is_unknown_is_null() -> None:
+    one, two = group({READ[0]: 4, READ[1]: 5}, {READ[0]: 10, READ[1]: 10}), group({READ[0]: 4}, {READ[0]: 10})
+    two.name = "search"
+    led, leaderless = PartitionMetadata(1, 5, (1, 2, 3)), PartitionMetadata(None, 5, (3,))
+    described = Metadata(
+        {1: Broker(1, "b1", 9092, "r1"), 2: Broker(2, "b2", 9092, None)},
+        {
+            "read": TopicMetadata({0: led, 1: led}, False, None),
+            "alone": TopicMetadata({0: led, 1: leaderless}, False, None),
+            "__consumer_offsets": TopicMetadata({0: led}, True, None),
+        },
+        controller=2,
+    )
+    found = topics(_watching(described, one, two))
+    as_described("/api/topics", found)
+    alone, read = found["topics"]
+    assert alone == {
+        "topic": "alone",
+        "partitions": 2,
+        "replicas": 1,
+        "leaderless": 1,
+        "records": None,
+        "lag": None,
+        "groups": [],
+    }
+    assert (read["partitions"], read["records"], read["groups"]) == (2, 20, ["billing", "search"])
+    assert read["lag"] is None, "search has no offset of one partition"
+    (only,) = topics(_watching(described, one))["topics"][1:]
+    assert only["lag"] == 11
+    found = brokers(_watching(described))
+    as_described("/api/brokers", found)
+    assert [
+        (each["id"], each["host"], each["controller"], each["leads"], each["replicas"]) for each in found["brokers"]
+    ] == [
+        (1, "b1", False, 4, 4),
+        (2, "b2", True, 0, 4),
+        (3, None, False, 0, 5),
+    ]
+
+
+def test_without_the_metadata_of_kafka_topics_are_those_of_the_groups() -> None:
+    found = topics(_watching(None, group({READ[0]: 4, READ[1]: 5}, {READ[0]: 10, READ[1]: 10})))
+    as_described("/api/topics", found)
+    assert found["complete"] is False
+    assert [(each["topic"], each["partitions"], each["replicas"]) for each in found["topics"]] == [("read", 2, None)]
+    assert brokers(_watching(None)) == {"complete": False, "brokers": []}

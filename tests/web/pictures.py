@@ -38,6 +38,7 @@ SHOTS = (
     ("partitions", "#/group/billing/partitions?sort=-lag", 1280, 700, True),
 )
 FILM_WIDTH, FILM_HEIGHT = 960, 640
+FILM_SCALE = 0.75  # smaller: the window of the film is larger, and its text smaller
 COLOURS = 96  # of the film; more: smoother edges; less: a smaller file
 
 
@@ -57,8 +58,8 @@ class Camera:
         self.url = url
         self.frames: list[tuple[Image.Image, int]] = []
 
-    def open(self, view: str, width: int, height: int, dark: bool = False) -> None:
-        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
+    def open(self, view: str, width: int, height: int, dark: bool = False, scale: float = 1) -> None:
+        metrics = {"width": width, "height": height, "deviceScaleFactor": scale, "mobile": width < 500}
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
@@ -112,7 +113,7 @@ def film(camera: Camera, watcher: Watcher, loop: asyncio.AbstractEventLoop) -> N
 
         loop.call_soon_threadsafe(learn)
 
-    camera.open("#/", FILM_WIDTH, FILM_HEIGHT)
+    camera.open("#/", round(FILM_WIDTH / FILM_SCALE), round(FILM_HEIGHT / FILM_SCALE), scale=FILM_SCALE)
     camera.film(2.0)
     camera.run(
         "[...document.querySelectorAll('#groups thead button')].find((each) => each.innerText === 'lag').click()"

@@ -10,9 +10,9 @@ import { inKafka, state } from "./state.js";
 import { Table } from "./table.js";
 
 const PLAN = [
-  { key: "partition", head: "partition", width: 150, value: (r) => `${r.topic}:${r.partition}`, text: (r) => `${r.topic}:${r.partition}` },
-  { key: "from", head: "committed", width: 100, rank: 1, numeric: true, value: (r) => r.from, text: (r) => (r.from === null ? "none" : whole(r.from)) },
-  { key: "to", head: "new", width: 100, rank: 2, numeric: true, value: (r) => r.to, text: (r) => whole(r.to) },
+  { key: "partition", head: "partition", width: 130, grow: true, value: (r) => `${r.topic}:${r.partition}`, text: (r) => `${r.topic}:${r.partition}` },
+  { key: "from", head: "committed", width: 104, numeric: true, value: (r) => r.from, text: (r) => (r.from === null ? "none" : whole(r.from)) },
+  { key: "to", head: "new", width: 100, numeric: true, value: (r) => r.to, text: (r) => whole(r.to) },
   { key: "effect", head: "effect", width: 160, numeric: true, value: (r) => (r.from === null ? null : r.to - r.from), text: (r) => effect(r) },
 ];
 const effect = (row) => (row.from === null ? "a first offset" : row.to > row.from ? `skips ${whole(row.to - row.from)}` : row.to < row.from ? `repeats ${whole(row.from - row.to)}` : "no change");

@@ -8,13 +8,13 @@ import { state } from "./state.js";
 import { Table } from "./table.js";
 
 const CHANGES = [
-  { key: "when", head: "when", width: 140, value: (r) => r.at, text: (r) => moment(r.at) },
-  { key: "who", head: "user", width: 120, text: (r) => r.who ?? "unknown" },
-  { key: "group", head: "group", width: 140, text: (r) => r.group ?? "all", cell: (r) => (!r.group ? (r.group ?? "all") : link(build({ view: "summary", group: r.group }), r.group)) },
+  { key: "when", head: "when", width: 150, value: (r) => r.at, text: (r) => moment(r.at) },
+  { key: "who", head: "user", width: 100, text: (r) => r.who ?? "unknown" },
+  { key: "group", head: "group", width: 110, text: (r) => r.group ?? "all", cell: (r) => (!r.group ? (r.group ?? "all") : link(build({ view: "summary", group: r.group }), r.group)) },
   { key: "what", head: "change", width: 130, text: (r) => r.text },
-  { key: "outcome", head: "outcome", width: 200, rank: 3, text: (r) => r.detail.outcome ?? "unknown" },
-  { key: "address", head: "address", width: 110, rank: 1, text: (r) => r.address ?? "unknown" },
-  { key: "request", head: "request", width: 260, rank: 2, short: "", text: (r) => JSON.stringify(r.detail.request ?? {}) },
+  { key: "outcome", head: "outcome", width: 160, grow: true, text: (r) => r.detail.outcome ?? "unknown" },
+  { key: "address", head: "address", width: 110, text: (r) => r.address ?? "unknown" },
+  { key: "request", head: "request", width: 200, grow: true, text: (r) => JSON.stringify(r.detail.request ?? {}) },
 ];
 export const audit = (route, query) => {
   const table = new Table({ id: "changes", label: "Changes", columns: CHANGES, key: (r) => `${r.at} ${r.text}`, sort: route.query.sort ?? "-when", empty: "No change was asked for.", onsort: (sort) => query({ sort }) });

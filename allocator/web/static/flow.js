@@ -69,10 +69,10 @@ export const flow = (moves, width, look) => {
   const letters = Math.floor(words / 7.2);
   for (const [nodes, x, anchor, tx] of [[found.left, x0, "end", x0 - 6], [found.right, x1 - box, "start", x1 + 6]]) {
     for (const node of nodes) {
-      const short = node.name.length + String(node.partitions).length + 1 > letters ? `${node.name.slice(0, Math.max(3, letters - String(node.partitions).length - 2))}…` : node.name;
+      const count = ` (${node.partitions})`, short = node.name.length + count.length > letters ? `${node.name.slice(0, Math.max(3, letters - count.length - 1))}…` : node.name;
       picture.append(
         svg("rect", { x, y: down + node.y, width: box, height: node.height, fill: look(node.name)?.fill ?? "var(--hatch)" }),
-        svg("text", { class: "end", x: tx, y: down + node.y + node.height / 2 + 4, "text-anchor": anchor }, `${short} ${node.partitions}`, svg("title", {}, node.name)));
+        svg("text", { class: "end", x: tx, y: down + node.y + node.height / 2 + 4, "text-anchor": anchor }, `${short}${count}`, svg("title", {}, node.name)));
     }
   }
   return picture;

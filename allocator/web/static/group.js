@@ -8,7 +8,7 @@ import { age, number, rate, span, whole } from "./format.js";
 import { loadOfMembers } from "./load.js";
 import { map } from "./map.js";
 import { orders } from "./orders.js";
-import { figures, phaseBadge, section, swatch, to } from "./parts.js";
+import { figures, owner, panel, phaseBadge, section, to } from "./parts.js";
 import { cells, inKafka, knownNow, marks, now, source, state } from "./state.js";
 import { Table } from "./table.js";
 
@@ -40,17 +40,17 @@ export const groupHead = (route, act) => {
 };
 
 const MEMBERS = [
-  { key: "member", head: "member", width: 270, value: (m) => m.name, text: (m) => `${m.name} ${notes(m)}`, cell: (m) => element("span", { class: "owner" }, swatch(m.id), element("span", {}, link(to("member", m.id), m.name, { class: "member" }), ...(notes(m) ? [element("small", {}, notes(m))] : []))) },
-  { key: "host", head: "host", width: 90, rank: 1, text: (m) => m.host ?? "unknown" },
-  { key: "partitions", head: "partitions", width: 90, rank: 3, numeric: true, value: (m) => m.partitions, text: (m) => whole(m.partitions) },
-  { key: "lag", head: "lag", width: 75, rank: 2, numeric: true, value: lagOfMember, text: (m) => number(lagOfMember(m)) },
+  { key: "member", head: "member", width: 222, grow: true, value: (m) => m.name, text: (m) => m.name, cell: (m) => owner(m.id) },
+  { key: "notes", head: "notes", width: 60, grow: true, text: notes },
+  { key: "partitions", head: "partitions", width: 90, numeric: true, value: (m) => m.partitions, text: (m) => whole(m.partitions) },
+  { key: "lag", head: "lag", width: 62, numeric: true, value: lagOfMember, text: (m) => number(lagOfMember(m)) },
 ];
-const WITH_LOAD = [...MEMBERS, { key: "load", head: "load", width: 75, rank: 2, numeric: true, value: (m) => state.loads?.members[m.id] ?? null, text: (m) => number(state.loads?.members[m.id]) }];
+const WITH_LOAD = [{ ...MEMBERS[0], width: 175 }, ...MEMBERS.slice(1), { key: "load", head: "load", width: 52, numeric: true, value: (m) => state.loads?.members[m.id] ?? null, text: (m) => number(state.loads?.members[m.id]) }];
 function lagOfMember(member) { return state.lag ? state.lag.members[member.id] ?? null : null; }
-export const notes = (member) => [
-  member.id === state.group.leader && "leads", member.gone && "its znode is deleted, its claim exists",
-  member.refused && "refused", member.releasing && `releases ${member.releasing}`, member.rack && `rack ${member.rack}`, member.weight > 0 && member.weight !== 1 && `weight ${member.weight}`,
-].filter(Boolean).join(", ");
+export function notes(member) { return [
+  member.gone && "its znode is deleted, its claim exists", member.refused && "refused", member.releasing && `releases ${member.releasing}`,
+  member.id === state.group.leader && "leads", member.rack && `rack ${member.rack}`, member.weight > 0 && member.weight !== 1 && `weight ${member.weight}`,
+].filter(Boolean).join(", "); }
 
 export const groupFigures = (group) => {
   const all = cells(), moving = all.filter((cell) => cell.to !== null).length, none = all.filter((cell) => cell.unowned && cell.to === null).length;
@@ -68,7 +68,7 @@ export const summary = (route, query, act) => {
   const ordered = orders(act);
   const found = findings(route.group), grids = map(() => state.topics, query);
   const numbers = element("div", { id: "figures" });
-  const members = new Table({ id: "members", label: "Members", columns: MEMBERS, key: (m) => m.id, tall: true, empty: "No members." });
+  const members = new Table({ id: "members", label: "Members", columns: MEMBERS, key: (m) => m.id, empty: "No members." });
   let held = null;
   const light = (id) => { if (state.only !== id) { state.only = id; grids.draw(); } };
   members.node.addEventListener("pointerover", (event) => light(event.target.closest("tbody tr")?.dataset.key ?? held));
@@ -83,10 +83,11 @@ export const summary = (route, query, act) => {
   ];
   const load = loadOfMembers(route, query);
   for (const part of [found, ordered, load]) part.node.dataset.from = "zookeeper"; // grey while it does not answer
-  const strip = element("div", { id: "timeline" }), none = element("p", { class: "muted" });
+  const strip = element("div", { id: "timeline" }), none = element("p", { class: "muted" }), legend = element("p", { class: "legend" }, ...LEGEND), all = link(to("rebalances"), "All rebalances");
+  const drawings = element("div", { id: "charts", class: "charts", "data-from": "kafka" }, ...charts.map((chart) => chart.figure)), unmeasured = element("p", { class: "muted" }, "No measurement yet.");
   // the last hour is live; longer times come from the file of the history
   let range = RANGES.find(([hours]) => String(hours) === route.query.hours)?.[0] ?? 1, past = null;
-  const buttons = element("div", { class: "range", role: "group", "aria-label": "Time" }, ...RANGES.map(([hours, words]) => {
+  const buttons = element("div", { class: "range inline", role: "group", "aria-label": "Time" }, ...RANGES.map(([hours, words]) => {
     const node = element("button", { type: "button", "aria-pressed": String(hours === range), "data-hours": hours }, words);
     node.addEventListener("click", () => { range = hours; query({ hours: hours === 1 ? "" : hours }); for (const each of buttons.children) each.setAttribute("aria-pressed", String(each === node)); loadPast(); });
     return node;
@@ -102,21 +103,23 @@ export const summary = (route, query, act) => {
     update("series");
   };
   const body = element("div", { class: "body" },
-    element("section", { "data-from": "kafka", "aria-label": "Figures" }, numbers), found.node, ordered.node,
+    element("section", { "data-from": "kafka", "aria-label": "Figures" }, numbers), found.node,
     element("div", { class: "columns", "data-from": "zookeeper" },
-      section("Owners", grids.node),
-      section("Members", members.node)),
-    load.node,
-    section("Rebalances", buttons, strip, none, element("p", { class: "legend" }, ...LEGEND), link(to("rebalances"), "All rebalances")),
-    section("Over time", element("div", { id: "charts", class: "charts", "data-from": "kafka" }, ...charts.map((chart) => chart.figure))));
+      panel("Owners", [grids.chooser], grids.node),
+      panel("Members", [members.nothing, members.sorters], members.node)),
+    ordered.node, load.node,
+    panel("Rebalances", [none, element("span", { class: "spacer" }), buttons, all], strip, legend),
+    panel("Over time", [unmeasured], drawings));
   const shown = () => past ?? { points: state.points, rebalances: state.rebalances, events: state.events };
   const history = () => {
     const { points, rebalances, events } = shown(), since = past ? now() - 3600 * range : Math.max(now() - 3600, Math.min(points[0]?.at ?? opened, ...rebalances.map((each) => each.began)));
-    timeline(strip, rebalances.filter((each) => each.began >= since), since, now(), (each) => to("rebalance", each.id), marks(events, rebalances).filter((each) => each.at >= since));
-    none.textContent = rebalances.length ? "" : past ? "None in this time." : "None that this server knows.";
+    const marked = marks(events, rebalances).filter((each) => each.at >= since);
+    strip.hidden = legend.hidden = !rebalances.length && !marked.length; none.hidden = rebalances.length > 0; all.hidden = !rebalances.length;
+    timeline(strip, rebalances.filter((each) => each.began >= since), since, now(), (each) => to("rebalance", each.id), marked);
+    say(none, past ? "None in this time." : "None that this server knows.");
   };
   const opened = now();
-  const drawCharts = () => { for (const chart of charts) chart.show(shown().points, shown().rebalances.map((each) => each.began)); };
+  const drawCharts = () => { drawings.hidden = !shown().points.length; unmeasured.hidden = !drawings.hidden; for (const chart of charts) chart.show(shown().points, shown().rebalances.map((each) => each.began)); };
   const update = (kind) => {
     if (!state.group) return;
     if (["group", "lag", "overview", "all"].includes(kind)) numbers.replaceChildren(groupFigures(state.group));

@@ -3,7 +3,7 @@
 import { answers, credentials, field as line, offers, openDialog, part, post, read } from "./ask.js";
 import { element } from "./dom.js";
 import { moment, plural, whole } from "./format.js";
-import { field, search } from "./parts.js";
+import { check, field, search } from "./parts.js";
 import { Table } from "./table.js";
 
 const path = (topic, what) => `deadletters/${encodeURIComponent(topic)}/${what}`;
@@ -13,14 +13,14 @@ const settled = (r) => (r.settled === null ? "no" : `${r.settled.action} by ${r.
 const REFUSED = 5; // reasons shown of one response
 
 const columns = (open) => [
-  { key: "letter", head: "letter", width: 90, value: (r) => r.letter, text: (r) => r.letter, cell: (r) => (open ? element("button", { type: "button", class: "quiet", "aria-label": `Letter ${r.letter}`, onclick: () => open(r) }, r.letter) : r.letter) },
-  { key: "written", head: "written", width: 170, rank: 3, value: (r) => r.timestamp_ms, text: written },
-  { key: "from", head: "from", width: 150, rank: 4, text: place },
-  { key: "offset", head: "offset", width: 90, rank: 1, numeric: true, value: (r) => r.offset, text: (r) => whole(r.offset) },
-  { key: "attempts", head: "attempts", width: 80, rank: 0, numeric: true, value: (r) => r.attempts, text: (r) => whole(r.attempts) },
-  { key: "redrives", head: "redrives", width: 80, rank: 2, numeric: true, value: (r) => r.redrives, text: (r) => whole(r.redrives) },
-  { key: "error", head: "error", width: 320, rank: 5, short: "", text: (r) => r.error || "unknown" },
-  { key: "settled", head: "settled", width: 130, rank: 0.5, text: settled },
+  { key: "letter", head: "letter", width: 70, value: (r) => r.letter, text: (r) => r.letter, cell: (r) => (open ? element("button", { type: "button", class: "quiet", "aria-label": `Letter ${r.letter}`, onclick: () => open(r) }, r.letter) : r.letter) },
+  { key: "written", head: "written", width: 150, value: (r) => r.timestamp_ms, text: written },
+  { key: "from", head: "from", width: 120, text: place },
+  { key: "offset", head: "offset", width: 80, numeric: true, value: (r) => r.offset, text: (r) => whole(r.offset) },
+  { key: "attempts", head: "attempts", width: 90, numeric: true, value: (r) => r.attempts, text: (r) => whole(r.attempts) },
+  { key: "redrives", head: "redrives", width: 90, numeric: true, value: (r) => r.redrives, text: (r) => whole(r.redrives) },
+  { key: "error", head: "error", width: 240, grow: true, text: (r) => r.error || "unknown" },
+  { key: "settled", head: "settled", width: 120, text: settled },
 ];
 const time = (input, words) => {
   if (!input.value) return "";
@@ -101,7 +101,7 @@ export const letters = (route, query) => {
   const found = element("section", { "aria-label": "Letters", hidden: true }, settle, table.node);
   const refused = element("p", { class: "empty" }, "This server shows no dead letters: it is read-only, it knows no brokers, or you are no operator. `allocator deadletters` shows them in a terminal.");
   const form = element("section", { "aria-label": "Which letters" }, credentials("Letters have the contents of records, so they need the token of the server."), topics,
-    element("div", { class: "filters" }, field("Topic of the letters", topic), field("Error", error), field("From topic", from), field("Since, local time", since), field("Until", until), element("label", { class: "check" }, all, "settled ones too"), ask), answer);
+    element("div", { class: "filters" }, field("Topic of the letters", topic), field("Error", error), field("From topic", from), field("Since, local time", since), field("Until", until), check(all, "settled ones too"), ask), answer);
   const node = element("div", { class: "body" }, element("h2", { tabindex: "-1" }, "Dead letters"), refused, form, found);
   const suggest = async () => { try { topics.replaceChildren(...(await read("deadletters")).topics.map((each) => element("option", { value: each }))); } catch { /* without the token, there are no suggestions */ } };
   topic.addEventListener("focus", suggest);

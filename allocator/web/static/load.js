@@ -3,7 +3,7 @@
 
 import { element, svg } from "./dom.js";
 import { number, plural, UNKNOWN, whole } from "./format.js";
-import { choice, field, figures, section } from "./parts.js";
+import { choice, field, figures, panel } from "./parts.js";
 import { inKafka, now, state } from "./state.js";
 
 // The busiest member as a multiple of the mean; null for unknown. Pure
@@ -42,9 +42,9 @@ const UNITS = { records: "records/s", bytes: "bytes/s", handler_s: "s of the han
 // What a member reports per unit of weight, as max/mean counts it; null for unknown. Pure
 export const reported = (loads) => (member) => { const load = loads.members[member.id] ?? null; return load === null ? null : load / member.weight; };
 export const loadOfMembers = (route, query) => {
-  const numbers = element("div"), picture = element("div", { class: "load" });
+  const numbers = element("div"), alone = element("p", { class: "muted" }, "Only one member."), picture = element("div", { class: "load" });
   const what = choice("load", LOADS, "partitions", (value) => { route.query.load = value; query({ load: value }); update(); });
-  const node = section("Load by member", element("div", { class: "filters" }, field("Load", what)), numbers, picture);
+  const chooser = field("Load", what, "inline"), node = panel("Load by member", [chooser, alone], numbers, picture);
   const update = () => {
     const members = state.group?.members ?? [], loads = state.loads, lag = (member) => state.lag?.members[member.id] ?? (state.lag && !member.partitions ? 0 : null);
     const offered = Object.fromEntries([["partitions", (member) => member.partitions], ["lag", lag], ...(loads ? [["reported", reported(loads)]] : [])]);
@@ -53,6 +53,10 @@ export const loadOfMembers = (route, query) => {
     const of = offered[what.value], unit = { partitions: "partitions", lag: "records", reported: `${UNITS[loads?.source]}${members.some((member) => member.weight > 0 && member.weight !== 1) ? " per unit of weight" : ""}` }[what.value];
     const budget = state.group?.budget, recent = budget ? budget.moved.filter(([at]) => at > now() - 60).reduce((sum, [, count]) => sum + count, 0) : 0;
     node.hidden = !members.length;
+    const one = members.length === 1; // nothing to compare
+    for (const each of [chooser, numbers, picture]) each.hidden = one;
+    alone.hidden = !one;
+    if (one) return;
     const uneven = what.value === "reported" ? loads.max_over_mean : unevenness(members.map(of));
     numbers.replaceChildren(figures([
       loads && ["max/mean of reported load", ratio(loads.max_over_mean)], loads?.unknown ? ["partitions of unknown load", whole(loads.unknown)] : null,

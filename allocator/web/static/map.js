@@ -7,7 +7,7 @@ import { choice, field } from "./parts.js";
 import { ageOf, called, lagOf, looks, state } from "./state.js";
 
 const SCALES = { owner: null, lag: LAG_STEPS, age: AGE_STEPS };
-const HINT = "Point at a partition, or focus the map and use the arrow keys.";
+const HINT = "Point at a partition, or use the arrow keys.";
 
 // `topics` says which topics of the group are shown
 export const map = (topics, query) => {
@@ -16,7 +16,7 @@ export const map = (topics, query) => {
   const legend = element("p", { id: "legend", class: "legend" });
   const text = element("p", { id: "cell", class: "cell", role: "status", "aria-live": "polite" }, HINT);
   const mode = () => (state.route.query.colour in SCALES ? state.route.query.colour : "owner");
-  const chooser = field("Colour by", choice("colour", [["owner", "owner"], ["lag", "lag"], ["age", "age of the lag"]], mode(), (value) => { query({ colour: value === "owner" ? "" : value }); draw(); }));
+  const chooser = field("Colour by", choice("colour", [["owner", "owner"], ["lag", "lag"], ["age", "age of the lag"]], mode(), (value) => { query({ colour: value === "owner" ? "" : value }); draw(); }), "inline");
 
   const build = () => {
     const shown = topics(), now = shown.map((topic) => topic.name).join("\n");
@@ -92,6 +92,11 @@ export const map = (topics, query) => {
     cursor = [topic, at];
     draw();
     tell(topic, at);
+    // in narrow windows the map scrolls
+    const { canvas, y, columns: wide } = grids[topic].grid, top = canvas.offsetTop + Math.floor(at / wide) * y;
+    if (top < box.scrollTop || top + y > box.scrollTop + box.clientHeight) box.scrollTop = top - box.clientHeight / 2;
   });
-  return { node: element("div", { class: "map" }, chooser, legend, box, text), update: () => { build(); draw(); }, draw };
+  const empty = element("p", { class: "muted", hidden: true }, "No partitions."), node = element("div", { class: "map" }, empty, legend, box, text);
+  const show = () => { const none = !topics().length; empty.hidden = !none; for (const each of [chooser, legend, box, text]) each.hidden = none; };
+  return { node, chooser, update: () => { show(); build(); draw(); }, draw };
 };

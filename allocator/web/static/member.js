@@ -5,21 +5,21 @@ import { age, ago, moment, number, rate, span, whole } from "./format.js";
 import { notes } from "./group.js";
 import { map } from "./map.js";
 import { partitionTable } from "./partitions.js";
-import { figures, section, swatch, to } from "./parts.js";
+import { figures, owner, panel, section, swatch, to } from "./parts.js";
 import { offered } from "./records.js";
 import { build } from "./route.js";
-import { ageOf, cells, inKafka, lagOf, now, partitionRows, state } from "./state.js";
+import { ageOf, cells, inKafka, lagOf, nameOf, now, partitionRows, state } from "./state.js";
 import { Table } from "./table.js";
 
 const sum = (values) => values.reduce((total, value) => (total === null || value === null ? null : total + value), 0);
 const oldest = (ages) => (ages.includes(null) ? null : Math.max(0, ...ages));
 
 const HISTORY = [
-  { key: "when", head: "when", width: 130, value: (r) => r.began, text: (r) => moment(r.began), cell: (r) => link(to("rebalance", r.id), moment(r.began)) },
+  { key: "when", head: "when", width: 150, value: (r) => r.began, text: (r) => moment(r.began), cell: (r) => link(to("rebalance", r.id), moment(r.began)) },
   { key: "got", head: "got", width: 60, numeric: true, value: (r) => r.got, text: (r) => whole(r.got) },
   { key: "gave", head: "lost", width: 60, numeric: true, value: (r) => r.gave, text: (r) => whole(r.gave) },
-  { key: "with", head: "from and to", width: 260, rank: 1, short: "", text: (r) => r.with },
-  { key: "why", head: "why", width: 260, rank: 2, short: "", text: (r) => r.why },
+  { key: "with", head: "from and to", width: 200, grow: true, text: (r) => r.with },
+  { key: "why", head: "why", width: 200, grow: true, text: (r) => r.why },
 ];
 // what one member got and lost in each rebalance that the page knows
 const shares = (name) => state.rebalances.map((each) => {
@@ -35,14 +35,15 @@ export const member = (route, query) => {
   const facts = element("dl", { class: "facts" });
   const grids = map(() => state.topics, query), table = partitionTable(route, query, mine, "Partitions of the member");
   const history = new Table({ id: "shares", label: "What it got and lost", columns: HISTORY, key: (r) => r.id, sort: "-when", empty: "Nothing that this server knows." });
-  const inner = element("div", { class: "body" }, section("About", about, facts), section("Owners", grids.node), section("Partitions", table.node), section("Got and lost", history.node));
+  const inner = element("div", { class: "body" }, section("About", about, facts), panel("Owners", [grids.chooser], grids.node), section("Partitions", table.node)), past = section("Got and lost", history.node);
   let drawn = "";
   const update = (kind) => {
     const found = state.members.get(id);
     if (!state.group) return;
     inner.hidden = !found; gone.hidden = !!found;
-    gone.textContent = "This member has left the group. The rebalances of the group say when, and who owns its partitions now.";
-    if (!found) { title.textContent = id; return; }
+    gone.textContent = "This member has left the group.";
+    if (kind !== "overview") history.show(shares(nameOf(id)));
+    if (!found) { title.textContent = nameOf(id); drawn = ""; return; }
     if (drawn !== found.name) { title.replaceChildren(swatch(id), found.name); drawn = found.name; }
     state.only = id;
     const own = cells().filter((cell) => cell.owner === id);
@@ -59,22 +60,22 @@ export const member = (route, query) => {
     ].filter(([head, value]) => head !== "refused" || value);
     facts.replaceChildren(...lines.flatMap(([head, value]) => [element("dt", {}, head), element("dd", {}, value === null || value === undefined ? "unknown" : String(value))]));
     if (kind === "resize") grids.draw(); else grids.update();
-    if (kind !== "overview") { table.update(); history.show(shares(found.name)); }
+    if (kind !== "overview") table.update();
   };
-  return { node: element("div", { class: "body", "data-from": "zookeeper" }, title, gone, inner), needs: "offsets", update, close: () => { table.close(); history.close(); state.only = null; }, title: () => `${state.members.get(id)?.name ?? id} of ${route.group}` };
+  return { node: element("div", { class: "body", "data-from": "zookeeper" }, title, gone, inner, past), needs: "offsets", update, close: () => { table.close(); history.close(); state.only = null; }, title: () => `${nameOf(id)} of ${route.group}` };
 };
 
 const READERS = [
-  { key: "member", head: "member", width: 200, value: (r) => r.name, text: (r) => r.name, cell: (r) => element("span", { class: "owner" }, swatch(r.id), link(to("member", r.id), r.name, { class: "member" })) },
-  { key: "partitions", head: "partitions", width: 90, numeric: true, value: (r) => r.partitions, text: (r) => whole(r.partitions) },
-  { key: "lag", head: "lag", width: 80, rank: 1, numeric: true, value: (r) => r.lag, text: (r) => number(r.lag) },
+  { key: "member", head: "member", width: 180, grow: true, value: (r) => r.name, text: (r) => r.name, cell: (r) => owner(r.id) },
+  { key: "partitions", head: "partitions", width: 88, numeric: true, value: (r) => r.partitions, text: (r) => whole(r.partitions) },
+  { key: "lag", head: "lag", width: 75, numeric: true, value: (r) => r.lag, text: (r) => number(r.lag) },
 ];
 export const topic = (route, query) => {
   const name = route.item, mine = () => state.topics.filter((each) => each.name === name);
   const numbers = element("div"), look = link(build({ view: "records", item: name }), "Look at records", { hidden: true }), gone = element("p", { class: "empty", hidden: true }, "The group does not read this topic.");
   const grids = map(mine, query), table = partitionTable(route, query, (cell) => cell.topic === name, "Partitions of the topic");
   const readers = new Table({ id: "readers", label: "Owners of the topic", columns: READERS, key: (r) => r.id, sort: "-partitions", empty: "No member owns a partition of it." });
-  const inner = element("div", { class: "body" }, element("section", { "aria-label": "Figures" }, numbers), element("div", { class: "columns" }, section("Owners", grids.node), section("Members", readers.node)), section("Partitions", table.node));
+  const inner = element("div", { class: "body" }, element("section", { "aria-label": "Figures" }, numbers), element("div", { class: "columns" }, panel("Owners", [grids.chooser], grids.node), section("Members", readers.node)), section("Partitions", table.node));
   const update = (kind) => {
     if (!state.group) return;
     const found = mine()[0];
@@ -88,7 +89,7 @@ export const topic = (route, query) => {
       ["partitions", whole(all.length)], ["unowned", whole(none), none > 0], ["lag", number(sum(all.map(lagOf)))], ["behind", age(oldest(all.map(ageOf)))],
       ["committed", rate(state.offsets ? sum(rows.map((row) => row.rate)) : null)], ["records in the log", number(state.offsets ? sum(rows.map((row) => (row.end === null || row.start === null ? null : row.end - row.start))) : null)],
     ]));
-    readers.show([...by].map(([id, own]) => ({ id, name: state.members.get(id)?.name ?? id, partitions: own.length, lag: sum(own.map(lagOf)) })));
+    readers.show([...by].map(([id, own]) => ({ id, name: nameOf(id), partitions: own.length, lag: sum(own.map(lagOf)) })));
     if (kind === "resize") grids.draw(); else grids.update();
     if (kind !== "overview") table.update();
   };

@@ -38,16 +38,16 @@ export const short = (order) => SHORT[order.kind]?.(order) ?? order.kind;
 
 export const orders = (open) => {
   const columns = [
-    { key: "kind", head: "order", width: 210, value: (o) => o.kind, text: (o) => `${o.kind} ${words(o)}`, cell: (o) => [element("b", {}, o.kind), ` ${words(o)}`] },
-    { key: "state", head: "state", width: 150, rank: 5, text: (o) => `${o.state} ${o.state_why}`, cell: (o) => [badge(o.state, KIND[o.state] ?? "quiet"), ` ${o.state_why}`] },
-    { key: "who", head: "by", width: 110, rank: 2, text: (o) => o.who },
-    { key: "at", head: "when", width: 100, rank: 3, value: (o) => o.at, text: (o) => ago(o.at, now()) },
-    { key: "why", head: "why", width: 180, rank: 1, text: (o) => o.why || "no reason given" },
-    { key: "expires", head: "ends", width: 110, rank: 4, value: (o) => o.expires, text: (o) => (o.expires === null ? "no end" : moment(o.expires)) },
+    { key: "kind", head: "order", width: 200, grow: true, value: (o) => o.kind, text: (o) => `${o.kind} ${words(o)}`, cell: (o) => [element("b", {}, o.kind), ` ${words(o)}`] },
+    { key: "state", head: "state", width: 150, grow: true, text: (o) => `${o.state} ${o.state_why}`, cell: (o) => [badge(o.state, KIND[o.state] ?? "quiet"), ` ${o.state_why}`] },
+    { key: "who", head: "by", width: 90, text: (o) => o.who },
+    { key: "at", head: "when", width: 95, value: (o) => o.at, text: (o) => ago(o.at, now()) },
+    { key: "why", head: "why", width: 180, grow: true, text: (o) => o.why || "no reason given" },
+    { key: "expires", head: "ends", width: 150, value: (o) => o.expires, text: (o) => (o.expires === null ? "no end" : moment(o.expires)) },
   ];
   const table = new Table({ id: "orders", label: "Orders", columns, key: (o) => o.id, empty: "No orders." });
-  const change = element("button", { type: "button", onclick: open }, "Give or take back orders…");
-  const node = element("section", { id: "orders-section", "aria-labelledby": "orders-title" }, element("h3", { id: "orders-title" }, "Orders"), table.node, change);
-  const update = () => { change.hidden = inKafka() || !state.hello?.actions.includes("orders/put"); node.hidden = !state.orders.length && change.hidden; table.show(state.orders); };
+  const change = element("button", { type: "button", onclick: open }, "Change orders…");
+  const node = element("section", { id: "orders-section", "aria-labelledby": "orders-title" }, element("div", { class: "title" }, element("h3", { id: "orders-title" }, "Orders"), table.nothing, element("span", { class: "spacer" }), change), table.node);
+  const update = () => { change.hidden = inKafka() || !state.hello?.actions.includes("orders/put"); node.hidden = !state.orders.length && change.hidden; table.node.hidden = !state.orders.length; table.show(state.orders); };
   return { node, update, close: () => table.close() };
 };

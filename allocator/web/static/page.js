@@ -3,6 +3,7 @@
 import { element, link, say } from "./dom.js";
 import { clock, moment, span } from "./format.js";
 import { audit } from "./audit.js";
+import { brokers, clusterHead, topics } from "./cluster.js";
 import { groupHead, summary } from "./group.js";
 import { member, topic } from "./member.js";
 import { letters } from "./letters.js";
@@ -16,7 +17,7 @@ import { KEPT, clear, knownNow, learn, now, source, state } from "./state.js";
 import { openActions } from "./act.js";
 
 const get = (id) => document.getElementById(id);
-const VIEWS = { overview, summary, partitions, rebalances, rebalance, member, topic, plan, audit, letters, records };
+const VIEWS = { overview, summary, partitions, rebalances, rebalance, member, topic, plan, topics, brokers, audit, letters, records };
 const CLUSTERS = { kafka: "Kafka", zookeeper: "ZooKeeper", doctor: "The doctor", watcher: "The watcher", history: "The file of the history" };
 const MEANS = { kafka: "Offsets and lag are unknown", history: "What happens now may be lost with this server" };
 let view = null, head = null;
@@ -98,14 +99,13 @@ const query = (part) => {
   history.replaceState(null, "", build(state.route));
 };
 const showTitle = () => { document.title = `${view.title()} – allocator`; };
+const ALONE = { topics: "Topics", brokers: "Brokers", records: "Records", letters: "Dead letters", audit: "Changes" };
 const crumbs = () => {
   const { view: kind, group, item } = state.route;
   const steps = [[build({}), "All groups"]];
   if (group !== null) steps.push([build({ view: "summary", group }), group]);
-  if (kind === "audit") steps.push([build({ view: "audit" }), "Changes"]);
-  if (kind === "letters") steps.push([build({ view: "letters" }), "Dead letters"]);
   if (kind === "rebalance") steps.push([build({ view: "rebalances", group }), "Rebalances"]);
-  if (kind === "records") steps.push([build({ view: "records" }), "Records"]);
+  if (kind in ALONE) steps.push([build({ view: kind }), ALONE[kind]]);
   if (item !== null) steps.push([build(state.route), kind === "rebalance" ? "One" : kind === "topic" || kind === "records" ? item : "Member"]);
   get("crumbs").replaceChildren(element("ol", {}, ...steps.map(([href, words], at) => element("li", {}, link(href, words, { "aria-current": at === steps.length - 1 ? "page" : undefined })))));
 };
@@ -119,7 +119,7 @@ const show = (first = false) => {
   if (!before || before.group !== next.group) connect();
   const act = () => openActions(state.group);
   view = VIEWS[next.view](next, query, act);
-  head = next.group === null ? null : groupHead(next, act);
+  head = next.group === null ? clusterHead(next) : groupHead(next, act);
   get("missing").hidden = true; main.hidden = false;
   main.replaceChildren(...[head?.node, view.node].filter(Boolean));
   crumbs(); showTitle(); head?.update(); view.update("all"); load();

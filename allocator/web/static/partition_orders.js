@@ -42,11 +42,11 @@ export const effect = (kind, rows, offset) => {
 };
 
 const ROWS = [
-  { key: "partition", head: "partition", width: 140, value: (r) => `${r.topic}:${r.partition}`, text: (r) => `${r.topic}:${r.partition}` },
-  { key: "owner", head: "owner", width: 150, rank: 1, text: (r) => r.owner_name ?? "no owner" },
-  { key: "committed", head: "committed", width: 100, rank: 3, numeric: true, value: (r) => r.committed, text: (r) => (r.committed === null ? "none" : whole(r.committed)) },
-  { key: "end", head: "log end", width: 100, rank: 2, numeric: true, value: (r) => r.log_end, text: (r) => whole(r.log_end) },
-  { key: "to", head: "goes on at", width: 100, numeric: true, value: (r) => r.to, text: (r) => (r.to === null ? "as now" : whole(r.to)) },
+  { key: "partition", head: "partition", width: 120, grow: true, value: (r) => `${r.topic}:${r.partition}`, text: (r) => `${r.topic}:${r.partition}` },
+  { key: "owner", head: "owner", width: 140, grow: true, text: (r) => r.owner_name ?? "no owner" },
+  { key: "committed", head: "committed", width: 104, numeric: true, value: (r) => r.committed, text: (r) => (r.committed === null ? "none" : whole(r.committed)) },
+  { key: "end", head: "log end", width: 90, numeric: true, value: (r) => r.log_end, text: (r) => whole(r.log_end) },
+  { key: "to", head: "goes on at", width: 95, numeric: true, value: (r) => r.to, text: (r) => (r.to === null ? "as now" : whole(r.to)) },
 ];
 
 let refresh = null;

@@ -11,21 +11,21 @@ import { called, cells, nameOf, now, partitionRows, state } from "./state.js";
 import { Table } from "./table.js";
 
 const COLUMNS = [
-  { key: "partition", head: "partition", width: 170, value: (r) => `${r.topic}:${r.number}`, text: (r) => `${r.topic}:${r.number}`, cell: (r) => link(to("topic", r.topic, { q: `:${r.number}` }), `${r.topic}:${r.number}`) },
-  { key: "owner", head: "owner", width: 190, rank: 9, value: (r) => (r.owner === null ? null : nameOf(r.owner)), text: (r) => `${r.owner === null ? "no owner" : called(r.owner)}${r.cell.to === null ? "" : ` → ${called(r.cell.to)}`}`, cell: (r) => [owner(r.owner), ...(r.cell.to === null ? [] : [element("small", {}, ` → ${called(r.cell.to)}`)])] },
-  { key: "lag", head: "lag", width: 80, rank: 10, numeric: true, value: (r) => r.lag, text: (r) => number(r.lag), hint: "records between the committed offset and the log end" },
-  { key: "age", head: "behind", width: 80, rank: 8, numeric: true, value: (r) => r.lag_s, text: (r) => span(r.lag_s), hint: "for how long the next record has waited" },
-  { key: "rate", head: "rate", width: 85, rank: 6, numeric: true, value: (r) => r.rate, text: (r) => rate(r.rate), hint: "committed records per second over the last minute" },
-  { key: "committed", head: "committed", width: 110, rank: 5, numeric: true, value: (r) => r.committed, text: (r) => whole(r.committed) },
-  { key: "end", head: "log end", width: 110, rank: 4, numeric: true, value: (r) => r.end, text: (r) => whole(r.end) },
-  { key: "start", head: "log start", width: 105, rank: 1, numeric: true, value: (r) => r.start, text: (r) => whole(r.start) },
-  { key: "commit", head: "last commit", width: 105, rank: 7, numeric: true, value: (r) => r.committed_at, text: (r) => (r.committed_at === null ? "none seen" : ago(r.committed_at, now())), hint: "when the committed offset was seen to change last" },
-  { key: "fence", head: "fence", width: 150, rank: 0, numeric: true, value: (r) => r.fence, text: (r) => (r.fence === null ? "unknown" : `${r.fence_exact ? "" : "at most "}${whole(r.fence)}`), hint: "the fencing token of the owner: a sink refuses writes with a smaller one" },
+  { key: "partition", head: "partition", width: 130, grow: true, value: (r) => `${r.topic}:${r.number}`, text: (r) => `${r.topic}:${r.number}`, cell: (r) => link(to("topic", r.topic, { q: `:${r.number}` }), `${r.topic}:${r.number}`) },
+  { key: "owner", head: "owner", width: 150, grow: true, value: (r) => (r.owner === null ? null : nameOf(r.owner)), text: (r) => `${r.owner === null ? "no owner" : called(r.owner)}${r.cell.to === null ? "" : ` → ${called(r.cell.to)}`}`, cell: (r) => (r.cell.to === null ? owner(r.owner) : element("span", { class: "pair" }, owner(r.owner), "→", owner(r.cell.to))) },
+  { key: "lag", head: "lag", width: 75, numeric: true, value: (r) => r.lag, text: (r) => number(r.lag), hint: "records between the committed offset and the log end" },
+  { key: "age", head: "behind", width: 75, numeric: true, value: (r) => r.lag_s, text: (r) => span(r.lag_s), hint: "for how long the next record has waited" },
+  { key: "rate", head: "rate", width: 70, numeric: true, value: (r) => r.rate, text: (r) => rate(r.rate), hint: "committed records per second over the last minute" },
+  { key: "committed", head: "committed", width: 100, numeric: true, value: (r) => r.committed, text: (r) => whole(r.committed) },
+  { key: "end", head: "log end", width: 92, numeric: true, value: (r) => r.end, text: (r) => whole(r.end) },
+  { key: "start", head: "log start", width: 84, numeric: true, value: (r) => r.start, text: (r) => whole(r.start) },
+  { key: "commit", head: "last commit", width: 108, numeric: true, value: (r) => r.committed_at, text: (r) => (r.committed_at === null ? "none seen" : ago(r.committed_at, now())), hint: "when the committed offset was seen to change last" },
+  { key: "fence", head: "fence", width: 130, numeric: true, value: (r) => r.fence, text: (r) => (r.fence === null ? "unknown" : `${r.fence_exact ? "" : "at most "}${whole(r.fence)}`), hint: "the fencing token of the owner: a sink refuses writes with a smaller one" },
 ];
 // the orders about the partition, and a button to change them; visible in narrow windows too
 const standing = (row) => ordersOn(row.topic, row.number).filter(inForce);
 const ORDERS = {
-  key: "orders", head: "orders", width: 150, value: (r) => standing(r).length || null, text: (r) => `${standing(r).map((each) => `${short(each)} ${each.state}`).join(", ")}${offers("orders/put") ? " Orders…" : ""}`,
+  key: "orders", head: "orders", width: 140, beside: true, value: (r) => standing(r).length || null, text: (r) => `${standing(r).map((each) => `${short(each)} ${each.state}`).join(", ")}${offers("orders/put") ? " Orders…" : ""}`,
   cell: (r) => [
     ...standing(r).map((each) => badge(short(each), KIND[each.state] === "bad" ? "bad" : "busy")),
     offers("orders/put") ? element("button", { type: "button", class: "quiet", "aria-label": `Orders about ${r.topic}:${r.number}`, onclick: () => openPartitionOrders([r.cell]) }, "Orders…") : null,

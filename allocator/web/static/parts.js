@@ -26,13 +26,17 @@ export const swatch = (id) => {
 export const memberLink = (id) => link(to("member", id), nameOf(id), { class: "member" });
 export const owner = (id) => (id === null ? element("span", { class: "muted" }, "no owner") : element("span", { class: "owner" }, swatch(id), memberLink(id)));
 
-export const figures = (entries) => element("dl", { class: "figures" }, ...entries.filter(Boolean).map(([what, value, bad]) => element("div", { class: bad ? "bad" : undefined }, element("dt", {}, what), element("dd", {}, value))));
+const LONG = 11; // characters of a value that take the place of two figures
+export const figures = (entries) => element("dl", { class: "figures" }, ...entries.filter(Boolean).map(([what, value, bad]) => element("div", { class: `${bad ? "bad" : ""}${value.length > LONG ? " long" : ""}` }, element("dt", {}, what), element("dd", {}, value))));
 
-export const section = (title, ...children) => {
+// `beside` stands in the line of the title
+export const panel = (title, beside, ...children) => {
   const id = `s-${title.toLowerCase().replace(/[^a-z]+/g, "-")}`;
-  return element("section", { "aria-labelledby": id }, element("h3", { id }, title), ...children);
+  return element("section", { "aria-labelledby": id }, element("div", { class: "title" }, element("h3", { id }, title), ...beside), ...children);
 };
-export const field = (label, input) => element("label", { class: "field" }, element("span", {}, label), input);
+export const section = (title, ...children) => panel(title, [], ...children);
+export const field = (label, input, kind = "") => element("label", { class: `field ${kind}` }, element("span", {}, label), input);
+export const check = (input, words) => element("label", { class: "check" }, input, element("span", {}, words));
 export const choice = (name, options, value, change) => {
   const node = element("select", { name }, ...options.map(([key, words]) => element("option", { value: key, selected: key === value }, words)));
   node.addEventListener("change", () => change(node.value));

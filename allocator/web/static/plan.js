@@ -40,16 +40,17 @@ const valid = (items) => Array.isArray(items) && items.every((item) => item && (
 const remembered = (text) => { try { const found = JSON.parse(text ?? "[]"); return valid(found) ? found : []; } catch { return []; } };
 
 const MEMBERS = [
-  { key: "member", head: "member", width: 210, value: (m) => m.name, text: (m) => `${m.name}${m.change ? ` ${m.change}` : ""}`, cell: (m) => [m.name, ...(m.change ? [element("small", {}, m.change)] : [])] },
+  { key: "member", head: "member", width: 190, grow: true, value: (m) => m.name, text: (m) => m.name },
+  { key: "change", head: "change", width: 90, text: (m) => m.change ?? "" },
   { key: "before", head: "before", width: 80, numeric: true, value: (m) => m.partitions_before, text: (m) => whole(m.partitions_before) },
   { key: "after", head: "after", width: 80, numeric: true, value: (m) => m.partitions_after, text: (m) => whole(m.partitions_after) },
-  { key: "lag_before", head: "lag before", width: 95, rank: 1, numeric: true, value: (m) => m.lag_before, text: (m) => number(m.lag_before) },
-  { key: "lag_after", head: "lag after", width: 95, rank: 2, numeric: true, value: (m) => m.lag_after, text: (m) => number(m.lag_after) },
+  { key: "lag_before", head: "lag before", width: 95, numeric: true, value: (m) => m.lag_before, text: (m) => number(m.lag_before) },
+  { key: "lag_after", head: "lag after", width: 95, numeric: true, value: (m) => m.lag_after, text: (m) => number(m.lag_after) },
 ];
 const MOVES = [
-  { key: "partition", head: "partition", width: 160, value: (m) => `${m.topic}:${m.partition}`, text: (m) => `${m.topic}:${m.partition}` },
-  { key: "from", head: "from", width: 200, text: (m) => m.from_name ?? "no owner" },
-  { key: "to", head: "to", width: 200, text: (m) => m.to_name ?? "no owner" },
+  { key: "partition", head: "partition", width: 130, grow: true, value: (m) => `${m.topic}:${m.partition}`, text: (m) => `${m.topic}:${m.partition}` },
+  { key: "from", head: "from", width: 150, grow: true, text: (m) => m.from_name ?? "no owner" },
+  { key: "to", head: "to", width: 150, grow: true, text: (m) => m.to_name ?? "no owner" },
 ];
 
 export const plan = (route, query) => {
@@ -57,7 +58,7 @@ export const plan = (route, query) => {
   let items = remembered(route.query.what), shown = null, built = null, form = null;
   const kinds = element("div"), details = element("div"), listed = element("ul", { class: "plain-list" }), inputs = element("div");
   const numbers = element("div"), loads = element("div", { class: "load" }), picture = element("div", { class: "flow" }), states = element("div");
-  const members = new Table({ id: "planned-members", label: "Load of the members before and after", columns: MEMBERS, key: (m) => m.id, sort: "member", tall: true, empty: "No members." });
+  const members = new Table({ id: "planned-members", label: "Load of the members before and after", columns: MEMBERS, key: (m) => m.id, sort: "member", empty: "No members." });
   const moves = new Table({ id: "planned-moves", label: "Partitions that would move", columns: MOVES, key: (m) => `${m.topic}:${m.partition}`, sort: "partition", empty: "No partition would move." });
   const result = element("div", { class: "body", id: "plan-result", hidden: true },
     section("The plan", numbers, states), section("Load before and after", loads, members.node), section("Who would give what to whom", picture), section("Moves", moves.node));

@@ -15,19 +15,19 @@ const stood = (each) => (each.longest_s === null || each.longest_s === undefined
 const ways = (between) => {
   const all = (end) => between.length > 1 && between.every((one) => one[end] === between[0][end]);
   const called = (name) => name ?? "no owner", some = between.slice(0, 6), more = between.length > 6 ? ", …" : "";
-  const each = (end) => some.map((one) => `${called(one[end])} ${one.partitions}`).join(", ") + more;
+  const each = (end) => some.map((one) => `${called(one[end])} (${one.partitions})`).join(", ") + more;
   if (all("from")) return `${called(between[0].from)} → ${each("to")}`;
   if (all("to")) return `${each("from")} → ${called(between[0].to)}`;
-  return some.map((one) => `${called(one.from)} → ${called(one.to)} ${one.partitions}`).join(", ") + more;
+  return some.map((one) => `${called(one.from)} → ${called(one.to)} (${one.partitions})`).join(", ") + more;
 };
 const COLUMNS = [
-  { key: "when", head: "when", width: 110, value: (r) => r.began, text: (r) => moment(r.began), cell: (r) => link(to("rebalance", r.id), moment(r.began)) },
-  { key: "generation", head: "generation", width: 95, rank: 3, numeric: true, value: (r) => r.generation, text: (r) => whole(r.generation) },
-  { key: "took", head: "took", width: 85, rank: 6, numeric: true, value: (r) => r.took_s, text: (r) => `${took(r)}${r.superseded ? ", superseded" : ""}`, hint: "from the first event until the last claim" },
-  { key: "stood", head: "stood still", width: 105, rank: 5, numeric: true, value: (r) => r.longest_s, text: stood, hint: "the longest time that a partition had no owner, counted from the fault, not from its discovery" },
-  { key: "moved", head: "moved", width: 105, rank: 4, numeric: true, value: (r) => r.moved, text: (r) => `${whole(r.moved)} of ${whole(r.total)}` },
-  { key: "why", head: "why", width: 300, rank: 2, short: "", text: (r) => r.why.join("; ") + (r.waited_for.length ? ` (waited for ${r.waited_for.map((one) => `${one.member} ${span(one.s)}`).join(", ")})` : "") },
-  { key: "ways", head: "from and to", width: 330, rank: 1, short: "", text: (r) => ways(r.between) },
+  { key: "when", head: "when", width: 150, value: (r) => r.began, text: (r) => moment(r.began), cell: (r) => link(to("rebalance", r.id), moment(r.began)) },
+  { key: "generation", head: "generation", width: 102, numeric: true, value: (r) => r.generation, text: (r) => whole(r.generation) },
+  { key: "took", head: "duration", width: 80, numeric: true, value: (r) => r.took_s, text: took, hint: "from the first event until the last claim" },
+  { key: "stood", head: "standstill", width: 90, numeric: true, value: (r) => r.longest_s, text: stood, hint: "the longest time that a partition had no owner, counted from the fault, not from its discovery" },
+  { key: "moved", head: "moved", width: 110, numeric: true, value: (r) => r.moved, text: (r) => `${whole(r.moved)} of ${whole(r.total)}` },
+  { key: "why", head: "why", width: 180, grow: true, text: (r) => r.why.join("; ") + (r.superseded ? " (superseded by the next one)" : "") + (r.waited_for.length ? ` (waited ${r.waited_for.map((one) => `${span(one.s)} for ${one.member}`).join(", ")})` : "") },
+  { key: "ways", head: "from and to", width: 200, grow: true, text: (r) => ways(r.between) },
 ];
 
 export const rebalances = (route, query) => {
@@ -44,12 +44,12 @@ export const rebalances = (route, query) => {
 };
 
 const MOVES = [
-  { key: "partition", head: "partition", width: 150, value: (r) => r.name, text: (r) => r.name, cell: (r) => link(to("topic", r.topic, { q: `:${r.number}` }), r.name) },
-  { key: "from", head: "gave", width: 170, rank: 1, text: (r) => r.from },
-  { key: "to", head: "got", width: 170, rank: 2, text: (r) => r.to },
-  { key: "stood", head: "stood still", width: 120, numeric: true, value: (r) => r.total, text: (r) => (r.total === null ? "unknown" : `${r.unnoticed ? "up to " : ""}${span(r.total)}`), hint: "from the fault until the new owner claimed it" },
-  { key: "unnoticed", head: "of it unnoticed", width: 120, rank: 3, numeric: true, value: (r) => r.unnoticed, text: (r) => (r.unnoticed === null ? "0 s" : `up to ${span(r.unnoticed)}`), hint: "from the crash until ZooKeeper noticed it" },
-  { key: "bar", head: "time", width: 190, rank: 0, text: (r) => `${r.share}`, cell: (r) => bar(r) },
+  { key: "partition", head: "partition", width: 130, grow: true, value: (r) => r.name, text: (r) => r.name, cell: (r) => link(to("topic", r.topic, { q: `:${r.number}` }), r.name) },
+  { key: "from", head: "gave", width: 150, grow: true, text: (r) => r.from },
+  { key: "to", head: "got", width: 150, grow: true, text: (r) => r.to },
+  { key: "stood", head: "standstill", width: 105, numeric: true, value: (r) => r.total, text: (r) => (r.total === null ? "unknown" : `${r.unnoticed ? "up to " : ""}${span(r.total)}`), hint: "from the fault until the new owner claimed it" },
+  { key: "unnoticed", head: "unnoticed", width: 105, numeric: true, value: (r) => r.unnoticed, text: (r) => (r.unnoticed === null ? "0 s" : `up to ${span(r.unnoticed)}`), hint: "from the crash until ZooKeeper noticed it" },
+  { key: "bar", head: "time", width: 100, text: (r) => `${r.share}`, cell: (r) => bar(r) },
 ];
 const bar = (row) => {
   const node = element("span", { class: "bar-line", "aria-hidden": "true" }, element("i", { class: "unnoticed" }), element("i", { class: "stood" }));
@@ -86,7 +86,7 @@ export const rebalance = (route, query) => {
     for (const row of rows) row.share = (row.total ?? 0) / longest;
     const known = rows.map((row) => row.total).filter((value) => value !== null);
     numbers.replaceChildren(figures([
-      ["moved", `${whole(found.moved)} of ${whole(found.total)}`], ["took", took(found)], ["stood still longest", stood(found), found.longest_s > 30], ["stood still, median", known.length ? span(middle(known)) : "not seen"],
+      ["moved", `${whole(found.moved)} of ${whole(found.total)}`], ["duration", took(found)], ["longest standstill", stood(found), found.longest_s > 30], ["median standstill", known.length ? span(middle(known)) : "not seen"],
       ["unnoticed", found.unnoticed_s === null ? "unknown" : found.unnoticed_s ? `up to ${span(found.unnoticed_s)}` : "0 s"], ["allocator function", found.strategy || "unknown"],
     ]));
     const pairs = new Map();

@@ -3,8 +3,9 @@
 import { authorization, secret } from "./ask.js";
 import { element, set } from "./dom.js";
 import { clock, moment, plural, whole } from "./format.js";
-import { choice, field } from "./parts.js";
+import { check, choice, field } from "./parts.js";
 import { build } from "./route.js";
+import { matches } from "./rows.js";
 import { state } from "./state.js";
 
 // Whether this user may read records, perhaps with the token
@@ -13,6 +14,7 @@ export const offered = () => (state.hello?.records ?? "no") !== "no";
 const FROM = [["latest", "the newest"], ["earliest", "the oldest"], ["offset", "an offset"], ["time", "a time"]];
 const ISOLATION = [["read_uncommitted", "all records"], ["read_committed", "committed records only"]];
 const FORMATS = [["auto", "what they are"], ["json", "JSON"], ["text", "text"], ["hex", "hex"]];
+const PICKS = 100; // topics that the picker offers at once
 const WINDOWS = 12; // partitions for which the page shows the range that was read
 
 const argumentsOf = (query) => {
@@ -64,7 +66,14 @@ export const records = (route, query) => {
     node.addEventListener("input", () => change({ [name]: node.value }));
     return node;
   };
-  const topic = element("input", { name: "topic", value: route.item ?? "", spellcheck: "false", autocomplete: "off", required: true });
+  const picks = element("datalist", { id: "record-topics" });
+  const topic = element("input", { name: "topic", value: route.item ?? "", spellcheck: "false", autocomplete: "off", required: true, list: "record-topics", placeholder: "name of a topic" });
+  let names = null;
+  const suggest = async () => {
+    try { names ??= (await (await fetch("api/topics")).json()).topics.map((each) => each.topic); } catch { return; /* without suggestions, a name can be entered */ }
+    picks.replaceChildren(...names.filter((name) => matches(name, topic.value)).slice(0, PICKS).map((name) => element("option", { value: name })));
+  };
+  topic.addEventListener("focus", suggest); topic.addEventListener("input", suggest);
   const when = field("Time (local)", input("time", { type: "datetime-local", step: "1" })), at = field("Offset", input("offset", { type: "number", min: "0" }));
   const places = () => { when.hidden = q.from !== "time"; at.hidden = q.from !== "offset"; };
   const every = element("input", { type: "checkbox", name: "every_partition", checked: q.every_partition === "true" });
@@ -102,10 +111,10 @@ export const records = (route, query) => {
     } catch (error) { say.textContent = error instanceof TypeError ? "The server does not answer." : error.message; }
   };
   const form = element("form", { class: "filters" },
-    field("Topic", topic), field("Partition", input("partition", { type: "number", min: "0", placeholder: "all" })),
+    field("Topic", topic), picks, field("Partition", input("partition", { type: "number", min: "0", placeholder: "all" })),
     field("From", choice("from", FROM, q.from ?? "latest", (from) => { change({ from }); places(); })), at, when,
     field("Records before", input("before", { type: "number", min: "0", max: "1000", placeholder: "0" })), field("Records", input("limit", { type: "number", min: "0", max: "1000" })),
-    field("Key", input("key", { placeholder: "any" })), element("label", { class: "check" }, every, "look for the key in all partitions"),
+    field("Key", input("key", { placeholder: "any" })), check(every, "look for the key in all partitions"),
     field("Transactions", choice("isolation_level", ISOLATION, q.isolation_level ?? "read_uncommitted", (value) => change({ isolation_level: value }))), format, login,
     element("button", { type: "submit" }, "Show"), element("button", { type: "button", onclick: download }, "Download as JSON lines"));
   form.addEventListener("submit", show);

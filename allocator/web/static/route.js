@@ -1,7 +1,7 @@
 // Addresses inside the page: "#/group/billing/partitions?q=orders&sort=-lag". Pure.
 
-export const VIEWS = ["summary", "partitions", "rebalances", "rebalance", "member", "topic", "compare", "plan"];
-const ALONE = ["audit", "letters", "records"]; // views without a group
+export const VIEWS = ["summary", "partitions", "rebalances", "rebalance", "member", "topic", "plan"];
+const ALONE = ["topics", "brokers", "audit", "letters", "records"]; // views without a group
 
 const decoded = (text) => { try { return decodeURIComponent(text); } catch { return text; } };
 

@@ -1,4 +1,4 @@
-// Rows of tables: order, filters, columns that fit, visible rows. Pure.
+// Rows of tables: order, filters, cells of cards, visible rows. Pure.
 
 const compare = (a, b) => (typeof a === "string" ? a.localeCompare(b, undefined, { numeric: true }) : a - b);
 
@@ -16,17 +16,14 @@ export const matches = (text, search) => {
   return search.toLowerCase().split(/\s+/).every((word) => inside.includes(word));
 };
 
-// The columns that fit into a width: those with the smallest `rank` are folded under the first column before others
-export const fit = (columns, width) => {
-  const shown = new Set(columns);
-  let taken = columns.reduce((sum, column) => sum + column.width, 0);
-  for (const column of [...columns].sort((a, b) => (a.rank ?? 0) - (b.rank ?? 0))) {
-    if (taken <= width) break;
-    if (column === columns[0] || column.rank === undefined) continue;
-    shown.delete(column);
-    taken -= column.width;
+// How many lines cells of these spans take, in the order in which a grid of so many columns places them
+export const places = (spans, columns) => {
+  let lines = spans.length ? 1 : 0, taken = 0;
+  for (const span of spans) {
+    if (taken + span > columns) { lines += 1; taken = 0; }
+    taken += span;
   }
-  return [columns.filter((column) => shown.has(column)), columns.filter((column) => !shown.has(column))];
+  return lines;
 };
 
 // The rows [first, last) to draw for a scroll position, a few more than are visible

@@ -8,7 +8,7 @@ export const looks = new Looks();
 export const state = { route: null, overview: null, skew: 0, hello: null, connected: false, lost: null, heard: null };
 
 // Forgets one group before another is shown
-export const clear = () => Object.assign(state, { group: null, topics: [], members: new Map(), lag: null, loads: null, rebalances: [], events: [], orders: [], findings: null, points: [], offsets: null, only: null, held: null, cursor: null, missing: false });
+export const clear = () => Object.assign(state, { group: null, topics: [], members: new Map(), departed: {}, lag: null, loads: null, rebalances: [], events: [], orders: [], findings: null, points: [], offsets: null, only: null, held: null, cursor: null, missing: false });
 clear();
 
 // The time by the clock of the server
@@ -25,6 +25,7 @@ export const learn = (group) => {
   const ids = group.members.map((member) => member.id);
   looks.keep(ids);
   state.members = new Map(group.members.map((member) => [member.id, member]));
+  state.departed = group.departed;
   state.topics = group.topics.map((topic) => {
     const unowned = new Set(topic.unowned);
     return {
@@ -42,8 +43,8 @@ export const learn = (group) => {
 export const cells = () => state.topics.flatMap((topic) => topic.cells);
 export const lagOf = (cell) => state.lag?.topics[cell.topic]?.[cell.at] ?? null;
 export const ageOf = (cell) => state.lag?.ages[cell.topic]?.[cell.at] ?? null;
-export const nameOf = (id) => state.members.get(id)?.name ?? id;
-export const called = (id) => (state.members.has(id) ? `${looks.of(id).tag} ${nameOf(id)}` : id);
+export const nameOf = (id) => state.members.get(id)?.name ?? state.departed[id] ?? id;
+export const called = (id) => (state.members.has(id) ? `${looks.of(id).tag} ${nameOf(id)}` : nameOf(id));
 
 // Marks for the timeline: orders and deployments, outages of clusters, and crashed members
 export const marks = (events = state.events, rebalances = state.rebalances) => [

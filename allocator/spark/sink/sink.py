@@ -22,6 +22,7 @@ from allocator.spark.errors import SchemaMismatch, WriteFailed
 from allocator.spark.link import ClusterLink
 from allocator.spark.options import Options
 from allocator.spark.rows import HEADERS
+from allocator.spark.shipping import Shipped
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -57,7 +58,7 @@ class Written(WriterCommitMessage):  # type: ignore[misc]  # pyspark is not foll
         self.records = records
 
 
-class BatchWriter(DataSourceArrowWriter):  # type: ignore[misc]  # pyspark is not followed
+class BatchWriter(Shipped, DataSourceArrowWriter):  # type: ignore[misc]  # pyspark is not followed
     """`df.write.format("allocator").mode("append").save()`."""
 
     def __init__(self, options: Options, schema: Any, overwrite: bool) -> None:
@@ -77,7 +78,7 @@ class BatchWriter(DataSourceArrowWriter):  # type: ignore[misc]  # pyspark is no
         """Does nothing: records cannot be removed from a topic."""
 
 
-class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # pyspark is not followed
+class StreamWriter(Shipped, DataSourceStreamArrowWriter):  # type: ignore[misc]  # pyspark is not followed
     """`df.writeStream.format("allocator")`; a repeated micro-batch is written again."""
 
     def __init__(self, options: Options, schema: Any, overwrite: bool) -> None:

@@ -16,6 +16,7 @@ from allocator.spark.link import ClusterLink
 from allocator.spark.options import READ, STREAM, WRITE, Options, read_options
 from allocator.spark.ranges import Range
 from allocator.spark.rows import arrow_schema, check_schema, schema_text
+from allocator.spark.shipping import Shipped
 from allocator.spark.source.plan import PushedFilters, plan_batch, push_filters
 from allocator.spark.source.reading import Piece, pieces, read_ranges
 
@@ -108,7 +109,7 @@ def columns_of(schema: Any, options: Options) -> pa.Schema:
     return arrow_schema([(field.name, field.nullable) for field in schema.fields])
 
 
-class BatchReader(DataSourceReader):  # type: ignore[misc]  # pyspark is not followed
+class BatchReader(Shipped, DataSourceReader):  # type: ignore[misc]  # pyspark is not followed
     """Plans on the driver, reads in tasks."""
 
     def __init__(self, options: Options, columns: pa.Schema) -> None:

@@ -18,6 +18,7 @@ from allocator.spark.errors import CheckpointMismatch, DataLoss, in_one_line
 from allocator.spark.link import ClusterLink
 from allocator.spark.options import Options
 from allocator.spark.ranges import EARLIEST, LATEST, Range, StartOrEnd, StreamOffsets, limit_ends
+from allocator.spark.shipping import Shipped
 from allocator.spark.source.group import commit, refuse_members
 from allocator.spark.source.member import StreamMember
 from allocator.spark.source.plan import bounds, clip, ends, find_partitions, resolve, some, topic_ids
@@ -37,7 +38,7 @@ METADATA_S = 1.0
 Offsets = dict[TopicPartition, int]
 
 
-class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]  # not followed
+class StreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]  # not followed
     """The stream on the driver; only `read` runs in tasks.
 
     Guarantees: the offsets of a batch are in the checkpoint before it is read, so a repeated batch is the same. No

@@ -1,0 +1,46 @@
+"""What Spark pickles for its executors, with an error that says what to install where this package is missing."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from pyspark import cloudpickle
+
+__all__ = ["Shipped", "rebuild"]
+
+
+def rebuild(module: str, name: str, state: bytes) -> Any:
+    """Returns the pickled object. Raises ModuleNotFoundError; Spark copies this function to executors by its code."""
+    import importlib
+    import pickle
+    import socket
+    import sys
+
+    try:
+        kind = getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"{error}: executors run {sys.executable} (on {socket.gethostname()}), which lacks it. Install "
+            "zk-partition-allocator[spark] in that Python, or ship an environment that has it and name its Python in "
+            "spark.pyspark.python (docs/spark.md, On a cluster)"
+        ) from None
+    made = kind.__new__(kind)
+    getattr(made, "__setstate__", made.__dict__.update)(pickle.loads(state))
+    return made
+
+
+# otherwise a pickle has only the function's name, and executors must import this module to find it
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+class Shipped:
+    """A reader or writer that tasks get as a pickle."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # the state names classes of this package, too
+        state = cloudpickle.dumps(self.__getstate__())
+        return rebuild, (type(self).__module__, type(self).__qualname__, state)

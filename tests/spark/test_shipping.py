@@ -1,0 +1,56 @@
+"""What executors get, in a Python without this package; without Spark and servers."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark.sql.datasource", reason="pyspark 4.2 needs Python 3.10 or newer")
+
+from pyspark import cloudpickle
+
+from allocator.spark.options import READ, STREAM, WRITE, read_options
+from allocator.spark.rows import arrow_schema
+from allocator.spark.sink.sink import BatchWriter, StreamWriter
+from allocator.spark.source.source import BatchReader
+from allocator.spark.source.stream import StreamReader
+
+COLUMNS = arrow_schema([("value", True)])
+VALUE = SimpleNamespace(name="value", dataType=SimpleNamespace(simpleString=lambda: "binary"))
+ROWS = SimpleNamespace(
+    fields=[VALUE, SimpleNamespace(name="topic", dataType=SimpleNamespace(simpleString=lambda: "string"))]
+)
+
+
+def options(use: str) -> Any:
+    return read_options({"brokers": "b:1", **({} if use == WRITE else {"topics": "t"})}, use)
+
+
+SHIPPED = {
+    "read": lambda: BatchReader(options(READ), COLUMNS),
+    "readStream": lambda: StreamReader(options(STREAM), COLUMNS),
+    "write": lambda: BatchWriter(options(WRITE), ROWS, False),
+    "writeStream": lambda: StreamWriter(options(WRITE), ROWS, False),
+}
+
+
+@pytest.mark.parametrize("use", SHIPPED)
+def test_an_executor_without_the_package_says_what_to_ship(use: str) -> None:
+    made = SHIPPED[use]()
+    for dumps in (cloudpickle.dumps, pickle.dumps):
+        assert pickle.loads(dumps(made)).options == made.options
+    script = (
+        "import pickle, sys\n"
+        "sys.modules['allocator'] = None  # as if it were not installed\n"
+        "pickle.load(sys.stdin.buffer)\n"
+    )
+    failed = subprocess.run([sys.executable, "-c", script], input=cloudpickle.dumps(made), capture_output=True)
+    last = failed.stderr.decode().splitlines()[-1]
+    assert last.startswith("ModuleNotFoundError: "), last
+    assert f"executors run {sys.executable} (on " in last
+    assert "Install zk-partition-allocator[spark] in that Python, or ship an environment that has it" in last

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 from packaging.requirements import Requirement
+from packaging.version import Version
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -52,6 +53,19 @@ def test_a_version_with_a_known_vulnerability_is_not_allowed(name: str, vulnerab
     assert applying
     for one in applying:
         assert not one.specifier.contains(vulnerable, prereleases=True), str(one)
+
+
+@pytest.mark.parametrize("name", ["tornado", "pyspark"])
+def test_tox_runs_the_oldest_version_that_is_allowed(name: str) -> None:
+    (lowest,) = {
+        Version(bound.version)
+        for one in REQUIREMENTS
+        if one.name == name
+        for bound in one.specifier
+        if bound.operator == ">="
+    }
+    (pinned,) = re.findall(rf"oldest: {name}==(\S+)", (ROOT / "tox.ini").read_text())
+    assert Version(pinned) == lowest
 
 
 def test_what_is_said_of_tornado_is_what_is_required() -> None:

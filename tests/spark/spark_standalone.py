@@ -1,4 +1,7 @@
-"""A Spark standalone cluster of real processes on this machine, and a driver on it."""
+"""A Spark standalone cluster of real processes on this machine, and a driver on it.
+
+Each worker has a loopback address of its own: Spark starts no copy of a slow task on the host of the first one.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pyspark
+from spark_settings import JVM
 
 from allocator.spark.sessions import java_home
 from allocator.testing.java import find_java
@@ -23,7 +27,7 @@ HOME = Path(pyspark.__file__).parent
 class Standalone:
     """A master and workers of one core each; what they print is in files under `root`."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, python: str) -> None:
         self.root = root
         os.environ["JAVA_HOME"] = find_java(oldest=17).home
         self.environment = {
@@ -32,7 +36,7 @@ class Standalone:
             "SPARK_HOME": str(HOME),
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_SCALA_VERSION": "2.13",  # else the launcher looks for a source tree
-            "PYSPARK_PYTHON": sys.executable,
+            "PYSPARK_PYTHON": python,
         }
         self._ports = PortLease()
         self.port = self._ports.take()
@@ -41,13 +45,13 @@ class Standalone:
         self.processes: list[subprocess.Popen[bytes]] = []
 
     def start(self, workers: int) -> None:
-        self._daemon("master", "master.Master", "--port", str(self.port))
+        self._daemon("master", "127.0.0.1", "master.Master", "--port", str(self.port))
         for number in range(workers):
             work = ("-c", "1", "-m", "600m", "-d", str(self.root / f"work-{number}"), self.url)
-            self.workers.append(self._daemon(f"worker-{number}", "worker.Worker", *work))
+            self.workers.append(self._daemon(f"worker-{number}", f"127.0.0.{number + 1}", "worker.Worker", *work))
         for number in range(workers):
             log = self.root / f"worker-{number}.log"
-            wait_until(lambda log=log: "Successfully registered" in log.read_text(), 60, f"{log} to register")
+            wait_until(lambda log=log: "Successfully registered" in log.read_text(), 300, f"{log} to register")
 
     def driver(self, script: Path, *arguments: str) -> subprocess.Popen[bytes]:
         """A driver process; it is given the master's address first."""
@@ -66,24 +70,31 @@ class Standalone:
     def said(self, name: str) -> str:
         return (self.root / f"{name}.log").read_text(errors="replace")
 
-    def _daemon(self, name: str, main: str, *arguments: str) -> subprocess.Popen[bytes]:
+    def _daemon(self, name: str, host: str, main: str, *arguments: str) -> subprocess.Popen[bytes]:
         java = str(Path(self.environment["JAVA_HOME"]) / "bin" / "java")
-        classes = ("-Xmx256m", "-cp", f"{HOME}/jars/*", f"org.apache.spark.deploy.{main}")
-        return self._process(name, java, *classes, "--host", "127.0.0.1", "--webui-port", "0", *arguments)
+        classes = ("-Xmx256m", *JVM.split(), "-cp", f"{HOME}/jars/*", f"org.apache.spark.deploy.{main}")
+        options = ("--host", host, "--webui-port", "0")
+        return self._process(name, java, *classes, *options, *arguments, SPARK_LOCAL_IP=host)
 
-    def _process(self, name: str, *command: str) -> subprocess.Popen[bytes]:
+    def _process(self, name: str, *command: str, **environment: str) -> subprocess.Popen[bytes]:
         with open(self.root / f"{name}.log", "wb") as log:
             process = subprocess.Popen(
-                command, env=self.environment, cwd=self.root, stdout=log, stderr=log, start_new_session=True
+                command,
+                env={**self.environment, **environment},
+                cwd=self.root,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
         self.processes.append(process)
         return process
 
 
 @contextlib.contextmanager
-def standalone(root: Path, workers: int = 2) -> Iterator[Standalone]:
+def standalone(root: Path, workers: int = 2, python: str = sys.executable) -> Iterator[Standalone]:
+    """`python`: the one of the executors, with which Spark also plans on the driver."""
     before = os.environ.get("JAVA_HOME")
-    cluster = Standalone(root)
+    cluster = Standalone(root, python)
     try:
         cluster.start(workers)
         yield cluster

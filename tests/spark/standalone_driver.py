@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import sys
 
+from spark_settings import JVM
+
 from allocator.spark import session
 
 
@@ -19,6 +21,8 @@ def main(master: str, brokers: str, topic: str, directory: str) -> None:
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.driver.host": "127.0.0.1",
             "spark.driver.memory": "512m",
+            "spark.driver.extraJavaOptions": JVM,
+            "spark.executor.extraJavaOptions": JVM,
             "spark.executor.memory": "512m",
             "spark.sql.shuffle.partitions": "1",
             "spark.ui.enabled": "false",

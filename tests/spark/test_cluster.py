@@ -3,16 +3,59 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("pyspark.sql.datasource", reason="pyspark 4.2 needs Python 3.10 or newer")
 
-from spark_standalone import standalone
+from spark_queries import committed
+from spark_standalone import Standalone, standalone
 
 from allocator.testing import LocalCluster, produce, wait_until
+
+
+def results(cluster: Standalone) -> dict[str, Any]:
+    lines = [line.split(" ", 2)[1:] for line in cluster.said("driver").splitlines() if line.startswith("RESULT ")]
+    return {name: json.loads(found) for name, found in lines}
+
+
+@pytest.mark.long
+def test_each_kind_of_job_is_exact_on_a_cluster_whatever_fails(
+    kafka_cluster: LocalCluster, topic_factory: Callable[..., str], tmp_path: Path
+) -> None:
+    source, target = topic_factory(partitions=4), topic_factory(partitions=4)
+    produce(kafka_cluster.bootstrap, source, [(None, b"%d" % n, n % 4) for n in range(1000)])
+    # the executors' own environment; this package and its dependencies come from here
+    own = tmp_path / "own"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(own)], check=True)
+    (packages,) = own.glob("lib/python*/site-packages")
+    (packages / "all.pth").write_text("".join(f"{path}\n" for path in sys.path if path))
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    with standalone(tmp_path, workers=2, python=str(own / "bin" / "python")) as cluster:
+        script = Path(__file__).with_name("standalone_jobs.py")
+        driver = cluster.driver(script, kafka_cluster.bootstrap, source, target, str(marks))
+        assert driver.wait(900) == 0, cluster.said("driver")[-5000:]
+        found = results(cluster)
+        said = cluster.said("driver")
+    sent = [[partition, at, str(at * 4 + partition)] for partition in range(4) for at in range(250)]
+    more = [[partition, 250 + at, f"more {at * 4 + partition}"] for partition in range(4) for at in range(10)]
+    assert found["batch"] == sent
+    assert (marks / "killed").exists()
+    assert "Lost executor" in said
+    assert {mark.read_text() for mark in marks.glob("python-*")} == {str(own / "bin" / "python")}
+    # a sink that is not repeated writes each record once, in the order of its task
+    assert found["sink"] == sent
+    assert found["stream-0"] == [[300, 300, 300, 100], sent]
+    assert found["stream-40"] == [[40], sorted(sent + more)]
+    assert committed(kafka_cluster, f"{source}-stream", source, 4) == dict.fromkeys(range(4), 260)
+    assert (marks / "copied").exists()
+    assert found["archive"] == sorted(sent + more)
 
 
 @pytest.mark.long

@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -251,22 +250,25 @@ def test_records_that_are_deleted_while_they_are_read_are_a_gap_in_the_manifest(
     assert (manifest.gaps, manifest.ranges) == ({1: (0, 5)}, {0: (0, 20), 1: (5, 20)})
 
 
-@pytest.mark.parametrize("checked", [True, False])
 def test_a_directory_that_executors_do_not_share_is_refused_with_nothing_committed(
-    checked: bool, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    unshared: Path, spark: SparkSession
 ) -> None:
-    """The path leads each process to its own working directory. Without the first check, the count of records tells."""
-    name = f"unshared-{uuid.uuid4().hex}"
-    elsewhere = Path.cwd() / name
-    monkeypatch.chdir(tmp_path)
-    if not checked:
-        monkeypatch.setattr(files, "check_shared", lambda *_: None)
-    try:
-        with pytest.raises(ConfigError, match=r"seen by the driver, but .*Mount one file system under this path"):
-            archive(Made([20]), Path("/proc/self/cwd") / name, spark=spark)
-        assert Archive(tmp_path / name, "made").manifests == []
-    finally:
-        shutil.rmtree(elsewhere, ignore_errors=True)
+    """Without the first check, the count of records tells."""
+    with pytest.raises(ConfigError, match=r"seen by the driver, but .*Mount one file system under this path"):
+        archive(Made([20]), unshared, spark=spark)
+    assert Archive(unshared, "made").manifests == []
+
+
+def test_a_run_checks_once_whether_executors_share_its_directory(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked: list[Path] = []
+    monkeypatch.setattr(files, "check_shared", lambda _, directory: checked.append(directory))
+    archive(Made([30]), tmp_path, offsets_per_commit=10, spark=spark)
+    assert len(Archive(tmp_path).manifests) == 3
+    assert checked == [tmp_path / "topic=made"]
+    compact(tmp_path, spark=spark)
+    assert checked == [tmp_path / "topic=made"] * 2
 
 
 def test_an_archive_whose_run_was_killed_before_the_rename_is_read_and_repaired(

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import random
-import shutil
 import subprocess
 import sys
 import threading
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +16,7 @@ from killed import run_and_kill
 from spark_records import Made
 
 from allocator.errors import ConfigError
-from allocator.spark.archive import archive, files
+from allocator.spark.archive import archive
 from allocator.spark.archive.commits import ArchiveBusy, ArchiveMismatch, Manifest
 from allocator.spark.archive.delta import DeltaStore
 from allocator.spark.errors import DataLoss, SchemaMismatch
@@ -221,19 +219,8 @@ def test_killed_again_and_again_while_a_topic_grows_by_200_000_records(
     print(json.dumps({"kills": kills, "entries": table(directory, topic).version()}))
 
 
-@pytest.mark.parametrize("checked", [True, False])
-def test_a_table_whose_directory_executors_do_not_share_gets_no_entry(
-    checked: bool, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The path leads each process to its own working directory. Without the first check, the named files tell."""
-    name = f"unshared-{uuid.uuid4().hex}"
-    elsewhere = Path.cwd() / name
-    monkeypatch.chdir(tmp_path)
-    if not checked:
-        monkeypatch.setattr(files, "check_shared", lambda *_: None)
-    try:
-        with pytest.raises(ConfigError, match=r"seen by the driver, but .*Mount one file system under this path"):
-            archive(Made([20]), Path("/proc/self/cwd") / name, format="delta", spark=spark)
-        assert not deltalake.DeltaTable.is_deltatable(str(tmp_path / name / "topic=made"))
-    finally:
-        shutil.rmtree(elsewhere, ignore_errors=True)
+def test_a_table_whose_directory_executors_do_not_share_gets_no_entry(unshared: Path, spark: SparkSession) -> None:
+    """Without the first check, the named files tell."""
+    with pytest.raises(ConfigError, match=r"seen by the driver, but .*Mount one file system under this path"):
+        archive(Made([20]), unshared, format="delta", spark=spark)
+    assert not deltalake.DeltaTable.is_deltatable(str(unshared / "topic=made"))

@@ -87,10 +87,12 @@ def write_arrow(
     staged: str,
     ranges: Mapping[int, tuple[int, int]],
     *,
+    first: bool,
     with_partition: bool = False,
 ) -> list[DataFile]:
     """Parquet files below `place`/`staged`, each of one partition, in the order of offsets.
 
+    `first`: whether to run `check_shared`, which starts a Spark job.
     `with_partition`: whether the files have the column `partition`.
 
     `place`: an absolute path, or a URL for pyarrow. `DataFile.name` is relative to `staged`. Raises ArchiveCorrupt,
@@ -101,7 +103,7 @@ def write_arrow(
         _write_task, base=f"{place}/{staged}", schema=schema, without=[] if with_partition else ["partition"]
     )
     try:
-        if not is_url(place):
+        if first and not is_url(place):
             check_shared(rows.sparkSession, Path(place))
         rows = rows.sortWithinPartitions("partition", "offset")
         found = [DataFile(**row.asDict()) for row in rows.mapInArrow(task, _FOUND).collect()]
@@ -238,8 +240,10 @@ def _check(path: object, file: DataFile, ranges: Mapping[int, tuple[int, int]], 
         )
 
 
-def write_parquet(rows: DataFrame, staged: Path, ranges: Mapping[int, tuple[int, int]]) -> tuple[DataFile, ...]:
-    """Parquet files below `staged`, by partition, in the order of offsets.
+def write_parquet(
+    rows: DataFrame, staged: Path, ranges: Mapping[int, tuple[int, int]], *, first: bool
+) -> tuple[DataFile, ...]:
+    """Parquet files below `staged`, by partition, in the order of offsets. `first`: as in `write_arrow`.
 
     Raises ArchiveCorrupt, ArchiveFull, and ConfigError if an executor writes to another directory of that name.
     """
@@ -252,7 +256,8 @@ def write_parquet(rows: DataFrame, staged: Path, ranges: Mapping[int, tuple[int,
     writer = rows.observe(counted, F.count(F.lit(1)).alias("records")).write
     writer = writer.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false")
     try:
-        check_shared(rows.sparkSession, staged.parent)
+        if first:
+            check_shared(rows.sparkSession, staged.parent)
         writer.partitionBy("partition").parquet(local_url(staged))
         found = tuple(_measured(staged, ranges))
         wrote, there = counted.get["records"], sum(file.records for file in found)

@@ -38,8 +38,11 @@ class ArchiveStore(Protocol):
     def staged_name(self) -> str:
         """A new name for the directory of the next commit's files."""
 
-    def write(self, rows: DataFrame, staged: str, ranges: Reach) -> tuple[DataFile, ...]:
-        """Writes the files below `staged`; readers do not see them. Raises ArchiveCorrupt, ArchiveFull."""
+    def write(self, rows: DataFrame, staged: str, ranges: Reach, *, first: bool) -> tuple[DataFile, ...]:
+        """Writes the files below `staged`; readers do not see them. Raises ArchiveCorrupt, ArchiveFull.
+
+        `first`: whether it is the first write of a run, which checks that the executors share a local directory.
+        """
 
     def commit(self, manifest: Manifest) -> None:
         """Makes files, ranges and gaps visible at once. Raises ArchiveBusy, ArchiveFull."""
@@ -62,8 +65,8 @@ class ParquetStore(CommitLog):
     def staged_name(self) -> str:
         return self.stage().name
 
-    def write(self, rows: DataFrame, staged: str, ranges: Reach) -> tuple[DataFile, ...]:
-        return write_parquet(rows, self.directory / staged, ranges)
+    def write(self, rows: DataFrame, staged: str, ranges: Reach, *, first: bool) -> tuple[DataFile, ...]:
+        return write_parquet(rows, self.directory / staged, ranges, first=first)
 
 
 def open_store(format: str, directory: str | Path, topic: str) -> tuple[str, ArchiveStore]:

@@ -152,7 +152,7 @@ def archive(
             if piece:
                 spark = spark or _session("allocator archive")
                 rows = transformed(topic.frame(spark, topic.ranges(piece)), transform, alive)
-                files, columns = commits.write(rows, staged, piece), columns_of(rows)
+                files, columns = commits.write(rows, staged, piece, first=not done), columns_of(rows)
             if extent.topic_id is not None and topic.topic_id() != extent.topic_id:
                 raise ArchiveMismatch(
                     f"{topic.name!r} was deleted and created again while it was archived, and this commit is not kept; "
@@ -292,7 +292,7 @@ def compact(
         number = max((manifest.number for manifest in commits.live()), default=0)
         for done, group in enumerate(groups, 1):
             number += 1
-            manifest = _compacted(spark, found, commits, group, number)
+            manifest = _compacted(spark, found, commits, group, number, first=done == 1)
             commits.commit(manifest)
             _count(report, manifest)
             report.replaced += [old.number for old in group]
@@ -320,7 +320,9 @@ def _groups(manifests: list[Manifest], file_size: int) -> list[list[Manifest]]:
     return [group for group in groups if len(group) > 1]
 
 
-def _compacted(spark: SparkSession, found: Archive, commits: CommitLog, group: list[Manifest], number: int) -> Manifest:
+def _compacted(
+    spark: SparkSession, found: Archive, commits: CommitLog, group: list[Manifest], number: int, *, first: bool
+) -> Manifest:
     from pyspark.sql import functions as F
 
     part = Archive(found.directory, found.topic)
@@ -328,7 +330,7 @@ def _compacted(spark: SparkSession, found: Archive, commits: CommitLog, group: l
     rows = part.frame(spark).repartition(F.col("partition"))
     staged = commits.stage()
     ranges = reach_of(group)  # including gaps
-    files = write_parquet(rows, staged, ranges)
+    files = write_parquet(rows, staged, ranges, first=first)
     records = sum(written.records for written in files)
     expected = sum(manifest.records for manifest in group)
     if records != expected:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +19,7 @@ from allocator.errors import DeserializationError
 from allocator.schemas import RegistryDeserializer
 from allocator.testing import LocalCluster, wait_until_async
 
+PAGE = Path(__file__).parents[2] / "docs" / "howto" / "schema-registry.md"
 V1 = {"type": "record", "name": "Order", "fields": [{"name": "id", "type": "int"}]}
 V2 = {"type": "record", "name": "Order", "fields": [*V1["fields"], {"name": "to", "type": "string", "default": ""}]}
 FIRST, SECOND, WRONG = framed(1, avro(V1, {"id": 1})), framed(2, avro(V2, {"id": 2, "to": "b"})), b"text"
@@ -76,3 +80,31 @@ async def test_a_consumer_waits_for_the_registry_and_passes_what_cannot_be_decod
             with contextlib.suppress(asyncio.CancelledError):
                 await work
         assert seen == [{"id": 1, "to": ""}, {"id": 2, "to": "b"}]
+
+
+async def test_the_example_of_the_page_prints_the_decoded_records(
+    kafka_cluster: LocalCluster, topic_factory: Callable[..., str], group: str
+) -> None:
+    topic = topic_factory(1)
+    values = [(b"k", framed(1, avro(V1, {"id": 17})), 0)]
+    await asyncio.get_running_loop().run_in_executor(None, kafka_cluster.produce, topic, values)
+    code = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)[0]
+    async with registry({"/schemas/ids/1": {"schema": json.dumps(V1)}}, []) as url:
+        for shown, here in (
+            ("https://user:password@registry:8081", url),
+            ('"orders"', f'"{topic}"'),
+            ("kafka:9092", kafka_cluster.bootstrap),
+            ("zk:2181", kafka_cluster.zookeeper),
+            ('"billing"', f'"{group}"'),
+        ):
+            assert shown in code
+            code = code.replace(shown, here)
+        program = await asyncio.create_subprocess_exec(
+            sys.executable, "-u", "-c", code, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+        )
+        try:
+            assert program.stdout is not None
+            assert await asyncio.wait_for(program.stdout.readline(), 120) == b"17 EUR\n"
+        finally:
+            program.kill()
+            await program.wait()

@@ -200,6 +200,20 @@ def pytest_runtest_call() -> Generator[None, None, None]:
             logger.propagate = logger not in silent
 
 
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Says what skipped tests leave unproven. pytest's own closing line stays the last one."""
+    try:
+        from lacking import summary  # not at the top: a copy of this file has no such module
+    except ImportError:
+        return
+    skipped = [report.longrepr for report in terminalreporter.stats.get("skipped", [])]
+    if skipped:
+        terminalreporter.write_sep("=", "not proven in this run, and what would bring it")
+        reasons = [str(each[2] if isinstance(each, (list, tuple)) else each) for each in skipped]
+        for line in summary(reason.removeprefix("Skipped: ") for reason in reasons):
+            terminalreporter.write_line(line)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if not inspect.iscoroutinefunction(pyfuncitem.obj):

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from lacking import NEEDS
 
 ROOT = Path(__file__).parents[2]
 
@@ -140,3 +144,49 @@ def test_a_test_that_starts_servers_and_does_not_say_so_fails(
     )
     assert outcome in done.stdout, done.stdout
     assert "mark-this-test-with-servers" in done.stdout
+
+
+def test_the_end_of_a_run_says_what_skips_leave_unproven(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text((ROOT / "tests" / "conftest.py").read_text())
+    (tmp_path / "test_some.py").write_text(
+        "import pytest\n"
+        "pytestmark = pytest.mark.skipif(True, reason='there is no C compiler here')\n"
+        "def test_one(): ...\n"
+        "def test_two(): ...\n"
+    )
+    (tmp_path / "test_other.py").write_text(
+        "import pytest\ndef test_three():\n    pytest.skip('the moon is away')\ndef test_four(): ...\n"
+    )
+    environ = {**os.environ, "PYTHONPATH": str(ROOT / "tests")}
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
+        cwd=tmp_path,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert "   2 skipped: the compiled decoder and encoder (Debian: gcc python3-dev)\n" in run.stdout
+    assert "   1 skipped: the moon is away\n" in run.stdout
+    assert run.stdout.splitlines()[-1].startswith("1 passed, 3 skipped in ")
+
+
+def test_reasons_of_skips_are_explained_at_the_end() -> None:
+    """All but those that lie in the version or the system under test, which nothing would bring."""
+    inherent = re.compile(r"/proc|zstd came with v2|Java 13 and newer|goes through Python lists|no time")
+    found = {reason for path in sorted((ROOT / "tests").rglob("*.py")) for reason in skip_reasons(path)}
+    assert len(found) > 20
+    known = [*(re.compile(need.reason) for need in NEEDS), inherent]
+    unexplained = {reason for reason in found if not any(each.search(reason) for each in known)}
+    assert not unexplained, "say in tests/lacking.py what they leave unproven"
+
+
+def skip_reasons(path: Path) -> Iterator[str]:
+    """The reasons that a file of tests writes out."""
+    for call in ast.walk(ast.parse(path.read_text())):
+        name = getattr(getattr(call, "func", None), "attr", "")
+        if isinstance(call, ast.Call) and name in ("skip", "skipif", "importorskip"):
+            given = [word.value for word in call.keywords if word.arg == "reason"]
+            if name == "skip" and getattr(call.func, "value", None) and ast.unparse(call.func) == "pytest.skip":
+                given += call.args
+            yield from (ast.unparse(each) for each in given if isinstance(each, (ast.Constant, ast.JoinedStr)))

@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 from daemon_processes import Setup, make, stopped
+from providers_under_test import Provider
 from secrets_and_doors import SECRETS, Secured
-from token_endpoint import CLIENT_ID, CLIENT_SECRET, TokenEndpoint, granted
+from token_endpoint import CLIENT_ID, CLIENT_SECRET, TokenEndpoint, granted, unsecured_token
 
 from allocator import Consumer
 from allocator.client.client import KafkaClient
@@ -90,6 +91,41 @@ def authentications() -> Iterator[Authentications]:
     logger.setLevel(before)
 
 
+async def read_while_written(
+    secured: Secured, topic: str, group: str, security: dict[str, Any], enough: Callable[[], bool], **membership: Any
+) -> int:
+    """A member reads and commits while a producer writes until `enough`. Each record comes once, in order, and is
+    committed. Returns the number of records."""
+    brokers, written, finished = secured.brokers("SASL_SSL"), 0, False
+    read: dict[TopicPartition, list[tuple[int, int]]] = {}
+
+    async def write() -> None:
+        nonlocal written, finished
+        async with KafkaClient(brokers, security=security) as client, Producer(client, linger_s=0.0) as producer:
+            while not enough():
+                sent = [await producer.append(topic, None, b"%d" % (written + n)) for n in range(40)]
+                written += len(sent)
+                await asyncio.gather(*sent)
+        finished = True
+
+    settings = {"brokers": brokers, "group": group, "security": security, "session_timeout_s": 30, **membership}
+    async with Consumer(topic, auto_commit_interval_s=0.2, **settings) as consumer:
+        writing = asyncio.create_task(write())
+        while not finished or sum(map(len, read.values())) < written:
+            for tp, records in (await consumer.getmany(timeout_s=0.1)).items():
+                read.setdefault(tp, []).extend((record.offset, int(record.value)) for record in records)
+            if writing.done():
+                await writing
+        await consumer.commit()
+    assert sorted(value for rows in read.values() for _, value in rows) == list(range(written))
+    for rows in read.values():
+        assert [offset for offset, _ in rows] == list(range(len(rows)))
+    async with KafkaClient(secured.cluster.bootstrap) as client:
+        committed = await GroupOffsets(client, group).fetch(list(read))
+    assert {tp: found.offset for tp, found in committed.items()} == {tp: len(rows) for tp, rows in read.items()}
+    return written
+
+
 @pytest.mark.parametrize("membership", ["kafka", "zookeeper"])
 async def test_sessions_that_end_lose_no_record_and_show_no_error(
     secured: Secured,
@@ -98,52 +134,55 @@ async def test_sessions_that_end_lose_no_record_and_show_no_error(
     endpoint: TokenEndpoint,
     authentications: Authentications,
     caplog: pytest.LogCaptureFixture,
-    membership: Any,
+    membership: str,
 ) -> None:
-    """A member reads and commits while a producer writes, over many sessions of their connections and several
-    tokens."""
+    """Over many sessions of the connections, and several tokens."""
     caplog.set_level(logging.WARNING)
     topic = await asyncio.to_thread(topic_factory, 4, 1, None, secured.cluster)
     endpoint.answer = lambda: granted(8)
-    security, brokers = secured.oauth(endpoint), secured.brokers("SASL_SSL")
-    written, read = 0, dict[TopicPartition, list[tuple[int, int]]]()
-    finished = False
-
-    async def write() -> None:
-        nonlocal written, finished
-        async with KafkaClient(brokers, security=security) as client, Producer(client, linger_s=0.0) as producer:
-            while authentications.repeated < 10 or len(endpoint.requests) < 2:
-                sent = [await producer.append(topic, None, b"%d" % (written + n)) for n in range(40)]
-                written += len(sent)
-                await asyncio.gather(*sent)
-        finished = True
-
-    over_zookeeper = {"zookeeper": f"{secured.cluster.zookeeper}/{group}"} if membership == "zookeeper" else {}
-    consumer = Consumer(
-        topic, brokers=brokers, group=group, security=security, membership=membership, session_timeout_s=15,
-        auto_commit_interval_s=0.2, **over_zookeeper,
-    )  # fmt: skip
-    if over_zookeeper:
+    chosen = {"membership": membership}
+    if membership == "zookeeper":
         await asyncio.to_thread(make_chroot, secured.cluster, group)
-    async with consumer:
-        writing = asyncio.create_task(write())
-        while not finished or sum(map(len, read.values())) < written:
-            for tp, records in (await consumer.getmany(timeout_s=0.1)).items():
-                read.setdefault(tp, []).extend((record.offset, int(record.value)) for record in records)
-            if writing.done():
-                await writing
-        await consumer.commit()
-    values = sorted(value for rows in read.values() for _, value in rows)
-    assert values == list(range(written))
-    for rows in read.values():
-        assert [offset for offset, _ in rows] == list(range(len(rows)))
-    async with KafkaClient(secured.cluster.bootstrap) as client:
-        committed = await GroupOffsets(client, group).fetch(list(read))
-    assert {tp: found.offset for tp, found in committed.items()} == {tp: len(rows) for tp, rows in read.items()}
+        chosen["zookeeper"] = f"{secured.cluster.zookeeper}/{group}"
+
+    def enough() -> bool:
+        return authentications.repeated >= 10 and len(endpoint.requests) >= 2
+
+    written = await read_while_written(secured, topic, group, secured.oauth(endpoint), enough, **chosen)
     assert "authentication" not in caplog.text
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
-    print(
-        f"{written} records, {authentications.connections} connections, {authentications.repeated} re-authentications"
+    connections, repeated = authentications.connections, authentications.repeated
+    print(f"{written} records, {connections} connections, {repeated} re-authentications")
+
+
+async def test_a_provider_that_fails_until_sessions_end_delays_records_and_loses_none(
+    secured: Secured, topic_factory: Topics, group: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The error reaches the log alone."""
+    topic = await asyncio.to_thread(topic_factory, 2, 1, None, secured.cluster)
+    provider, failures = Provider(), 0
+
+    def make() -> str:
+        nonlocal failures
+        if provider.calls > 6 and failures < 12:
+            failures += 1
+            raise LookupError("the vault is away")
+        return unsecured_token()
+
+    provider.make = make
+    security = {
+        "security_protocol": "SASL_SSL",
+        "ssl_cafile": str(secured.certificates.ca),
+        "sasl_mechanism": "OAUTHBEARER",
+        "sasl_oauth_token_provider": provider,
+    }
+
+    def enough() -> bool:
+        return failures == 12
+
+    assert await read_while_written(secured, topic, group, security, enough, membership="kafka")
+    assert (
+        "no credentials for OAUTHBEARER from token provider Provider: LookupError('the vault is away')" in caplog.text
     )
 
 

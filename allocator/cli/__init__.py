@@ -7,11 +7,15 @@ public surface; `testing` only in `cluster`. Commands raise errors; this module 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import difflib
 import importlib
 import json
 import logging
+import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -20,6 +24,8 @@ from click.shell_completion import CompletionItem, get_completion_class
 
 from allocator import __version__
 from allocator.errors import AllocatorError, ConfigError
+from allocator.foreign import plain
+from allocator.limits import limit_reached
 
 if TYPE_CHECKING:
     from allocator.daemon.config import Config
@@ -56,7 +62,7 @@ TASKS = {
     "Try it out": ("cluster", "traffic", "completion"),
 }
 
-ERROR, USAGE, INTERRUPTED = 1, 2, 130
+ERROR, USAGE, INTERRUPTED, PIPE_CLOSED = 1, 2, 128 + signal.SIGINT, 128 + signal.SIGPIPE
 _JSON = "allocator.cli.json"
 
 _FIRST_STEPS = (
@@ -76,7 +82,11 @@ _EXIT_CODES = (
         "`run`: a record could not be handled, and there is no dead-letter topic; `doctor`: something is wrong; "
         "`audit`: the two differ",
     ),
-    ("128 + n", "stopped at once by signal n; `cluster up` ends with 130 whatever stops it"),
+    (
+        "128 + n",
+        "stopped at once by signal n; `cluster up` ends with 130 whatever stops it; 141 if the reader of the output "
+        "has gone",
+    ),
 )
 _EPILOG = (
     "Where the servers are may stand in the environment: ALLOCATOR_KAFKA_BROKERS=b1:9092,b2:9092 and "
@@ -99,25 +109,32 @@ class _LazyGroup(click.Group):
         ctx.meta[_JSON] = "--json" in args
         return super().parse_args(ctx, args)
 
+    def make_context(self, *args: Any, **given: Any) -> click.Context:
+        with _reported():  # --help prints here
+            return super().make_context(*args, **given)
+
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         if args and self.get_command(ctx, args[0]) is None:
             # click's own suggestions only know commands that are already loaded
             near = difflib.get_close_matches(args[0], self.list_commands(ctx), 1)
             ctx.fail(f"No such command {args[0]!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
-        return super().resolve_command(ctx, args)
+        found = super().resolve_command(ctx, args)
+        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL and threading.current_thread() is threading.main_thread():
+            # set by `allocator.__main__` for the time of the imports; a command may have something to clean up
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        return found
 
     def invoke(self, ctx: click.Context) -> Any:
         """Prints every error of a command in one form. Wrong usage has its own exit code."""
-        try:
-            return super().invoke(ctx)
-        except KeyboardInterrupt:
-            sys.exit(INTERRUPTED)
-        except AllocatorError as error:
-            _fail(ctx, error, USAGE if isinstance(error, ConfigError) else ERROR)
-        except click.ClickException as error:
-            if not ctx.meta[_JSON]:
-                raise
-            _fail(ctx, error.__cause__ or error, error.exit_code, error.format_message())
+        with _reported(ctx):
+            try:
+                return super().invoke(ctx)
+            except AllocatorError as error:
+                _fail(ctx, error, USAGE if isinstance(error, ConfigError) else ERROR)
+            except click.ClickException as error:
+                if not ctx.meta[_JSON]:
+                    raise
+                _fail(ctx, error.__cause__ or error, error.exit_code, error.format_message())
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         # click's own completion asks each command for its help, which would import all of them at each Tab
@@ -145,15 +162,43 @@ class _LazyGroup(click.Group):
                 yield task, there
 
 
-def _fail(ctx: click.Context, error: BaseException, code: int, message: str | None = None) -> NoReturn:
-    if ctx.meta[_JSON]:
-        kind, retriable = type(error).__name__, bool(getattr(error, "retriable", False))
-        what = {"type": kind, "message": message or str(error), "retriable": retriable}
-        click.echo(json.dumps({"error": what}, indent=2))
-    else:
-        from allocator.foreign import plain
+@contextlib.contextmanager
+def _reported(ctx: click.Context | None = None) -> Iterator[None]:
+    """Ends the process without a traceback at Ctrl-C, if its output goes nowhere, and at a limit of the system."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    except BrokenPipeError:
+        _drop_output()
+        sys.exit(PIPE_CLOSED)
+    except (OSError, MemoryError, ImportError, RuntimeError, SystemError) as error:
+        limit = limit_reached(error)
+        if limit is None:
+            raise
+        _fail(ctx, error, ERROR, limit)
 
-        click.echo(f"error: {plain(str(error), lines=True)}", err=True)
+
+def _drop_output() -> None:
+    """Sends the unwritten part of the output to /dev/null. Python flushes it at its end, and would fail again."""
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _fail(ctx: click.Context | None, error: BaseException, code: int, message: str | None = None) -> NoReturn:
+    in_json = ctx is not None and ctx.meta[_JSON]
+    try:
+        if in_json:
+            kind, retriable = type(error).__name__, bool(getattr(error, "retriable", False))
+            what = {"type": kind, "message": message or str(error), "retriable": retriable}
+            click.echo(json.dumps({"error": what}, indent=2))
+        sys.stdout.flush()
+    except OSError:
+        _drop_output()
+        in_json = False
+    if not in_json:
+        with contextlib.suppress(OSError):  # standard error may be the same full device
+            click.echo(f"error: {plain(message or str(error), lines=True)}", err=True)
     sys.exit(code)
 
 
@@ -242,7 +287,6 @@ def run(ctx: click.Context, config: str, check: bool, connect: bool, create: boo
 
 async def _tried(settings: Config, show: bool) -> list[Check]:
     from allocator.daemon.preflight import preflight
-    from allocator.foreign import plain
 
     # the checks already report in one line which server does not answer
     logging.getLogger("kafka").setLevel(logging.CRITICAL)

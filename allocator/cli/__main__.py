@@ -1,8 +1,8 @@
-"""`python -m allocator.cli`, where the script `allocator` is not on the path."""
+"""`python -m allocator.cli`, the same as `python -m allocator`."""
 
 from __future__ import annotations
 
-from allocator.cli import main
+from allocator.__main__ import main
 
 if __name__ == "__main__":
-    main(prog_name="allocator")
+    main()

@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import zip_longest
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 from rich.cells import cell_len, chop_cells
@@ -26,9 +26,14 @@ UNBOUNDED = 1 << 20  # longer than any row of data in ZooKeeper and Kafka
 
 
 def console() -> Console:
-    found = Console(highlight=False)
+    found = _Console(highlight=False)
     # a pipe has no width: programs that read it expect one row per line
-    return found if found.is_terminal else Console(highlight=False, width=UNBOUNDED)
+    return found if found.is_terminal else _Console(highlight=False, width=UNBOUNDED)
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> NoReturn:
+        raise  # rich would end the process with 1
 
 
 class Indented:

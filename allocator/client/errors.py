@@ -48,6 +48,7 @@ REMEDIES: Final = (
     ("CERTIFICATE|ALERT", True, "Check whether the broker needs a client certificate (ssl_certfile, ssl_keyfile)."),
     ("TLS|SSL", True, "Check that the port uses TLS; {protocol} needs it."),
     ("TLS", False, "This port needs TLS: correct security_protocol, {protocol} now, or the port."),
+    ("Too many open files", None, "Raise the limit of open files (ulimit -n)."),
     ("HTTP", None, "Correct the address: this is not a Kafka broker."),
     (
         "clos",

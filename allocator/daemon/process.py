@@ -28,6 +28,7 @@ from allocator.daemon.preflight import refuse_new_chroot
 from allocator.daemon.stacks import dump_when_stuck
 from allocator.errors import AllocatorError, AssignorError, ConfigError, HandlerFailed, MissingExtra
 from allocator.foreign import CONTROL, plain, shown
+from allocator.limits import limit_reached
 from allocator.processing.dead_letter import DeadLetterTopic
 from allocator.processing.handlers import Handler, load_handler, traced
 from allocator.processing.policy import ErrorPolicy, Retries, load_errors
@@ -265,8 +266,12 @@ async def _until_signal(
     except AllocatorError as error:
         log.error("%s", error)
         return ERROR
-    except Exception:
-        log.exception("stopped by an error that nobody foresaw")
+    except Exception as error:
+        limit = limit_reached(error)
+        if limit is None:
+            log.exception("stopped by an error that nobody foresaw")
+        else:
+            log.error("%s", limit)
         return ERROR
     finally:
         for number in numbers:

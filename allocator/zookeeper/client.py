@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import encodings.idna  # noqa: F401 - kazoo's thread looks names up, and would fail to load it without a free file
 import enum
 import logging
 import ssl
@@ -22,6 +23,7 @@ from kazoo.retry import KazooRetry
 from allocator.clock import boot_clock
 from allocator.errors import AllocatorError, ConfigError, ZooKeeperUnavailable
 from allocator.foreign import os_cause, shown
+from allocator.limits import limit_reached
 from allocator.names import parse_ensemble
 from allocator.settings import DEFAULT
 from allocator.tasks import within
@@ -234,6 +236,9 @@ class ZooKeeper:
         if self._auth_failed:
             return "it refused the credentials. Correct them."
         why, remedy = self._last_try, "Check that it runs, and the address."
+        limit = None if isinstance(why, str) else limit_reached(why)
+        if limit is not None:
+            return f"no node responded within {timeout_s:g} s: {limit}"
         if isinstance(why, ssl.SSLCertVerificationError):
             remedy = "Correct ca, or use a host name that the certificate has."
         elif isinstance(why, ssl.SSLError):

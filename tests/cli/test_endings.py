@@ -1,0 +1,218 @@
+"""How a command ends without a traceback: Ctrl-C, output that goes nowhere, limits of the system."""
+
+from __future__ import annotations
+
+import io
+import os
+import resource
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import pytest
+from parsed import leaves
+
+from allocator.cli import LAZY, main, read
+from allocator.cli.report import GroupReport
+from allocator.groups.describe import GroupState
+
+ALLOCATOR: Final = [sys.executable, "-m", "allocator"]
+AWAY: Final = ["--zookeeper", "127.0.0.1:1", "--timeout", "0.5"]
+PATIENCE_S: Final = 120
+ENVIRON: Final = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+CONFIG: Final = """
+[kafka]
+brokers = ["127.0.0.1:1"]
+[zookeeper]
+hosts = "127.0.0.1:1"
+[group]
+name = "billing"
+topics = ["orders"]
+connect_timeout_s = 0.5
+[handler]
+target = "builtins:print"
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> str:
+    path = tmp_path / "orders.toml"
+    path.write_text(CONFIG)
+    return str(path)
+
+
+def ended(command: list[str], begin: Callable[[], None] | None = None, **environ: str) -> tuple[int, str, str]:
+    done = subprocess.run(
+        [*ALLOCATOR, *command], env={**ENVIRON, **environ}, preexec_fn=begin, capture_output=True, text=True,
+        timeout=PATIENCE_S,
+    )  # fmt: skip
+    return done.returncode, done.stdout, done.stderr
+
+
+# -- Ctrl-C ------------------------------------------------------------------------------------------------------------
+
+# runs before the program: does something when it begins to import a module
+HOOK: Final = """
+    import os, signal, sys
+
+    class Hook:
+        def find_spec(self, name, path=None, target=None):
+            if name == os.environ["HOOK_IMPORT"]:
+                # of a text that raises KeyboardInterrupt, Python remembers to end by SIGINT
+                exec(compile(os.environ["HOOK_DOES"], "hook", "exec"))
+
+    sys.meta_path.insert(0, Hook())
+"""
+SIGINT: Final = "os.kill(os.getpid(), signal.SIGINT)"
+AtImport = Callable[[str, str, list[str]], tuple[int, str, str]]
+OF_COMMANDS: Final = {path[0] for path, _ in leaves(main)}
+
+
+@pytest.fixture
+def at_import(tmp_path: Path) -> AtImport:
+    """Runs a command that does something when it begins to import a module."""
+    (tmp_path / "sitecustomize.py").write_text(textwrap.dedent(HOOK))
+    path = os.pathsep.join([str(tmp_path), ENVIRON["PYTHONPATH"]])
+    return lambda module, does, command: ended(command, PYTHONPATH=path, HOOK_IMPORT=module, HOOK_DOES=does)
+
+
+@pytest.mark.parametrize("name", sorted(OF_COMMANDS))
+def test_ctrl_c_while_a_command_is_loaded_ends_it_silently(name: str, at_import: AtImport, config: str) -> None:
+    own = LAZY[name][0].partition(":")[0] if name in LAZY else "click"
+    assert at_import(own, SIGINT, [name, config]) == (-signal.SIGINT, "", "")
+
+
+@pytest.mark.parametrize("module", ["allocator.cli", "kafka", "allocator.cli.options"])
+def test_ctrl_c_at_any_of_its_imports_ends_a_command_silently(module: str, at_import: AtImport) -> None:
+    assert at_import(module, SIGINT, ["group", "list", *AWAY]) == (-signal.SIGINT, "", "")
+
+
+def test_ctrl_c_once_a_command_runs_lets_it_clean_up(at_import: AtImport) -> None:
+    assert at_import("allocator.cli.read", SIGINT, ["group", "list", *AWAY]) == (128 + signal.SIGINT, "", "")
+
+
+def test_a_shell_that_ignores_ctrl_c_for_a_background_job_is_respected(at_import: AtImport) -> None:
+    ignoring = "signal.signal(signal.SIGINT, signal.SIG_IGN)"
+    code, _, err = at_import("allocator.limits", ignoring, ["group", "list", *AWAY])
+    assert code == 1
+    assert err.startswith("error: ZooKeeper 127.0.0.1:1")
+    code, _, err = at_import("allocator.limits", f"{ignoring}; {SIGINT}", ["--version"])
+    assert (code, err) == (0, "")
+
+
+# -- output ------------------------------------------------------------------------------------------------------------
+
+REPORT: Final = GroupReport(GroupState("billing", {}, {}, None))
+
+
+@pytest.fixture
+def answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands that read a group are given one."""
+
+    async def groups(*_: object) -> list[GroupReport]:
+        return [REPORT]
+
+    async def group(*_: object) -> GroupReport:
+        return REPORT
+
+    async def retries(*_: object) -> list[object]:
+        return []
+
+    monkeypatch.setattr(read, "read_all", groups)
+    monkeypatch.setattr(read, "read_group", group)
+    monkeypatch.setattr(read, "read_retries", retries)
+
+
+def full_device() -> int:
+    return os.open("/dev/full", os.O_WRONLY)
+
+
+def pipe_without_reader() -> int:
+    reads, writes = os.pipe()
+    os.close(reads)
+    return writes
+
+
+@pytest.mark.parametrize("buffered", [True, False])
+@pytest.mark.parametrize(
+    ("opened", "code", "told"),
+    [
+        (full_device, 1, "error: no space left on the device: free some, or write elsewhere"),
+        (pipe_without_reader, 128 + signal.SIGPIPE, ""),
+    ],
+)
+def test_every_command_whose_output_goes_nowhere_ends_without_a_traceback(
+    opened: Callable[[], int],
+    code: int,
+    told: str,
+    buffered: bool,
+    config: str,
+    answered: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    commands = [[*path, "--help"] for path, _ in leaves(main)]
+    commands += [["--help"], ["--version"], ["group", "--help"], ["completion", "bash"], ["run", config, "--check"]]
+    for more in ([], ["--json"]):
+        commands += [["group", "list", *AWAY, *more], ["group", "describe", "billing", *AWAY, *more]]
+    for command in commands:
+        with open(opened(), "wb", buffering=-1 if buffered else 0) as device, monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", io.TextIOWrapper(device, encoding="utf-8", write_through=not buffered))
+            with pytest.raises(SystemExit) as end:
+                main(command, prog_name="allocator")
+            sys.stdout.flush()  # as Python does at its end
+        assert end.value.code == code, command
+        assert capfd.readouterr().err.replace(f"\n{config} is fine\n", "").strip() == told, command
+
+
+@pytest.mark.parametrize("where", ["/dev/full", "pipe"])
+def test_a_process_whose_output_goes_nowhere_says_no_more_at_its_end(where: str, config: str) -> None:
+    with open(pipe_without_reader() if where == "pipe" else full_device(), "wb") as device:
+        done = subprocess.run(
+            [*ALLOCATOR, "run", config, "--check"], env=ENVIRON, stdout=device, stderr=subprocess.PIPE, text=True,
+            timeout=PATIENCE_S,
+        )  # fmt: skip
+    assert done.returncode == (128 + signal.SIGPIPE if where == "pipe" else 1)
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
+def test_an_error_in_json_that_cannot_be_printed_is_told_on_standard_error(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with open(full_device(), "wb") as device, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", io.TextIOWrapper(device, encoding="utf-8"))
+        with pytest.raises(SystemExit) as end:
+            main(["group", "list", *AWAY, "--json"], prog_name="allocator")
+    assert end.value.code == 1
+    assert capfd.readouterr().err.startswith("error: ZooKeeper 127.0.0.1:1: no node responded")
+
+
+# -- limits ------------------------------------------------------------------------------------------------------------
+
+
+def commands(config: str) -> list[list[str]]:
+    return [["run", config], ["group", "list", *AWAY]]
+
+
+@pytest.mark.parametrize("raised", ["MemoryError()", "ImportError('x.so: failed to map segment from shared object')"])
+@pytest.mark.parametrize("module", ["click", "allocator.cli.group", "allocator.cli.read"])
+def test_too_little_memory_is_told_in_one_line(module: str, raised: str, at_import: AtImport) -> None:
+    code, out, err = at_import(module, f"raise {raised}", ["group", "list", *AWAY])
+    assert (code, out) == (1, "")
+    assert err == "error: out of memory: raise the memory limit of the process (ulimit -v) or of its container\n"
+
+
+def test_too_few_open_files_are_told_with_the_limit(config: str) -> None:
+    told = []
+    for most in (7, 8):
+        for command in commands(config):
+            code, _, err = ended(command, lambda most=most: resource.setrlimit(resource.RLIMIT_NOFILE, (most, most)))
+            assert code == 1
+            assert "Traceback" not in err, (most, err)
+            told.append("oo many open files" in err and "ulimit -n" in err)
+    assert any(told)

@@ -367,7 +367,7 @@ class Mirror(RebalanceListener):
         assert self._stopping is not None
         partition = TopicPartition(batch.topic, batch.partition)
         queue = self._producer.queue(partition)
-        for encoded in encode(batch):
+        for encoded in encode(batch, self._producer.takes_zstd):
             await self._throttle.take(encoded.size, self._stopping)
             await self._unless_stopped(self._producer.room(encoded.size))
             if self._stopping.is_set() or not self._producer.put(partition, queue, encoded):

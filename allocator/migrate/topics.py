@@ -77,9 +77,13 @@ async def _from_zookeeper(ensemble: ZooKeeper, topic: str) -> dict[str, str]:
         raise ConfigError(f"/config/topics/{topic} of the old ZooKeeper cannot be read: {shown(data)}") from error
 
 
-def carried(settings: Mapping[str, str]) -> dict[str, str]:
-    """The settings that the new topic gets too."""
-    return {name: value for name, value in settings.items() if name not in LEFT_OUT}
+def carried(settings: Mapping[str, str], zstd: bool = True) -> dict[str, str]:
+    """The settings that the new topic gets too. Without `zstd`: its brokers do not know that codec."""
+    return {
+        name: value
+        for name, value in settings.items()
+        if name not in LEFT_OUT and (zstd or (name, value) != ("compression.type", "zstd"))
+    }
 
 
 async def make_alike(
@@ -114,8 +118,9 @@ async def make_alike(
     wanted = await settings_of(old, there, ensemble) if there else {}
     existing = [name for name in there if here[name]]
     settings = await settings_of(new, existing) if existing else {}
+    zstd = new.broker_version >= (2, 1)
     for name in existing:
-        differences += _unlike(name, carried(wanted[name]), settings[name])
+        differences += _unlike(name, carried(wanted[name], zstd), settings[name])
     if differences:
         raise TopicsDiffer("the clusters differ, nothing was created: " + "; ".join(differences))
     for name in grown:
@@ -123,7 +128,7 @@ async def make_alike(
         log.info("added partitions to %s: it has %d now, as on the old cluster", name, counts[name])
     missing = [name for name in there if not here[name]]
     for name in missing:
-        await create(new, name, counts[name], replication, carried(wanted[name]))
+        await create(new, name, counts[name], replication, carried(wanted[name], zstd))
         log.info("created %s with %d partitions", name, counts[name])
     return missing
 

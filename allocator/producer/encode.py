@@ -109,15 +109,18 @@ class BatchTooLarge(AllocatorError):
         )
 
 
-def encode(batch: Batch) -> Iterator[Encoded]:
+def encode(batch: Batch, zstd: bool = True) -> Iterator[Encoded]:
     """All records of `batch` in order. `next` of the last batch also covers invisible records.
 
-    A batch of v2 keeps its payload where a broker accepts it from a producer. Raises CorruptRecordError and
+    A batch of v2 keeps its payload where a broker accepts it from a producer. Without `zstd`, for brokers that do not
+    know that codec, records that came in it are compressed by gzip. Raises CorruptRecordError and
     BatchTooLarge, after the batches before the fault.
     """
     waiting: Encoded | None = None
     try:
         for part, codec, data in batch.encoded():
+            if codec == _ZSTD and not zstd:
+                codec, data = _GZIP, None
             whole = None if data is None else _as_it_came(part, data)
             for encoded in written(iter(part), codec) if whole is None else (whole,):
                 if encoded.size > MOST_BYTES:

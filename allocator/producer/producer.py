@@ -166,6 +166,8 @@ class Producer:
         self._request_timeout_s = request_timeout_s
         self.magic = 2
         """Version of the record format that the brokers take; known after `open`."""
+        self.takes_zstd = True
+        """Whether the brokers take records that are compressed by zstd (Kafka 2.1 and newer); known after `open`."""
         self._queues: dict[TopicPartition, ProduceQueue] = {}
         self._under_way: dict[int, int] = defaultdict(int)
         self._ready: dict[TopicPartition, None] = {}  # partitions with batches to send, in turn
@@ -200,7 +202,8 @@ class Producer:
         """Finds the format that the brokers take. Raises ConfigError if they do not take the compression."""
         self._wake, self._progress, self._adding = asyncio.Event(), asyncio.Event(), asyncio.Lock()
         version = self._client.api_version(ProduceRequest) or 0
-        if self._compression == "zstd" and version < ZSTD:
+        self.takes_zstd = version >= ZSTD
+        if self._compression == "zstd" and not self.takes_zstd:
             name = ".".join(map(str, self._client.broker_version))
             raise ConfigError(f"compression zstd needs brokers of Kafka 2.1 or newer; these are {name}")
         idempotent = self._client.api_version(InitProducerIdRequest) is not None

@@ -363,6 +363,22 @@ async def test_lag_is_told_and_comes_to_nothing(
             assert (await AsyncHTTPClient().fetch(f"{url}/health/ready")).code == 200
 
 
+async def test_zstd_comes_over_to_a_cluster_that_does_not_know_it(
+    new: LocalCluster, cluster_factory: Any, topic_factory: Callable[..., str], group: str
+) -> None:
+    old = new
+    new = await asyncio.to_thread(cluster_factory, kafka="1.1.1")
+    topic = await asyncio.to_thread(topic_factory, 1, 1, {"compression.type": "zstd", "retention.ms": "-1"}, old)
+    for first, compression in enumerate(("zstd", "gzip", None)):
+        await fill(old, topic, 300, first=300 * first, compression=compression)
+    await Mirror(settings(old, new, group, topics=[topic], old_zookeeper=None)).run(until_caught_up=True)
+    assert await contents(new, topic) == await contents(old, topic)
+    async with KafkaClient(new.bootstrap) as client:
+        await client.refresh([topic])
+        assert await settings_of(client, [topic]) == {topic: {"retention.ms": "-1"}}
+    await Mirror(settings(old, new, group, topics=[topic], old_zookeeper=None)).run(until_caught_up=True)
+
+
 async def test_a_batch_that_the_new_cluster_refuses_ends_it_with_the_reason(
     old: LocalCluster, new: LocalCluster, topic_factory: Callable[..., str], group: str
 ) -> None:

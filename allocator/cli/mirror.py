@@ -107,8 +107,8 @@ def _recreated(_ctx: click.Context, _param: click.Parameter, given: tuple[str, .
     multiple=True,
     metavar="TOPIC=earliest|continue",
     callback=_recreated,
-    help="Continue with a topic that was deleted and created again; may be repeated. earliest: from its earliest "
-    "record, behind what the new cluster has; continue: at the stored position.",
+    help="Continue with a topic that was deleted and created again, or lost its tail; may be repeated. earliest: from "
+    "its earliest record, behind what the new cluster has; continue: at the stored position, or where the log was cut.",
 )
 @click.option(
     "--restart",
@@ -147,8 +147,9 @@ def mirror(
 
     You can start several processes: they share the partitions. After a kill at any point, the next start continues at
     the same place. A signal ends the process after the requests under way. Records that the old cluster deletes before
-    they are mirrored are counted and named. A topic that was deleted and created again stops, until --recreated says
-    how to go on with it. A topic of which the new cluster lost mirrored records stops, until --restart names it.
+    they are mirrored are counted and named. A topic that was deleted and created again, or lost its tail, stops, until
+    --recreated says how to go on with it. A topic of which the new cluster lost mirrored records stops, until --restart
+    names it.
 
     Environment variables override --config: ALLOCATOR_KAFKA_SASL_PLAIN_PASSWORD. For --to-config they begin with
     ALLOCATOR_TO instead of ALLOCATOR.

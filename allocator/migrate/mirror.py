@@ -23,12 +23,14 @@ from allocator.migrate.offset_map import OffsetMap, Run, map_topic
 from allocator.migrate.positions import PartitionPosition, Target, target_lost
 from allocator.migrate.takeover import (
     Log,
+    Replaced,
     SourceLoss,
     TakenOver,
     TopicsStopped,
-    find_recreated,
+    find_replaced,
     find_targets_lost,
     take_over,
+    truncated,
 )
 from allocator.migrate.topic_sync import TopicSync, refuse_same_cluster
 from allocator.migrate.topics import ZNODE, TopicIds, same_topic
@@ -53,6 +55,20 @@ TARGETS_S: Final = 5.0  # between checks that the new topics exist; more: fewer 
 POLL_S: Final = 0.5  # wait for records; less: `stop` is noticed sooner
 LOSSES: Final = 1000  # most ranges in `Mirror.losses`
 STOP_S: Final = 10.0  # wait at the end for acknowledgements of batches under way
+
+# remedies for topics that are stopped
+RECREATED: Final = (
+    "Start with --recreated {topic}=earliest to mirror it from its earliest record, behind what the new cluster has; "
+    "or with --recreated {topic}=continue to go on at the stored position, as if it were the same topic"
+)
+TRUNCATED: Final = (
+    "Start with --recreated {topic}=continue to go on at the first offset that the old log lost, behind what the new "
+    "cluster has, which keeps the records that the old one lost; or with --recreated {topic}=earliest to mirror all "
+    "records again"
+)
+TARGET_LOST: Final = (
+    "Start with --restart {topic} to mirror it again from its earliest old record, behind what the new cluster has"
+)
 
 
 class RecordsGone(AllocatorError):
@@ -112,8 +128,9 @@ class Mirror(RebalanceListener):
     mirrored.
 
     `lost_at_source` counts offsets that the old cluster deleted before they were mirrored, and `losses` names them. A
-    topic that was deleted and created again stops and is in `stopped`, until `settings.recreated` says how to go on;
-    the other topics go on. Both survive restarts: positions are offsets of the group, ids are in the offset map.
+    topic that was deleted and created again, or truncated, stops and is in `stopped`, until `settings.recreated` says
+    how to go on; the other topics go on. Both survive restarts: positions are offsets of the group, ids are in the
+    offset map.
     """
 
     def __init__(self, settings: MirrorSettings) -> None:
@@ -147,6 +164,7 @@ class Mirror(RebalanceListener):
         """Whether `run(until_caught_up=True)` has mirrored all records of its goal."""
         self._stopping: asyncio.Event | None = None
         self._connected = False  # reached its servers at least once
+        self._remedies: dict[str, str] = {}  # of stopped topics
         self._restartable: set[str] = set()  # stopped topics of which the new cluster lost records
         self._targets_checked = 0.0
         self._throttle = Throttle(settings.throttle_bytes_s)
@@ -470,7 +488,7 @@ class Mirror(RebalanceListener):
         for each in partitions:
             reason = self._map.recreated(each, ids[each.topic])
             if reason is not None and each.topic not in self.settings.recreated:
-                self._stop(each.topic, reason)
+                self._stop(each.topic, reason, RECREATED)
 
     # -- assignment -----------------------------------------------------------------------------------------------
 
@@ -511,15 +529,16 @@ class Mirror(RebalanceListener):
         for partition, each in taken.items():
             if each.lost is not None:
                 self._lose(each.lost)
-            if each.recreated is not None:
-                if each.target_lost:
-                    self._restartable.add(partition.topic)
-                self._stop(partition.topic, each.recreated)
+            if each.replaced is not None:
+                self._stop_replaced(partition, each.replaced)
+            elif each.target_lost is not None:
+                self._restartable.add(partition.topic)
+                self._stop(partition.topic, each.target_lost, TARGET_LOST)
         for partition, each in taken.items():
-            if not each.recreated:
+            if not each.stopped:
                 self._positions[partition] = PartitionPosition(each.position, each.end, target_ids[partition.topic])
                 self._count_present(partition, each)
-        moved = {each: self._to_commit(each) for each, one in taken.items() if one.seek and not one.recreated}
+        moved = {each: self._to_commit(each) for each, one in taken.items() if one.seek and not one.stopped}
         if moved:
             await self._consumer.commit(moved)
         for partition, each in taken.items():
@@ -552,15 +571,21 @@ class Mirror(RebalanceListener):
         self.losses.append(loss)
         log.error("%s: the old cluster deleted %s before they were mirrored", self.settings.group, loss)
 
-    def _stop(self, topic: str, reason: str) -> None:
+    def _stop(self, topic: str, reason: str, remedy: str) -> None:
         if topic not in self.stopped:
             self.stopped[topic] = reason
+            self._remedies[topic] = remedy.format(topic=topic)
             log.error("%s: %s", self.settings.group, self._remedy(topic))
+
+    def _stop_replaced(self, partition: TopicPartition, why: Replaced) -> None:
+        """Stops a topic that was created again or truncated on the old cluster."""
+        self._stop(partition.topic, why.reason, RECREATED if why.cut is None else TRUNCATED)
+        self._pause_stopped(self._consumer.assignment())
 
     def _stop_target(self, topic: str, reason: str) -> None:
         """Stops a topic of which the new cluster lost records. Sends no more of it and commits nothing."""
         self._restartable.add(topic)
-        self._stop(topic, reason)
+        self._stop(topic, reason, TARGET_LOST)
         mine = frozenset(each for each in self._positions if each.topic == topic)
         self._producer.drop(mine)
         self._pause_stopped(mine & self._consumer.assignment())
@@ -584,16 +609,7 @@ class Mirror(RebalanceListener):
             self._consumer.pause(*stopped)
 
     def _remedy(self, topic: str) -> str:
-        if topic in self._restartable:
-            return (
-                f"topic {topic!r} is not mirrored: {self.stopped[topic]}. Start with --restart {topic} to mirror it "
-                "again from its earliest old record, behind what the new cluster has"
-            )
-        return (
-            f"topic {topic!r} is not mirrored: {self.stopped[topic]}. Start with --recreated {topic}=earliest to "
-            "mirror it from its earliest record, behind what the new cluster has; or with --recreated "
-            f"{topic}=continue to go on at the stored position, as if it were the same topic"
-        )
+        return f"topic {topic!r} is not mirrored: {self.stopped[topic]}. {self._remedies[topic]}"
 
     async def _out_of_range(self, partition: TopicPartition, error: OffsetOutOfRange) -> None:
         """The old log does not have the position: its beginning was deleted, or it is another log."""
@@ -605,26 +621,25 @@ class Mirror(RebalanceListener):
         if await self._consumer.position(partition) != error.offset:
             return  # the error is about the committed offset, and `_begin` has moved the position since
         at = Log(ends.start, error.offset)
-        reasons = await find_recreated(self.settings, self._old, self._new, self._map, {partition: at}, ids)
-        if partition in reasons:
-            self._stop(partition.topic, reasons[partition])
-            self._pause_stopped(self._consumer.assignment())
+        why = (await find_replaced(self.settings, self._old, self._new, self._map, {partition: at}, ids, {})).get(
+            partition
+        )
+        if why is None and isinstance(error, LogTruncated):
+            why = truncated(partition, error.offset, error.divergent_offset)
+        if why is not None:
+            self._stop_replaced(partition, why)
             return
-        begin = error.offset
-        if at.start > begin:
-            begin = at.start
+        if at.start > error.offset:
             self._lose(SourceLoss(partition, error.offset, at.start - 1))
-        elif isinstance(error, LogTruncated):
-            begin = error.offset if error.divergent_offset is None else error.divergent_offset
-            log.warning("%s: the old cluster lost records that were mirrored: %s", self.settings.group, error)
-        self._consumer.seek(partition, begin)
+        self._consumer.seek(partition, max(at.start, error.offset))
 
     def _doubt(self) -> None:
         """Marks topics that may have been created again as doubted. Caller: the client, when its metadata changed."""
         for topic in {partition.topic for partition in self._positions} - self.stopped.keys():
             now = self._source.topic_id(topic)
             same = same_topic(self._topic_ids.get(topic), None if now is None else str(now))
-            if same is None:  # without ids, a recreated topic shows only by partitions without a leader
+            # a truncated topic, and without ids a recreated one, shows only by partitions without a leader
+            if same is not False:
                 numbers = self._source.partitions(topic) or ()
                 same = bool(numbers) and all(self._source.leader(TopicPartition(topic, n)) is not None for n in numbers)
             if not same:
@@ -652,11 +667,10 @@ class Mirror(RebalanceListener):
                 for each in mine
                 if each in ends and each in self._positions
             }
-            reasons = await find_recreated(self.settings, self._old, self._new, self._map, logs, ids)
+            found = await find_replaced(self.settings, self._old, self._new, self._map, logs, ids, {})
             self._doubted.discard(topic)
-            if reasons:
-                self._stop(topic, min(reasons.items())[1])
-                self._pause_stopped(self._consumer.assignment())
+            if found:
+                self._stop_replaced(*min(found.items()))
 
     def _next(self, partition: TopicPartition) -> int:
         position = self._positions.get(partition)

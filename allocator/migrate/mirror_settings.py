@@ -37,9 +37,10 @@ class MirrorSettings:
     throttle_bytes_s    most bytes that this process sends in a second; None: no limit
     append              mirror a partition for the first time although the new one holds records, behind these
     accept_loss         end without an error although the old cluster deleted records before they were mirrored
-    recreated           how to continue with old topics that were deleted and created again; without it they stop.
-                        topic -> "earliest": from its earliest record, behind the former topic's records on the new
-                        cluster; "continue": at the stored position, as if it were the same topic
+    recreated           how to continue with old topics that were deleted and created again, or lost their tail;
+                        without it they stop. topic -> "earliest": from its earliest record, behind the former records
+                        on the new cluster; "continue": where the log was cut, or at the stored position, as if it were
+                        the same topic
     restart             topics to mirror again from the earliest old record, behind what the new topic has, if the new
                         topic was deleted, created again or truncated; without it they stop
     commit_interval_s   more: more records are compared after a crash; less: more requests

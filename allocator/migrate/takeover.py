@@ -1,7 +1,7 @@
 """The start positions of partitions that a process of a mirror takes over, new or from a crashed process.
 
-`find_recreated` finds old topics that were deleted and created again. A new topic begins at offset 0. A mirror that
-continues at its position would skip the first records of the new topic, or repeat records of the former topic.
+`find_replaced` finds old topics that were deleted and created again, or truncated. A mirror that continues at its
+position would skip the records that are new below it, or repeat records of the former topic.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple, Optional
 
 from allocator.client.client import KafkaClient
-from allocator.errors import AllocatorError, TopicNotFound
+from allocator.client.log_offsets import EpochEnd, ends_of_epochs, is_supported
+from allocator.errors import AllocatorError, BrokerError, TopicNotFound
 from allocator.migrate.mirror_settings import MirrorSettings
 from allocator.migrate.offset_map import OffsetMap, Run
 from allocator.migrate.positions import Target, target_lost
@@ -29,18 +31,21 @@ from allocator.types import IsolationLevel, OffsetAndMetadata, TopicPartition
 __all__ = [
     "Log",
     "NotEmpty",
+    "Replaced",
     "SourceLoss",
     "TakenOver",
     "TopicsStopped",
-    "find_recreated",
+    "find_replaced",
     "find_targets_lost",
     "take_over",
 ]
 
 log = logging.getLogger(__name__)
 
-# Compared records before the position, if topics have no id. More: tolerates compacted records
+# Compared offsets before the position. More: tolerates compacted records; less: partitions are taken over sooner
 SAMPLE: Final = 20
+# At most so many offsets of a partition are compared, to find the first one that differs
+MOST_COMPARED: Final = 100_000
 # More: gives a new leader time to report its end of log; less: a shorter log is reported sooner
 PATIENCE_S: Final = 3.0
 CREATE_TIME: Final = 0
@@ -51,14 +56,25 @@ class NotEmpty(AllocatorError):
 
 
 class TopicsStopped(AllocatorError):
-    """Topics were deleted or created again. The mirror stops them until a setting says how to go on."""
+    """Topics were deleted, created again or truncated. The mirror stops them until a setting says how to go on."""
 
 
 class Log(NamedTuple):
-    """One old partition: its first offset, and the position of the mirror, if it has one."""
+    """One old partition: its first offset, and the position of the mirror with its leader epoch, if it has them."""
 
     start: int
     position: Optional[int]
+    epoch: int = -1
+
+
+class Replaced(NamedTuple):
+    """Why mirrored records of an old partition are not in its log any more.
+
+    `cut`: the first offset that the log lost, if it is still the same topic; None: the topic was created again.
+    """
+
+    reason: str
+    cut: Optional[int] = None
 
 
 class SourceLoss(NamedTuple):
@@ -81,8 +97,8 @@ class TakenOver(NamedTuple):
 
     `present`: records that a crashed process had written and not committed; `position` is behind them. `unexpected`:
     other records of the new log behind the committed target. `seek`: the committed offset differs, or is of another
-    topic. `lost`: old offsets that were deleted before they were mirrored. `recreated`: the reason why the partition is
-    not mirrored until the operator says how to go on. `target_lost`: the reason is a loss on the new cluster.
+    topic. `lost`: old offsets that were deleted before they were mirrored. `replaced`, `target_lost`: the reason on the
+    old or on the new cluster why the partition is not mirrored until the operator says how to go on.
     """
 
     position: int
@@ -91,8 +107,22 @@ class TakenOver(NamedTuple):
     unexpected: int = 0
     seek: bool = False
     lost: Optional[SourceLoss] = None
-    recreated: Optional[str] = None
-    target_lost: bool = False
+    replaced: Optional[Replaced] = None
+    target_lost: Optional[str] = None
+
+    @property
+    def stopped(self) -> bool:
+        return self.replaced is not None or self.target_lost is not None
+
+
+def truncated(
+    partition: TopicPartition, position: int, cut: int | None, end: int | None = None, what: str = "lost its tail"
+) -> Replaced:
+    """The old log lost records below the position of the mirror, from `cut` on. `end`: its end, if that is below."""
+    others = "others below it" if cut is None else f"other records from offset {cut} on"
+    now = f"has {others}" if end is None else f"ends at {end - 1} now"
+    up_to = f"partition {partition.partition} was mirrored up to offset {position - 1}"
+    return Replaced(f"the old topic {what}: {up_to}, and {now}", cut)
 
 
 async def take_over(
@@ -117,34 +147,42 @@ async def take_over(
     missing = {each.topic for each in wanted if each not in sources or each not in targets}
     if missing:
         raise TopicNotFound(sorted(missing))
-    logs = {each: Log(sources[each].start, committed.get(each)) for each in wanted}
-    recreated = await find_recreated(settings, old, new, known, logs, ids)
+    epochs = {each: found.leader_epoch for each, found in stored.items()}
+    logs = {each: Log(sources[each].start, committed.get(each), epochs.get(each, -1)) for each in wanted}
+    intact = {
+        each: same_topic(mirrored_to.topic_id, target_ids[each.topic])
+        for each, offset in stored.items()
+        if (mirrored_to := Target.of(offset)) is not None
+    }
+    replaced = await find_replaced(settings, old, new, known, logs, ids, intact)
     targets_lost = await _find_targets_lost(settings, old, new, known, stored, target_ids)
     found: dict[TopicPartition, TakenOver] = {}
     spans: dict[TopicPartition, tuple[int, int]] = {}
     for partition, source in sources.items():
-        reason, choice = recreated.get(partition), settings.recreated.get(partition.topic)
+        change, choice = replaced.get(partition), settings.recreated.get(partition.topic)
         there = targets[partition].end
-        if reason is not None and choice is None:
-            found[partition] = TakenOver(source.start, there, recreated=reason)
+        if change is not None and choice is None:
+            found[partition] = TakenOver(source.start, there, replaced=change)
             continue
+        reason = None if change is None else change.reason
         if reason is None and partition in targets_lost:
             reason, choice = targets_lost[partition], "earliest" if partition.topic in settings.restart else None
             if choice is None:
-                found[partition] = TakenOver(source.start, there, recreated=reason, target_lost=True)
+                found[partition] = TakenOver(source.start, there, target_lost=reason)
                 continue
         incarnation = known.incarnation(partition)
         incarnation = incarnation._replace(topic_id=ids[partition.topic] or incarnation.topic_id)
         position = committed.get(partition)
         if reason is not None:
-            more, position = _by_choice(known, partition, source, position, there, str(choice))
+            cut = None if change is None else change.cut
+            more, position = _by_choice(known, partition, source, position, there, str(choice), cut)
             incarnation = incarnation._replace(number=incarnation.number + more)
             log.warning(
                 "%s:%d: %s; continuing at offset %d because of --%s",
                 *partition,
                 reason,
                 position,
-                "restart" if partition not in recreated else f"recreated {choice}",
+                "restart" if change is None else f"recreated {choice}",
             )
         known.begin(partition, incarnation)
         target = None if position is None else known.positions(partition).target(position)
@@ -173,11 +211,22 @@ async def take_over(
 
 
 def _by_choice(
-    known: OffsetMap, partition: TopicPartition, source: Ends, position: int | None, there: int, choice: str
+    known: OffsetMap,
+    partition: TopicPartition,
+    source: Ends,
+    position: int | None,
+    there: int,
+    choice: str,
+    cut: int | None,
 ) -> tuple[int, int]:
-    """(increment of the incarnation, start position) for the operator's choice about a recreated topic."""
+    """(increment of the incarnation, start position) for the operator's choice about a topic that was replaced."""
     if choice == "earliest":
         return 1, source.start
+    if cut is not None:  # the records from there on are others, and go behind the lost ones
+        runs = [run for run in known.positions(partition).runs if run.source > cut]
+        for run in (Run(cut, there), *(Run(run.source, there, exact=False) for run in runs)):
+            known.note(partition, run)
+        return 0, cut
     if position is None:  # the brokers delete it with the topic
         position = known.positions(partition).source(there)
     return 0, min(source.start if position is None else position, source.end)
@@ -260,41 +309,73 @@ async def _find_targets_lost(
     }
     starts = await ends_of(old, unproven)
     spans = {each: (max(first, starts[each].start), stop) for each, (first, stop) in unproven.items() if each in starts}
-    reasons = await _by_content(settings, new, known, spans, whose="new")
-    return {**found, **reasons}
+    for each, one in (await _compare(settings, new, known, spans)).items():
+        if one.differs is not None:
+            found[each] = f"the new topic was deleted and created again: {_unlike(one.differs[1], one.differs)}"
+    return found
 
 
-async def find_recreated(
+async def find_replaced(
     settings: MirrorSettings,
     old: KafkaClient,
     new: KafkaClient,
     known: OffsetMap,
     logs: Mapping[TopicPartition, Log],
     ids: Mapping[str, str | None],
-) -> dict[TopicPartition, str]:
-    """The partitions of `logs` whose topic was recreated -> the reason. `ids`: the current ids of the old topics.
+    intact: Mapping[TopicPartition, bool | None],
+) -> dict[TopicPartition, Replaced]:
+    """The partitions of `logs` whose topic was recreated or truncated. `ids`: the current ids of the old topics.
 
-    Compares the topic's id with the one in the map. Without ids, a log that ends before the position is a new one, and
-    the last mirrored records must be the same on both clusters. Deleted records cannot be compared.
+    `intact`: whether the new topic is the one that was mirrored to; None or absent: unknown.
+
+    Compares the topic's id with the one in the map, the end of the log, the leader epoch of the position, and the last
+    mirrored records on both clusters: a broker that lost the end of its log may go on under the same epoch. Deleted
+    records cannot be compared.
     """
-    found: dict[TopicPartition, str] = {}
-    unproven: dict[TopicPartition, tuple[int, int]] = {}
-    at = {each: log.position for each, log in logs.items() if log.position is not None}
-    ends = await _ends_beyond(old, at)
-    for partition, (start, position) in logs.items():
+    found: dict[TopicPartition, Replaced] = {}
+    same: dict[TopicPartition, bool] = {}
+    stops: dict[TopicPartition, int] = {}
+    at = {each: one.position for each, one in logs.items() if one.position is not None}
+    ends, cuts = await _ends_beyond(old, at), await _ends_of_epochs(old, logs)
+    for partition in logs:
         reason = known.recreated(partition, ids[partition.topic])
         if reason is not None:
-            found[partition] = f"the old topic was deleted and created again: {reason}"
-        elif position is None:
+            found[partition] = Replaced(f"the old topic was deleted and created again: {reason}")
+        elif partition in at:
+            same[partition] = bool(same_topic(known.incarnation(partition).topic_id, ids[partition.topic]))
+            stops[partition] = min(at[partition], ends[partition], cuts.get(partition, ends[partition]))
+    last = {each: (logs[each].start, stop) for each, stop in stops.items() if intact.get(each) is not False}
+    compared = await _compare_widely(settings, new, known, last)
+    for partition, stop in stops.items():
+        one = compared.get(partition, Compared())
+        is_same, position, end = same[partition] or one.equal, at[partition], ends[partition]
+        # where all differ, the new topic may be another
+        if one.differs is not None and (one.equal or not same[partition] or intact.get(partition)):
+            what = "lost its tail" if is_same else "was deleted and created again"
+            cut = one.differs[0].offset if one.equal else None
+            found[partition] = Replaced(f"the old topic {what}: {_unlike(one.differs[0], one.differs)}", cut)
+        elif stop < position:
+            what = "lost its tail" if is_same else "was deleted and created again, or lost its tail"
+            why = truncated(partition, position, stop, end if end < position else None, what)
+            found[partition] = why if is_same else why._replace(cut=None)
+    return found
+
+
+async def _ends_of_epochs(client: KafkaClient, logs: Mapping[TopicPartition, Log]) -> dict[TopicPartition, int]:
+    """Where the logs end that have the leader epochs of the positions (KIP-320), as far as the leaders know."""
+    by_leader: dict[int, dict[TopicPartition, int]] = defaultdict(dict)
+    for each, one in logs.items():
+        leader = client.leader(each)
+        if one.epoch >= 0 and one.position is not None and leader is not None:
+            by_leader[leader][each] = one.epoch
+    found: dict[TopicPartition, int] = {}
+    for leader, epochs in by_leader.items() if is_supported(client) else ():
+        try:
+            ends = await ends_of_epochs(client, leader, epochs, timeout_s=PATIENCE_S)
+        except BrokerError as error:
+            log.info("comparing records instead of leader epochs: %s", error)
             continue
-        elif position > ends[partition]:
-            found[partition] = (
-                f"the old topic was deleted and created again, or lost its tail: partition {partition.partition} was "
-                f"mirrored up to offset {position - 1} and ends at {ends[partition] - 1} now"
-            )
-        elif not same_topic(known.incarnation(partition).topic_id, ids[partition.topic]):
-            unproven[partition] = (max(start, position - SAMPLE), position)
-    found.update(await _by_content(settings, new, known, unproven))
+        found.update((each, end.offset) for each, end in ends.items() if isinstance(end, EpochEnd) and end.offset >= 0)
     return found
 
 
@@ -320,13 +401,38 @@ async def _ends_beyond(
     return {each: found[each].end if each in found else absent for each in at}
 
 
-async def _by_content(
-    settings: MirrorSettings,
-    new: KafkaClient,
-    known: OffsetMap,
-    spans: Mapping[TopicPartition, tuple[int, int]],
-    whose: str = "old",
-) -> dict[TopicPartition, str]:
+class Compared(NamedTuple):
+    """Mirrored records on both clusters: whether some are the same, and the first two that are not."""
+
+    equal: bool = False
+    differs: Optional[tuple[Record, Record]] = None
+
+
+async def _compare_widely(
+    settings: MirrorSettings, new: KafkaClient, known: OffsetMap, at: Mapping[TopicPartition, tuple[int, int]]
+) -> dict[TopicPartition, Compared]:
+    """Compares the last mirrored records before a position; more of them, until some are the same.
+
+    `at`: the first offset of the old log, and the position.
+    """
+    found: dict[TopicPartition, Compared] = {}
+    left, size = dict(at), SAMPLE
+    while left:
+        spans = {each: (max(start, stop - size), stop) for each, (start, stop) in left.items()}
+        found.update(await _compare(settings, new, known, spans))
+        size *= 8
+        left = {
+            each: span
+            for each, span in left.items()
+            if each in found and not found[each].equal and spans[each][0] > span[0] and size <= MOST_COMPARED
+        }
+    return found
+
+
+async def _compare(
+    settings: MirrorSettings, new: KafkaClient, known: OffsetMap, spans: Mapping[TopicPartition, tuple[int, int]]
+) -> dict[TopicPartition, Compared]:
+    """Compares the records of these spans of the old cluster with their copies. Partitions without any are absent."""
     here: dict[TopicPartition, dict[int, Record]] = {}
     async for batch in read_spans(settings.old, spans, settings.old_security, isolation_level="read_committed"):
         for record in batch:
@@ -334,7 +440,7 @@ async def _by_content(
             target = known.positions(partition).exact(record.offset)
             if target is not None:
                 here.setdefault(partition, {})[target] = record
-    found: dict[TopicPartition, str] = {}
+    found: dict[TopicPartition, Compared] = {}
     ends = await ends_of(new, here)
     there = {
         each: (max(min(records), ends[each].start), min(max(records) + 1, ends[each].end))
@@ -345,13 +451,21 @@ async def _by_content(
         for copy in batch:
             partition = TopicPartition(batch.topic, batch.partition)
             original = here[partition].get(copy.offset)
-            if original is not None and not _same(original, copy):
-                found[partition] = (
-                    f"the {whose} topic was deleted and created again: its record at offset "
-                    f"{(original if whose == 'old' else copy).offset} is not the one that was mirrored from offset "
-                    f"{original.offset} of the old cluster to offset {copy.offset} of the new cluster"
-                )
+            if original is not None:
+                one = found.get(partition, Compared())
+                if _same(original, copy):
+                    found[partition] = one._replace(equal=True)
+                elif one.differs is None:
+                    found[partition] = one._replace(differs=(original, copy))
     return found
+
+
+def _unlike(record: Record, pair: tuple[Record, Record]) -> str:
+    original, copy = pair
+    return (
+        f"its record at offset {record.offset} is not the one that was mirrored from offset {original.offset} of the "
+        f"old cluster to offset {copy.offset} of the new cluster"
+    )
 
 
 def _same(record: Record, copy: Record) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from typing import Any
 import kafka
 import pytest
 from cutting import World
-from mirroring import contents, mirroring, settings
+from mirroring import contents, cut, mirroring, settings
 
 from allocator.client.client import KafkaClient
 from allocator.migrate.cutover import Cutover, CutoverFailed
@@ -239,6 +240,75 @@ async def test_a_topic_that_is_known_by_content_alone_stops_when_its_records_are
     assert values((await contents(new, topic))[0]) == wanted
     await Mirror(chosen).run(until_caught_up=True)
     assert len((await contents(new, topic))[0]) == 410
+
+
+@pytest.mark.parametrize(
+    ("version", "known"),
+    [("3.9.1", False), ("0.9.0.1", True), pytest.param("1.1.1", False, marks=pytest.mark.long)],
+)
+async def test_a_truncated_topic_stops_until_told_how_to_go_on(
+    version: str,
+    known: bool,
+    new: LocalCluster,
+    cluster_factory: Any,
+    topic_factory: Callable[..., str],
+    group: str,
+) -> None:
+    """Found by leader epochs, by the id and the records, and by the records alone."""
+    old = await asyncio.to_thread(cluster_factory, kafka=version)
+    topic = await asyncio.to_thread(topic_factory, 1, 1, None, old)
+    chosen = settings(old, new, group, topics=[topic], old_zookeeper=old.zookeeper if known else None)
+    for n in range(2):
+        await fill(old, topic, 100, f"value{n}")
+    mirrored = numbered("value0", range(100)) + numbered("value1", range(100))
+    await Mirror(chosen).run(until_caught_up=True)
+    await Mirror(chosen).run(until_caught_up=True)  # reads nothing, and keeps the leader epoch of its position
+    await asyncio.to_thread(cut, old, topic, 100)
+    await fill(old, topic, 50, "anew")
+    told = rf"topic '{topic}' is not mirrored: the old topic lost its tail: .*--recreated {topic}=continue"
+    with pytest.raises(TopicsStopped, match=told):
+        await Mirror(chosen).run(until_caught_up=True)
+    await fill(old, topic, 100, "more")
+    code, status, error = await command(chosen)
+    assert (code, list(status["stopped"])) == (1, [topic])
+    assert re.search(told, error)
+    assert "offset 100" in error
+    assert values((await contents(new, topic))[0]) == mirrored
+    again = Mirror(replace(chosen, recreated={topic: "continue"}))
+    await again.run(until_caught_up=True)
+    wanted = mirrored + numbered("anew", range(50)) + numbered("more", range(100))
+    assert values((await contents(new, topic))[0]) == wanted
+    assert (again.already_present, again.duplicated, again.lost_at_source) == (0, 0, 0)
+    positions = again.offset_map.positions(TopicPartition(topic, 0))
+    assert (positions.target(99), positions.target(100), positions.target(249)) == (99, 200, 349)
+    await fill(old, topic, 5, "late")
+    await Mirror(chosen).run(until_caught_up=True)
+    assert values((await contents(new, topic))[0]) == wanted + numbered("late", range(5))
+
+
+async def test_a_topic_that_is_truncated_while_it_runs_stops_alone(
+    old: LocalCluster, new: LocalCluster, topic_factory: Callable[..., str], group: str
+) -> None:
+    topic = await asyncio.to_thread(topic_factory, 1, 1, None, old)
+    other = await asyncio.to_thread(topic_factory, 1, 1, None, old)
+    chosen = settings(old, new, group, topics=[topic, other])
+    await fill(old, topic, 100)
+    await fill(old, topic, 100)
+    mirror = Mirror(chosen)
+
+    async def run() -> None:
+        async with mirroring(mirror):
+            await wait_until_async(lambda: mirror.records == 200, 60, "it to begin")
+            await asyncio.to_thread(cut, old, topic, 100)
+            await fill(old, topic, 50, "anew")
+            await wait_until_async(lambda: topic in mirror.stopped, 60, "it to notice")
+            await fill(old, topic, 250, "anew")
+            await fill(old, other, 10)
+            await wait_until_async(lambda: mirror.records_of[other] == 10, 60, "the other topic to go on")
+
+    with pytest.raises(TopicsStopped, match=rf"topic '{topic}' is not mirrored: the old topic .*lost its tail"):
+        await run()
+    assert values((await contents(new, topic))[0]) == numbered("value", range(100)) * 2
 
 
 async def test_neither_offsets_nor_groups_move_by_the_map_of_a_former_topic(

@@ -100,7 +100,8 @@ def _recreated(_ctx: click.Context, _param: click.Parameter, given: tuple[str, .
 @click.option(
     "--accept-loss",
     is_flag=True,
-    help="Exit with 0 although the old cluster deleted records before they were mirrored.",
+    help="Exit with 0 although the old cluster deleted records before they were mirrored, and mirror records that the "
+    "new cluster deletes at once.",
 )
 @click.option(
     "--recreated",

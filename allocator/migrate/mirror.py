@@ -33,7 +33,7 @@ from allocator.migrate.takeover import (
     truncated,
 )
 from allocator.migrate.topic_sync import TopicSync, refuse_same_cluster
-from allocator.migrate.topics import ZNODE, TopicIds, same_topic
+from allocator.migrate.topics import ZNODE, TopicIds, deletes_after, same_topic
 from allocator.migrate.translate import ends_of
 from allocator.offsets.group_offsets import GroupOffsets
 from allocator.producer.encode import Encoded, encode
@@ -65,6 +65,10 @@ TRUNCATED: Final = (
     "Start with --recreated {topic}=continue to go on at the first offset that the old log lost, behind what the new "
     "cluster has, which keeps the records that the old one lost; or with --recreated {topic}=earliest to mirror all "
     "records again"
+)
+EXPIRED: Final = (
+    "Set retention.ms of the new topic to -1 until its consumers have moved, and start the mirror again; or start with "
+    "--accept-loss to mirror these records nevertheless"
 )
 TARGET_LOST: Final = (
     "Start with --restart {topic} to mirror it again from its earliest old record, behind what the new cluster has"
@@ -173,6 +177,7 @@ class Mirror(RebalanceListener):
         self._lost_to: dict[tuple[TopicPartition, int], int] = {}
         self._topic_ids: dict[str, Optional[str]] = {}  # when their partitions were taken over
         self._doubted: set[str] = set()
+        self._deleted_after: dict[str, int] = {}  # topic -> age in ms
         self._error: Exception | None = None
         self._unsent: TopicPartition | None = None  # the producer does not have all of its last batch yet
         # created by `_open` and `_mirror`, for each start
@@ -285,7 +290,7 @@ class Mirror(RebalanceListener):
         self._commit_lock = asyncio.Lock()
         self._error = self._unsent = None
         self._positions = {}
-        self._topic_ids, self._doubted = {}, set()
+        self._topic_ids, self._doubted, self._deleted_after = {}, set(), {}
         self.stopped.clear()
         self._restartable.clear()
         if settings.pattern is not None:
@@ -386,11 +391,32 @@ class Mirror(RebalanceListener):
         partition = TopicPartition(batch.topic, batch.partition)
         queue = self._producer.queue(partition)
         for encoded in encode(batch, self._producer.takes_zstd):
+            if self._expires(partition, encoded):
+                return
             await self._throttle.take(encoded.size, self._stopping)
             await self._unless_stopped(self._producer.room(encoded.size))
             if self._stopping.is_set() or not self._producer.put(partition, queue, encoded):
                 return
             await asyncio.sleep(0)
+
+    def _expires(self, partition: TopicPartition, encoded: Encoded) -> bool:
+        """Stops the topic if the new cluster would delete the batch at once and the old one keeps it."""
+        topic, age = partition.topic, self._deleted_after.get(partition.topic)
+        if age is None or not 0 <= encoded.max_time < wall_ms() - age:
+            return False
+        newest = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(encoded.max_time / 1000))
+        reason = (
+            f"the new cluster would delete its records at once: those at offsets {encoded.first} to "
+            f"{encoded.next - 1} of partition {partition.partition} are of {newest} or older, and retention.ms is "
+            f"{age} there"
+        )
+        if self.settings.accept_loss:
+            log.warning("%s: topic %r: %s", self.settings.group, topic, reason)
+            del self._deleted_after[topic]  # once for each topic
+            return False
+        self._stop(topic, reason, EXPIRED)
+        self._pause_stopped(self._consumer.assignment())
+        return True
 
     def _may_send(self) -> bool:
         return self._consumer.may_act()
@@ -525,6 +551,10 @@ class Mirror(RebalanceListener):
             partitions, self.settings, self._old, self._new, self._offsets, self._map, ids, target_ids
         )
         self._topic_ids.update(ids)
+        for topic in ids:
+            age = await deletes_after(self._old, self._new, topic)
+            if age is not None:
+                self._deleted_after[topic] = age
         await self._producer.add(partitions)
         for partition, each in taken.items():
             if each.lost is not None:

@@ -36,7 +36,8 @@ class MirrorSettings:
     replication         replication factor of created topics; the number of brokers, at most
     throttle_bytes_s    most bytes that this process sends in a second; None: no limit
     append              mirror a partition for the first time although the new one holds records, behind these
-    accept_loss         end without an error although the old cluster deleted records before they were mirrored
+    accept_loss         end without an error although the old cluster deleted records before they were mirrored, and
+                        mirror records that the new cluster deletes at once; without it, their topic stops
     recreated           how to continue with old topics that were deleted and created again, or lost their tail;
                         without it they stop. topic -> "earliest": from its earliest record, behind the former records
                         on the new cluster; "continue": where the log was cut, or at the stored position, as if it were

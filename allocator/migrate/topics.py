@@ -14,13 +14,22 @@ from typing import Final
 from kafka.protocol.admin import DescribeConfigsRequest
 
 from allocator.client.client import KafkaClient
-from allocator.client.configs import set_on_topics
+from allocator.client.configs import TOPIC_RESOURCE, describe_configs, set_on_topics
 from allocator.client.create_topics import add_partitions, create
 from allocator.errors import AllocatorError, ConfigError
 from allocator.foreign import shown
 from allocator.zookeeper.client import NoZnode, ZooKeeper
 
-__all__ = ["ZNODE", "TopicIds", "TopicsDiffer", "carried", "make_alike", "same_topic", "settings_of"]
+__all__ = [
+    "ZNODE",
+    "TopicIds",
+    "TopicsDiffer",
+    "carried",
+    "deletes_after",
+    "make_alike",
+    "same_topic",
+    "settings_of",
+]
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +54,8 @@ LEFT_OUT: Final = frozenset(
     }
 )
 # settings that delete records: the new topic may not have one that the old topic does not have
-KEEPING: Final = ("cleanup.policy", "retention.bytes", "retention.ms")
+RETENTION: Final = "retention.ms"
+KEEPING: Final = ("cleanup.policy", "retention.bytes", RETENTION)
 
 
 class TopicsDiffer(AllocatorError):
@@ -86,6 +96,26 @@ def carried(settings: Mapping[str, str], zstd: bool = True) -> dict[str, str]:
     }
 
 
+async def deletes_after(old: KafkaClient, new: KafkaClient, topic: str) -> int | None:
+    """The age in ms at which the new cluster deletes records that the old one keeps; None if it deletes none of these.
+
+    The defaults of the clusters count. Brokers before 0.11 do not report their retention, and the first ones delete by
+    the age of the file: for these, any age at which the new cluster deletes.
+    """
+    after = await _retention_ms(new, topic)
+    kept = None if after is None else await _retention_ms(old, topic)
+    return None if after is None or (kept is not None and kept <= after) else after
+
+
+async def _retention_ms(client: KafkaClient, topic: str) -> int | None:
+    """The effective `retention.ms`; None if the topic has no such limit, or the brokers do not report it."""
+    if client.api_version(DescribeConfigsRequest) is None:
+        return None
+    found = await describe_configs(client, TOPIC_RESOURCE, topic, ["cleanup.policy", RETENTION])
+    limit = int(found.get(RETENTION, -1))
+    return limit if "delete" in found.get("cleanup.policy", "delete") and limit >= 0 else None
+
+
 async def make_alike(
     old: KafkaClient,
     new: KafkaClient,
@@ -120,7 +150,10 @@ async def make_alike(
     settings = await settings_of(new, existing) if existing else {}
     zstd = new.broker_version >= (2, 1)
     for name in existing:
-        differences += _unlike(name, carried(wanted[name], zstd), settings[name])
+        asked, here_of = carried(wanted[name], zstd), settings[name]
+        if here_of.get(RETENTION) not in (None, asked.get(RETENTION)) and await deletes_after(old, new, name) is None:
+            asked, here_of = _without(asked, RETENTION), _without(here_of, RETENTION)  # it keeps records longer
+        differences += _unlike(name, asked, here_of)
     if differences:
         raise TopicsDiffer("the clusters differ, nothing was created: " + "; ".join(differences))
     for name in grown:
@@ -131,6 +164,10 @@ async def make_alike(
         await create(new, name, counts[name], replication, carried(wanted[name], zstd))
         log.info("created %s with %d partitions", name, counts[name])
     return missing
+
+
+def _without(settings: Mapping[str, str], name: str) -> dict[str, str]:
+    return {each: value for each, value in settings.items() if each != name}
 
 
 def _unlike(topic: str, wanted: Mapping[str, str], here: Mapping[str, str]) -> list[str]:

@@ -15,9 +15,11 @@ from typing import Any
 import kafka
 import pytest
 from cutting import World
+from kafka.admin import ConfigResource, ConfigResourceType
 from mirroring import contents, cut, mirroring, settings
 
 from allocator.client.client import KafkaClient
+from allocator.clock import wall_ms
 from allocator.migrate.cutover import Cutover, CutoverFailed
 from allocator.migrate.cutover_plan import load_plan
 from allocator.migrate.mirror import Mirror, RecordsGone
@@ -25,8 +27,9 @@ from allocator.migrate.mirror_settings import MirrorSettings
 from allocator.migrate.offsets import plan_copy
 from allocator.migrate.storage import OffsetStore
 from allocator.migrate.takeover import SourceLoss, TopicsStopped
+from allocator.migrate.topics import TopicsDiffer
 from allocator.offsets.group_offsets import GroupOffsets
-from allocator.testing import LocalCluster, produce, wait_until_async
+from allocator.testing import LocalCluster, ProducedRecord, produce, wait_until_async
 from allocator.testing.versions import NEWEST
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.zookeeper.client import ZooKeeper
@@ -67,6 +70,14 @@ async def delete_records(cluster: LocalCluster, topic: str, before: int) -> None
             admin.close()
 
     await asyncio.to_thread(delete)
+
+
+def set_config(cluster: LocalCluster, topic: str, config: dict[str, str]) -> None:
+    admin = kafka.KafkaAdminClient(bootstrap_servers=cluster.bootstrap)
+    try:
+        admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic, config)])
+    finally:
+        admin.close()
 
 
 async def recreate(cluster: LocalCluster, topic: str, count: int) -> None:
@@ -240,6 +251,33 @@ async def test_a_topic_that_is_known_by_content_alone_stops_when_its_records_are
     assert values((await contents(new, topic))[0]) == wanted
     await Mirror(chosen).run(until_caught_up=True)
     assert len((await contents(new, topic))[0]) == 410
+
+
+async def test_records_that_the_new_cluster_would_delete_at_once_stop_their_topic(
+    cluster_factory: Any, topic_factory: Callable[..., str], group: str
+) -> None:
+    old = await asyncio.to_thread(cluster_factory, kafka="3.9.1")
+    short = {"log.retention.ms": 3_600_000, "log.retention.check.interval.ms": 500}
+    new = await asyncio.to_thread(lambda: cluster_factory(kafka="3.9.1", broker_config=short))
+    topic = await asyncio.to_thread(topic_factory, 1, 1, None, old)
+    other = await asyncio.to_thread(topic_factory, 1, 1, {"retention.ms": "3600000"}, old)
+    chosen = settings(old, new, group, topics=[topic, other], old_zookeeper=None)
+    now = wall_ms()
+    await fill(old, topic, 10, "young")
+    rows = [ProducedRecord(b"k", b"old %d" % n, 0, now - 7_200_000) for n in range(10)]
+    for each in (topic, other):  # the old cluster deletes those of `other` soon, too
+        await asyncio.to_thread(produce, old.bootstrap, each, rows, version=old.version)
+    code, status, error = await command(chosen)
+    assert (code, list(status["stopped"])) == (1, [topic])
+    assert "offsets 10 to 19 of partition 0 are of 20" in error
+    assert "retention.ms is 3600000 there. Set retention.ms of the new topic to -1" in error
+    assert values((await contents(new, topic))[0]) == numbered("young", range(10))
+    await asyncio.to_thread(set_config, new, topic, {"retention.ms": "-1"})
+    await Mirror(chosen).run(until_caught_up=True)
+    assert values((await contents(new, topic))[0]) == numbered("young", range(10)) + numbered("old", range(10))
+    await asyncio.to_thread(set_config, new, topic, {"retention.ms": "1000"})
+    with pytest.raises(TopicsDiffer, match=r"retention.ms of .* is '1000' on the new cluster alone"):
+        await Mirror(chosen).run(until_caught_up=True)
 
 
 @pytest.mark.parametrize(

@@ -402,7 +402,7 @@ async def _ends_beyond(
 
 
 class Compared(NamedTuple):
-    """Mirrored records on both clusters: whether some are the same, and the first two that are not."""
+    """Mirrored records on both clusters: whether some are the same, and the first two behind these that are not."""
 
     equal: bool = False
     differs: Optional[tuple[Record, Record]] = None
@@ -454,7 +454,7 @@ async def _compare(
             if original is not None:
                 one = found.get(partition, Compared())
                 if _same(original, copy):
-                    found[partition] = one._replace(equal=True)
+                    found[partition] = Compared(equal=True)
                 elif one.differs is None:
                     found[partition] = one._replace(differs=(original, copy))
     return found

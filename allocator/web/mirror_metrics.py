@@ -63,7 +63,7 @@ class MirrorCollector(Collector):
         last_ms = mirror.last_progress_ms
         for what, text, value in (
             ("partitions", "Partitions that this process mirrors", len(progress)),
-            ("stopped_topics", "Topics that wait for --recreated or --restart, as they were deleted or created again",
+            ("stopped_topics", "Topics that are not mirrored until an operator says how to go on (see the log)",
              len(mirror.stopped)),
             ("up", "1 while the mirror has its servers, 0 while it tries again", float(mirror.problem is None)),
             ("last_progress_timestamp_seconds",

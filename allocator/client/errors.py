@@ -44,6 +44,10 @@ __all__ = [
 REMEDIES: Final = (
     ("no credentials for", None, "The client repeats this; nothing is wrong with the address of the broker."),
     ("CERTIFICATE_VERIFY_FAILED.*([Hh]ostname|IP address) mismatch", True, "Use a host name that the certificate has."),
+    ("certificate has expired", True, "Renew the broker's certificate; if it is new, correct this machine's clock."),
+    ("certificate is not yet valid", True, "Correct this machine's clock, or the broker's certificate."),
+    ("certificate revoked", True, "Renew the broker's certificate, which ssl_crlfile lists as revoked."),
+    ("CERTIFICATE_EXPIRED", True, "Renew the certificate of this client (ssl_certfile)."),
     ("CERTIFICATE_VERIFY_FAILED", True, "Set ssl_cafile to the authority that signed the broker's certificate."),
     ("CERTIFICATE|ALERT", True, "Check whether the broker needs a client certificate (ssl_certfile, ssl_keyfile)."),
     ("TLS|SSL", True, "Check that the port uses TLS; {protocol} needs it."),

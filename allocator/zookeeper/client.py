@@ -47,6 +47,8 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+NOT_VALID_NOW = (9, 10)  # OpenSSL's codes: the certificate is not yet valid, or has expired
+
 
 Watch = Callable[[], None]
 
@@ -239,7 +241,9 @@ class ZooKeeper:
         limit = None if isinstance(why, str) else limit_reached(why)
         if limit is not None:
             return f"no node responded within {timeout_s:g} s: {limit}"
-        if isinstance(why, ssl.SSLCertVerificationError):
+        if isinstance(why, ssl.SSLCertVerificationError) and why.verify_code in NOT_VALID_NOW:
+            remedy = "Renew the server's certificate, or correct this machine's clock."
+        elif isinstance(why, ssl.SSLCertVerificationError):
             remedy = "Correct ca, or use a host name that the certificate has."
         elif isinstance(why, ssl.SSLError):
             remedy = "Check that the port uses TLS, and whether it needs a client certificate (certfile, keyfile)."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import subprocess
 import threading
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,31 @@ async def test_tls_with_the_wrong_authority_says_so(server_context: ssl.SSLConte
         client = KafkaClient(f"localhost:{broker.port}", security={"security_protocol": "SSL"})
         with pytest.raises(BrokersUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
             await client.connect(0.5)
+
+
+@pytest.fixture
+def expired(certificate: Path, tmp_path: Path) -> ssl.SSLContext:
+    """Of a broker whose certificate is signed by the authority and ended yesterday."""
+    ca, key = certificate / "ca.pem", certificate / "key.pem"
+    for command in (
+        f"req -new -key {key} -out old.csr -subj /CN=broker",
+        f"x509 -req -in old.csr -CA {ca} -CAkey {key} -CAcreateserial -CAserial serial -days -1 -out old.pem",
+    ):
+        subprocess.run(["openssl", *command.split()], cwd=tmp_path, check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "old.pem", key)
+    return context
+
+
+async def test_an_expired_certificate_of_the_broker_is_to_be_renewed(
+    expired: ssl.SSLContext, certificate: Path
+) -> None:
+    security = {"security_protocol": "SSL", "ssl_cafile": str(certificate / "ca.pem")}
+    async with FakeBroker(tls=expired) as broker:
+        with pytest.raises(BrokersUnavailable, match="certificate has expired") as told:
+            await KafkaClient(f"localhost:{broker.port}", security=security).connect(2.0)
+    assert "Renew the broker's certificate; if it is new, correct this machine's clock." in str(told.value)
+    assert "ssl_cafile" not in str(told.value)
 
 
 async def test_tls_with_the_wrong_name_says_so(server_context: ssl.SSLContext, certificate: Path) -> None:

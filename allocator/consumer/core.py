@@ -31,6 +31,7 @@ from allocator.offsets.idle import IdleOffsets, commit_again
 from allocator.offsets.storage import StoredOffsets, fetch_old_offsets
 from allocator.offsets.tracker import OffsetTracker
 from allocator.processing.processor import Processor
+from allocator.reminder import Reminder
 from allocator.settings import check_keywords
 from allocator.sinks import SinkClaim, TransactionalSink
 from allocator.subscription.done import with_done
@@ -679,17 +680,17 @@ class ConsumerCore:
         return known or self.state.topic_id(partition) or self.client.topic_id(partition.topic)
 
     async def _auto_commit(self, interval_s: float) -> None:
-        wait_s, backoff_s, told = interval_s, COMMIT_BACKOFF_S, False
+        wait_s, backoff_s, failing = interval_s, COMMIT_BACKOFF_S, Reminder(log)
         while True:
             await asyncio.sleep(wait_s)
             wait_s = interval_s
             try:
                 await self.commit_progress()
-                backoff_s, told = COMMIT_BACKOFF_S, False
+                backoff_s = COMMIT_BACKOFF_S
+                failing.over()
             except AllocatorError as error:
                 # nothing is lost: the next turn, the revocation or the close commits a later offset
-                log.log(logging.DEBUG if told else logging.WARNING, "%s: auto-commit put off: %s", self.group, error)
-                told = True
+                failing.warn("%s: auto-commit put off: %s", self.group, error)
                 if error.retriable:
                     await self.until_may_act()
                     wait_s, backoff_s = min(interval_s, backoff_s), 2 * backoff_s

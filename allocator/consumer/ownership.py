@@ -11,6 +11,7 @@ from typing import Any, Optional, Protocol
 from allocator.errors import AllocatorError, NoOffsetsError
 from allocator.measures import Measures
 from allocator.offsets.tracker import OffsetTracker
+from allocator.reminder import Reminder
 from allocator.subscription.listener import DrainingListener, RebalanceEvent, RebalanceListener, callback_of
 from allocator.subscription.loss import RecordsLost
 from allocator.subscription.state import SubscriptionState
@@ -325,6 +326,7 @@ class Ownership:
                 self._begin(partition, found.get(partition))
             self._fetcher.wake()
             return
+        unknown = Reminder(log)
         while True:
             missing = self._missing(epochs)
             if not missing:
@@ -341,7 +343,7 @@ class Ownership:
                     await asyncio.gather(*map(self._find_positions, each))
                     return
                 if error.retriable:
-                    log.warning("committed offsets of %d partitions are not known yet: %s", len(missing), error)
+                    unknown.warn("committed offsets of %d partitions are not known yet: %s", len(missing), error)
                 else:
                     await self._tell(error)
                 await asyncio.sleep(self._retry_backoff_s)

@@ -35,6 +35,7 @@ from allocator.processing.partition_worker import InHandBytes, PartitionWorker, 
 from allocator.processing.policy import ErrorPolicy, Retries
 from allocator.processing.record_orders import RecordOrders
 from allocator.processing.retry_topics import RetryTopics
+from allocator.reminder import Reminder
 from allocator.settings import HANDLING_DEFAULT
 from allocator.subscription.done import DoneSet, joined
 from allocator.subscription.listener import DrainingListener
@@ -379,16 +380,18 @@ class Processor(DrainingListener):
     # -- feeding -------------------------------------------------------------------------------------------------
 
     async def _feed(self) -> None:
+        failing = Reminder(log)
         while True:
             try:
                 batch = await self._source.getbatch()
+                failing.over()
             except Closed:
                 self.stop()
                 return
             except AllocatorError as error:
                 if not error.retriable:
                     raise
-                log.warning("fetching goes on after: %s", error)
+                failing.warn("fetching goes on after: %s", error)
                 await asyncio.sleep(FEED_BACKOFF_S)
                 continue
             if batch is not None:
@@ -425,13 +428,15 @@ class Processor(DrainingListener):
     # -- committing ----------------------------------------------------------------------------------------------
 
     async def _commit_regularly(self) -> None:
+        failing = Reminder(log)
         while True:
             await asyncio.sleep(self._settings.commit_interval_s)
             try:
                 await self._commit(self._workers.values())
+                failing.over()
             except AllocatorError as error:
                 # nothing is lost: the next turn commits a later offset
-                log.warning("commit put off: %s", error)
+                failing.warn("commit put off: %s", error)
 
     async def _commit(self, workers: Iterable[PartitionWorker]) -> None:
         # one at a time: if an earlier commit arrived after a later one, the committed offset would go back

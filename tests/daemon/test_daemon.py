@@ -524,6 +524,28 @@ async def test_a_commit_that_fails_is_made_good_by_a_later_one() -> None:
         await until(lambda: cluster.committed == cluster.ends())
 
 
+async def test_commits_that_are_refused_all_the_time_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    cluster, recorder = Cluster(records=8), Recorder()
+    caplog.set_level(logging.INFO)
+    async with running(cluster, recorder.handle, commit_interval_s=0.005) as it:
+        it.source.commit_error = BrokerError("the group may not be used", retriable=False)
+        commit, every, tries = it.source.commit, asyncio.Event(), 0
+
+        async def counted(offsets: Any = None) -> None:
+            nonlocal tries
+            tries += 1
+            if tries > 20:
+                every.set()
+            await commit(offsets)
+
+        it.source.commit = counted  # type: ignore[method-assign]
+        await asyncio.wait_for(every.wait(), 60)
+        it.source.commit_error = None
+        await until(lambda: cluster.committed == cluster.ends())
+    told = [each.getMessage() for each in caplog.records if "commit put off" in each.getMessage()]
+    assert told == ["commit put off: the group may not be used", "over: commit put off: the group may not be used"]
+
+
 async def test_a_failed_last_commit_is_an_error() -> None:
     cluster, recorder = Cluster(records=4), Recorder()
     async with running(cluster, recorder.handle) as it:

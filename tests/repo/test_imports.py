@@ -30,8 +30,10 @@ SHARED = {
     "files",
     "html",
     "limits",
+    "reminder",
     "varint",
     "_records",
+    "__main__",  # `allocator.cli.__main__` is the same program
     "__version__",  # a name of the package itself, which any import of a room has loaded
 }
 # from the lowest room to the highest: a room imports only rooms below it, itself, and what every room shares

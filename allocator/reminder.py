@@ -1,0 +1,46 @@
+"""Logs a warning that would repeat every second: at once, then at growing intervals."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+__all__ = ["Reminder"]
+
+FIRST_S = 10.0
+MOST_S = 3600.0
+
+
+class Reminder:
+    """One trouble that is met again and again, such as a commit that is refused.
+
+    `warn` logs at WARNING at once, and again if the text changes. The same text comes again after 10 s, then after
+    twice as long each time, up to an hour, with the number of repetitions; at DEBUG between. `over` ends the trouble.
+    """
+
+    def __init__(self, log: logging.Logger) -> None:
+        self._log = log
+        self._text = ""
+        self._repeated = 0
+        self._due = 0.0
+        self._interval_s = FIRST_S
+
+    def warn(self, message: str, *arguments: object) -> None:
+        text, now = message % arguments, time.monotonic()
+        if text != self._text:
+            self._text, self._repeated, self._interval_s = text, 0, FIRST_S
+            self._due = now + self._interval_s
+            self._log.warning("%s", text)
+            return
+        self._repeated += 1
+        if now < self._due:
+            self._log.debug("%s", text)
+            return
+        self._interval_s = min(2 * self._interval_s, MOST_S)
+        self._due = now + self._interval_s
+        self._log.warning("%s (for the %d. time)", text, self._repeated + 1)
+
+    def over(self) -> None:
+        if self._repeated:
+            self._log.info("over: %s", self._text)
+        self._text, self._repeated = "", 0

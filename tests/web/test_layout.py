@@ -340,3 +340,21 @@ async def test_nothing_moves_while_figures_change(browser: Any, width: int) -> N
             assert TOKEN not in page.driver.page_source
 
         await by_person(end)
+
+
+async def test_what_a_view_still_does_brings_it_back_no_more_once_it_was_left(browser: Any) -> None:
+    page = Page(browser)
+    async with made(several) as url:
+
+        def look() -> None:
+            page.open(f"{url}/#/")
+            page.sees("h2 + p", "52 groups")
+            page.run(
+                "location.hash = '#/topics'; const search = document.querySelector('input[name=q]');"
+                "search.value = 'bill'; search.dispatchEvent(new Event('input'))"
+            )
+            page.sees("h2", "Topics")
+            assert page.run("return location.hash") == "#/topics"
+            assert page.complaints() == []
+
+        await by_person(look)

@@ -94,6 +94,7 @@ const showAge = () => {
 // -- where we are ------------------------------------------------------------------------------------------------
 
 const query = (part) => {
+  if (!sameView(parse(location.hash), state.route)) return; // the address names another view already, which is about to be shown
   const merged = { ...state.route.query, ...part };
   state.route.query = merged;
   history.replaceState(null, "", build(state.route));

@@ -24,15 +24,16 @@ def at(offset: int) -> OffsetAndMetadata:
     return OffsetAndMetadata(offset, "", -1)
 
 
-async def start(cluster_factory: Any, **options: Any) -> LocalCluster:
+async def start(cluster_factory: Any, kafka: str = NEWEST, **options: Any) -> LocalCluster:
     cluster: LocalCluster = await asyncio.to_thread(
-        lambda: cluster_factory(kafka=NEWEST, zookeepers=0, broker_config=QUICK, **options)
+        lambda: cluster_factory(kafka=kafka, zookeepers=0, broker_config=QUICK, **options)
     )
     return cluster
 
 
-async def test_members_share_leave_and_die(cluster_factory: Any, unique_name: Any, group: str) -> None:
-    cluster = await start(cluster_factory)
+@pytest.mark.parametrize("kafka", [NEWEST, pytest.param("4.1.1", marks=pytest.mark.long)])
+async def test_members_share_leave_and_die(kafka: str, cluster_factory: Any, unique_name: Any, group: str) -> None:
+    cluster = await start(cluster_factory, kafka)
     counts = await topic_with(cluster, unique_name(), 6)
     history = History()
     async with Kip848Member(cluster.bootstrap, group, counts, name="a", history=history) as a:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
-from java_tools import command, properties
+from java_tools import command, number, properties
 from play import play
 from scene import PARTITIONS, Member, Scene
 
@@ -148,7 +148,9 @@ class Console:
         count = len(list(scene.directory.glob("console-*.out")))
         file = properties(scene.directory / f"console-{count}.properties", **settings)
         self._out = scene.directory / f"console-{count}.out"
-        arguments = ["--topic", scene.topic, "--bootstrap-server", scene.cluster.bootstrap, "--consumer.config", file]
+        # the older option makes newer consoles print a warning among the values
+        config = "--command-config" if number(version) >= (4, 2) else "--consumer.config"
+        arguments = ["--topic", scene.topic, "--bootstrap-server", scene.cluster.bootstrap, config, file]
         with self._out.open("wb") as out, (scene.directory / f"console-{count}.log").open("wb") as log:
             self._process = subprocess.Popen(command(version, "ConsoleConsumer", *arguments), stdout=out, stderr=log)
 

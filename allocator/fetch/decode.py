@@ -29,7 +29,8 @@ log = logging.getLogger(__name__)
 def _say_once() -> None:
     log.warning(
         "records are decoded in plain Python, 15 to 70 times slower than by the compiled decoder: "
-        "install a wheel that has it, or a C compiler and allocator again, or unset ALLOCATOR_PURE_PYTHON"
+        "install a wheel that has it, or Python.h (Debian: python3-dev) and then allocator again, or unset "
+        "ALLOCATOR_PURE_PYTHON"
     )
 
 

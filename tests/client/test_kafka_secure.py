@@ -63,9 +63,11 @@ async def test_tls_with_the_wrong_authority_says_so(server_context: ssl.SSLConte
 def expired(certificate: Path, tmp_path: Path) -> ssl.SSLContext:
     """Of a broker whose certificate is signed by the authority and ended yesterday."""
     ca, key = certificate / "ca.pem", certificate / "key.pem"
+    (tmp_path / "names").write_text("subjectAltName=DNS:localhost\n")
     for command in (
         f"req -new -key {key} -out old.csr -subj /CN=broker",
-        f"x509 -req -in old.csr -CA {ca} -CAkey {key} -CAcreateserial -CAserial serial -days -1 -out old.pem",
+        f"x509 -req -in old.csr -CA {ca} -CAkey {key} -CAcreateserial -CAserial serial -days -1 -extfile names "
+        "-out old.pem",
     ):
         subprocess.run(["openssl", *command.split()], cwd=tmp_path, check=True, capture_output=True)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

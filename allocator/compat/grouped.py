@@ -22,6 +22,7 @@ from allocator.fetch.batch import Batch
 from allocator.fetch.fetcher import Fetcher
 from allocator.groups.patterns import ANY_TOPIC
 from allocator.settings import DEFAULT
+from allocator.spellings import names_arguments
 from allocator.subscription.listener import RebalanceListener
 from allocator.subscription.loss import RecordsLost
 from allocator.subscription.state import SubscriptionState
@@ -38,6 +39,7 @@ COMMIT_BACKOFF_S = 0.1  # pause before a commit is retried; doubled each time, u
 COMMIT_BACKOFF_MAX_S = 2.0
 
 
+@names_arguments
 class GroupedConsumer(BaseConsumer):
     """Replaces kiel 0.9.3's GroupedConsumer: a service only changes the import.
 

@@ -18,6 +18,7 @@ from allocator.errors import AllocatorError, ConfigError, NoOffsetsError, NotAss
 from allocator.fetch.batch import Batch
 from allocator.fetch.fetcher import Fetcher
 from allocator.settings import DEFAULT
+from allocator.spellings import names_arguments
 from allocator.subscription.loss import listed
 from allocator.subscription.state import SubscriptionState
 from allocator.types import TopicPartition
@@ -32,6 +33,7 @@ METADATA_AGE_S = 10.0  # more: new partitions are read later; less: more request
 Start = Union[int, datetime.datetime, datetime.timedelta, None]
 
 
+@names_arguments
 class SingleConsumer(BaseConsumer):
     """Replaces kiel 0.9.3's SingleConsumer: reads all partitions of each consumed topic, without a group.
 

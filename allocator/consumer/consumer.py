@@ -25,6 +25,7 @@ from allocator.measures import Measures
 from allocator.processing.processor import Processor
 from allocator.settings import DEFAULT, HANDLING_DEFAULT
 from allocator.sinks import TransactionalSink
+from allocator.spellings import names_arguments
 from allocator.subscription.listener import check_listener
 from allocator.subscription.loss import Committed, RecordsLost, as_written, listed
 from allocator.tasks import ClosesOnce, warn_unclosed
@@ -53,6 +54,7 @@ from allocator.types import (
 __all__ = ["Consumer"]
 
 
+@names_arguments
 class Consumer:
     """Reads the partitions that its group assigns to it, and no others.
 

@@ -16,6 +16,7 @@ from allocator.foreign import shown
 from allocator.groups.kafka_classic.settings import KafkaGroupSettings
 from allocator.groups.names import default_client_id
 from allocator.settings import DEFAULT, SETTINGS, Faults, keyword_faults
+from allocator.spellings import names_arguments
 from allocator.tracing import spans_of
 from allocator.types import Assignors
 from allocator.zookeeper.client import ZooKeeper
@@ -27,6 +28,7 @@ TOPIC_POLL_S: Final = 10.0  # how soon the leader of a group notices new partiti
 _MEMBERSHIPS: Final = ("zookeeper", "kafka")
 
 
+@names_arguments
 @dataclass(frozen=True)
 class ConsumerGroupConfig:
     """The settings of a `ConsumerGroup`. Times in seconds. Raises one `ConfigError` that lists every fault.

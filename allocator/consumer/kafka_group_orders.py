@@ -15,10 +15,12 @@ from allocator.groups import kafka_describe
 from allocator.groups.group_orders import NOT_OURS, OrdersFromOutside
 from allocator.groups.zookeeper.orders import OWNERS_KINDS
 from allocator.groups.zookeeper.znodes import AssignmentDocument, MemberInfo
+from allocator.spellings import names_arguments
 
 __all__ = ["KafkaGroupOrders"]
 
 
+@names_arguments
 class KafkaGroupOrders(OrdersFromOutside):
     """The orders of an operator to one group with membership "kafka": pause, skip, quarantine and seek.
 

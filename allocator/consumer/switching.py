@@ -23,6 +23,7 @@ from allocator.fetch.batch import Batch
 from allocator.foreign import shown
 from allocator.groups.zookeeper.znodes import Paths
 from allocator.settings import DEFAULT
+from allocator.spellings import names_arguments
 from allocator.subscription.listener import check_listener
 from allocator.tasks import ClosesOnce, wait_for_event
 from allocator.types import Offset, OffsetAndMetadata, PartitionKey, PartitionLike, TopicPartition
@@ -172,6 +173,7 @@ class ChoiceWatcher:
                 self.changed.set()
 
 
+@names_arguments
 class SwitchingConsumer:
     """A `Consumer` that follows the cluster choice of its group.
 

@@ -26,6 +26,7 @@ from allocator.consumer.up_to import answered, records_up_to
 from allocator.deadletters.letter import Letter, LetterFilter, Note, Settled, redriven
 from allocator.errors import ConfigError, TopicNotFound
 from allocator.producer.transaction import NewRecord, TooLargeForTopic, TransactionalWriter
+from allocator.spellings import names_arguments
 from allocator.types import Record, TopicPartition
 
 __all__ = ["DeadLetterQueue", "Outcome", "first_letters"]
@@ -59,6 +60,7 @@ class Outcome:
     refused: list[tuple[Letter, str]] = field(default_factory=list)
 
 
+@names_arguments
 class DeadLetterQueue:
     """The letters of topic `topic`. Use `async with`.
 

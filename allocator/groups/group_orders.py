@@ -32,6 +32,7 @@ from allocator.groups.zookeeper.znodes import (
 )
 from allocator.names import check_topic
 from allocator.settings import DEFAULT
+from allocator.spellings import names_arguments
 from allocator.types import PartitionLike
 from allocator.zookeeper.client import NoZnode, ZooKeeper
 
@@ -418,6 +419,7 @@ class OrdersOfGroup(OrdersFromOutside):
             return None
 
 
+@names_arguments
 class GroupOrders(OrdersOfGroup):
     """The orders of an operator to one group with membership "zookeeper".
 

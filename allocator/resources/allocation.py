@@ -22,6 +22,7 @@ from allocator.names import check_group
 from allocator.resources.assignor import OverNames
 from allocator.resources.sources import NameSource, ResourceNames
 from allocator.settings import DEFAULT, keyword_faults
+from allocator.spellings import names_arguments
 from allocator.tasks import ClosesOnce, user_callback, warn_unclosed
 from allocator.types import Partitions, TopicPartition
 from allocator.zookeeper.client import ZooKeeper
@@ -41,6 +42,7 @@ ResourceLoad = Callable[[Collection[str]], Union[Mapping[str, float], Awaitable[
 """Names -> the load of each, in any one unit. It may omit names, and be a coroutine."""
 
 
+@names_arguments
 class Allocation:
     """One member of a group that shares out named resources. It needs ZooKeeper, and no Kafka.
 

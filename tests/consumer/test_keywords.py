@@ -9,9 +9,20 @@ from typing import Any, Final
 
 import pytest
 
-from allocator import Consumer, ConsumerGroupConfig
+from allocator import (
+    Allocation,
+    Consumer,
+    ConsumerGroupConfig,
+    GroupedConsumer,
+    GroupOrders,
+    KafkaGroupOrders,
+    SingleConsumer,
+    SwitchingConsumer,
+)
+from allocator.deadletters import DeadLetterQueue
 from allocator.errors import AllocatorError, ConfigError
 from allocator.settings import SETTINGS
+from allocator.spellings import SPELLINGS
 
 GOOD: Final[dict[str, Any]] = {"brokers": "b:1", "group": "g", "zookeeper": "z:1"}
 # wrong values of every kind; values that are valid for an argument are left out
@@ -62,6 +73,45 @@ def test_all_of_them_are_told_at_once_and_no_secret_is_shown() -> None:
     assert [part.partition(" =")[0] for part in re.split("; ", text)] == ["weight", "session_timeout_s", "root"]
     assert "hunter2" not in said(security="hunter2")
     assert "hunter2" not in said(zookeeper_options=["hunter2"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "named"),
+    [
+        (Consumer, {"bootstrap_servers": "x", "group_id": "g"}, ["it is called brokers", "it is called group"]),
+        (Consumer, {"bootstrap.servers": "x", "group.id": "g"}, ["it is called brokers", "it is called group"]),
+        (Consumer, {**GOOD, "session_timeout_ms": 10_000}, ["it is called session_timeout_s, in seconds"]),
+        (Consumer, {**GOOD, "enable_auto_commit": False}, ["auto_commit_interval_s, None to commit nothing by itself"]),
+        (Consumer, {**GOOD, "fetch.wait.max.ms": 5}, ["it is called max_wait_s, in seconds"]),
+        (Consumer, {**GOOD, "client.id": "c"}, ["it is called client_id"]),
+        (Consumer, {**GOOD, "ssl_cafile": "ca.pem"}, ["security={'ssl_cafile': ...}"]),
+        (Consumer, {**GOOD, "wieght": 2}, ["'wieght' (did you mean weight?)"]),
+        (Consumer, {**GOOD, "nonsense_of_mine": 2}, ["Consumer has no argument 'nonsense_of_mine'"]),
+        (SwitchingConsumer, {"bootstrap_servers": "x", "group_id": "g"}, ["it is called brokers", "is called group"]),
+        (GroupedConsumer, {"bootstrap_servers": "x", "zookeeper_hosts": "z"}, ["called brokers", "called zk_hosts"]),
+        (SingleConsumer, {"bootstrap_servers": "x", "max_partition_fetch_bytes": 1}, ["brokers", "called max_bytes"]),
+        (ConsumerGroupConfig, {"bootstrap_servers": "x", "topics": ["t"]}, ["it is called brokers"]),
+        (GroupOrders, {"zookeeper_hosts": "z", "group_id": "g"}, ["it is called zookeeper", "it is called group"]),
+        (KafkaGroupOrders, {"bootstrap_servers": "b", "group_id": "g"}, ["it is called brokers", "is called group"]),
+        (Allocation, {"zookeeper_hosts": "z", "group_id": "g"}, ["it is called zookeeper", "it is called group"]),
+        (DeadLetterQueue, {"topic": "t", "bootstrap_servers": "b"}, ["it is called brokers"]),
+    ],
+)
+def test_another_clients_word_for_an_argument_is_answered_with_the_right_one(
+    kind: Any, given: dict[str, Any], named: list[str]
+) -> None:
+    with pytest.raises(TypeError) as refused:
+        kind(**given)
+    assert str(refused.value).startswith(f"{kind.__name__} has no argument ")
+    for each in named:
+        assert each in str(refused.value)
+
+
+def test_every_spelling_has_an_argument_that_some_class_takes() -> None:
+    kinds = (Consumer, GroupedConsumer, ConsumerGroupConfig, KafkaGroupOrders)
+    known = {name for kind in kinds for name in inspect.signature(kind).parameters}
+    assert not [word for word, right in SPELLINGS.items() if not set(right) & known]
+    assert not set(SPELLINGS) & set(inspect.signature(Consumer).parameters)
 
 
 def test_a_word_that_is_none_has_the_right_ones_beside_it() -> None:

@@ -31,6 +31,7 @@ SHARED = {
     "html",
     "limits",
     "reminder",
+    "spellings",
     "varint",
     "_records",
     "__main__",  # `allocator.cli.__main__` is the same program

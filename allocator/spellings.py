@@ -1,0 +1,93 @@
+"""Names the right argument to those who use another client's word for it, such as `bootstrap_servers`."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+from collections.abc import Collection, Iterable
+from typing import Any, TypeVar
+
+__all__ = ["SPELLINGS", "names_arguments"]
+
+T = TypeVar("T")
+
+# what kafka-python, aiokafka and confluent-kafka (with dots) call an argument -> what it is called here. The first
+# that a class has counts
+SPELLINGS = {
+    "assignors": ("assignor",),
+    "auto_commit_interval_ms": ("auto_commit_interval_s",),
+    "bootstrap_server": ("brokers",),
+    "bootstrap_servers": ("brokers",),
+    "client_rack": ("rack",),
+    "enable_auto_commit": ("auto_commit_interval_s", "autocommit"),
+    "fetch_max_bytes": ("max_bytes",),
+    "fetch_max_wait_ms": ("max_wait_s", "max_wait_time"),
+    "fetch_message_max_bytes": ("max_partition_bytes", "max_bytes"),
+    "fetch_min_bytes": ("min_bytes",),
+    "fetch_wait_max_ms": ("max_wait_s", "max_wait_time"),
+    "group_id": ("group",),
+    "group_instance_id": ("instance_id",),
+    "group_name": ("group",),
+    "heartbeat_interval_ms": ("heartbeat_interval_s",),
+    "hosts": ("zookeeper", "zk_hosts", "brokers"),
+    "max_partition_fetch_bytes": ("max_partition_bytes", "max_bytes"),
+    "max_poll_interval_ms": ("max_poll_interval_s",),
+    "metadata_broker_list": ("brokers",),
+    "partition_assignment_strategy": ("assignor", "partition_allocator"),
+    "queued_max_messages_kbytes": ("prefetch_bytes",),
+    "rebalance_listener": ("listener",),
+    "rebalance_timeout_ms": ("rebalance_timeout_s",),
+    "request_timeout_ms": ("timeout_s", "connect_timeout_s"),
+    "servers": ("brokers",),
+    "session_timeout_ms": ("session_timeout_s",),
+    "timeout_ms": ("timeout_s",),
+    "zk_hosts": ("zookeeper",),
+    "zookeeper_connect": ("zookeeper", "zk_hosts"),
+    "zookeeper_hosts": ("zookeeper", "zk_hosts"),
+}
+# words that stand in a mapping here
+_WITHIN = {"security": ("security_protocol", "sasl_", "ssl_")}
+
+
+def names_arguments(kind: type[T]) -> type[T]:
+    """A class decorator: an unknown keyword argument raises a TypeError that names the right one."""
+    init: Any = kind.__init__
+    parameters = inspect.signature(init).parameters.values()
+    known = [each.name for each in parameters if each.kind is not each.VAR_KEYWORD][1:]
+    others_too = any(each.kind is each.VAR_KEYWORD for each in parameters)
+
+    @functools.wraps(init)
+    def checked(self: T, *arguments: Any, **given: Any) -> None:
+        unknown = [name for name in given if name not in known]
+        if others_too:
+            unknown = [name for name in unknown if _meant(name, known)]
+        if unknown:
+            raise TypeError(_told(kind.__name__, unknown, known))
+        init(self, *arguments, **given)
+
+    kind.__init__ = checked  # type: ignore[assignment, method-assign]
+    return kind
+
+
+def _told(kind: str, unknown: Iterable[str], known: Collection[str]) -> str:
+    parts = []
+    for name in unknown:
+        right = _meant(name, known)
+        near = difflib.get_close_matches(name, known, 1)
+        hint = f"it is called {right}" if right else f"did you mean {near[0]}?" if near else ""
+        parts.append(f"{name!r}" + (f" ({hint})" if hint else ""))
+    return f"{kind} has no argument {', '.join(parts)}"
+
+
+def _meant(name: str, known: Collection[str]) -> str:
+    plain = name.replace(".", "_")
+    for mapping, beginnings in _WITHIN.items():
+        if plain.startswith(beginnings) and mapping in known:
+            return f"{mapping}={{{plain!r}: ...}}"
+    right = next((each for each in SPELLINGS.get(plain, (plain,)) if each in known), "")
+    if plain.endswith("_ms") and right.endswith("_s"):
+        return f"{right}, in seconds"
+    if plain == "enable_auto_commit" and right == "auto_commit_interval_s":
+        return f"{right}, None to commit nothing by itself"
+    return right

@@ -124,6 +124,8 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers",
         'feature("name", "4.1.1", ...): row, and versions, of this test in the table of --compatibility (allocator)',
     )
+    # kafka-python reads its schemas in a deprecated way, more than 200 times
+    config.addinivalue_line("filterwarnings", r"ignore:(read|open)_text is deprecated:DeprecationWarning")
     chosen = config.getoption("--kafka-versions")
     if chosen is not None:
         from .kafka_versions import versions_from

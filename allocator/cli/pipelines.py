@@ -8,6 +8,7 @@ import json
 import os
 import re
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional, Union
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Optional, Union
 import click
 
 from allocator.cli.options import Command, brokers_option, decorated
-from allocator.cli.progress import Step, progress, quiet_option
+from allocator.cli.progress import Step, progress
 from allocator.errors import ConfigError
 from allocator.files import write_file
 from allocator.spark.archive import Archive, ArchiveReport, compact
@@ -61,7 +62,12 @@ def _run_options(command: Command) -> Command:
             help="Spark master: local[4], spark://host:7077 (default: that of spark-submit, else this machine).",
         ),
         click.option("--dry-run", is_flag=True, help="Only show the ranges to read; starts no Spark, writes nothing."),
-        quiet_option,
+        click.option(
+            "-q",
+            "--quiet",
+            is_flag=True,
+            help="Show no progress bar, and no messages of Spark and pandas.",
+        ),
         click.option("--json", "as_json", is_flag=True, help="Print the report as JSON."),
     )
 
@@ -167,7 +173,7 @@ def archive(
         )
     chosen = [_topic(brokers, name, options) for name in topics]
     apply = _chain(key, value, transform)
-    spark = None if dry_run else _session("allocator archive", master)
+    spark = None if dry_run else _session("allocator archive", master, quiet)
     reports: list[ArchiveReport] = []
     for topic in chosen:
         with _bar(spark, f"archiving {topic.name}", "offsets", quiet) as report:
@@ -197,6 +203,7 @@ def archive(
 
 
 @click.command()
+@click.argument("topic", metavar="[TOPIC]", required=False)
 @_topic_options
 @click.option(
     "--hot", default=20, show_default=True, type=click.IntRange(min=0), help="Number of busiest keys to report."
@@ -208,6 +215,7 @@ def archive(
 @_run_options
 @_plainly
 def skew(
+    topic: Optional[str],
     brokers: Optional[str],
     topics: tuple[str, ...],
     options: tuple[str, ...],
@@ -223,16 +231,17 @@ def skew(
 
     The loads in the JSON are what `GroupView.load` takes: see docs/pipelines.md.
     """
-    if len(topics) != 1:
-        raise ConfigError("give one --topic")
-    topic = _topic(brokers, topics[0], options)
+    named = [*([] if topic is None else [topic]), *topics]
+    if len(named) != 1:
+        raise ConfigError(f"name one topic, such as `allocator skew orders`, not {len(named)}")
+    source = _topic(brokers, named[0], options)
     _check_writable(html)
     if dry_run:
-        _tell_extents([topic], as_json)
+        _tell_extents([source], as_json)
         return
-    spark = _session("allocator skew", master)
-    with _stages(spark, f"measuring {topic.name}", quiet):
-        report = measure(topic, hot=hot, members=members, spark=spark)
+    spark = _session("allocator skew", master, quiet)
+    with _stages(spark, f"measuring {source.name}", quiet):
+        report = measure(source, hot=hot, members=members, spark=spark)
     if html:
         write_file(html, report.to_html())
     click.echo(json.dumps(report.to_json(), indent=2) if as_json else report.to_text())
@@ -303,7 +312,7 @@ def audit(
     if dry_run:
         _tell_extents(sides, as_json)
         return
-    spark = _session("allocator audit", master)
+    spark = _session("allocator audit", master, quiet)
     with _stages(spark, "comparing", quiet):
         report = audit_sides(sides[0], sides[1], by=by, ignore=ignore, samples=samples, spark=spark)
     if html:
@@ -389,15 +398,31 @@ def _check_writable(path: str | None) -> None:
         raise ConfigError(f"--html {path}: cannot be written; name a file in a directory that can be")
 
 
-def _session(name: str, master: str | None) -> SparkSession:
+def _session(name: str, master: str | None, quiet: bool) -> SparkSession:
     from allocator.spark import session
 
-    spark = session(name, master, {"spark.ui.showConsoleProgress": "false", "spark.log.level": "OFF"})
+    with _silent_java() if quiet else contextlib.nullcontext():
+        spark = session(name, master, {"spark.ui.showConsoleProgress": "false", "spark.log.level": "OFF"})
+    if quiet:
+        warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
     from pyspark.logger import PySparkLogger
 
     # Spark's errors are raised here and printed in one form. pyspark may log some of them with Java's stack before.
     PySparkLogger.getLogger("DataFrameQueryContextLogger").disabled = True
     return spark
+
+
+@contextlib.contextmanager
+def _silent_java() -> Iterator[None]:
+    """A Java that starts in this block writes its standard error to /dev/null. Its errors are raised in Python."""
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    os.close(nowhere)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 @contextlib.contextmanager

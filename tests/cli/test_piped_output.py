@@ -62,7 +62,7 @@ NO_MEMBER: Final = {
     "deadletters discard": LETTERS,
     "archive": ["{tmp}/archive", *SPARK],
     "audit": ["kafka://{address}/{topic}", "kafka://{address}/{dead}", "--dry-run"],
-    "skew": SPARK,
+    "skew": ["{topic}", "{brokers}", "--dry-run"],
     "traffic record": ["{tmp}/recording.json", "{brokers}", "--topic", "{topic}"],
     "run": ["{tmp}/orders.toml", "--check", "--connect"],
     "cutover": ["{tmp}/plan.toml", "--status"],

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -148,3 +150,9 @@ def test_mistakes_are_told_before_spark_starts(tmp_path: Path) -> None:
     for words, expected in cases:
         code, text = run(*words)
         assert (code, expected in text) == (2, True), (words, text)
+
+
+def test_quiet_leaves_out_what_spark_says_itself(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "allocator", "archive", str(tmp_path), "--compact", "--master", "local[1]"]
+    done = subprocess.run([*command, "--quiet"], capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "", "")

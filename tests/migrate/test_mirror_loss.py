@@ -272,6 +272,12 @@ async def test_records_that_the_new_cluster_would_delete_at_once_stop_their_topi
     assert "offsets 10 to 19 of partition 0 are of 20" in error
     assert "retention.ms is 3600000 there. Set retention.ms of the new topic to -1" in error
     assert values((await contents(new, topic))[0]) == numbered("young", range(10))
+    accepting = Mirror(replace(chosen, group=f"{group}-2", topics=[topic], append=True, accept_loss=True))
+    await accepting.run(until_caught_up=True)
+    assert (accepting.records, accepting.stopped) == (20, {})
+    await asyncio.to_thread(new.delete_topic, topic)
+    code, status, error = await command(chosen, "--restart", topic)
+    assert list(status["stopped"]) == [topic]
     await asyncio.to_thread(set_config, new, topic, {"retention.ms": "-1"})
     await Mirror(chosen).run(until_caught_up=True)
     assert values((await contents(new, topic))[0]) == numbered("young", range(10)) + numbered("old", range(10))

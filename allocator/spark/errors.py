@@ -36,6 +36,9 @@ _OURS = re.compile(
 # the last line of a Python traceback
 _THEIRS = re.compile(r"^((?:\w+\.)*\w*(?:Error|Exception)): (.+)$", re.MULTILINE)
 _STATE = re.compile(r"\s*SQLSTATE: \w+\s*\Z")
+# Spark plans on the driver with the Python of the executors
+MISSING = "ModuleNotFoundError: No module named 'allocator'"
+SHIP = "the Python of spark.pyspark.python needs zk-partition-allocator[spark] (docs/spark.md, On a cluster)"
 HIDE = "SPARK_HIDE_TRACEBACK"  # pyspark's workers read it; they end after they reported an error
 
 
@@ -114,7 +117,8 @@ def _why(text: str) -> str:
     lines = [line.strip(" :\t") for line in text.strip().splitlines()]
     # py4j's first line names only the Java method that failed
     java = [line for line in lines[1:2] if lines[0].startswith("An error occurred while calling")]
-    return ": ".join(theirs[-1]) if theirs else next(iter(java or lines), "")
+    found = ": ".join(theirs[-1]) if theirs else next(iter(java or lines), "")
+    return f"{found}; {SHIP}" if found == MISSING else found
 
 
 def _kind(where: str, name: str) -> Optional[type[AllocatorError]]:

@@ -56,6 +56,10 @@ class Topic:
     def __str__(self) -> str:
         return f"kafka://{self.brokers}/{self.name}"
 
+    @property
+    def fail_on_data_loss(self) -> bool:
+        return self._read()[0].fail_on_data_loss
+
     def extent(self) -> Extent:
         """Reads the extent. Raises BrokersUnavailable, TopicNotFound, DataLoss, and the errors of `plan.resolve`."""
         options, to_committed = self._read()

@@ -57,6 +57,7 @@ class Made:
 
     def __init__(self, sizes: Sequence[int], name: str = "made", **extent: Any) -> None:
         self.name = name
+        self.fail_on_data_loss = True
         self.log = {partition: (0, size) for partition, size in enumerate(sizes)}
         self._extent = {"cluster": "here", "topic_id": None, **extent}
 

@@ -242,12 +242,28 @@ def test_records_that_are_deleted_while_they_are_read_are_a_gap_in_the_manifest(
             return super().frame(spark, ranges).where("partition = 0 or offset >= 5")
 
     topic = Expiring([20, 20])
+    topic.fail_on_data_loss = False
     chosen = dict(topic.log)
     topic._extent["chosen"] = chosen
     report = archive(topic, tmp_path, spark=spark)
     assert (report.records, report.gaps) == (35, {1: (0, 5)})
     (manifest,) = Archive(tmp_path).manifests
     assert (manifest.gaps, manifest.ranges) == ({1: (0, 5)}, {0: (0, 20), 1: (5, 20)})
+
+
+def test_a_run_that_fails_on_loss_does_not_look_for_it_at_each_commit(spark: SparkSession, tmp_path: Path) -> None:
+    class Counted(Made):
+        extents = 0
+
+        def extent(self) -> Any:
+            self.extents += 1
+            return super().extent()
+
+    strict, lenient = Counted([30]), Counted([30])
+    lenient.fail_on_data_loss = False
+    for topic, extents in ((strict, 2), (lenient, 5)):
+        archive(topic, tmp_path / str(extents), offsets_per_commit=10, spark=spark)
+        assert topic.extents == extents  # before and under the lock, and once for each of the three commits
 
 
 def test_a_directory_that_executors_do_not_share_is_refused_with_nothing_committed(

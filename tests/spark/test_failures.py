@@ -70,6 +70,12 @@ ONE_LINE = """[PYTHON_DATA_SOURCE_ERROR] Failed to create it: allocator.errors.C
             SparkFailed,
             "Spark failed: its master does not respond, or ended this application; read the log of the master",
         ),
+        (
+            THEIRS.replace("my.own.BadError: 7", "ModuleNotFoundError: No module named 'allocator'"),
+            SparkFailed,
+            "Spark failed: ModuleNotFoundError: No module named 'allocator'; the Python of "
+            "spark.pyspark.python needs zk-partition-allocator[spark] (docs/spark.md, On a cluster)",
+        ),
         ("", SparkFailed, "Spark failed: Theirs"),
     ],
 )

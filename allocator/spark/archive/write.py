@@ -234,7 +234,7 @@ def _start(alive: list[Manifest], topic: str, extent: Extent, allow_gaps: bool) 
 def _deleted(topic: Topic, piece: Reach, files: tuple[DataFile, ...]) -> Reach:
     """The offsets at the start of each range that the topic lost before they were read, without `fail_on_data_loss`."""
     found: Reach = {}
-    if not piece:
+    if not piece or topic.fail_on_data_loss:
         return found
     log = topic.extent().log
     first = {p: high for p, (_, high) in piece.items()}

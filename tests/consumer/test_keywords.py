@@ -56,7 +56,7 @@ def test_a_value_of_the_wrong_type_is_named_and_nothing_else_is_raised(name: str
         except ConfigError as error:
             refused += 1
             assert "\n" not in str(error)
-            assert len(str(error)) < 400
+            assert len(str(error)) < 500
             assert name in str(error) or "ZooKeeper option" in str(error), value
     assert refused >= len(WRONG) / 2
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from pyspark import cloudpickle
 
-__all__ = ["Shipped", "rebuild"]
+__all__ = ["Shipped", "rebuild", "shipped"]
 
 
 def rebuild(module: str, name: str, state: bytes) -> Any:
@@ -34,6 +34,12 @@ def rebuild(module: str, name: str, state: bytes) -> Any:
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
+def shipped(kind: type, state: dict[str, Any]) -> tuple[Any, ...]:
+    """Returns what `__reduce__` of an instance of `kind` returns."""
+    # the state names classes of this package, too
+    return rebuild, (kind.__module__, kind.__qualname__, cloudpickle.dumps(state))
+
+
 class Shipped:
     """A reader or writer that tasks get as a pickle."""
 
@@ -41,6 +47,4 @@ class Shipped:
         return self.__dict__
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # the state names classes of this package, too
-        state = cloudpickle.dumps(self.__getstate__())
-        return rebuild, (type(self).__module__, type(self).__qualname__, state)
+        return shipped(type(self), self.__getstate__())

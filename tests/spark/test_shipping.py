@@ -17,9 +17,10 @@ from pyspark import cloudpickle
 from allocator.spark.options import READ, STREAM, WRITE, read_options
 from allocator.spark.rows import arrow_schema
 from allocator.spark.sink.sink import BatchWriter, StreamWriter
-from allocator.spark.source.source import BatchReader
+from allocator.spark.source.source import BatchReader, register
 from allocator.spark.source.stream import StreamReader
 
+CORES = "spark.default.parallelism"
 COLUMNS = arrow_schema([("value", True)])
 VALUE = SimpleNamespace(name="value", dataType=SimpleNamespace(simpleString=lambda: "binary"))
 ROWS = SimpleNamespace(
@@ -31,7 +32,21 @@ def options(use: str) -> Any:
     return read_options({"brokers": "b:1", **({} if use == WRITE else {"topics": "t"})}, use)
 
 
+def source() -> Any:
+    """The source as `register` makes it; Spark ships it with each reader."""
+    made: list[Any] = []
+
+    class Session:
+        conf = SimpleNamespace(set=lambda *_: None, get=lambda name, default=None: {CORES: "3"}.get(name, default))
+        sparkContext = SimpleNamespace(master="spark://host", defaultParallelism=3)
+        dataSource = SimpleNamespace(register=made.append)
+
+    register(Session())
+    return made[0]({"brokers": "b:1", "topics": "t"})
+
+
 SHIPPED = {
+    "source": source,
     "read": lambda: BatchReader(options(READ), COLUMNS),
     "readStream": lambda: StreamReader(options(STREAM), COLUMNS),
     "write": lambda: BatchWriter(options(WRITE), ROWS, False),
@@ -43,7 +58,9 @@ SHIPPED = {
 def test_an_executor_without_the_package_says_what_to_ship(use: str) -> None:
     made = SHIPPED[use]()
     for dumps in (cloudpickle.dumps, pickle.dumps):
-        assert pickle.loads(dumps(made)).options == made.options
+        again = pickle.loads(dumps(made))
+        assert again.options == made.options
+        assert getattr(again, "_cores", None) == getattr(made, "_cores", None)
     script = (
         "import pickle, sys\n"
         "sys.modules['allocator'] = None  # as if it were not installed\n"

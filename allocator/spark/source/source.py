@@ -16,7 +16,7 @@ from allocator.spark.link import ClusterLink
 from allocator.spark.options import READ, STREAM, WRITE, Options, read_options
 from allocator.spark.ranges import Range
 from allocator.spark.rows import arrow_schema, check_schema, schema_text
-from allocator.spark.shipping import Shipped
+from allocator.spark.shipping import Shipped, shipped
 from allocator.spark.source.plan import PushedFilters, plan_batch, push_filters
 from allocator.spark.source.reading import Piece, pieces, read_ranges
 
@@ -96,6 +96,10 @@ class AllocatorDataSource(DataSource):  # type: ignore[misc]  # pyspark is not f
 
 class _PushingDataSource(AllocatorDataSource):
     """An `AllocatorDataSource` with filter pushdown, for sessions that support it."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # tasks get the source, too; the class that `register` makes cannot be imported there
+        return shipped(_PushingDataSource, {**self.__dict__, "_cores": self._cores})
 
     @in_one_line()
     def reader(self, schema: Any) -> DataSourceReader:

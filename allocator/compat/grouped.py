@@ -149,13 +149,14 @@ class GroupedConsumer(BaseConsumer):
             return
         self._loop = asyncio.get_running_loop()
         self._going, self._committing = asyncio.Lock(), asyncio.Lock()
-        if self._watcher is not None:
-            await self._watcher.start(self._connect_timeout_s)
         try:
+            if self._watcher is not None:
+                await self._watcher.start(self._connect_timeout_s)
             await self._follow()
         except BaseException:
             if self._watcher is not None:
                 await self._watcher.close()
+            self._loop = None  # nothing is left to close
             raise
         self._started = True
         if self._reads is not None:

@@ -12,13 +12,14 @@ import kafka.errors
 import pytest
 
 from allocator import Allocation, Consumer, GroupedConsumer
-from allocator.errors import ConfigError, OffsetOutOfRange
+from allocator.errors import AllocatorError, ConfigError, OffsetOutOfRange
 from allocator.subscription.loss import PositionOfOldTopic, PositionOutOfRange, PositionTruncated
 from allocator.testing import LocalCluster
 
 
 def collected(work: Callable[[], Any]) -> list[str]:
     """Runs a coroutine in a loop of its own, and returns the ResourceWarnings of ours until it is collected."""
+    gc.collect()  # what other tests left
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ResourceWarning)
         asyncio.run(work())
@@ -28,6 +29,21 @@ def collected(work: Callable[[], Any]) -> list[str]:
         for each in caught
         if str(each.message).startswith("unclosed ") and "close()" in str(each.message)
     ]
+
+
+def test_a_start_that_failed_leaves_nothing_to_close() -> None:
+    where: dict[str, Any] = {"brokers": "127.0.0.1:1", "zookeeper": "127.0.0.1:1", "group": "g"}
+
+    async def work() -> None:
+        for start in (
+            Consumer("t", **where, connect_timeout_s=0.2).start,
+            GroupedConsumer(["127.0.0.1:1"], "g", ["127.0.0.1:1"], connect_timeout_s=0.2).connect,
+            Allocation(["r"], group="g", zookeeper="127.0.0.1:1", connect_timeout_s=0.2).start,
+        ):
+            with pytest.raises(AllocatorError):
+                await start()
+
+    assert collected(work) == []
 
 
 @pytest.mark.parametrize("kind", ["Consumer", "GroupedConsumer", "Allocation"])

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from allocator import Consumer, Record
-from allocator.cli.__main__ import main
+from allocator.cli import main
 from allocator.client.client import KafkaClient
 from allocator.client.configs import TOPIC_RESOURCE, describe_configs
 from allocator.clock import wall_ms

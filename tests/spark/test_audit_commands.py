@@ -135,7 +135,7 @@ def test_mistakes_are_told_before_spark_starts(tmp_path: Path) -> None:
         (("archive", tmp_path, "--topic", "t", "--brokers", "b:1", "-o", "x"), "NAME=VALUE"),
         (("archive", tmp_path, "--topic", "t", "--brokers", "b:1", "--value", "xml:x"), "is not a schema"),
         (("archive", tmp_path, "--topic", "t", "--brokers", "b:1", "--transform", "x:y"), "cannot be imported"),
-        (("skew", "--brokers", "b:1"), "--topic"),
+        (("skew", "--brokers", "b:1"), "name one topic"),
         (("skew", "--brokers", "b:1", "--topic", "t", "--html", tmp_path / "no" / "x.html"), "--html"),
         (("skew", "--brokers", "b:1", "--topic", "t", "--html", tmp_path), "--html"),
         (("skew", "--brokers", "b:1", "--topic", "t", "--master", "yran"), "spark://host:7077"),

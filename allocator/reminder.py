@@ -38,7 +38,7 @@ class Reminder:
             return
         self._interval_s = min(2 * self._interval_s, MOST_S)
         self._due = now + self._interval_s
-        self._log.warning("%s (for the %d. time)", text, self._repeated + 1)
+        self._log.warning("%s (%d times so far)", text, self._repeated + 1)
 
     def over(self) -> None:
         if self._repeated:

@@ -26,7 +26,7 @@ def test_a_warning_that_repeats_comes_at_growing_intervals(
             told_at.append(second)
     assert told_at[:6] == [0, 10, 30, 70, 150, 310]
     assert max(later - earlier for earlier, later in zip(told_at, told_at[1:])) == 3600
-    assert caplog.messages[1] == "commit put off: not authorized (for the 11. time)"
+    assert caplog.messages[1] == "commit put off: not authorized (11 times so far)"
     trouble.warn("commit put off: %s", "no leader")
     assert caplog.messages[-1] == "commit put off: no leader"
     trouble.over()

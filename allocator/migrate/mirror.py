@@ -581,8 +581,8 @@ class Mirror(RebalanceListener):
         if taken.unexpected:
             self.duplicated += taken.unexpected
             log.warning(
-                "%s:%d: %d records before %d are not the expected ones: of another producer, written twice, or removed "
-                "from the old cluster since",
+                "%s:%d: %d records before offset %d of the new log match no record of the old log: another producer "
+                "wrote them, a mirror wrote them twice, or the old cluster has deleted the originals",
                 *partition,
                 taken.unexpected,
                 taken.end,

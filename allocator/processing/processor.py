@@ -285,8 +285,10 @@ class Processor(DrainingListener):
     # -- rebalances ----------------------------------------------------------------------------------------------
 
     def retire(self) -> None:
-        """Called when `run` ends and the source goes on: from now on the processor only keeps partitions whose calls
-        run."""
+        """Takes no partitions and commits nothing from now on. A revoked partition still waits for its running calls.
+
+        For a `run` that ends while its consumer stays open.
+        """
         self._retired = True
 
     def working(self, partitions: Partitions) -> Partitions:

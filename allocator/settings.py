@@ -550,11 +550,6 @@ HANDLING: Final[Mapping[str, Setting]] = {
         "Where a plain handler runs. `processes`: one process for each of `concurrency`, for handlers that keep a "
         "processor busy; the handler must be a function of a module. Coroutines run on the loop in any case.",
     ),
-    "queue_batches": Setting(
-        Whole(1, 1000),
-        2,
-        "Batches queued for a partition before it is paused. More: memory. 1: the handler may wait.",
-    ),
     "in_hand_records": Setting(
         Whole(1, 1_000_000),
         2000,

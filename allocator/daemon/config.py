@@ -220,7 +220,6 @@ class HandlerSection:
     ordering: str = shared("ordering", table=HANDLING)
     concurrency: int = shared("concurrency", table=HANDLING)
     workers: str = shared("workers", table=HANDLING)
-    queue_batches: int = shared("queue_batches", table=HANDLING)
     in_hand_records: int = shared("in_hand_records", table=HANDLING)
     in_hand_bytes: int = shared("in_hand_bytes", table=HANDLING)
     retries: int = shared("retries", table=HANDLING)

@@ -195,7 +195,6 @@ def _daemon(
             ordering=settings.ordering,
             concurrency=settings.concurrency,
             workers=settings.workers,
-            queue_batches=settings.queue_batches,
             in_hand_records=settings.in_hand_records,
             in_hand_bytes=settings.in_hand_bytes,
             retries=Retries(

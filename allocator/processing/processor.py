@@ -12,7 +12,7 @@ Guarantees, as long as the handler tells failure by raising:
   processes are ended. A call in a thread goes on, and so does a coroutine that swallows its cancellation: their
   partition stays. A lost partition is dropped without a commit.
 - `stop` takes `drain_timeout_s` at most, and a moment for what it has cut off.
-- Memory is bounded: a partition with `queue_batches` waiting batches is paused. `in_hand_records` bounds the records in
+- Memory is bounded: a partition with `QUEUE_BATCHES` waiting batches is paused. `in_hand_records` bounds the records in
   work for a partition, and `in_hand_bytes` those of all partitions.
 """
 
@@ -51,6 +51,7 @@ TOGETHER_S = 0.5
 # when the processor stops: the time that calls have to end after their cancellation, and that the source has to leave
 # while a call runs on. more: more of them end in good order; less: the process ends sooner
 HEED_S = 1.0
+QUEUE_BATCHES = 2  # that wait for a partition before it is paused. more: memory; less: the handler may wait
 FEED_BACKOFF_S = 0.5  # pause after an error of the cluster that a retry may solve
 
 
@@ -108,7 +109,6 @@ class ProcessSettings:
     ordering: str = HANDLING_DEFAULT["ordering"]
     concurrency: int = HANDLING_DEFAULT["concurrency"]
     workers: str = HANDLING_DEFAULT["workers"]
-    queue_batches: int = HANDLING_DEFAULT["queue_batches"]
     in_hand_records: int = HANDLING_DEFAULT["in_hand_records"]
     in_hand_bytes: int = HANDLING_DEFAULT["in_hand_bytes"]
     retries: Retries = field(default_factory=Retries)
@@ -416,7 +416,7 @@ class Processor(DrainingListener):
             self._workers[partition] = worker
         worker.topic_id = self._source.topic_id(partition) or worker.topic_id
         worker.put(batch)
-        if len(worker) >= self._settings.queue_batches:
+        if len(worker) >= QUEUE_BATCHES:
             self._paused.add(partition)
             with contextlib.suppress(NotOwned):
                 self._source.pause(partition)

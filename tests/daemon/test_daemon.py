@@ -244,7 +244,7 @@ async def test_a_slow_partition_is_paused_instead_of_piling_up() -> None:
             await hold.wait()
         await recorder.handle(record)
 
-    async with running(cluster, handle, queue_batches=2) as it:
+    async with running(cluster, handle) as it:
         await until(lambda: len(recorder.offsets(1)) == 100)
         assert it.source.paused == {slow}
         # one in the handler, two that wait
@@ -585,7 +585,7 @@ async def test_a_revoked_partition_finishes_its_record_commits_it_and_stops() ->
 async def test_a_partition_that_comes_back_goes_on_where_its_handler_stopped(plain: bool) -> None:
     cluster, recorder = Cluster(records=40), Recorder()
     (partition,) = cluster.partitions
-    async with running(cluster, recorder.handle_plain if plain else recorder.handle, queue_batches=3) as it:
+    async with running(cluster, recorder.handle_plain if plain else recorder.handle) as it:
         for _ in range(5):
             seen = len(recorder.done)
             await until(lambda seen=seen: len(recorder.done) > seen or len(recorder.done) == 40)

@@ -179,7 +179,9 @@ async def by_map(
             runs = known.positions(each).runs
             found[each] = Found(runs[0].target, "the old log began later") if runs else Found(None, "never mirrored")
         else:
-            found[each] = Found(min(target, ends[each].end))
+            kept = Target.of(positions.get(each))
+            # behind invisible old records, the map has no entry before the next visible one is mirrored
+            found[each] = Found(min(target, ends[each].end if kept is None else kept.offset))
     return found
 
 

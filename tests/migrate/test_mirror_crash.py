@@ -20,7 +20,9 @@ from mirroring import contents, cut, killed, more, settings
 from allocator.client.client import KafkaClient
 from allocator.migrate.mirror import Mirror
 from allocator.migrate.offset_map import OffsetTranslation, Run
+from allocator.migrate.offsets import plan_copy
 from allocator.migrate.positions import PartitionPosition, Target
+from allocator.migrate.storage import OffsetStore
 from allocator.migrate.tails import Tail, digest
 from allocator.offsets.group_offsets import GroupOffsets
 from allocator.producer.encode import Encoded
@@ -120,6 +122,25 @@ async def test_records_behind_an_aborted_transaction_are_not_written_twice_after
     await within(mirror.run(until_caught_up=True), 60)
     assert await world.copied() == [*numbered("first", 300), *numbered("second", 100), *numbered("third", 10), "other"]
     assert (mirror.already_present, mirror.duplicated, mirror.records) == (10, 1, 0)
+
+
+async def test_after_a_crash_a_copy_by_map_skips_no_record_behind_an_aborted_transaction(
+    cluster_factory: Any, topic_factory: Callable[..., str], group: str
+) -> None:
+    """The records behind it are on the new cluster, and their entry of the map is not."""
+    world = await scene(cluster_factory, topic_factory, group)
+    partition, service = TopicPartition(world.topic, 0), f"{group}-service"
+    await world.fill("first", 300)
+    await asyncio.to_thread(abort, world.old.bootstrap, world.topic, 10)
+    await Mirror(world.settings).run(until_caught_up=True)
+    async with KafkaClient(world.old.bootstrap) as client:
+        await client.refresh()
+        await GroupOffsets(client, service).commit({partition: OffsetAndMetadata(311, "", -1)})
+    await world.fill("second", 100)
+    await world.crash(400)
+    source, target = OffsetStore(world.old.bootstrap, service), OffsetStore(world.new.bootstrap, service)
+    (row,) = (await plan_copy(source, target, by="map", mirror=group)).rows
+    assert (row.after, row.problem) == (300, "")
 
 
 @pytest.mark.parametrize("lost", [40, 100])

@@ -511,18 +511,17 @@ static int64_t decode_jobs(const job_t *jobs, int64_t many, columns_t *out, prob
 }
 
 /* A compressed message, or it and the uncompressed ones of its kind after it. The first must be complete. */
-static int scan_messages(const uint8_t *data, int64_t pos, int64_t size, int64_t floor, int check_crcs, segment_t *out,
-                         problem_t *why)
+static int scan_messages(const uint8_t *data, int64_t pos, int64_t size, int64_t floor, segment_t *out, problem_t *why)
 {
     message_t message, first;
     problem_t later;
-    const int read = read_message(data, pos, size, floor, check_crcs, &first, why);
+    const int read = read_message(data, pos, size, floor, 1, &first, why);
     if (read <= 0)
         return read ? -1 : bad(why, OUTSIDE, 0, 0);
     message = first;
     int64_t count = 1, at = first.end, last = first.offset;
     const uint8_t codec = first.attributes & CODEC_MASK;
-    while (!codec && count < INT32_MAX && read_message(data, at, size, last, check_crcs, &message, &later) > 0 &&
+    while (!codec && count < INT32_MAX && read_message(data, at, size, last, 1, &message, &later) > 0 &&
            message.magic == first.magic && message.attributes == first.attributes) {
         count++;
         at = message.end;
@@ -550,13 +549,12 @@ static int scan_messages(const uint8_t *data, int64_t pos, int64_t size, int64_t
 
 /* ---- the walk --------------------------------------------------------------------------------------------------- */
 
-static int scan_batch(const uint8_t *data, int64_t pos, int64_t end, int check_crcs, int hardware, segment_t *out,
-                      problem_t *why)
+static int scan_batch(const uint8_t *data, int64_t pos, int64_t end, int hardware, segment_t *out, problem_t *why)
 {
     const uint8_t *p = data + pos;
     if (end - pos < V2_HEADER)
         return bad(why, "a record batch of {} bytes", end - pos, 0);
-    if (check_crcs && crc32c_of(p + V2_CRC_FROM, (size_t)(end - pos - V2_CRC_FROM), hardware) != be32(p + 17))
+    if (crc32c_of(p + V2_CRC_FROM, (size_t)(end - pos - V2_CRC_FROM), hardware) != be32(p + 17))
         return bad(why, "the checksum of the record batch is wrong", 0, 0);
     const int64_t base = be_int64(p);
     const int32_t last_delta = be_int32(p + 23), count = be_int32(p + 57);
@@ -584,8 +582,8 @@ static int scan_batch(const uint8_t *data, int64_t pos, int64_t end, int check_c
 
 /* Up to `most` segments from *pos on; *pos and *floor move on. How many were found; `why->form` is set where the walk
  * ended at something bad. Fewer than `most`, and nothing bad: the rest is cut off. */
-static int64_t scan_segments(const uint8_t *data, int64_t size, int64_t *at, int64_t *lowest, int check_crcs,
-                             int hardware, segment_t *out, int64_t most, problem_t *why)
+static int64_t scan_segments(const uint8_t *data, int64_t size, int64_t *at, int64_t *lowest, int hardware,
+                             segment_t *out, int64_t most, problem_t *why)
 {
     int64_t pos = *at, floor = *lowest, found = 0;
     why->form = NULL;
@@ -604,9 +602,9 @@ static int64_t scan_segments(const uint8_t *data, int64_t size, int64_t *at, int
         }
         int failed;
         if (magic == 2)
-            failed = scan_batch(data, pos, pos + LOG_OVERHEAD + length, check_crcs, hardware, &out[found], why);
+            failed = scan_batch(data, pos, pos + LOG_OVERHEAD + length, hardware, &out[found], why);
         else if (magic < 2)
-            failed = scan_messages(data, pos, size, floor, check_crcs, &out[found], why);
+            failed = scan_messages(data, pos, size, floor, &out[found], why);
         else
             failed = bad(why, "record format v{}", magic, 0);
         if (failed)

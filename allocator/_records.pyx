@@ -59,8 +59,8 @@ cdef extern from "_records.h" nogil:
     uint32_t crc32c_of(const uint8_t *p, size_t n, int hardware)
     int32_t be_int32(const uint8_t *p)
     int64_t be_int64(const uint8_t *p)
-    int64_t scan_segments(const uint8_t *data, int64_t size, int64_t *at, int64_t *lowest, int check_crcs,
-                          int hardware, segment_t *out, int64_t most, problem_t *why)
+    int64_t scan_segments(const uint8_t *data, int64_t size, int64_t *at, int64_t *lowest, int hardware,
+                          segment_t *out, int64_t most, problem_t *why)
     ctypedef struct job_t:
         const segment_t *segment
         const uint8_t *base
@@ -304,7 +304,7 @@ cdef class RecordSet:
         return CorruptRecordError(self.topic, self.partition, offset, why, next_offset=segment.c.next_offset)
 
 
-def scan(bytes data not None, *, str topic not None, int partition, int64_t start, aborted=(), bint check_crcs=True):
+def scan(bytes data not None, *, str topic not None, int partition, int64_t start, aborted=()):
     """Find the record batches of `data`, as `allocator.fetch.decode_plain.scan`."""
     cdef RecordSet found = RecordSet.__new__(RecordSet)
     cdef const uint8_t *p = _start_of(data)
@@ -326,10 +326,10 @@ def scan(bytes data not None, *, str topic not None, int partition, int64_t star
     while count == CHUNK and problem is None:
         before = floor
         if size < RELEASE_FROM:
-            count = scan_segments(p, size, &pos, &floor, check_crcs, crc_hardware, chunk, CHUNK, &why)
+            count = scan_segments(p, size, &pos, &floor, crc_hardware, chunk, CHUNK, &why)
         else:
             with nogil:
-                count = scan_segments(p, size, &pos, &floor, check_crcs, crc_hardware, chunk, CHUNK, &why)
+                count = scan_segments(p, size, &pos, &floor, crc_hardware, chunk, CHUNK, &why)
         if why.form is not NULL:
             problem = _message(&why)
         for i in range(count):

@@ -154,7 +154,6 @@ class BrokerFetchers:
         min_bytes: int,
         budget: ByteBudget,
         isolation_level: str,
-        check_crcs: bool,
         retry_backoff_s: float,
         rack: str,
     ) -> None:
@@ -165,7 +164,6 @@ class BrokerFetchers:
         self._min_bytes = min_bytes
         self._committed_only = isolation_level == "read_committed"
         self._rack = rack
-        self._check_crcs = check_crcs
         self._backoff = (retry_backoff_s, BACKOFF_MAX_S)
         self.budget = budget
         chores: dict[str, Any] = {
@@ -690,14 +688,7 @@ class BrokerFetchers:
         self, buffer: PartitionBuffer, offset: int, size: int, part: FetchedPartition, version: int
     ) -> None:
         tp = buffer.tp
-        found = scan(
-            part.records,
-            topic=tp.topic,
-            partition=tp.partition,
-            start=offset,
-            aborted=part.aborted,
-            check_crcs=self._check_crcs,
-        )
+        found = scan(part.records, topic=tp.topic, partition=tp.partition, start=offset, aborted=part.aborted)
         if found.wanted is not None and found.error is None:
             self._take_incomplete(buffer, offset, size, found, version)
             return

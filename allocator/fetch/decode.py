@@ -37,14 +37,8 @@ def _say_once() -> None:
 if TYPE_CHECKING or not accelerated:
 
     def scan(
-        data: bytes,
-        *,
-        topic: str,
-        partition: int,
-        start: int,
-        aborted: Iterable[tuple[int, int]] = (),
-        check_crcs: bool = True,
+        data: bytes, *, topic: str, partition: int, start: int, aborted: Iterable[tuple[int, int]] = ()
     ) -> RecordSet:
         """`plain.scan`, after one warning that it is slow."""
         _say_once()
-        return _plain_scan(data, topic=topic, partition=partition, start=start, aborted=aborted, check_crcs=check_crcs)
+        return _plain_scan(data, topic=topic, partition=partition, start=start, aborted=aborted)

@@ -127,22 +127,14 @@ class _Records:
         raise StopIteration
 
 
-def scan(
-    data: bytes,
-    *,
-    topic: str,
-    partition: int,
-    start: int,
-    aborted: Iterable[tuple[int, int]] = (),
-    check_crcs: bool = True,
-) -> RecordSet:
+def scan(data: bytes, *, topic: str, partition: int, start: int, aborted: Iterable[tuple[int, int]] = ()) -> RecordSet:
     """Find the record batches of `data`, a record set that was fetched at offset `start`.
 
     `aborted` has the (producer id, first offset) of aborted transactions. Their records and all control records are
     omitted, and so is a batch that the end of `data` cuts off. Never raises; see `RecordSet.error`.
     """
     found = RecordSet(data, topic, partition, start)
-    walk = _Walk(found, start, aborted, check_crcs)
+    walk = _Walk(found, start, aborted)
     try:
         walk.run()
     except _Bad as bad:
@@ -159,16 +151,9 @@ class _Bad(ValueError):
 class _Walk:
     """One pass over the headers of a record set."""
 
-    def __init__(
-        self,
-        found: RecordSet,
-        start: int,
-        aborted: Iterable[tuple[int, int]],
-        check_crcs: bool,
-    ) -> None:
+    def __init__(self, found: RecordSet, start: int, aborted: Iterable[tuple[int, int]]) -> None:
         self.found = found
         self.start = start
-        self.check_crcs = check_crcs
         self.pos = 0
         # transactions that begin later, by first offset, and the producers with an open aborted transaction
         self.aborted = [(first, producer) for producer, first in aborted]
@@ -209,7 +194,7 @@ class _Walk:
         (base, _, epoch, _, crc, attributes, last_delta, base_time, max_time, producer, _, _, count) = _V2.unpack_from(
             data, pos
         )
-        if self.check_crcs and crc32c.crc32c(memoryview(data)[pos + _CRC_FROM : end]) != crc:
+        if crc32c.crc32c(memoryview(data)[pos + _CRC_FROM : end]) != crc:
             raise _Bad("the checksum of the record batch is wrong")
         codec = attributes & _CODEC
         if last_delta < 0 or count < 0 or count > last_delta + 1 or base >= _INT64 - last_delta:
@@ -254,7 +239,7 @@ class _Walk:
     def messages(self) -> None:
         """A run of uncompressed messages of v0 or v1, or one compressed set of them."""
         try:
-            segment = read_messages(self.found.data, self.pos, self.floor, self.check_crcs)
+            segment = read_messages(self.found.data, self.pos, self.floor)
         except ValueError as error:
             raise _Bad(str(error)) from error
         if segment.count < 0:
@@ -455,7 +440,7 @@ def _complete(data: bytes, pos: int) -> bool:
     return bool(0 <= length <= len(data) - pos - _LOG_OVERHEAD)
 
 
-def read_messages(data: bytes, pos: int, floor: int, check_crc: bool) -> Segment:
+def read_messages(data: bytes, pos: int, floor: int) -> Segment:
     """The compressed message at `pos`, or the uncompressed message there and those of its kind after it. The first must
     be complete.
 
@@ -491,7 +476,7 @@ def read_messages(data: bytes, pos: int, floor: int, check_crc: bool) -> Segment
             or key_size < -1
             or value_size < -1
             or at + max(0, value_size) != end
-            or (check_crc and crc32(view[pos + _MESSAGE_CRC_FROM : end]) != crc)
+            or crc32(view[pos + _MESSAGE_CRC_FROM : end]) != crc
         ):
             break
         floor = offset
@@ -503,7 +488,7 @@ def read_messages(data: bytes, pos: int, floor: int, check_crc: bool) -> Segment
         if attributes & _CODEC:
             break
     if not offsets:
-        raise ValueError(_what_is_wrong(data, pos, floor, check_crc))
+        raise ValueError(_what_is_wrong(data, pos, floor))
     if not magic:
         times = [-1] * len(offsets)
     append_time = bool(kind & _APPEND_TIME) if magic else None
@@ -527,12 +512,12 @@ def read_messages(data: bytes, pos: int, floor: int, check_crc: bool) -> Segment
     )
 
 
-def _what_is_wrong(data: bytes, pos: int, floor: int, check_crc: bool) -> str:
+def _what_is_wrong(data: bytes, pos: int, floor: int) -> str:
     """The reason why the message at `pos` was refused."""
     offset, length, crc, magic, _ = _HEADER.unpack_from(data, pos)
     if length < _MIN_LENGTH[magic]:
         return f"a message of {length} bytes in format v{magic}"
-    if check_crc and zlib.crc32(memoryview(data)[pos + _MESSAGE_CRC_FROM : pos + _LOG_OVERHEAD + length]) != crc:
+    if zlib.crc32(memoryview(data)[pos + _MESSAGE_CRC_FROM : pos + _LOG_OVERHEAD + length]) != crc:
         return "the checksum of the message is wrong"
     if not floor < offset < _INT64:
         return f"offset {offset} after {floor}"
@@ -553,7 +538,7 @@ def unpack_messages(inner: bytes, wrapper: Segment) -> ColumnPart:
     while pos < len(inner):
         if not _complete(inner, pos):
             raise ValueError("a compressed set ends within a message")
-        run = read_messages(inner, pos, offsets[-1] if offsets else -1, check_crc=True)
+        run = read_messages(inner, pos, offsets[-1] if offsets else -1)
         if run.part is None:
             raise ValueError("a compressed set within a compressed set")
         offsets += run.part.offsets

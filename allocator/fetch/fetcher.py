@@ -83,7 +83,6 @@ class Fetcher:
         auto_offset_reset: ResetStrategy = DEFAULT["auto_offset_reset"],
         isolation_level: str = DEFAULT["isolation_level"],
         rack: str | None = None,  # of this machine: read replicas in the same rack, if brokers select them (KIP-392)
-        check_crcs: bool = True,  # False: saves a little CPU and delivers damaged records
         key_deserializer: Deserializer = None,
         value_deserializer: Deserializer = None,
         retry_backoff_s: float = 0.1,  # more: slower recovery after an error; less: more requests meanwhile
@@ -126,7 +125,6 @@ class Fetcher:
             min_bytes=min_bytes,
             budget=self._budget,
             isolation_level=isolation_level,
-            check_crcs=check_crcs,
             retry_backoff_s=retry_backoff_s,
             rack=rack or "",
         )

@@ -27,11 +27,9 @@ def row_of(record: Any) -> Row:
     return (record.offset, record.timestamp, record.timestamp_type, record.key, record.value, record.headers)
 
 
-def rows(
-    decoder: Any, data: bytes, start: int = 0, aborted: Iterable[tuple[int, int]] = (), check_crcs: bool = True
-) -> list[Row]:
+def rows(decoder: Any, data: bytes, start: int = 0, aborted: Iterable[tuple[int, int]] = ()) -> list[Row]:
     """(offset, timestamp, timestamp type, key, value, headers) of each record from `start` on; raises decode errors."""
-    found = decoder.scan(data, topic="t", partition=3, start=start, aborted=aborted, check_crcs=check_crcs)
+    found = decoder.scan(data, topic="t", partition=3, start=start, aborted=aborted)
     out: list[Row] = []
     for number, segment in enumerate(found.segments):
         columns = found.columns(number, number + 1)

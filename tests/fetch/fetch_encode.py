@@ -81,6 +81,19 @@ def sign(raw: bytes) -> bytes:
     return raw[:17] + struct.pack(">I", crc32c.crc32c(raw[21:])) + raw[21:]
 
 
+def signed(data: bytes) -> bytes:
+    """Corrects the checksums of all complete batches and messages, even if they are damaged otherwise."""
+    out, pos = b"", 0
+    while len(data) - pos >= 12:
+        end = pos + 12 + struct.unpack_from(">i", data, pos + 8)[0]
+        if not pos + 26 <= end <= len(data):
+            break
+        part = data[pos:end]
+        out += sign(part) if part[16] == 2 else sign_message(part)
+        pos = end
+    return out + data[pos:]
+
+
 def control(base: int, producer: int, *, abort: bool, epoch: int = 5) -> bytes:
     marker = R(0, struct.pack(">hi", 0, 0), struct.pack(">hh", 0, 0 if abort else 1))
     return batch([marker], base, attributes=CONTROL | TRANSACTIONAL, producer=producer, epoch=epoch)

@@ -155,12 +155,13 @@ def test_a_wrong_checksum_names_the_place_and_the_way_on(decoder: Any, make: Any
     assert last.error.next_offset == 4
 
 
-def test_checksums_may_be_left_unchecked(decoder: Any) -> None:
-    bad = bytearray(batch([R(0, b"abc")], 0))
-    bad[17] ^= 1
-    with pytest.raises(CorruptRecordError):
+@pytest.mark.parametrize("magic", [0, 1, 2])
+def test_a_wrong_checksum_is_corruption_in_every_format(decoder: Any, magic: int) -> None:
+    many = [R(0, b"abc")]
+    bad = bytearray(batch(many, 0) if magic == 2 else messages(many, magic, 0))
+    bad[17 if magic == 2 else 12] ^= 1
+    with pytest.raises(CorruptRecordError, match="checksum"):
         rows(decoder, bytes(bad))
-    assert rows(decoder, bytes(bad), check_crcs=False)[0][4] == b"abc"
 
 
 def patched(raw: bytes, form: str, at: int, value: int) -> bytes:

@@ -11,7 +11,7 @@ from typing import Any, Optional
 
 import pytest
 from fetch_decoders import DECODERS, Row, name_of, row_of, rows
-from fetch_encode import APPEND_TIME, CONTROL, TRANSACTIONAL, R, batch, control, messages, sign, sign_message, split
+from fetch_encode import APPEND_TIME, CONTROL, TRANSACTIONAL, R, batch, control, messages, sign, signed, split
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from kafka.record.memory_records import MemoryRecords
@@ -113,22 +113,21 @@ def damaged(draw: st.DrawFn) -> bytes:
         # often behind the length field, because a wrong length only cuts the batch off
         at = draw(st.integers(8 if draw(st.booleans()) else 16, len(part) - 1))
         part[at] = draw(st.one_of(st.integers(0, 255), st.sampled_from([0, 1, 0x7F, 0x80, 0xFF])))
-    if draw(st.integers(0, 4)):
-        parts = [bytearray((sign if part[16] == 2 and len(part) > 61 else sign_message)(bytes(part))) for part in parts]
-    return b"".join(bytes(part) for part in parts)
+    data = b"".join(parts)
+    return signed(data) if draw(st.integers(0, 4)) else data
 
 
 @pytest.mark.parametrize("decoder", DECODERS, ids=name_of)
 @settings(max_examples=250 * TIMES)
-@given(data=damaged(), check=st.booleans())
-@example(data=sign(batch([R(0)], 0)[:57] + b"\x7f\xff\xff\xff" + batch([R(0)], 0)[61:]), check=True)
-def test_damage_is_a_corrupt_record_and_nothing_else(decoder: Any, data: bytes, check: bool) -> None:
+@given(data=damaged())
+@example(data=sign(batch([R(0)], 0)[:57] + b"\x7f\xff\xff\xff" + batch([R(0)], 0)[61:]))
+def test_damage_is_a_corrupt_record_and_nothing_else(decoder: Any, data: bytes) -> None:
     ours: list[Row] = []
     with contextlib.suppress(CorruptRecordError):
-        ours = rows(decoder, data, check_crcs=check)
+        ours = rows(decoder, data)
     offsets = [row[0] for row in ours]
     assert offsets == sorted(set(offsets))
-    theirs = by_kafka_python(data) if check else None
+    theirs = by_kafka_python(data)
     if ours and theirs is not None and not any(part[16] == 2 and part[22] & CONTROL for part in split_or_none(data)):
         assert ours == theirs
 
@@ -140,9 +139,9 @@ def split_or_none(data: bytes) -> list[bytes]:
         return []
 
 
-def outcome(decoder: Any, data: bytes, check: bool, start: int, aborted: list[tuple[int, int]]) -> list[Any]:
+def outcome(decoder: Any, data: bytes, start: int, aborted: list[tuple[int, int]]) -> list[Any]:
     """The full result of a decoder: batches, records, and errors with their places."""
-    found = decoder.scan(data, topic="t", partition=3, start=start, aborted=aborted, check_crcs=check)
+    found = decoder.scan(data, topic="t", partition=3, start=start, aborted=aborted)
     out: list[Any] = [found.next_offset, found.wanted, place(found.error)]
     for number, segment in enumerate(found.segments):
         out.append((segment.base_offset, segment.next_offset, segment.count, segment.size, segment.leader_epoch))
@@ -169,12 +168,6 @@ SMALL = {
 }
 
 
-def signed(data: bytes) -> bytes:
-    """Corrects the checksums of complete batches."""
-    parts = split_or_none(data)
-    return b"".join((sign if len(p) > 61 and p[16] == 2 else sign_message)(p) if len(p) > 17 else p for p in parts)
-
-
 @pytest.mark.skipif(len(DECODERS) < 2, reason="the compiled decoder is not built")
 @pytest.mark.parametrize("name", SMALL)
 def test_both_of_ours_make_the_same_of_every_byte_changed(name: str) -> None:
@@ -183,9 +176,9 @@ def test_both_of_ours_make_the_same_of_every_byte_changed(name: str) -> None:
     for at in range(len(data)):
         for value in {0, 1, 2, 3, 4, 8, 63, 64, 126, 127, 128, 200, 254, 255, *(data[at] ^ bit for bit in (1, 2, 4))}:
             changed = data[:at] + bytes((value,)) + data[at + 1 :]
-            changed = signed(changed) or changed
-            expected = outcome(plain_one, changed, True, 0, [(1, 0)])
-            assert outcome(compiled, changed, True, 0, [(1, 0)]) == expected, (at, value)
+            changed = signed(changed)
+            expected = outcome(plain_one, changed, 0, [(1, 0)])
+            assert outcome(compiled, changed, 0, [(1, 0)]) == expected, (at, value)
 
 
 @pytest.mark.skipif(len(DECODERS) < 2, reason="the compiled decoder is not built")
@@ -198,17 +191,17 @@ def test_both_of_ours_make_the_same_of_two_lengths_changed() -> None:
             changed = bytearray(data)
             changed[first], changed[second] = one, other
             bad = sign(bytes(changed))
-            assert outcome(compiled, bad, True, 0, []) == outcome(plain_one, bad, True, 0, []), (first, second)
+            assert outcome(compiled, bad, 0, []) == outcome(plain_one, bad, 0, []), (first, second)
 
 
 @pytest.mark.skipif(len(DECODERS) < 2, reason="the compiled decoder is not built")
 @settings(max_examples=300 * TIMES)
-@given(data=st.one_of(damaged(), record_sets()), check=st.booleans(), start=st.integers(0, 20), data2=st.data())
-def test_both_of_ours_make_the_same_of_anything(data: bytes, check: bool, start: int, data2: st.DataObject) -> None:
+@given(data=st.one_of(damaged(), record_sets()), start=st.integers(0, 20), data2=st.data())
+def test_both_of_ours_make_the_same_of_anything(data: bytes, start: int, data2: st.DataObject) -> None:
     if data2.draw(st.booleans()):
         data = data[: data2.draw(st.integers(0, len(data)))]
     aborted = data2.draw(st.lists(st.tuples(st.integers(-1, 3), st.integers(0, 50)), max_size=2))
-    one, other = (outcome(decoder, data, check, start, aborted) for decoder in DECODERS)
+    one, other = (outcome(decoder, data, start, aborted) for decoder in DECODERS)
     assert one == other
 
 
@@ -219,7 +212,7 @@ def test_any_bytes_at_all(decoder: Any, data: bytes, magic: int) -> None:
     if len(data) > 16:
         data = data[:8] + (len(data) - 12).to_bytes(4, "big") + data[12:16] + bytes((magic,)) + data[17:]
     with contextlib.suppress(CorruptRecordError):
-        rows(decoder, data, check_crcs=False)
+        rows(decoder, signed(data))
 
 
 @pytest.mark.parametrize("decoder", DECODERS, ids=name_of)

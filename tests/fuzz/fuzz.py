@@ -21,7 +21,7 @@ INPUTS = ROOT / "build" / "fuzz"
 
 
 def main() -> None:
-    sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
+    sys.path[:0] = [str(ROOT), str(Path(__file__).parent), str(ROOT / "tests" / "fetch")]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("targets", nargs="*", metavar="TARGET", help="records, znodes or protocol (default: each)")
     parser.add_argument("--seconds", type=int, default=60, help="how long each target is fuzzed (default 60)")

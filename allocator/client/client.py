@@ -226,11 +226,6 @@ class KafkaClient:
         known = self._metadata.topics.get(topic)
         return None if known is None else known.topic_id
 
-    def replicas(self, tp: TopicPartition) -> tuple[int, ...]:
-        """Node ids, the preferred leader first; () if unknown."""
-        known = self._partition(tp)
-        return () if known is None else known.replicas
-
     def racks(self, tp: TopicPartition) -> tuple[str | None, ...]:
         """The racks in which a consumer can read `tp`, the leader's rack first; () if unknown.
 

@@ -18,9 +18,6 @@ __all__ = ["Broker", "Metadata", "PartitionMetadata", "Refresher", "TopicMetadat
 
 log = logging.getLogger(__name__)
 
-UNKNOWN_TOPIC_OR_PARTITION = 3
-
-
 LEADER_NOT_AVAILABLE = 5
 
 

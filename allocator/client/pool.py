@@ -68,7 +68,6 @@ class Directory:
     """
 
     def __init__(self, bootstrap: Sequence[Broker]) -> None:
-        self.bootstrap = tuple(bootstrap)
         self._bootstrap = {b.node_id: b for b in bootstrap}
         self._brokers: dict[int, Broker] = {}
         self._noted: dict[int, Broker] = {}

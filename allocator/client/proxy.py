@@ -19,7 +19,7 @@ __all__ = ["Proxy"]
 
 SCHEMES: Final = ("http", "socks5", "socks5h")
 LONGEST_RESPONSE: Final = 65536
-NO_LOGIN, PASSWORD, NO_METHOD = 0, 2, 0xFF
+NO_LOGIN, PASSWORD = 0, 2
 REFUSALS: Final = {
     1: "general failure",
     2: "not allowed by its rules",

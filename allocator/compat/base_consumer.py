@@ -49,7 +49,6 @@ class BaseConsumer:
         self.name = f"{socket.gethostname()}:{os.getpid()}-{id(self):x}"
         self.deserializer: Callable[[Any], Any] = deserializer or json.loads
         self.max_wait_time = max_wait_time
-        self.min_bytes = min_bytes
         self.max_bytes = max_bytes
         self.closing = False
         self._closes_once = ClosesOnce()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import datetime
-import logging
 import re
 import time
 from collections import defaultdict
@@ -24,8 +23,6 @@ from allocator.subscription.state import SubscriptionState
 from allocator.types import TopicPartition
 
 __all__ = ["SingleConsumer", "Start"]
-
-log = logging.getLogger(__name__)
 
 LOOKUP_S = 5.0  # more: `consume` waits longer for a missing leader; less: it returns, and the next call retries
 METADATA_AGE_S = 10.0  # more: new partitions are read later; less: more requests

@@ -86,8 +86,6 @@ class DescribedGroup:
     """A group of one of Kafka's protocols."""
 
     state: str
-    kind: str
-    """"classic" or "consumer", as the brokers name them."""
     assignor: str
     members: tuple[DescribedMember, ...]
 
@@ -163,7 +161,7 @@ async def group(client: KafkaClient, name: str) -> DescribedGroup | None:
         (newer,) = (await coordinator.ask(request, deadline)).groups
         if not newer.error_code:
             of_it = tuple(map(_kip848_member, newer.members))
-            return DescribedGroup(newer.group_state, "consumer", newer.assignor_name, of_it)
+            return DescribedGroup(newer.group_state, newer.assignor_name, of_it)
         # a classic group is not found by this request; 3.7 to 3.9 refuse it unless they are configured for it
         if newer.error_code not in (GROUP_NOT_FOUND, UNSUPPORTED_VERSION):
             raise for_code(newer.error_code, f"group {name!r}")
@@ -176,7 +174,7 @@ async def group(client: KafkaClient, name: str) -> DescribedGroup | None:
     members = tuple(_classic_member(member) for member in found.members) if found.protocol_type == PROTOCOL_TYPE else ()
     if not members and not found.protocol_type:
         return None  # the group has offsets, and never had a member of this protocol
-    return DescribedGroup(found.group_state, "classic", found.protocol_data or "", members)
+    return DescribedGroup(found.group_state, found.protocol_data or "", members)
 
 
 def _kip848_member(member: Any) -> DescribedMember:

@@ -170,7 +170,6 @@ class GroupPlan:
     orders: tuple[OrderReport, ...]
     """The orders in effect, with their states after the last move."""
     budget: Budget
-    target: Mapping[str, Partitions] = field(repr=False)
     names: Mapping[str, str] = field(repr=False)
     round_trip_s: float = 0.0
     """The measured round trip to ZooKeeper, in seconds."""
@@ -318,7 +317,6 @@ async def plan_of(
         ),
         orders=tuple(OrderReport(order, *states[order.id]) for order in scenario.orders.entries if order.id in states),
         budget=budget_of(counted),
-        target=decision.target,
         names=names,
         round_trip_s=round_trip_s,
         failed_s=max(lost_s, default=None),

@@ -310,10 +310,10 @@ class Cutover:
                             f"group {group!r} still has members: {', '.join(left)}. Stop members that do not follow "
                             "the cluster choice (Consumer) yourself"
                         )
-            await self._settle(on, group)
+            await self._settle(group)
         return {"seconds": round(time.monotonic() - began, 1)}
 
-    async def _settle(self, on: Clusters, group: str) -> None:
+    async def _settle(self, group: str) -> None:
         """Commits the former end of partitions that were empty, so that the group reads all records since.
 
         Without a committed offset, a group with auto_offset_reset "latest" would skip them on the new cluster.

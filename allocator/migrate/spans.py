@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any, Final
 
@@ -13,8 +12,6 @@ from allocator.settings import DEFAULT
 from allocator.types import IsolationLevel, TopicPartition
 
 __all__ = ["SpanUnread", "read_spans"]
-
-log = logging.getLogger(__name__)
 
 PATIENCE_S: Final = 60.0  # without a record for this long, reading fails
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -25,8 +24,6 @@ from allocator.producer.encode import Encoded
 from allocator.types import TopicPartition
 
 __all__ = ["NewRecord", "TooLargeForTopic", "TransactionalWriter"]
-
-log = logging.getLogger(__name__)
 
 TRANSACTION: Final = 1  # the kind of coordinator: for transactions
 TRANSACTIONAL: Final = 0x10  # the attribute that marks a transactional batch

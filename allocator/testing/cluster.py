@@ -125,7 +125,7 @@ class LocalCluster(Cluster):
         quorum = {number: (self._ports.take(), self._ports.take()) for number in ports}
         for number, port in ports.items():
             place = directory / f"zookeeper-{number}"
-            settings = zookeeper_settings(number, place, port, quorum, self._tick_ms)
+            settings = zookeeper_settings(place, port, quorum, self._tick_ms)
             more = self._more_ports()
             settings.update(
                 layout.filled(self._zookeeper_config, port=port, id=number, directory=place, **_named(more))

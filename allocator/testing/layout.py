@@ -162,7 +162,7 @@ def log4j_settings(file: Path) -> str:
 
 
 def zookeeper_settings(
-    number: int, directory: Path, port: int, quorum: Mapping[int, tuple[int, int]], tick_ms: int
+    directory: Path, port: int, quorum: Mapping[int, tuple[int, int]], tick_ms: int
 ) -> dict[str, object]:
     """`quorum`: node -> (peer port, election port); a single node runs standalone."""
     settings: dict[str, object] = {

@@ -290,7 +290,6 @@ async def test_leaders_are_known_by_partition() -> None:
         assert client.leader(TopicPartition("t", 2)) is None
         assert client.leader(TopicPartition("u", 0)) is None
         assert client.leader_epoch(TopicPartition("t", 0)) == 0
-        assert client.replicas(TopicPartition("t", 0)) == (1,)
         assert client.topics() == {"t"}
 
 

@@ -285,7 +285,7 @@ class RecordedWork:
         rows = [
             {"topic": p.topic, "partition": p.partition, "owner_name": "worker-00@node-0#0", "committed": 100}
             | {"log_start": 0, "log_end": 160, "lag": 60, "to": 0 if order.kind == "seek" else None}
-            for p in sorted(from_ranges("", order.arguments["partitions"]))
+            for p in sorted(from_ranges(order.arguments["partitions"]))
         ]
         return {"group": group, "order": {"state": "given"}, "partitions": rows, "plan": None, "creates": None}
 

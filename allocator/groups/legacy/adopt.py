@@ -26,7 +26,6 @@ class AdoptionUnfinished(AllocatorError):
 class Candidate:
     """The current state of a kiel group."""
 
-    group: str
     members: tuple[str, ...]
     """Members that use this library."""
     foreign: tuple[str, ...]
@@ -52,7 +51,7 @@ class Candidate:
 async def candidate(zk: ZooKeeper, group: str) -> Candidate:
     """Reads the state of a group; changes nothing. Raises AdoptionRefused if there is no such group."""
     members, foreign, assigned, sealed = await read_group(zk, KielPaths(group))
-    return Candidate(group, members, foreign, len(assigned), None if sealed is None else sealed.phase)
+    return Candidate(members, foreign, len(assigned), None if sealed is None else sealed.phase)
 
 
 async def adopt(zk: ZooKeeper, group: str, root: str, wait_s: float, say: Callable[[str], None]) -> None:

@@ -313,7 +313,7 @@ class Order:
     def partitions(self) -> Partitions:
         """The partitions that the order names; none for a kind about members, or for an order with a fault."""
         ranges = self.arguments.get("partitions")
-        return NO_PARTITIONS if ranges is None or self.fault is not None else from_ranges("orders", ranges)
+        return NO_PARTITIONS if ranges is None or self.fault is not None else from_ranges(ranges)
 
     @property
     def subject(self) -> str:
@@ -489,7 +489,7 @@ def result_of(path: str, value: object, budget: InflateBudget) -> OrderResult:
     return OrderResult(
         when=check_number(path, "when", doc.get("when")),
         by=_bounded(path, "by", doc.get("by")),
-        partitions=from_ranges(path, ranges),
+        partitions=from_ranges(ranges),
         what=_bounded(path, "what", doc.get("what")),
     )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -30,8 +29,6 @@ from allocator.types import NO_PARTITIONS, Partitions
 from allocator.zookeeper.client import NoZnode, Op, ZnodeExists, ZooKeeper, get_if_exists
 
 __all__ = ["Store", "valid"]
-
-log = logging.getLogger(__name__)
 
 Watch = Callable[[], None]
 T = TypeVar("T")

@@ -303,7 +303,7 @@ class Claim:
         budget.take(path, held)
         return cls(
             check_number(path, "revision", doc.get("revision")),
-            from_ranges(path, held),
+            from_ranges(held),
             check_number(path, "generation", doc.get("generation")),
         )
 
@@ -414,18 +414,18 @@ class AssignmentDocument:
         InflateBudget(counts).take(path, left_out)
         waiting = {}
         for member, entry in entries("waiting"):
-            waiting[member] = Waiting(check_number(path, "since", entry[0]), from_ranges(path, entry[1]))
+            waiting[member] = Waiting(check_number(path, "since", entry[0]), from_ranges(entry[1]))
         problem = doc.get("problem")
         return cls(
             generation=check_number(path, "generation", doc.get("generation")),
             revision=check_number(path, "revision", doc.get("revision")),
             leader=check_text(path, "leader", doc.get("leader")),
             strategy=check_text(path, "strategy", doc.get("strategy")),
-            owners={m: from_ranges(path, p) for m, p in entries("owners")},
-            promised={m: from_ranges(path, p) for m, p in entries("promised")},
+            owners={m: from_ranges(p) for m, p in entries("owners")},
+            promised={m: from_ranges(p) for m, p in entries("promised")},
             waiting=waiting,
             refused={m: check_text(path, "refused", why) for m, why in entries("refused")},
-            left_out=from_ranges(path, left_out),
+            left_out=from_ranges(left_out),
             orders={} if only is not None else _order_states(path, doc.get("orders", {})),
             moved=() if only is not None else _moved(path, doc.get("moved", [])),
             load_history=LoadHistory() if only is not None else _history_from_json(path, doc.get("load"), counts),
@@ -472,7 +472,7 @@ def _history_from_json(path: str, value: object, counts: Counts | None) -> LoadH
         if not isinstance(entry, list) or len(entry) != 2:
             raise InvalidZnode(path, f"load names {shown(entry)}")
         budget.take(path, entry[1])
-        rests.append((check_number(path, "load", entry[0]), from_ranges(path, entry[1])))
+        rests.append((check_number(path, "load", entry[0]), from_ranges(entry[1])))
     return LoadHistory(spent, check_number(path, "load", at_ms), tuple(rests))
 
 
@@ -617,7 +617,7 @@ class InflateBudget:
 RUN = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6}))?\Z")  # of partitions, numbers below MAX_PARTITIONS
 
 
-def from_ranges(path: str, ranges: Mapping[str, str]) -> Partitions:
+def from_ranges(ranges: Mapping[str, str]) -> Partitions:
     """The inverse of `to_ranges`, for ranges that an `InflateBudget` has allowed."""
     found: list[TopicPartition] = []
     for topic, text in ranges.items():

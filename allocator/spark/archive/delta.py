@@ -54,7 +54,7 @@ class DeltaStore:
         except ImportError as error:
             raise MissingExtra("Delta tables need deltalake: pip install 'zk-partition-allocator[delta]'") from error
         self._delta: Any = deltalake
-        self.place, self._topic = place, topic
+        self.place = place
         self._app = f"allocator-archive/{topic}"
         self._table: Any = None
         self._number = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -58,7 +58,7 @@ class Fetcher:
       batch that is larger than the request whole, so that a consumer can go on (KIP-74).
     - Partitions do not delay each other: one that is paused, failing or not consumed keeps only its own share when
       others need the room.
-    - `next_batch` raises an error of a partition after all records that were read before it, and again at each call
+    - `take` raises an error of a partition after all records that were read before it, and again at each call
       until the error is resolved, with pauses of `retry_backoff_s`. The other partitions go on: between two errors
       comes a batch of theirs, if one is ready.
 
@@ -132,7 +132,6 @@ class Fetcher:
         self._ready: OrderedDict[TopicPartition, PartitionBuffer] = OrderedDict()
         self._parked: dict[TopicPartition, PartitionBuffer] = {}
         self._seen_version = -1
-        self._errors: deque[AllocatorError] = deque()
         self._faults: dict[TopicPartition, _Fault] = {}
         self._retry_backoff_s = retry_backoff_s
         # a fault that was raised already is not raised again before
@@ -171,27 +170,6 @@ class Fetcher:
     def buffered_bytes(self) -> int:
         """The bytes that were fetched and not delivered, without requests under way."""
         return self._budget.held
-
-    async def next_batch(self, timeout_s: float | None = None) -> Batch | None:
-        """The next batch; the fetchable partitions take turns. None if no batch comes within `timeout_s` seconds.
-
-        0 does not wait, None waits for ever. It changes no position: call
-        `state.update_position(tp, batch.next_offset, fetcher.leader_epoch(tp, batch.next_offset))` when taking the
-        batch, or when done with it at the latest.
-        Cancelling loses nothing.
-
-        Raises the error of a partition at each call until it is resolved, at most once in `retry_backoff_s`. Calls
-        between continue with the other partitions: `OffsetOutOfRange` (reset strategy "none"), `RecordTooLarge`,
-        `CorruptRecordError` and refusals by the broker stop that partition until it is sought;
-        `TopicAuthorizationFailed` does not. Raises `Closed`.
-        """
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while True:
-            batch = self.take()
-            if batch is not None:
-                return batch
-            if not await self.news(None if deadline is None else deadline - time.monotonic()):
-                return None
 
     async def news(self, timeout_s: float | None = None) -> bool:
         """Wait until `take` may return or raise something, or `wake` is called; False after `timeout_s`."""
@@ -263,11 +241,6 @@ class Fetcher:
         self._ready[buffer.tp] = buffer
         self._let_go()
 
-    def tell(self, error: AllocatorError) -> None:
-        """The next `take` raises `error`."""
-        self._errors.append(error)
-        self._let_go()
-
     def fail(self, tp: TopicPartition, error: AllocatorError, *, lasting: bool = False) -> None:
         """`take` raises `error` until the partition is sought, reset or revoked; `lasting`: until it is `healed`."""
         before = self.fault(tp)
@@ -328,13 +301,21 @@ class Fetcher:
     # -- delivering
 
     def take(self, topic: str | None = None) -> Batch | None:
-        """As `next_batch`, without waiting; with `topic`, of that topic only."""
+        """Returns the next batch, or None if none is ready; with `topic`, of that topic only.
+
+        The fetchable partitions take turns. It changes no position: call
+        `state.update_position(tp, batch.next_offset, fetcher.leader_epoch(tp, batch.next_offset))` when taking the
+        batch, or when done with it at the latest.
+
+        Raises the error of a partition at each call until it is resolved, at most once in `retry_backoff_s`. Calls
+        between continue with the other partitions: `OffsetOutOfRange` (reset strategy "none"), `RecordTooLarge`,
+        `CorruptRecordError` and refusals by the broker stop that partition until it is sought;
+        `TopicAuthorizationFailed` does not. Raises `Closed`.
+        """
         if self._gate is not None and not self._gate():
             return None
         if self._closed:
             raise Closed("this fetcher is closed; create a new one")
-        if self._errors:
-            raise self._errors.popleft()
         if self._faults:
             self._raise_a_fault(topic)
         if self._state.version != self._seen_version:

@@ -17,6 +17,7 @@ from allocator.assignors import GroupView, Member, compute, resolve
 from allocator.assignors.kiel import naive_allocator
 from allocator.compat import base_consumer
 from allocator.errors import (
+    AllocatorError,
     BrokerError,
     Closed,
     ConfigError,
@@ -248,14 +249,22 @@ async def test_records_without_a_value_are_given_to_the_deserializer_and_left_ou
 
 @closing
 async def test_an_error_of_one_topic_is_logged_once_and_the_others_are_read(
-    scene: Scene, topic_factory: Topics, caplog: pytest.LogCaptureFixture
+    scene: Scene, topic_factory: Topics, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = topic_factory(2)
     await scene.numbers(topic, 5)
     consumer = await scene.consumer()
+    faults: list[AllocatorError] = []
     for attempt in range(3):
-        consumer._engine.fetcher.tell(TopicAuthorizationFailed("another"))
-        consumer._engine.fetcher.tell(BrokerError(f"broker 7: next attempt in 0.{attempt} s"))
+        faults += TopicAuthorizationFailed("another"), BrokerError(f"broker 7: next attempt in 0.{attempt} s")
+    take = consumer._engine.fetcher.take
+
+    def failing(topic: str | None = None) -> Batch | None:
+        if faults:
+            raise faults.pop(0)
+        return take(topic)
+
+    monkeypatch.setattr(consumer._engine.fetcher, "take", failing)
     assert await drink(consumer, topic, 5) == [0, 1, 2, 3, 4]
     assert await consumer.consume(topic) == []
     assert errors(caplog, "not authorised to read topic 'another'") == 1

@@ -22,6 +22,7 @@ __all__ = [
     "collect",
     "comes_again",
     "fetching",
+    "next_batch",
     "offsets",
     "parts",
     "start_at",
@@ -84,9 +85,20 @@ def start_at(
     return state
 
 
+async def next_batch(fetcher: Fetcher, timeout_s: float | None = None) -> Batch | None:
+    """The next batch, or None if none comes within `timeout_s`; 0 does not wait. Raises what `take` raises."""
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    while True:
+        batch = fetcher.take()
+        if batch is not None:
+            return batch
+        if not await fetcher.news(None if deadline is None else deadline - time.monotonic()):
+            return None
+
+
 async def take(fetcher: Fetcher, state: SubscriptionState, timeout_s: float | None = PATIENCE_S) -> Batch:
     """The next batch; updates the position like the consumer."""
-    batch = await fetcher.next_batch(timeout_s)
+    batch = await next_batch(fetcher, timeout_s)
     assert batch is not None, f"nothing came within {timeout_s} s"
     state.update_position(TopicPartition(batch.topic, batch.partition), batch.next_offset)
     return batch
@@ -106,7 +118,7 @@ async def comes_again(fetcher: Fetcher, error: type[Exception]) -> None:
     """It is raised at each poll."""
     for _ in range(3):
         with pytest.raises(error):
-            await fetcher.next_batch(PATIENCE_S)
+            await next_batch(fetcher, PATIENCE_S)
 
 
 async def collect(

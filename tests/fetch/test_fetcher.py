@@ -11,7 +11,7 @@ import pytest
 from fake_cluster import FakeCluster
 from fetch_encode import TRANSACTIONAL, R, batch, control
 from kafka.errors import OffsetOutOfRangeError
-from reading import collect, comes_again, fetching, offsets, start_at, take, take_past, until
+from reading import collect, comes_again, fetching, next_batch, offsets, start_at, take, take_past, until
 
 from allocator.client.errors import FETCH_REACTIONS, FetchReaction, reaction_to
 from allocator.errors import (
@@ -49,15 +49,15 @@ async def test_no_wait_and_a_timeout_give_none() -> None:
     cluster = FakeCluster()
     state = start_at([cluster.add(A0)])
     async with fetching(cluster, state) as fetcher:
-        assert await fetcher.next_batch(0) is None
-        assert await fetcher.next_batch(0.01) is None
+        assert await next_batch(fetcher, 0) is None
+        assert await next_batch(fetcher, 0.01) is None
 
 
 async def test_a_waiting_reader_gets_what_arrives() -> None:
     cluster = FakeCluster()
     state = start_at([cluster.add(A0)])
     async with fetching(cluster, state, max_wait_s=10) as fetcher:
-        reader = asyncio.ensure_future(fetcher.next_batch())
+        reader = asyncio.ensure_future(next_batch(fetcher))
         await until(lambda: cluster.requests, "a fetch")
         cluster.append(A0, 3)
         found = await reader
@@ -71,7 +71,7 @@ async def test_cancelling_a_reader_loses_nothing() -> None:
     seen: list[int] = []
     async with fetching(cluster, state) as fetcher:
         for turn in range(40):
-            reader = asyncio.ensure_future(fetcher.next_batch())
+            reader = asyncio.ensure_future(next_batch(fetcher))
             cluster.append(A0)
             for _ in range(turn % 8):
                 await asyncio.sleep(0)
@@ -91,14 +91,14 @@ async def test_closing_ends_tasks_and_readers() -> None:
     before = asyncio.all_tasks()
     fetcher = Fetcher(cluster, state)  # type: ignore[arg-type]
     await fetcher.start()
-    reader = asyncio.ensure_future(fetcher.next_batch())
+    reader = asyncio.ensure_future(next_batch(fetcher))
     await until(lambda: cluster.requests, "a fetch")
     await fetcher.close()
     await fetcher.close()
     with pytest.raises(Closed):
         await reader
     with pytest.raises(Closed):
-        await fetcher.next_batch()
+        await next_batch(fetcher)
     with pytest.raises(Closed):
         await fetcher.start()
     assert asyncio.all_tasks() - cluster.exchanges == before
@@ -114,7 +114,7 @@ async def test_a_paused_partition_keeps_what_is_held_for_later() -> None:
         state.pause(A0)
         fetcher.wake()
         assert (await take(fetcher, state)).partition == 1
-        assert await fetcher.next_batch(0.1) is None
+        assert await next_batch(fetcher, 0.1) is None
         cluster.append(A1)
         assert (await take(fetcher, state)).partition == 1
         asked = sum(request.parts[A0][0] == 0 for request in cluster.requests if A0 in request.parts)
@@ -148,7 +148,7 @@ async def test_a_seek_is_seen_without_being_told() -> None:
     async with fetching(cluster, state) as fetcher:
         await until(lambda: fetcher.buffered_bytes, "something held")
         state.seek(A0, 4)
-        assert await fetcher.next_batch(0) is None, "what was held is void at once"
+        assert await next_batch(fetcher, 0) is None, "what was held is void at once"
         assert offsets(list(await take(fetcher, state))) == list(range(4, 10))
 
 
@@ -165,7 +165,7 @@ async def test_nothing_of_a_discarded_partition_comes_out() -> None:
         assert fetcher.buffered_bytes == 0
         cluster.release(0)
         assert (await take(fetcher, state)).partition == 1
-        assert await fetcher.next_batch(0.1) is None
+        assert await next_batch(fetcher, 0.1) is None
         state.assign_from_user([A1])
         state.assign_from_user([A0, A1])
         state.seek(A0, 2)
@@ -308,7 +308,7 @@ async def test_lasting_errors_are_told_until_a_seek_and_the_others_go_on(code: i
         state.seek(A0, 0)
         fetcher.wake()
         assert (await take(fetcher, state)).partition == 0, "a seek makes it try again"
-        assert await fetcher.next_batch(0.1) is None
+        assert await next_batch(fetcher, 0.1) is None
 
 
 def test_unknown_codes_are_retried_only_if_known_as_retriable() -> None:
@@ -332,7 +332,7 @@ async def test_a_refused_topic_is_told_until_it_heals(monkeypatch: pytest.Monkey
                 told.append(error.topic)
         assert len(told) > 1
         assert set(told) == {"a"}
-        assert await fetcher.next_batch(0.1) is None
+        assert await next_batch(fetcher, 0.1) is None
 
 
 async def test_a_topic_that_appears_later_is_read() -> None:
@@ -379,17 +379,17 @@ async def test_out_of_range_resets_after_what_was_read(reset: Any, lands: int) -
     cluster.append(A0, 10)
     losses: list[RecordsLost] = []
     async with fetching(cluster, state, auto_offset_reset=reset, lost=losses.append) as fetcher:
-        held = await fetcher.next_batch(30)
+        held = await next_batch(fetcher, 30)
         assert held is not None
         cluster.logs[A0] = []
         cluster.start[A0] = 40
         cluster.append(A0, 20)
-        assert await fetcher.next_batch(0.2) is None, "the records it holds come first"
+        assert await next_batch(fetcher, 0.2) is None, "the records it holds come first"
         position = state.position(A0)
         assert position is not None
         assert position.offset == 0
         state.update_position(A0, held.next_offset)
-        assert await fetcher.next_batch(0) is None
+        assert await next_batch(fetcher, 0) is None
         await until(lambda: state.has_valid_position(A0), "a new position")
         position = state.position(A0)
         assert position is not None
@@ -456,7 +456,7 @@ async def test_out_of_range_without_a_strategy_is_told_until_it_is_sought() -> N
         assert (await take_past(fetcher, state, OffsetOutOfRange))[0].partition == 1
         await comes_again(fetcher, OffsetOutOfRange)
         state.pause(A0)
-        assert await fetcher.next_batch(0.1) is None, "the user does not want to hear of a paused partition"
+        assert await next_batch(fetcher, 0.1) is None, "the user does not want to hear of a paused partition"
         state.resume(A0)
         await comes_again(fetcher, OffsetOutOfRange)
         cluster.append(A0)
@@ -484,7 +484,7 @@ async def test_a_partition_left_to_the_consumer_to_seek_is_left_alone() -> None:
     state = SubscriptionState("earliest")
     state.assign_from_user([A0])
     async with fetching(cluster, state) as fetcher:
-        assert await fetcher.next_batch(0.05) is None
+        assert await next_batch(fetcher, 0.05) is None
         assert state.missing_fetch_positions() == {A0}
 
 
@@ -666,7 +666,7 @@ async def test_a_fault_in_the_fetcher_reaches_whoever_reads() -> None:
     cluster.send = broken  # type: ignore[method-assign]
     async with fetching(cluster, state) as fetcher:
         with pytest.raises(ZeroDivisionError):
-            await fetcher.next_batch(5)
+            await next_batch(fetcher, 5)
 
 
 @pytest.mark.parametrize(

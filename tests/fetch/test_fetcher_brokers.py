@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from racked import racked_brokers
-from reading import Connected, collect, offsets, parts, start_at, take, until
+from reading import Connected, collect, next_batch, offsets, parts, start_at, take, until
 
 from allocator.errors import CorruptRecordError, OffsetOutOfRange, RecordTooLarge
 from allocator.testing import LocalCluster, wait_until
@@ -113,7 +113,7 @@ async def test_a_paused_partition_is_silent_until_resumed(
             batch = await take(fetcher, state)
             assert batch.partition == 1
             seen += offsets(list(batch))
-        assert await fetcher.next_batch(0.2) is None
+        assert await next_batch(fetcher, 0.2) is None
         state.resume(first)
         fetcher.wake()
         batch = await take(fetcher, state)
@@ -129,7 +129,7 @@ async def test_nothing_of_a_partition_revoked_in_flight_comes_out(
     gone, kept = parts(topic, 2)
     state = start_at([gone, kept])
     async with Connected(cluster, state, max_wait_s=1.0) as fetcher:
-        assert await fetcher.next_batch(0.3) is None, "a fetch of both is waiting at the broker"
+        assert await next_batch(fetcher, 0.3) is None, "a fetch of both is waiting at the broker"
         state.assign_from_user([kept])
         fetcher.discard([gone])
         cluster.produce(topic, [(None, b"x", n % 2) for n in range(20)])
@@ -138,7 +138,7 @@ async def test_nothing_of_a_partition_revoked_in_flight_comes_out(
             batch = await take(fetcher, state)
             assert batch.partition == 1
             seen += offsets(list(batch))
-        assert await fetcher.next_batch(0.2) is None
+        assert await next_batch(fetcher, 0.2) is None
 
 
 @pytest.mark.deadline(180)
@@ -193,7 +193,7 @@ async def test_out_of_range(cluster_factory: Any, topic_factory: Callable[..., s
             with pytest.raises(OffsetOutOfRange, match=f"{topic}:0 at offset 10000"):
                 await take(fetcher, state)
             return
-        assert await fetcher.next_batch(0) is None
+        assert await next_batch(fetcher, 0) is None
         if reset == "latest":
             reading = asyncio.ensure_future(take(fetcher, state))
             await until(
@@ -269,7 +269,7 @@ async def test_a_topic_that_appears_later_is_read(
     state = start_at(parts(topic, 1), reset)
     async with Connected(cluster, state) as fetcher:
         reading = asyncio.ensure_future(take(fetcher, state, 30))
-        assert await fetcher.next_batch(0.3) is None
+        assert await next_batch(fetcher, 0.3) is None
         await asyncio.to_thread(cluster.create_topic, topic)
         await asyncio.to_thread(cluster.produce, topic, [b"x"])
         assert offsets(list(await reading)) == [0]
@@ -370,5 +370,5 @@ async def test_read_committed_sees_no_aborted_record(kafka_cluster: Any, topic_f
         async with Connected(kafka_cluster, state, isolation_level=level) as fetcher:
             seen = await collect(fetcher, state, len(visible))
             assert [r.value for r in seen[tp]] == visible
-            assert await fetcher.next_batch(0.2) is None
+            assert await next_batch(fetcher, 0.2) is None
             assert state.all_consumed_offsets()[tp].offset == 36, "past the last marker"

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from racked import racked_brokers
-from reading import Connected, collect, offsets, parts, start_at, take, until
+from reading import Connected, collect, next_batch, offsets, parts, start_at, take, until
 
 from allocator.client.fetch_messages import FetchRequest
 from allocator.errors import LogTruncated
@@ -77,7 +77,7 @@ async def test_brokers_remember_what_they_were_asked_for(
         await until(lambda: any(each.request.forgotten for each in seen), "a partition to be forgotten")
         cluster.produce(topic, [(None, b"more", n) for n in range(20)])
         await collect(fetcher, state, 19)
-        assert await fetcher.next_batch(0.2) is None
+        assert await next_batch(fetcher, 0.2) is None
         state.resume(TopicPartition(topic, 3))
         fetcher.wake()
         assert (await take(fetcher, state)).partition == 3
@@ -186,7 +186,7 @@ async def test_a_log_that_an_unclean_election_cut_is_noticed(reset: str) -> None
             async def read(end: int, begin: int) -> list[bytes]:
                 found: list[Any] = []
                 while not found or found[-1].offset < end - 1:
-                    batch = await fetcher.next_batch(120)
+                    batch = await next_batch(fetcher, 120)
                     assert batch is not None
                     found += list(batch)
                     state.update_position(tp, batch.next_offset, fetcher.leader_epoch(tp, batch.next_offset))
@@ -200,13 +200,13 @@ async def test_a_log_that_an_unclean_election_cut_is_noticed(reset: str) -> None
             await read(20, 10)
             await asyncio.to_thread(abort_a_record, producer, tp)
             while state.position(tp).offset < 22:
-                assert await fetcher.next_batch(0.1) is None
+                assert await next_batch(fetcher, 0.1) is None
             first.kill()
             await asyncio.to_thread(second.start, 120)
             await write(b"only the second", 30)
             if reset == "none":
                 with pytest.raises(LogTruncated) as caught:
-                    await fetcher.next_batch(120)
+                    await next_batch(fetcher, 120)
                 assert (caught.value.offset, caught.value.divergent_offset) == (22, 10)
                 state.seek(tp, OffsetAndMetadata(10, "", -1))
                 fetcher.wake()
@@ -265,7 +265,7 @@ SLOW_READER = """
         held = seen = 0
         async with Fetcher(client, state, prefetch_bytes=prefetch) as fetcher:
             while seen < records:
-                batch = await fetcher.next_batch(30)
+                batch = await next_batch(fetcher, 30)
                 for record in batch:
                     seen += 1
                     held = max(held, fetcher.buffered_bytes)

@@ -7,7 +7,7 @@ import asyncio
 from fake_cluster import FakeCluster
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from reading import start_at
+from reading import next_batch, start_at
 
 from allocator.errors import AllocatorError
 from allocator.fetch import Fetcher
@@ -57,7 +57,7 @@ async def scenario(steps: list[tuple], version: int, prefetch: int) -> None:
     ) as fetcher:
 
         async def take(timeout_s: float) -> bool:
-            batch = await fetcher.next_batch(timeout_s)
+            batch = await next_batch(fetcher, timeout_s)
             if batch is None:
                 return False
             tp = TopicPartition(batch.topic, batch.partition)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fake_cluster import FakeCluster
 from fetch_encode import control
-from reading import collect, comes_again, fetching, offsets, start_at, take, take_past, until
+from reading import collect, comes_again, fetching, next_batch, offsets, start_at, take, take_past, until
 
 from allocator.errors import BrokerError, ConfigError, LogTruncated, TopicRecreated
 from allocator.fetch import Fetcher
@@ -49,7 +49,7 @@ async def test_idle_polls_are_as_rare_as_the_broker_may_wait() -> None:
         asyncio_loop = asyncio.get_running_loop()
         await until(lambda: len(cluster.requests) >= 3, "the first polls")
         began, before = asyncio_loop.time(), len(cluster.requests)
-        assert await fetcher.next_batch(1.0) is None
+        assert await next_batch(fetcher, 1.0) is None
         passed = asyncio_loop.time() - began
         assert len(cluster.requests) - before <= 3 * (passed / 0.2 + 1), "three leaders, each polled once a wait"
         assert not any(request.urgent for request in cluster.requests[3:])
@@ -64,7 +64,7 @@ async def test_a_partition_that_is_not_wanted_is_forgotten_and_comes_back() -> N
         fetcher.wake()
         await until(lambda: cluster.requests[-1].forgot == {A0}, "A0 forgotten")
         cluster.append(A0)
-        assert await fetcher.next_batch(0.1) is None
+        assert await next_batch(fetcher, 0.1) is None
         assert A0 not in cluster.requests[-1].parts
         state.resume(A0)
         fetcher.wake()
@@ -314,7 +314,7 @@ async def read_to(fetcher: Fetcher, state: SubscriptionState, end: int) -> list[
     """Updates the position like the consumer, with epochs."""
     seen: list[int] = []
     while not seen or seen[-1] < end - 1:
-        batch = await fetcher.next_batch(30)
+        batch = await next_batch(fetcher, 30)
         assert batch is not None
         tp = TopicPartition(batch.topic, batch.partition)
         seen += offsets(list(batch))
@@ -385,7 +385,7 @@ async def test_a_log_that_was_cut_is_noticed_after_a_marker(markers: int) -> Non
         for n in range(markers):
             cluster.append_raw(A0, control(20 + n, 7, abort=False, epoch=2), 1)
         while state.position(A0).offset < 20 + markers:
-            assert await fetcher.next_batch(0.01) is None
+            assert await next_batch(fetcher, 0.01) is None
         cluster.elect(A0, 1, cut=10)
         cluster.append(A0, 30)
         cluster.changed()
@@ -483,7 +483,7 @@ async def test_a_comparison_that_is_refused_is_told_until_it_succeeds(monkeypatc
             await take(fetcher, state)
         found, _ = await take_past(fetcher, state, BrokerError)
         assert offsets(list(found)) == list(range(20, 25))
-        assert await fetcher.next_batch(0.1) is None
+        assert await next_batch(fetcher, 0.1) is None
 
 
 async def test_a_seek_while_a_position_is_compared_counts() -> None:

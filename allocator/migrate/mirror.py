@@ -254,11 +254,6 @@ class Mirror(RebalanceListener):
                 )
         return found
 
-    @property
-    def offset_map(self) -> OffsetMap:
-        """The map of the running mirror."""
-        return self._map
-
     async def _open(self, stack: contextlib.AsyncExitStack) -> None:
         settings = self.settings
         self._old = KafkaClient(settings.old, security=settings.old_security)

@@ -16,11 +16,24 @@ from allocator.client.client import KafkaClient
 from allocator.client.log_offsets import LATEST, list_offsets
 from allocator.migrate.mirror import Mirror
 from allocator.migrate.mirror_settings import MirrorSettings
+from allocator.migrate.offset_map import OffsetMap, OffsetTranslation, map_topic
 from allocator.migrate.spans import read_spans
 from allocator.testing import LocalCluster
 from allocator.types import TopicPartition
 
-__all__ = ["Row", "bare", "contents", "cut", "killed", "mirroring", "more", "settings", "started", "transactions"]
+__all__ = [
+    "Row",
+    "bare",
+    "contents",
+    "cut",
+    "killed",
+    "mirroring",
+    "more",
+    "settings",
+    "started",
+    "transactions",
+    "translation",
+]
 
 # offset, timestamp, key, value, headers
 Row = tuple[int, int, Any, Any, list[Any]]
@@ -40,6 +53,14 @@ def settings(old: LocalCluster, new: LocalCluster, group: str, **options: Any) -
         "commit_interval_s": 0.2,
     }
     return MirrorSettings(**{**given, **options})
+
+
+async def translation(chosen: MirrorSettings, partition: TopicPartition) -> OffsetTranslation:
+    """What the mirror has stored about the offsets of one partition."""
+    async with KafkaClient(chosen.new) as client:
+        stored = OffsetMap(client, chosen.new, map_topic(chosen.group))
+        await stored.open()
+        return stored.positions(partition)
 
 
 async def contents(cluster: LocalCluster, topic: str) -> dict[int, list[Row]]:

@@ -12,7 +12,7 @@ import pytest
 from background import background
 from fake_broker import MODERN, FakeBroker
 from kafka.protocol.admin import DescribeConfigsResponse
-from mirroring import bare, contents, killed, mirroring, more, settings, started, transactions
+from mirroring import bare, contents, killed, mirroring, more, settings, started, transactions, translation
 from tornado.httpclient import AsyncHTTPClient
 
 from allocator.client.client import KafkaClient
@@ -65,7 +65,8 @@ async def test_an_old_topic_comes_over_with_its_settings_and_its_order(
     async with KafkaClient(new.bootstrap) as client:
         await client.refresh([topic])
         assert await settings_of(client, [topic]) == {topic: {"retention.ms": "123456789"}}
-    assert {mirror.offset_map.positions(TopicPartition(topic, n)).runs[0][:2] for n in range(3)} == {(0, 0)}
+    mapped = [await translation(mirror.settings, TopicPartition(topic, n)) for n in range(3)]
+    assert {each.runs[0][:2] for each in mapped} == {(0, 0)}
 
 
 @pytest.mark.parametrize("rounds", [1, pytest.param(6, marks=pytest.mark.long)])
@@ -119,7 +120,7 @@ async def test_headers_times_and_transactions_of_a_newer_cluster(
     kept = [row for row in before if row[3] != b"aborted"]
     assert len(kept) < len(before)
     assert [row[1:] for row in after] == [row[1:] for row in kept]
-    positions = mirror.offset_map.positions(TopicPartition(topic, 0))
+    positions = await translation(mirror.settings, TopicPartition(topic, 0))
     assert [positions.target(row[0]) for row in kept] == [row[0] for row in after]
     assert len(positions) == 2
     await asyncio.to_thread(new.delete_topic, topic)
@@ -321,7 +322,7 @@ async def test_records_of_others_are_not_written_behind_unless_one_says_so(
     mirror = Mirror(settings(old, new, group, topics=[topic], append=True))
     await mirror.run(until_caught_up=True)
     assert [row[0] for row in (await contents(new, topic))[0]] == list(range(110))
-    assert mirror.offset_map.positions(TopicPartition(topic, 0)).target(40) == 50
+    assert (await translation(mirror.settings, TopicPartition(topic, 0))).target(40) == 50
 
 
 async def test_what_was_written_and_not_committed_is_found_and_not_written_again(

@@ -16,7 +16,7 @@ import kafka
 import pytest
 from cutting import World
 from kafka.admin import ConfigResource, ConfigResourceType
-from mirroring import contents, cut, mirroring, settings
+from mirroring import contents, cut, mirroring, settings, translation
 
 from allocator.client.client import KafkaClient
 from allocator.clock import wall_ms
@@ -204,7 +204,7 @@ async def test_a_topic_that_is_created_again_while_it_runs_stops_alone(
     again = Mirror(replace(chosen, recreated={topic: "earliest"}))
     await again.run(until_caught_up=True)
     assert values((await contents(new, topic))[0]) == numbered("value", range(100)) + numbered("anew", range(300))
-    positions = again.offset_map.positions(TopicPartition(topic, 0))
+    positions = await translation(again.settings, TopicPartition(topic, 0))
     assert (positions.target(0), positions.target(299)) == (100, 399)
 
 
@@ -323,7 +323,7 @@ async def test_a_truncated_topic_stops_until_told_how_to_go_on(
     wanted = mirrored + numbered("anew", range(50)) + numbered("more", range(100))
     assert values((await contents(new, topic))[0]) == wanted
     assert (again.already_present, again.duplicated, again.lost_at_source) == (0, 0, 0)
-    positions = again.offset_map.positions(TopicPartition(topic, 0))
+    positions = await translation(again.settings, TopicPartition(topic, 0))
     assert (positions.target(99), positions.target(100), positions.target(249)) == (99, 200, 349)
     await fill(old, topic, 5, "late")
     await Mirror(chosen).run(until_caught_up=True)
@@ -403,7 +403,7 @@ async def test_a_new_topic_that_loses_its_records_stops_until_it_is_mirrored_aga
     again = Mirror(replace(chosen, restart=[topic]))
     await again.run(until_caught_up=True)
     assert values((await contents(new, topic))[0]) == numbered("value", range(100))
-    assert again.offset_map.positions(TopicPartition(topic, 0)).target(0) == 0
+    assert (await translation(again.settings, TopicPartition(topic, 0))).target(0) == 0
     await Mirror(replace(chosen, restart=[topic])).run(until_caught_up=True)  # it applies once
     assert len((await contents(new, topic))[0]) == 100
     # created again and filled beyond its former end

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,11 +36,6 @@ class Handler:
     @property
     def on_loop(self) -> bool:
         return is_coroutine(self.function)
-
-    def call(self, argument: Any) -> Awaitable[Any]:
-        """Calls a handler that runs on the loop."""
-        result: Awaitable[Any] = self.function(argument)
-        return result
 
     def call_plain(self, argument: Any) -> None:
         """Calls a handler that runs in a thread."""

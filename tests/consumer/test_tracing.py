@@ -152,7 +152,7 @@ async def test_a_span_lasts_as_long_as_a_coroutine_of_either_kind(spans: Kept) -
     for function in (modern, of_tornado):
         handler = traced(Handler("it", function), "billing")
         assert handler.on_loop
-        await handler.call(record())
+        await handler.function(record())
     for span in spans.named("process orders"):
         assert span.end_time - span.start_time >= 45_000_000  # type: ignore[operator]
 

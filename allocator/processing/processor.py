@@ -260,10 +260,6 @@ class Processor(DrainingListener):
         if self._stop is not None:
             self._stop.set()
 
-    def positions(self) -> dict[TopicPartition, int]:
-        """For each partition with a worker: the offset before which every record is handled."""
-        return {partition: worker.position for partition, worker in self._workers.items()}
-
     def resume_points(self) -> dict[TopicPartition, tuple[Committed, bool]]:
         """For each owned partition that was read: the offset to continue at, and whether it is committed."""
         return {

@@ -8,6 +8,7 @@ from typing import Any
 
 from allocator.errors import AllocatorError, CommitFailed, NotOwned
 from allocator.measures import Measures
+from allocator.processing.processor import Processor
 from allocator.subscription import RecordsLost
 from allocator.subscription.done import DoneSet, done_of
 from allocator.subscription.listener import DrainingListener, RebalanceListener
@@ -37,6 +38,11 @@ class Batch:
 
     def from_offset(self, offset: int) -> Batch:
         return Batch([record for record in self._records if record.offset >= offset], self.next_offset)
+
+
+def positions(processor: Processor) -> dict[TopicPartition, int]:
+    """For each partition with a worker: the offset before which every record is handled."""
+    return {partition: point.offset for partition, (point, _) in processor.resume_points().items()}
 
 
 class Cluster:

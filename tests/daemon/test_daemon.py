@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fake_source import Cluster, FakeSource
+from fake_source import Cluster, FakeSource, positions
 from tornado import gen
 
 from allocator.daemon.daemon import Daemon
@@ -578,7 +578,7 @@ async def test_a_revoked_partition_finishes_its_record_commits_it_and_stops() ->
         await asyncio.wait_for(revoking, DEADLINE_S)
         assert recorder.offsets(0) == [0, 1, 2]
         assert cluster.committed[going] == 3
-        assert it.daemon.positions() == {staying: 20}
+        assert positions(it.daemon) == {staying: 20}
 
 
 @pytest.mark.parametrize("plain", [False, True])
@@ -693,14 +693,14 @@ async def test_a_partition_that_comes_back_waits_for_a_thread_that_still_works_o
         await until(lambda: inside == [1])
         await it.source.lose([partition])
         await it.source.assign([partition])  # this lane only waits, and is lost again
-        await until(lambda: partition in it.daemon.positions())
+        await until(lambda: partition in positions(it.daemon))
         await it.source.lose([partition])
         assert it.daemon.stuck == {partition}
         await it.source.assign([partition])
         await until(lambda: it.source.positions[partition] == 4)
         assert inside == [1]
         release.set()
-        await until(lambda: it.daemon.positions() == {partition: 4})
+        await until(lambda: positions(it.daemon) == {partition: 4})
         assert it.daemon.stuck == frozenset()
     assert set(most) == {1}
 
@@ -838,7 +838,7 @@ async def test_stopping_takes_the_time_to_drain_once_and_names_the_call_that_was
 
     async with running(cluster, block if kind == "plain" else wait, drain_timeout_s=3.0) as it:
         try:
-            await until(lambda: inside.is_set() and it.daemon.positions().get(quick) == 4)
+            await until(lambda: inside.is_set() and positions(it.daemon).get(quick) == 4)
             began = time.monotonic()
             it.daemon.stop()
             error = await it.failed()

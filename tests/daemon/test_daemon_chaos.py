@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from fake_source import Cluster, FakeSource
+from fake_source import Cluster, FakeSource, positions
 
 from allocator.daemon.daemon import Daemon
 from allocator.processing.handlers import Handler
@@ -118,7 +118,7 @@ async def test_moves_losses_and_cancellations_skip_nothing(ordering: str, seed: 
     owner = dict.fromkeys(cluster.partitions, 0)
     deadline = time.monotonic() + 40
     while cluster.committed != cluster.ends():
-        assert time.monotonic() < deadline, (cluster.committed, [daemon.positions() for daemon in daemons])
+        assert time.monotonic() < deadline, (cluster.committed, [positions(daemon) for daemon in daemons])
         assert not any(task.done() for task in tasks)
         await asyncio.sleep(rng.random() * 0.02)
         some = rng.sample(cluster.partitions, rng.randint(1, 3))

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
-from fake_source import Cluster, FakeSource
+from fake_source import Cluster, FakeSource, positions
 
 from allocator.errors import ConfigError, HandlerCutOff, HandlerFailed
 from allocator.processing import partition_worker
@@ -119,7 +119,7 @@ async def test_without_an_order_records_of_one_key_are_side_by_side() -> None:
         inside[0] -= 1
 
     async with running(cluster, handle, ordering="none", concurrency=7) as it:
-        await until(lambda: it.processor.positions().get(PARTITION) == 40)
+        await until(lambda: positions(it.processor).get(PARTITION) == 40)
     assert most[0] == 7
 
 
@@ -157,7 +157,7 @@ async def test_a_key_that_is_stuck_stops_no_other_and_costs_bounded_memory() -> 
                 most[0] = max(most[0], worker.in_hand)
                 assert worker._window.nbytes < 15_000 + 5_000
                 assert len(worker._window._spans) < 100
-        assert it.processor.positions() == {PARTITION: 0}
+        assert positions(it.processor) == {PARTITION: 0}
         held.set()
         await it.stop()
     assert most[0] <= 100
@@ -195,7 +195,7 @@ async def test_records_of_a_partition_that_left_count_no_more() -> None:
     # a batch has 1,000 bytes
     options = {"in_hand_bytes": 2_500, "batch_size": 10, "concurrency": 20, "drain_timeout_s": 0.01}
     async with running(cluster, handle, **options) as it:
-        await until(lambda: {gone, stays} <= it.processor.positions().keys())
+        await until(lambda: {gone, stays} <= positions(it.processor).keys())
         await it.source.revoke([gone])
         await until(lambda: len(done) == 90, "the other keys of the partition that stays")
 
@@ -243,7 +243,7 @@ async def test_the_next_member_handles_only_what_is_not_done(ordering: str) -> N
         again.append(record.offset)
 
     async with running(cluster, handle, ordering=ordering) as it:
-        await until(lambda: it.processor.positions().get(PARTITION) == 100)
+        await until(lambda: positions(it.processor).get(PARTITION) == 100)
         await it.stop()
     assert again == list(range(3, 100, 10))
     assert cluster.committed == {PARTITION: 100}
@@ -256,7 +256,7 @@ async def test_what_is_not_reached_yet_stays_done_in_every_commit() -> None:
     half = Half()
     few = {"in_hand_records": 2, "batch_size": 5, "commit_interval_s": 0.005, "drain_timeout_s": 0.01}
     async with running(cluster, half, **few) as it:
-        await until(lambda: it.processor.positions().get(PARTITION) == 3)
+        await until(lambda: positions(it.processor).get(PARTITION) == 3)
         await until(lambda: it.source.measures.records_not_repeated)
         with pytest.raises(HandlerCutOff):
             await it.stop()
@@ -285,7 +285,7 @@ async def test_what_was_done_in_another_log_is_handled(what: str) -> None:
         again.append(record.offset)
 
     async with running(cluster, handle) as it:
-        await until(lambda: it.processor.positions().get(PARTITION) == 100)
+        await until(lambda: positions(it.processor).get(PARTITION) == 100)
     if what == "a later epoch":
         assert sorted(again) == [*range(3, 50, 10), *range(50, 100)]
     else:
@@ -379,7 +379,7 @@ async def test_a_partition_moves_only_after_the_calls_that_a_seek_replaced(goes_
         if goes_on:
             it.source.seek(PARTITION, 3)
             it.source.wake()
-            await until(lambda: PARTITION in it.processor.positions())
+            await until(lambda: PARTITION in positions(it.processor))
         release = asyncio.ensure_future(it.source.revoke([PARTITION]))
         for _ in range(50):
             await asyncio.sleep(0)
@@ -555,7 +555,7 @@ async def test_the_class_of_an_error_decides(lists: Any, letters: list[int], ski
             raise Refused("never")
 
     async with running(cluster, handle, topic, policy=ErrorPolicy.of(**lists)) as it:
-        await until(lambda: it.processor.positions().get(PARTITION) == 10)
+        await until(lambda: positions(it.processor).get(PARTITION) == 10)
         assert it.source.measures.records_skipped == skipped
         assert it.source.measures.dead_letters == len(letters)
     assert topic.offsets == letters
@@ -627,7 +627,7 @@ async def test_plain_handlers_may_run_in_processes_and_one_that_dies_costs_an_at
     cluster, topic = Cluster(records=8, keys=8), Letters()
     policy = ErrorPolicy.of(dead_letter_on=[Refused])
     async with running(cluster, work_in_process, topic, workers="processes", concurrency=2, policy=policy) as it:
-        await until(lambda: it.processor.positions().get(PARTITION) == 8)
+        await until(lambda: positions(it.processor).get(PARTITION) == 8)
         await it.stop()
     lines = [line.split() for line in (tmp_path / "done").read_text().splitlines()]
     assert sorted(int(offset) for offset, _ in lines) == [0, 1, 3, 4, 5, 6, 7]

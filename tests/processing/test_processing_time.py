@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fake_source import Cluster, FakeSource
+from fake_source import Cluster, FakeSource, positions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from virtual_time import VirtualLoop
@@ -58,7 +58,7 @@ async def handled(cluster: Cluster, handle: Any, total: int, **given: Any) -> Fa
     source = FakeSource(cluster, given.pop("batch_size", 500))
     engine = Processor(Handler("test", handle), ProcessSettings(ordering="key", **given), dead_letters=Letters())
     running = asyncio.ensure_future(engine.run(source(engine)))
-    while sum(engine.positions().values()) < total:
+    while sum(positions(engine).values()) < total:
         await asyncio.sleep(0.01)
         assert not running.done()
     engine.stop()
@@ -129,7 +129,7 @@ def test_the_time_of_calls_is_measured_by_partition(by_batch: bool) -> None:
         handler = Handler("test", handle, by_batch=by_batch)
         engine = Processor(handler, ProcessSettings(ordering="partition" if by_batch else "key", concurrency=4))
         running = asyncio.ensure_future(engine.run(source(engine)))
-        while sum(engine.positions().values()) < 40:
+        while sum(positions(engine).values()) < 40:
             await asyncio.sleep(0.01)
             assert not running.done()
         engine.stop()
@@ -187,7 +187,7 @@ def latencies(poison: float, seed: int = 7) -> list[float]:
                 cluster.logs[partition].append(logs[partition][offset])
                 arrived[partition.partition, offset] = loop.time()
                 source.wake()
-        while sum(engine.positions().values()) < partitions * records:  # noqa: ASYNC110
+        while sum(positions(engine).values()) < partitions * records:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
         engine.stop()
         await running

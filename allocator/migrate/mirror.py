@@ -15,7 +15,7 @@ from allocator.client.fetch_messages import BY_NAME, FetchRequest
 from allocator.client.log_offsets import LATEST, list_offsets
 from allocator.clock import wall_ms
 from allocator.consumer.consumer import Consumer
-from allocator.errors import AllocatorError, ConfigError, LogTruncated, OffsetOutOfRange
+from allocator.errors import AllocatorError, CommitFailed, ConfigError, LogTruncated, OffsetOutOfRange
 from allocator.fetch.batch import Batch
 from allocator.groups.patterns import compiled
 from allocator.migrate.mirror_settings import MirrorSettings
@@ -458,6 +458,12 @@ class Mirror(RebalanceListener):
             # taken before the flush: the commit may not contain batches that are acknowledged during it
             offsets = {each: self._to_commit(each) for each in mine if each in self._positions}
             offsets = {each: at for each, at in offsets.items() if each.topic not in self._restartable}
+            if not offsets:
+                return
+            if not self._consumer.may_act():  # the next owner may have written other entries of the map
+                error = CommitFailed(f"{self.settings.group}: it is not confirmed that it still owns its partitions")
+                error.retriable = True
+                raise error
             await self._map.flush()
             await self._consumer.commit(offsets)
 
@@ -535,6 +541,7 @@ class Mirror(RebalanceListener):
 
     def _forget(self, partitions: Partitions) -> None:
         self._producer.drop(partitions)
+        self._map.forget(partitions)
         for partition in partitions:
             self._positions.pop(partition, None)
 

@@ -216,6 +216,7 @@ class OffsetMap:
         self._incarnations: dict[TopicPartition, Incarnation] = {}
         self._new: dict[TopicPartition, list[Run]] = defaultdict(list)
         self._read_to = 0
+        self._forgotten: set[TopicPartition] = set()  # to be read again from the start
         self._flushing: asyncio.Lock
 
     async def open(self, replication: int | None = None) -> None:
@@ -233,11 +234,29 @@ class OffsetMap:
         found, first = end[self._at], start[self._at]
         if found is None:
             return
-        begin = max(self._read_to, 0 if first is None else first.offset)
-        async for batch in read_spans(self._brokers, {self._at: (begin, found.offset)}, self._security):
-            for record in batch:
-                self.learn(unpack(record.key, record.value))
+        forgotten, self._forgotten = self._forgotten, set()
+        begin = max(0 if forgotten else self._read_to, 0 if first is None else first.offset)
+        try:
+            async for batch in read_spans(self._brokers, {self._at: (begin, found.offset)}, self._security):
+                for record in batch:
+                    entry = unpack(record.key, record.value)
+                    if record.offset >= self._read_to or entry.partition in forgotten:
+                        self.learn(entry)
+        except BaseException:
+            self._forgotten |= forgotten
+            raise
         self._read_to = found.offset
+
+    def forget(self, partitions: Iterable[TopicPartition]) -> None:
+        """Drops runs that are not written: another process owns the partitions, and may have noted others.
+
+        The next `refresh` reads the entries of these partitions again.
+        """
+        for each in partitions:
+            if self._new.pop(each, None) is not None:
+                self._known.pop(each, None)
+                self._incarnations.pop(each, None)
+                self._forgotten.add(each)
 
     def learn(self, entry: Entry) -> None:
         """Adds an entry of the topic. Call it in the order of the topic."""
@@ -309,6 +328,7 @@ class OffsetMap:
                     await append(self._client, self._at, batch)
             except BaseException:
                 for entry in slices:
-                    if entry.incarnation.number == self.incarnation(entry.partition).number:
+                    same = entry.incarnation.number == self.incarnation(entry.partition).number
+                    if same and entry.partition not in self._forgotten:
                         self._new[entry.partition] += entry.runs
                 raise

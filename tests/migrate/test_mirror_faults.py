@@ -5,16 +5,24 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
-from mirroring import bare, contents, mirroring, more, settings, started
+from mirroring import bare, contents, killed, mirroring, more, settings, started
 
+from allocator.client.client import KafkaClient
 from allocator.migrate.mirror import Mirror
+from allocator.migrate.offsets import plan_copy
+from allocator.migrate.storage import OffsetStore
+from allocator.offsets.group_offsets import GroupOffsets
 from allocator.testing import LocalCluster, produce, wait_until_async
+from allocator.types import OffsetAndMetadata, TopicPartition
 
 pytestmark = [pytest.mark.deadline(240), pytest.mark.long]
 
@@ -74,6 +82,60 @@ async def test_a_process_that_is_frozen_and_wakes_up_writes_nothing_behind_its_s
             process.send_signal(signal.SIGCONT)
     await Mirror(chosen).run(until_caught_up=True)
     assert bare(await contents(new, topic)) == bare(await contents(old, topic))
+
+
+async def test_the_late_request_of_a_frozen_process_does_not_change_the_map_of_its_successor(
+    cluster_factory: Any, topic_factory: Callable[..., str], group: str, tmp_path: Path
+) -> None:
+    """The broker gets the request after the successor has compared, so its records are there twice."""
+    old = await asyncio.to_thread(lambda: cluster_factory(kafka="3.9.1"))
+    new = await asyncio.to_thread(lambda: cluster_factory(kafka="3.9.1", proxied=True))
+    topic = await asyncio.to_thread(topic_factory, 1, 1, None, old)
+    partition, service, log_file = TopicPartition(topic, 0), f"{group}-service", tmp_path / "log"
+    chosen = settings(old, new, group, topics=[topic], old_zookeeper=None, session_timeout_s=6.0)
+
+    async def fill(name: str, count: int) -> None:
+        rows = [(b"k", b"%s %d" % (name.encode(), n), 0) for n in range(count)]
+        await asyncio.to_thread(produce, old.bootstrap, topic, rows, version=old.version)
+
+    async def count() -> int:
+        return len((await contents(new, topic)).get(0, []))
+
+    async def logged(text: str) -> int:
+        return (await asyncio.to_thread(log_file.read_text)).count(text)
+
+    await fill("first", 100)
+    script = (
+        f"import asyncio, logging; logging.basicConfig(filename={str(log_file)!r}, level=logging.DEBUG)\n"
+        "from allocator.migrate.mirror import Mirror, MirrorSettings\n"
+        f"asyncio.run(Mirror({replace(chosen, commit_interval_s=2.0)!r}).run())"
+    )
+    frozen = await asyncio.to_thread(subprocess.Popen, [sys.executable, "-c", script])
+    proxy = new.brokers[0].proxy
+    try:
+        await wait_until_async(lambda: more(count, 99), 60, "the first records")
+        proxy.drop(direction="to_server", client=frozen.pid)
+        requests = await logged("ProduceRequest")
+        await fill("second", 20)
+        await wait_until_async(lambda: more(lambda: logged("ProduceRequest"), requests), 60, "the request")
+        frozen.send_signal(signal.SIGSTOP)
+        async with mirroring(Mirror(chosen)) as mirror:
+            await fill("third", 50)
+            await wait_until_async(lambda: mirror.records >= 70, 60, "the successor to mirror these")
+            proxy.heal(client=frozen.pid)
+            await wait_until_async(lambda: more(count, 170), 60, "the late request")
+            frozen.send_signal(signal.SIGCONT)
+            await wait_until_async(lambda: more(lambda: logged("joined as"), 1), 60, "it to join again")
+        await fill("fourth", 10)
+        await wait_until_async(lambda: more(count, 199), 60, "it to take over, which writes the map")
+    finally:
+        killed(frozen)
+    async with KafkaClient(old.bootstrap) as client:
+        await client.refresh()
+        await GroupOffsets(client, service).commit({partition: OffsetAndMetadata(130, "", -1)})
+    source, target = OffsetStore(old.bootstrap, service), OffsetStore(new.bootstrap, service)
+    (row,) = (await plan_copy(source, target, by="map", mirror=group)).rows
+    assert (row.after, row.problem) == (130, "")
 
 
 async def test_it_ends_when_it_is_told_to_though_the_new_cluster_does_not_answer(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import uuid
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,6 +22,7 @@ from allocator.migrate.offset_map import (
     unpack,
 )
 from allocator.migrate.topics import same_topic
+from allocator.testing import LocalCluster
 from allocator.types import TopicPartition
 
 PARTITION = TopicPartition("orders", 3)
@@ -144,3 +147,28 @@ def test_the_map_says_where_single_records_stand() -> None:
 def test_what_no_mirror_wrote_is_refused(key: bytes | None, value: bytes | None) -> None:
     with pytest.raises(BadOffsetMap, match="invalid entry"):
         unpack(key, value)
+
+
+async def test_runs_that_were_not_written_are_forgotten_with_the_partition(kafka_cluster: LocalCluster) -> None:
+    """Another process may have mirrored these records to other offsets since."""
+    other = TopicPartition("orders", 4)
+    async with KafkaClient(kafka_cluster.bootstrap) as client:
+        name = f"map-{uuid.uuid4().hex}"
+        former, heir, reader = (OffsetMap(client, kafka_cluster.bootstrap, name) for _ in range(3))
+        await former.open(1)
+        former.note(PARTITION, Run(0, 0))
+        former.note(other, Run(0, 0))
+        await former.flush()
+        former.note(PARTITION, Run(100, 170))
+        former.note(other, Run(10, 5))
+        former.forget([PARTITION, other])
+        former.note(other, Run(20, 7))
+        await heir.open()
+        heir.note(PARTITION, Run(100, 90))
+        await heir.flush()
+        await former.flush()
+        await former.refresh()
+        await reader.open()
+        for each in (former, heir, reader):
+            assert each.positions(PARTITION).runs == [Run(0, 0), Run(100, 90)]
+        assert reader.positions(other).runs == [Run(0, 0), Run(20, 7)]

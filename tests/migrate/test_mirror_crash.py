@@ -11,7 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from confluent_kafka import Consumer as Reader
 from confluent_kafka import Producer as Confluent
+from confluent_kafka import TopicPartition as Partition
 from hypothesis import given
 from hypothesis import settings as tuned
 from hypothesis import strategies as st
@@ -28,7 +30,7 @@ from allocator.offsets.group_offsets import GroupOffsets
 from allocator.producer.encode import Encoded
 from allocator.record import Record
 from allocator.tasks import within
-from allocator.testing import LocalCluster, produce, wait_until_async
+from allocator.testing import LocalCluster, produce, wait_until, wait_until_async
 from allocator.testing.versions import NEWEST
 from allocator.types import OffsetAndMetadata, TopicPartition
 
@@ -36,6 +38,8 @@ pytestmark = pytest.mark.deadline(180)
 
 
 def abort(bootstrap: str, topic: str, count: int) -> None:
+    reader, at = Reader({"bootstrap.servers": bootstrap, "group.id": "none"}), Partition(topic, 0)
+    before = reader.get_watermark_offsets(at, 30)[1]
     producer = Confluent({"bootstrap.servers": bootstrap, "transactional.id": topic})
     producer.init_transactions(30)
     producer.begin_transaction()
@@ -43,6 +47,9 @@ def abort(bootstrap: str, topic: str, count: int) -> None:
         producer.produce(topic, key=b"k", value=b"aborted %d" % n, partition=0)
     producer.flush(30)
     producer.abort_transaction(30)
+    # the coordinator writes the marker behind its response
+    wait_until(lambda: reader.get_watermark_offsets(at, 30)[1] > before + count, 30, "the marker")
+    reader.close()
 
 
 class Scene:

@@ -17,7 +17,6 @@ from allocator.consumer.order_topic import OrderTopic
 from allocator.consumer.process import RunningConsumer, dead_letters, processor
 from allocator.consumer.process import retry_topics as retries_later
 from allocator.consumer.reading import Reading
-from allocator.deprecated import warn_renamed
 from allocator.errors import Closed, ConfigError, IllegalState, NotOwned
 from allocator.fetch.batch import Batch, deserialized
 from allocator.groups.names import default_client_id
@@ -408,13 +407,6 @@ class Consumer:
         progress = self._engine.progress
         wanted = as_offsets(progress.uncommitted(in_hand=True)) if offsets is None else as_offsets(offsets)
         self._engine.commit_async(wanted, callback)
-
-    def commit_soon(
-        self, offsets: Mapping[PartitionKey, Offset] | None = None, callback: OnCommit | None = None
-    ) -> None:
-        """The former name of `commit_async`. It logs a warning, and is removed in 0.3."""
-        warn_renamed("Consumer.commit_soon", "commit_async")
-        self.commit_async(offsets, callback)
 
     async def committed(self, partition: PartitionLike) -> OffsetAndMetadata | None:
         """Returns the committed offset of the group from the coordinator, or None. This member need not own the

@@ -25,7 +25,6 @@ SHARED = {
     "tracing",
     "record",
     "targets",
-    "deprecated",
     "traffic",
     "files",
     "html",
@@ -165,7 +164,7 @@ def test_a_room_imports_only_rooms_below_it() -> None:
     wrong = []
     for path in sources():
         room = room_of(module_name(path))
-        if room in ("", "__main__") or room in DEPRECATED:
+        if room in ("", "__main__"):
             continue  # the surface: names of any room, each loaded when it is used
         allowed = set(MAY_IMPORT.get(room, ())) | SHARED | {room}
         if room in SHARED:
@@ -213,10 +212,6 @@ def test_no_module_imports_itself_through_others() -> None:
             break
         rest = {module: needed for module, needed in rest.items() if module in needed_by_others}
     assert not rest, {module: sorted(needed & rest.keys()) for module, needed in rest.items()}
-
-
-# former names of rooms, with a warning
-DEPRECATED = {"assign"}
 
 
 def test_commands_stand_in_one_room() -> None:

@@ -108,7 +108,7 @@ $(VENV)/.demo-$(VERSION): extras = testing
 $(VENV)/.demo-spark-$(VERSION): extras = testing,spark
 
 # the stamp comes last: an installation that broke off is begun again
-$(STAMP) $(VENV)/.demo-$(VERSION) $(VENV)/.demo-spark-$(VERSION): pyproject.toml setup.py $(wildcard allocator/*.pyx allocator/*.h)
+$(STAMP) $(VENV)/.demo-$(VERSION) $(VENV)/.demo-spark-$(VERSION): pyproject.toml setup.py $(wildcard allocator/core/*.pyx allocator/core/*.h)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 9))' \
 		|| { echo "allocator needs Python 3.9 or newer; $(PYTHON) is $(VERSION). Try: make PYTHON=python3.12" >&2; exit 1; }
 	$(call environment,$(VENV),$(if $(wildcard $(VENV)/lib/python$(VERSION)),,--clear))

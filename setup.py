@@ -1,4 +1,4 @@
-"""Builds the compiled decoder, `allocator/_records`. All other settings are in pyproject.toml.
+"""Builds the compiled decoder, `allocator/core/_records`. All other settings are in pyproject.toml.
 
 Without a C compiler, pip also installs one for the build: Zig, from the wheel `ziglang`, a download of 100 MB. The
 decoder is optional: if it cannot be built, for example because Python.h is missing, the installation prints a warning
@@ -34,9 +34,9 @@ try:
 except ImportError:  # before setuptools 70.1
     from wheel.bdist_wheel import bdist_wheel
 
-NAME = "allocator._records"
-SOURCE = "allocator/_records.pyx"
-HEADERS = ["allocator/_records.h", "allocator/_encode.h", "allocator/_crc32c.h"]
+NAME = "allocator.core._records"
+SOURCE = "allocator/core/_records.pyx"
+HEADERS = ["allocator/core/_records.h", "allocator/core/_encode.h", "allocator/core/_crc32c.h"]
 # Python's own flags have -fwrapv, under which a signed overflow is defined, and the sanitizer says nothing of it
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-wrapv"]
 SANITIZERS += ["-fno-omit-frame-pointer", "-g", "-O1"]

@@ -10,23 +10,23 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from allocator.compat.consumer_group import ConsumerGroup
+    from allocator.compat.generation import Generation, PartitionStart
+    from allocator.compat.group_config import ConsumerGroupConfig
     from allocator.compat.grouped import GroupedConsumer
     from allocator.compat.single import SingleConsumer
-    from allocator.consumer.consumer import Consumer
-    from allocator.consumer.consumer_group import ConsumerGroup
-    from allocator.consumer.generation import Generation, PartitionStart
-    from allocator.consumer.group_config import ConsumerGroupConfig
-    from allocator.consumer.kafka_group_orders import KafkaGroupOrders
-    from allocator.consumer.switching import SwitchingConsumer
+    from allocator.core.consumer.consumer import Consumer
+    from allocator.core.fetch.batch import Batch
+    from allocator.core.membership.zookeeper.orders import Order, OrderResult
+    from allocator.core.subscription.listener import RebalanceListener
+    from allocator.core.subscription.loss import RecordsLost
     from allocator.errors import AllocatorError, CommitFailed, Fenced, GenerationEnded, GroupClosed
-    from allocator.fetch.batch import Batch
-    from allocator.groups.group_orders import GroupOrders
-    from allocator.groups.order_report import OrderReport
-    from allocator.groups.zookeeper.orders import Order, OrderResult
+    from allocator.operate.group_orders import GroupOrders
+    from allocator.operate.kafka_group_orders import KafkaGroupOrders
+    from allocator.operate.order_report import OrderReport
+    from allocator.operate.switching import SwitchingConsumer
     from allocator.resources.allocation import Allocation
     from allocator.resources.sources import ChildrenOf
-    from allocator.subscription.listener import RebalanceListener
-    from allocator.subscription.loss import RecordsLost
     from allocator.types import OffsetAndMetadata, OffsetAndTimestamp, Record, TopicPartition
 
 __version__ = "0.1.0"
@@ -34,30 +34,30 @@ __version__ = "0.1.0"
 _HOME = {
     "Allocation": "allocator.resources.allocation",
     "AllocatorError": "allocator.errors",
-    "Batch": "allocator.fetch.batch",
+    "Batch": "allocator.core.fetch.batch",
     "ChildrenOf": "allocator.resources.sources",
     "CommitFailed": "allocator.errors",
-    "Consumer": "allocator.consumer.consumer",
-    "ConsumerGroup": "allocator.consumer.consumer_group",
-    "ConsumerGroupConfig": "allocator.consumer.group_config",
+    "Consumer": "allocator.core.consumer.consumer",
+    "ConsumerGroup": "allocator.compat.consumer_group",
+    "ConsumerGroupConfig": "allocator.compat.group_config",
     "Fenced": "allocator.errors",
-    "Generation": "allocator.consumer.generation",
+    "Generation": "allocator.compat.generation",
     "GenerationEnded": "allocator.errors",
     "GroupClosed": "allocator.errors",
-    "GroupOrders": "allocator.groups.group_orders",
+    "GroupOrders": "allocator.operate.group_orders",
     "GroupedConsumer": "allocator.compat.grouped",
-    "KafkaGroupOrders": "allocator.consumer.kafka_group_orders",
+    "KafkaGroupOrders": "allocator.operate.kafka_group_orders",
     "OffsetAndMetadata": "allocator.types",
     "OffsetAndTimestamp": "allocator.types",
-    "Order": "allocator.groups.zookeeper.orders",
-    "OrderReport": "allocator.groups.order_report",
-    "OrderResult": "allocator.groups.zookeeper.orders",
-    "PartitionStart": "allocator.consumer.generation",
-    "RebalanceListener": "allocator.subscription.listener",
+    "Order": "allocator.core.membership.zookeeper.orders",
+    "OrderReport": "allocator.operate.order_report",
+    "OrderResult": "allocator.core.membership.zookeeper.orders",
+    "PartitionStart": "allocator.compat.generation",
+    "RebalanceListener": "allocator.core.subscription.listener",
     "Record": "allocator.types",
-    "RecordsLost": "allocator.subscription.loss",
+    "RecordsLost": "allocator.core.subscription.loss",
     "SingleConsumer": "allocator.compat.single",
-    "SwitchingConsumer": "allocator.consumer.switching",
+    "SwitchingConsumer": "allocator.operate.switching",
     "TopicPartition": "allocator.types",
 }
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 import sys
 
-from allocator.limits import limit_reached
+from allocator.core.limits import limit_reached
 
 __all__ = ["main"]
 

@@ -19,9 +19,9 @@ import time
 from rich.console import Console
 from rich.table import Table
 
-from allocator.client.client import KafkaClient
-from allocator.offsets import pending_commit
-from allocator.offsets.group_offsets import GroupOffsets
+from allocator.core.client.client import KafkaClient
+from allocator.core.offsets import pending_commit
+from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.testing import LocalCluster
 from allocator.testing.versions import NEWEST
 from allocator.types import OffsetAndMetadata, TopicPartition

@@ -17,9 +17,9 @@ from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from allocator.client.client import KafkaClient
-from allocator.client.connection import BrokerConnection
-from allocator.zookeeper.client import ZooKeeper
+from allocator.core.client.client import KafkaClient
+from allocator.core.client.connection import BrokerConnection
+from allocator.core.zookeeper.client import ZooKeeper
 
 __all__ = ["install"]
 

@@ -23,9 +23,9 @@ import click
 from click.shell_completion import CompletionItem, get_completion_class
 
 from allocator import __version__
+from allocator.core.foreign import plain
+from allocator.core.limits import limit_reached
 from allocator.errors import AllocatorError, ConfigError
-from allocator.foreign import plain
-from allocator.limits import limit_reached
 
 if TYPE_CHECKING:
     from allocator.daemon.config import Config
@@ -204,7 +204,7 @@ def _fail(ctx: click.Context | None, error: BaseException, code: int, message: s
 
 def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     if wanted:
-        from allocator.record import accelerated
+        from allocator.core.record import accelerated
 
         click.echo(f"allocator, version {__version__}, decoder: {'compiled' if accelerated else 'plain'}")
         ctx.exit()

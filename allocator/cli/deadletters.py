@@ -12,11 +12,11 @@ import click
 from allocator.cli.options import NOTHING_CHANGED, Command, decorated, execute_option, with_brokers
 from allocator.cli.output import Listing, console, print_json
 from allocator.cli.read import Access
-from allocator.deadletters import DeadLetterQueue, Letter, LetterFilter, Outcome
-from allocator.deadletters.letter import parse_place, parse_time
-from allocator.deadletters.letters import MAX_REDRIVES, first_letters
+from allocator.core.foreign import plain
 from allocator.errors import ConfigError
-from allocator.foreign import plain
+from allocator.operate.dead_letters import DeadLetterQueue, Letter, LetterFilter, Outcome
+from allocator.operate.dead_letters.letter import parse_place, parse_time
+from allocator.operate.dead_letters.letters import MAX_REDRIVES, first_letters
 
 __all__ = ["deadletters", "letters_table"]
 

@@ -16,10 +16,10 @@ from rich.text import Text
 
 from allocator.cli.options import GROUP, Seconds, with_clusters
 from allocator.cli.output import console, print_json
-from allocator.doctor.finding import CHROOT_MISSING, COULD_NOT_LOOK, Finding, Fix, Severity
+from allocator.core.foreign import plain
+from allocator.core.settings import DEFAULT
 from allocator.errors import AllocatorError, ConfigError
-from allocator.foreign import plain
-from allocator.settings import DEFAULT
+from allocator.operate.doctor.finding import CHROOT_MISSING, COULD_NOT_LOOK, Finding, Fix, Severity
 
 if TYPE_CHECKING:
     from allocator.cli.read import Access
@@ -75,7 +75,7 @@ def doctor(
       2   wrong usage or settings
       3   something is wrong
     """
-    from allocator.groups.zookeeper.znodes import Paths
+    from allocator.core.membership.zookeeper.znodes import Paths
 
     if access.settings is not None:
         group = access.chosen_group(group)
@@ -107,7 +107,7 @@ def doctor(
 
 
 def _session_timeout_s(access: Access) -> float:
-    from allocator.doctor.members import DEFAULT_SESSION_S
+    from allocator.operate.doctor.members import DEFAULT_SESSION_S
 
     settings = access.settings
     if settings is None:
@@ -125,8 +125,8 @@ async def _examine(
     patience_s: float,
 ) -> list[Finding]:
     """Raises the connection error if no cluster was reached."""
-    from allocator.doctor.doctor import examine
-    from allocator.zookeeper.client import NoChroot
+    from allocator.core.zookeeper.client import NoChroot
+    from allocator.operate.doctor.doctor import examine
 
     failed: list[tuple[str, AllocatorError]] = []
     async with AsyncExitStack() as open_ones:
@@ -167,8 +167,8 @@ async def _examine(
 
 
 def _not_reached(access: Access, failed: list[tuple[str, AllocatorError]]) -> list[Finding]:
-    from allocator.doctor.doctor import check_failed, chroot_missing
-    from allocator.zookeeper.client import NoChroot
+    from allocator.core.zookeeper.client import NoChroot
+    from allocator.operate.doctor.doctor import check_failed, chroot_missing
 
     return [
         chroot_missing(access.zookeeper, f"/{access.zookeeper.partition('/')[2]}", str(error))
@@ -206,7 +206,7 @@ def _can_ask() -> bool:
 
 
 async def _apply(access: Access, group: str | None, chosen: dict[str, Fix]) -> dict[str, str]:
-    from allocator.doctor.fixes import apply
+    from allocator.operate.doctor.fixes import apply
 
     async with access.ensemble(make_chroot=any(fix.kind == "chroot" for fix in chosen.values())) as zk:
         return {

@@ -24,11 +24,11 @@ from allocator.cli.report import (
     reset_table,
     retries_table,
 )
-from allocator.foreign import plain
+from allocator.core.foreign import plain
 
 if TYPE_CHECKING:
     from allocator.cli.read import Access
-    from allocator.groups.delete_group import GroupRemains
+    from allocator.operate.delete_group import GroupRemains
 
 __all__ = ["group"]
 
@@ -109,7 +109,7 @@ def describe_command(name: str | None, access: Access, as_json: bool) -> None:
 @with_clusters
 def adopt_command(name: str, wait: float, execute: bool, access: Access, as_json: bool) -> None:
     """Move a group from kiel's layout to allocator's, without a restart. All its members must be allocator's."""
-    from allocator.groups.legacy.adopt import adopt, candidate
+    from allocator.operate.adopt import adopt, candidate
 
     async def run() -> Any:
         async with access.ensemble() as zk:
@@ -137,8 +137,8 @@ def adopt_command(name: str, wait: float, execute: bool, access: Access, as_json
 @with_clusters
 def release_command(name: str, instance_id: str, access: Access, as_json: bool) -> None:
     """End the reservation of INSTANCE, whose process does not come back: its partitions move to other members."""
-    from allocator.groups.zookeeper.store import Store
-    from allocator.groups.zookeeper.znodes import Paths
+    from allocator.core.membership.zookeeper.store import Store
+    from allocator.core.membership.zookeeper.znodes import Paths
 
     async def run() -> Any:
         async with access.ensemble() as zk:

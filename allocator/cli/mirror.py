@@ -18,11 +18,11 @@ import click
 from allocator.cli.options import Seconds, config_option
 from allocator.cli.progress import Meter, is_shown, progress, quiet_option, say
 from allocator.cli.read import Access
+from allocator.core.tasks import TaskGroup
 from allocator.daemon.config import TARGET_PREFIX
 from allocator.errors import AllocatorError
 from allocator.migrate.mirror import Mirror
 from allocator.migrate.mirror_settings import RECREATED, MirrorSettings
-from allocator.tasks import TaskGroup
 
 __all__ = ["mirror"]
 

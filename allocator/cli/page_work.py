@@ -28,15 +28,15 @@ from allocator.cli.read import (
     read_partitions,
 )
 from allocator.cli.report import parse_target
-from allocator.consumer.order_topic import orders_topic
-from allocator.deadletters import DeadLetterQueue
+from allocator.core.foreign import shown
+from allocator.core.membership.zookeeper.orders import KINDS
 from allocator.errors import ConfigError
-from allocator.foreign import shown
-from allocator.groups import kafka_describe
-from allocator.groups.describe import GroupState, Logs, describe
-from allocator.groups.group_orders import OrdersFromOutside
-from allocator.groups.order_report import OrderReport
-from allocator.groups.zookeeper.orders import KINDS
+from allocator.operate import kafka_describe
+from allocator.operate.dead_letters import DeadLetterQueue
+from allocator.operate.describe import GroupState, Logs, describe
+from allocator.operate.group_orders import OrdersFromOutside
+from allocator.operate.order_report import OrderReport
+from allocator.protocols.order_topic import orders_topic
 from allocator.types import TopicPartition
 from allocator.viewer import Viewer
 from allocator.web.actions import ClusterWork, GivenOrder

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Optional, Union
 
 import click
 
+from allocator._files import write_file
 from allocator.cli.options import Command, brokers_option, decorated
 from allocator.cli.progress import Step, progress
 from allocator.errors import ConfigError
-from allocator.files import write_file
 from allocator.spark.archive import Archive, ArchiveReport, compact
 from allocator.spark.archive import archive as archive_topic
 from allocator.spark.archive.schema import decoder, load_transform

@@ -13,30 +13,31 @@ import click
 
 from allocator.assignors import Assignor, GroupView, Member, wants
 from allocator.cli.output import Listing, console, print_json
-from allocator.client.client import KafkaClient
-from allocator.consumer.kafka_group_orders import KafkaGroupOrders
-from allocator.consumer.order_topic import orders_topic
-from allocator.errors import ConfigError, OrderRefused
-from allocator.foreign import plain
-from allocator.groups import kafka_describe
-from allocator.groups.describe import GroupState, Logs, describe, name_of, read_logs, subscribed
-from allocator.groups.group_orders import NOT_OURS, OrdersFromOutside, OrdersOfGroup
-from allocator.groups.legacy.describe import old_layouts
-from allocator.groups.order_report import OrderReport
-from allocator.groups.view import GroupViewBuilder
-from allocator.groups.what_if import GroupPlan, Scenario, plan_of
-from allocator.groups.zookeeper.decision import counts_of
-from allocator.groups.zookeeper.orders import Order
-from allocator.groups.zookeeper.steering import counting
-from allocator.groups.zookeeper.znodes import Paths
-from allocator.offsets.group_offsets import GroupOffsets
+from allocator.core.client.client import KafkaClient
+from allocator.core.errors import OrderRefused
+from allocator.core.foreign import plain
+from allocator.core.membership.view import GroupViewBuilder
+from allocator.core.membership.zookeeper.decision import counts_of
+from allocator.core.membership.zookeeper.orders import Order
+from allocator.core.membership.zookeeper.steering import counting
+from allocator.core.membership.zookeeper.znodes import Paths
+from allocator.core.offsets.group_offsets import GroupOffsets
+from allocator.errors import ConfigError
+from allocator.operate import kafka_describe
+from allocator.operate.describe import GroupState, Logs, describe, name_of, read_logs, subscribed
+from allocator.operate.group_orders import NOT_OURS, OrdersFromOutside, OrdersOfGroup
+from allocator.operate.kafka_group_orders import KafkaGroupOrders
+from allocator.operate.old_layouts import old_layouts
+from allocator.operate.order_report import OrderReport
+from allocator.operate.what_if import GroupPlan, Scenario, plan_of
+from allocator.protocols.order_topic import orders_topic
 from allocator.types import TopicPartition
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection
 
     from allocator.cli.read import Access
-    from allocator.zookeeper.client import ZooKeeper
+    from allocator.core.zookeeper.client import ZooKeeper
 
 __all__ = [
     "Act",

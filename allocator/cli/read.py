@@ -10,21 +10,21 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Optional
 
 from allocator.cli.report import GroupReport, Logs, ResetPlan, Target
-from allocator.client.client import KafkaClient
-from allocator.client.log_offsets import list_offsets
-from allocator.consumer.switching import elsewhere, path_of, read_choice
+from allocator.core.client.client import KafkaClient
+from allocator.core.client.log_offsets import list_offsets
+from allocator.core.names import check_path
+from allocator.core.offsets.group_offsets import GroupOffsets
+from allocator.core.settings import DEFAULT
+from allocator.core.zookeeper.client import ZooKeeper
 from allocator.daemon.config import PREFIX, Config, load
-from allocator.deadletters.waiting import WaitingRecords, read_waiting
 from allocator.errors import AllocatorError, ConfigError, TopicNotFound
-from allocator.groups import kafka_describe as requests
-from allocator.groups.delete_group import GroupRemains, delete_group, remains
-from allocator.groups.describe import GroupState, describe, list_groups, read_logs, subscribed
-from allocator.groups.legacy.describe import KIEL, OLD_CONSUMERS, OldLayouts, old_layouts
-from allocator.names import check_path
-from allocator.offsets.group_offsets import GroupOffsets
-from allocator.settings import DEFAULT
+from allocator.operate import kafka_describe as requests
+from allocator.operate.dead_letters.waiting import WaitingRecords, read_waiting
+from allocator.operate.delete_group import GroupRemains, delete_group, remains
+from allocator.operate.describe import GroupState, describe, list_groups, read_logs, subscribed
+from allocator.operate.old_layouts import KIEL, OLD_CONSUMERS, OldLayouts, old_layouts
+from allocator.operate.switching import elsewhere, path_of, read_choice
 from allocator.types import OffsetAndMetadata, TopicPartition
-from allocator.zookeeper.client import ZooKeeper
 
 __all__ = [
     "NOWHERE",

@@ -14,10 +14,10 @@ from rich.text import Text
 from allocator.cli.options import with_brokers
 from allocator.cli.output import Indented, console, print_json
 from allocator.cli.read import Access
+from allocator.core.foreign import plain
+from allocator.core.settings import DEFAULT
 from allocator.errors import ConfigError
-from allocator.foreign import plain
-from allocator.schemas.registry import Registry
-from allocator.settings import DEFAULT
+from allocator.handlers.schemas.registry import Registry
 from allocator.viewer.decode import Decoded, Formats
 from allocator.viewer.masks import Masks
 from allocator.viewer.read import Bounds, Position, Query, Reader, ReadResult, parse_key

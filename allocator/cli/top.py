@@ -20,11 +20,11 @@ from rich.text import Text
 
 from allocator.cli.options import ERROR, GROUP, Seconds, with_clusters
 from allocator.cli.output import console, duration, print_json
-from allocator.clock import wall_ms
+from allocator.core.clock import wall_ms
+from allocator.core.foreign import plain
 from allocator.errors import AllocatorError
-from allocator.foreign import plain
-from allocator.groups.describe import GroupState, Lag
-from allocator.groups.order_report import order_reports, order_text
+from allocator.operate.describe import GroupState, Lag
+from allocator.operate.order_report import order_reports, order_text
 
 if TYPE_CHECKING:
     from allocator.cli.read import Access
@@ -86,7 +86,7 @@ def _watcher(access: Access, chosen: Optional[str], interval_s: float) -> Watche
 
 
 async def _once(watcher: Watcher, access: Access, chosen: Optional[str], interval_s: float, as_json: bool) -> None:
-    from allocator.tasks import TaskGroup
+    from allocator.core.tasks import TaskGroup
 
     await TaskGroup().run(_print_frame(watcher, access, chosen, interval_s, as_json), watcher=watcher.run())
     if watcher.problems:
@@ -133,7 +133,7 @@ async def _print_frame(
 
 
 async def _live(watcher: Watcher, chosen: Optional[str], interval_s: float) -> None:
-    from allocator.tasks import TaskGroup, first_of, wait_for_event
+    from allocator.core.tasks import TaskGroup, first_of, wait_for_event
 
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

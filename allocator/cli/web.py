@@ -22,7 +22,7 @@ from allocator.errors import ConfigError, MissingExtra
 
 if TYPE_CHECKING:
     from allocator.cli.read import Access
-    from allocator.consumer.consumer import Consumer
+    from allocator.core.consumer.consumer import Consumer
     from allocator.daemon.config import Config
     from allocator.daemon.process import Beside, Runner
     from allocator.web.guard import Guard, Login
@@ -191,7 +191,7 @@ async def _serve(
     from prometheus_client import CollectorRegistry
 
     from allocator.cli.page_work import dead_letters, page_work
-    from allocator.tasks import TaskGroup
+    from allocator.core.tasks import TaskGroup
     from allocator.web.actions import Place, actions
     from allocator.web.history import POINTS
     from allocator.web.history_file import keep

@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any, Optional
 
 from allocator.compat.views import OffsetsByTopic
+from allocator.core.fetch.batch import Batch
+from allocator.core.fetch.fetcher import Fetcher
+from allocator.core.subscription.state import SubscriptionState
+from allocator.core.tasks import ClosesOnce, warn_unclosed
 from allocator.errors import AllocatorError, Closed, ConfigError, CorruptRecordError, IllegalState, InconsistentAssignor
-from allocator.fetch.batch import Batch
-from allocator.fetch.fetcher import Fetcher
-from allocator.subscription.state import SubscriptionState
-from allocator.tasks import ClosesOnce, warn_unclosed
 from allocator.types import Record, TopicPartition
 
 __all__ = ["TURN_S", "BaseConsumer"]

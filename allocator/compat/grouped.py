@@ -10,24 +10,24 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, Optional
 
-from allocator.assignors.registry import of_kiel
-from allocator.client.log_offsets import EARLIEST, list_offsets
 from allocator.compat.base_consumer import TURN_S, BaseConsumer
 from allocator.compat.views import KielAllocator
-from allocator.consumer.core import ConsumerCore
-from allocator.consumer.membership_config import MembershipConfig
-from allocator.consumer.switching import ChoiceWatcher, ClusterChoice, path_of
+from allocator.core.assignors.registry import of_kiel
+from allocator.core.client.log_offsets import EARLIEST, list_offsets
+from allocator.core.consumer.core import ConsumerCore
+from allocator.core.consumer.membership_config import MembershipConfig
+from allocator.core.fetch.batch import Batch
+from allocator.core.fetch.fetcher import Fetcher
+from allocator.core.membership.patterns import ANY_TOPIC
+from allocator.core.settings import DEFAULT
+from allocator.core.spellings import names_arguments
+from allocator.core.subscription.listener import RebalanceListener
+from allocator.core.subscription.loss import RecordsLost
+from allocator.core.subscription.state import SubscriptionState
+from allocator.core.zookeeper.client import ZooKeeper
 from allocator.errors import AllocatorError, CommitFailed, Fenced, NoOffsetsError, NotOwned
-from allocator.fetch.batch import Batch
-from allocator.fetch.fetcher import Fetcher
-from allocator.groups.patterns import ANY_TOPIC
-from allocator.settings import DEFAULT
-from allocator.spellings import names_arguments
-from allocator.subscription.listener import RebalanceListener
-from allocator.subscription.loss import RecordsLost
-from allocator.subscription.state import SubscriptionState
+from allocator.operate.switching import ChoiceWatcher, ClusterChoice, path_of
 from allocator.types import Assignors, MembershipName, OffsetAndMetadata, TopicPartition
-from allocator.zookeeper.client import ZooKeeper
 
 __all__ = ["GroupedConsumer"]
 

@@ -10,16 +10,16 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Union
 
-from allocator.client.client import KafkaClient
-from allocator.client.log_offsets import EARLIEST, LATEST, list_offsets
 from allocator.compat.base_consumer import BaseConsumer
+from allocator.core.client.client import KafkaClient
+from allocator.core.client.log_offsets import EARLIEST, LATEST, list_offsets
+from allocator.core.fetch.batch import Batch
+from allocator.core.fetch.fetcher import Fetcher
+from allocator.core.settings import DEFAULT
+from allocator.core.spellings import names_arguments
+from allocator.core.subscription.loss import listed
+from allocator.core.subscription.state import SubscriptionState
 from allocator.errors import AllocatorError, ConfigError, NoOffsetsError, NotAssigned, OffsetOutOfRange
-from allocator.fetch.batch import Batch
-from allocator.fetch.fetcher import Fetcher
-from allocator.settings import DEFAULT
-from allocator.spellings import names_arguments
-from allocator.subscription.loss import listed
-from allocator.subscription.state import SubscriptionState
 from allocator.types import TopicPartition
 
 __all__ = ["SingleConsumer", "Start"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from allocator.assignors.kiel import naive_allocator
+from allocator.core.assignors.kiel import naive_allocator
 from allocator.types import TopicPartition
 
 if TYPE_CHECKING:

@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, get_type_hints
 
-from allocator.client.oauth import check_token_endpoint
-from allocator.client.security import mechanism_faults
-from allocator.consumer.membership_config import OPTIONS, MembershipConfig
-from allocator.consumer.process import retry_fault
+from allocator.core.client.oauth import check_token_endpoint
+from allocator.core.client.security import mechanism_faults
+from allocator.core.consumer.membership_config import OPTIONS, MembershipConfig
+from allocator.core.consumer.process import retry_fault
+from allocator.core.settings import HANDLING, MASK, REQUIRED, Flag, Text, Texts, Whole, setting, shared
 from allocator.daemon.settings_reader import SettingsReader
 from allocator.errors import ConfigError, MissingExtra
-from allocator.processing.retry_topics import RetryPlan
-from allocator.settings import HANDLING, MASK, REQUIRED, Flag, Text, Texts, Whole, setting, shared
+from allocator.handlers.retry_topics import RetryPlan
 
 __all__ = [
     "PREFIX",
@@ -296,7 +296,7 @@ def _check_format(text: str) -> None:
 
 
 def _check_url(text: str) -> None:
-    from allocator.schemas.registry import check_url
+    from allocator.handlers.schemas.registry import check_url
 
     check_url(text)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from allocator.core.subscription.listener import RebalanceListener
 from allocator.daemon.notify import Notifier
-from allocator.processing.failures import DeadLetters
-from allocator.processing.handlers import Handler
-from allocator.processing.processor import Processor, ProcessSettings, RecordSource
-from allocator.processing.retry_topics import RetryTopics
-from allocator.subscription.listener import RebalanceListener
+from allocator.handlers.failures import DeadLetters
+from allocator.handlers.handlers import Handler
+from allocator.handlers.processor import Processor, ProcessSettings, RecordSource
+from allocator.handlers.retry_topics import RetryTopics
 
 __all__ = ["Daemon"]
 

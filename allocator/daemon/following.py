@@ -6,11 +6,11 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from allocator.consumer.switching import ChoiceWatcher, ClusterChoice
+from allocator.core.tasks import TaskGroup, first_of
 from allocator.daemon.daemon import Daemon
 from allocator.daemon.notify import Notifier
 from allocator.errors import CommitFailed, HandlerCutOff
-from allocator.tasks import TaskGroup, first_of
+from allocator.operate.switching import ChoiceWatcher, ClusterChoice
 from allocator.types import TopicPartition
 
 __all__ = ["FollowingDaemon"]

@@ -15,17 +15,17 @@ from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from typing import Optional
 
-from allocator.client.client import KafkaClient
+from allocator.core.client.client import KafkaClient
+from allocator.core.membership.patterns import topic_pattern
+from allocator.core.names import parse_address
+from allocator.core.offsets.group_offsets import GroupOffsets
+from allocator.core.tasks import within
+from allocator.core.zookeeper.client import NoChroot, ZooKeeper
 from allocator.daemon.config import Config
 from allocator.errors import AllocatorError, ConfigError
-from allocator.groups.describe import GroupState, describe
-from allocator.groups.patterns import topic_pattern
-from allocator.names import parse_address
-from allocator.offsets.group_offsets import GroupOffsets
-from allocator.processing.retry_topics import RetryPlan
-from allocator.tasks import within
+from allocator.handlers.retry_topics import RetryPlan
+from allocator.operate.describe import GroupState, describe
 from allocator.types import TopicPartition
-from allocator.zookeeper.client import NoChroot, ZooKeeper
 
 __all__ = ["Check", "preflight", "refuse_new_chroot"]
 

@@ -15,11 +15,17 @@ from functools import partial
 from typing import Any, Optional, TextIO, Union
 
 from allocator.assignors import resolve
-from allocator.client.oauth import with_credentials
-from allocator.client.security import check_security, tls_context
-from allocator.consumer.consumer import Consumer
-from allocator.consumer.process import OwnConsumer
-from allocator.consumer.switching import ChoiceWatcher, ClusterChoice, path_of
+from allocator.core.client.oauth import with_credentials
+from allocator.core.client.security import check_security, tls_context
+from allocator.core.consumer.consumer import Consumer
+from allocator.core.consumer.process import OwnConsumer
+from allocator.core.foreign import CONTROL, plain, shown
+from allocator.core.limits import limit_reached
+from allocator.core.subscription.listener import RebalanceListener
+from allocator.core.targets import find
+from allocator.core.tasks import TaskGroup, first_of
+from allocator.core.zookeeper.client import ZooKeeper
+from allocator.core.zookeeper.security import check_options, check_tls
 from allocator.daemon.config import Config
 from allocator.daemon.daemon import Daemon
 from allocator.daemon.following import FollowingDaemon
@@ -27,19 +33,13 @@ from allocator.daemon.notify import Notifier
 from allocator.daemon.preflight import refuse_new_chroot
 from allocator.daemon.stacks import dump_when_stuck
 from allocator.errors import AllocatorError, AssignorError, ConfigError, HandlerFailed, MissingExtra
-from allocator.foreign import CONTROL, plain, shown
-from allocator.limits import limit_reached
-from allocator.processing.dead_letter import DeadLetterTopic
-from allocator.processing.handlers import Handler, load_handler, traced
-from allocator.processing.policy import ErrorPolicy, Retries, load_errors
-from allocator.processing.processor import ProcessSettings
-from allocator.processing.retry_topics import RetryTopics
-from allocator.processing.subprocesses import check_picklable
-from allocator.subscription.listener import RebalanceListener
-from allocator.targets import find
-from allocator.tasks import TaskGroup, first_of
-from allocator.zookeeper.client import ZooKeeper
-from allocator.zookeeper.security import check_options, check_tls
+from allocator.handlers.dead_letter import DeadLetterTopic
+from allocator.handlers.handlers import Handler, load_handler, traced
+from allocator.handlers.policy import ErrorPolicy, Retries, load_errors
+from allocator.handlers.processor import ProcessSettings
+from allocator.handlers.retry_topics import RetryTopics
+from allocator.handlers.subprocesses import check_picklable
+from allocator.operate.switching import ChoiceWatcher, ClusterChoice, path_of
 
 __all__ = [
     "CLEAN",

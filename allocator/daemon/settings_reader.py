@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from allocator.settings import MASK, REQUIRED, Addresses, Faults, SettingKind, Texts, nearest, refusal
+from allocator.core.settings import MASK, REQUIRED, Addresses, Faults, SettingKind, Texts, nearest, refusal
 
 __all__ = ["SettingsReader"]
 

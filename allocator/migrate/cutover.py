@@ -12,20 +12,20 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
-from allocator.client.client import KafkaClient
-from allocator.consumer.switching import ClusterChoice, choose, path_of, read_choice
+from allocator._files import read_json, write_json
+from allocator.core.client.client import KafkaClient
+from allocator.core.offsets.group_offsets import GroupOffsets
+from allocator.core.zookeeper.client import ZooKeeper
 from allocator.errors import AllocatorError, ConfigError
-from allocator.files import read_json, write_json
-from allocator.groups.describe import describe
 from allocator.migrate.cutover_plan import Plan
 from allocator.migrate.offset_map import OffsetMap, map_topic
 from allocator.migrate.offsets import copy, restore
 from allocator.migrate.storage import OffsetStore, connected
 from allocator.migrate.topics import TopicIds
 from allocator.migrate.translate import ends_of
-from allocator.offsets.group_offsets import GroupOffsets
+from allocator.operate.describe import describe
+from allocator.operate.switching import ClusterChoice, choose, path_of, read_choice
 from allocator.types import TopicPartition
-from allocator.zookeeper.client import ZooKeeper
 
 __all__ = [
     "NO_RETURN",

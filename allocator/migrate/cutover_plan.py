@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Optional
 
-from allocator.client.pool import same_cluster
+from allocator.core.client.pool import same_cluster
+from allocator.core.names import KAFKA_PORT, ZOOKEEPER_PORT, parse_address
 from allocator.errors import ConfigError
 from allocator.migrate.storage import OffsetStore
-from allocator.names import KAFKA_PORT, ZOOKEEPER_PORT, parse_address
 
 if sys.version_info >= (3, 11):
     import tomllib

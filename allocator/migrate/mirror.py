@@ -10,14 +10,20 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Iterable, Mapping
 from typing import Final, NamedTuple, Optional
 
-from allocator.client.client import KafkaClient
-from allocator.client.fetch_messages import BY_NAME, FetchRequest
-from allocator.client.log_offsets import LATEST, list_offsets
-from allocator.clock import wall_ms
-from allocator.consumer.consumer import Consumer
+from allocator.core.client.client import KafkaClient
+from allocator.core.client.fetch_messages import BY_NAME, FetchRequest
+from allocator.core.client.log_offsets import LATEST, list_offsets
+from allocator.core.clock import wall_ms
+from allocator.core.consumer.consumer import Consumer
+from allocator.core.fetch.batch import Batch
+from allocator.core.membership.patterns import compiled
+from allocator.core.offsets.group_offsets import GroupOffsets
+from allocator.core.subscription.listener import RebalanceListener
+from allocator.core.subscription.loss import NoPosition
+from allocator.core.tasks import TaskGroup, wait_for_event, within
+from allocator.core.types import Partitions
+from allocator.core.zookeeper.client import NoChroot, ZooKeeper
 from allocator.errors import AllocatorError, CommitFailed, ConfigError, LogTruncated, OffsetOutOfRange
-from allocator.fetch.batch import Batch
-from allocator.groups.patterns import compiled
 from allocator.migrate.mirror_settings import MirrorSettings
 from allocator.migrate.offset_map import OffsetMap, Run, map_topic
 from allocator.migrate.positions import PartitionPosition, Target, target_lost
@@ -35,14 +41,9 @@ from allocator.migrate.takeover import (
 from allocator.migrate.topic_sync import TopicSync, refuse_same_cluster
 from allocator.migrate.topics import ZNODE, TopicIds, deletes_after, same_topic
 from allocator.migrate.translate import ends_of
-from allocator.offsets.group_offsets import GroupOffsets
 from allocator.producer.encode import Encoded, encode
 from allocator.producer.producer import Producer
-from allocator.subscription.listener import RebalanceListener
-from allocator.subscription.loss import NoPosition
-from allocator.tasks import TaskGroup, wait_for_event, within
-from allocator.types import OffsetAndMetadata, Partitions, TopicPartition
-from allocator.zookeeper.client import NoChroot, ZooKeeper
+from allocator.types import OffsetAndMetadata, TopicPartition
 
 __all__ = ["Mirror", "MirrorProgress", "MirrorSettings", "RecordsGone", "Throttle"]
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Optional
 
-from allocator.client.pool import same_cluster
+from allocator.core.client.pool import same_cluster
+from allocator.core.membership.patterns import check_pattern
+from allocator.core.settings import DEFAULT, Number, SettingKind, Whole, keyword_faults
 from allocator.errors import ConfigError
-from allocator.groups.patterns import check_pattern
-from allocator.settings import DEFAULT, Number, SettingKind, Whole, keyword_faults
 
 __all__ = ["RECREATED", "MirrorSettings"]
 

@@ -18,17 +18,17 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple, Optional
 
-from allocator.client.client import KafkaClient
-from allocator.client.create_topics import create
-from allocator.client.log_offsets import EARLIEST, LATEST, list_offsets
-from allocator.clock import wall_ms
+from allocator.core.client.client import KafkaClient
+from allocator.core.client.create_topics import create
+from allocator.core.client.log_offsets import EARLIEST, LATEST, list_offsets
+from allocator.core.clock import wall_ms
+from allocator.core.foreign import shown
+from allocator.core.record import Record
 from allocator.errors import AllocatorError
-from allocator.foreign import shown
 from allocator.migrate.spans import read_spans
 from allocator.migrate.topics import same_topic
 from allocator.producer.encode import written
 from allocator.producer.producer import append
-from allocator.record import Record
 from allocator.types import TopicPartition
 
 __all__ = [

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional
 
+from allocator._files import read_json, refuse_existing, write_json
 from allocator.errors import AllocatorError, ConfigError, TopicNotFound
-from allocator.files import read_json, refuse_existing, write_json
 from allocator.migrate import translate
 from allocator.migrate.storage import GroupAlive, OffsetStore, OpenOffsetStore
 from allocator.migrate.topics import TopicIds, same_topic

@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple, Optional
 
+from allocator.core.subscription.loss import stamped
 from allocator.migrate.topics import same_topic
 from allocator.producer.encode import Encoded
-from allocator.subscription.loss import stamped
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 __all__ = ["PartitionPosition", "Target", "target_lost"]

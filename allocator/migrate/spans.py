@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any, Final
 
-from allocator.consumer.consumer import Consumer
+from allocator.core.consumer.consumer import Consumer
+from allocator.core.fetch.batch import Batch
+from allocator.core.settings import DEFAULT
 from allocator.errors import AllocatorError
-from allocator.fetch.batch import Batch
-from allocator.settings import DEFAULT
 from allocator.types import IsolationLevel, TopicPartition
 
 __all__ = ["SpanUnread", "read_spans"]

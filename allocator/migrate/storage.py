@@ -11,20 +11,20 @@ from typing import Any, Optional
 
 from kafka.protocol.consumer import OffsetCommitRequest, OffsetDeleteRequest
 
-from allocator.client.client import KafkaClient
-from allocator.client.errors import for_code
+from allocator.core.client.client import KafkaClient
+from allocator.core.client.errors import for_code
+from allocator.core.fetch.batch import Batch
+from allocator.core.offsets.coordinator import Coordinator
+from allocator.core.offsets.group_offsets import GroupOffsets
+from allocator.core.settings import DEFAULT
+from allocator.core.subscription.loss import stamped, topic_of
+from allocator.core.zookeeper.client import ZooKeeper
 from allocator.errors import AllocatorError, BrokerError, ConfigError
-from allocator.fetch.batch import Batch
-from allocator.groups import kafka_describe as requests
-from allocator.groups.describe import describe
-from allocator.groups.legacy.describe import KIEL, OLD_CONSUMERS, children
 from allocator.migrate.spans import read_spans
-from allocator.offsets.coordinator import Coordinator
-from allocator.offsets.group_offsets import GroupOffsets
-from allocator.settings import DEFAULT
-from allocator.subscription.loss import stamped, topic_of
+from allocator.operate import kafka_describe as requests
+from allocator.operate.describe import describe
+from allocator.operate.old_layouts import KIEL, OLD_CONSUMERS, children
 from allocator.types import OffsetAndMetadata, TopicPartition
-from allocator.zookeeper.client import ZooKeeper
 
 __all__ = ["CONNECT_S", "GroupAlive", "OffsetStore", "OpenOffsetStore", "connected"]
 

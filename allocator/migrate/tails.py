@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Any
 
-from allocator.fetch.batch import Batch
+from allocator.core.fetch.batch import Batch
+from allocator.core.record import Record
 from allocator.migrate.offset_map import Run
 from allocator.migrate.spans import read_spans
-from allocator.record import Record
 from allocator.types import TopicPartition
 
 __all__ = ["Tail", "digest", "match_tails", "read_tails"]

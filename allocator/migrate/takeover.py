@@ -13,8 +13,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple, Optional
 
-from allocator.client.client import KafkaClient
-from allocator.client.log_offsets import EpochEnd, ends_of_epochs, is_supported
+from allocator.core.client.client import KafkaClient
+from allocator.core.client.log_offsets import EpochEnd, ends_of_epochs, is_supported
+from allocator.core.offsets.group_offsets import GroupOffsets
+from allocator.core.record import Record
+from allocator.core.settings import DEFAULT
 from allocator.errors import AllocatorError, BrokerError, TopicNotFound
 from allocator.migrate.mirror_settings import MirrorSettings
 from allocator.migrate.offset_map import OffsetMap, Run
@@ -23,9 +26,6 @@ from allocator.migrate.spans import read_spans
 from allocator.migrate.tails import digest, match_tails, read_tails
 from allocator.migrate.topics import same_topic
 from allocator.migrate.translate import Ends, ends_of
-from allocator.offsets.group_offsets import GroupOffsets
-from allocator.record import Record
-from allocator.settings import DEFAULT
 from allocator.types import IsolationLevel, OffsetAndMetadata, TopicPartition
 
 __all__ = [

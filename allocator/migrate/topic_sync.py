@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from allocator.client.client import KafkaClient
+from allocator.core.client.client import KafkaClient
+from allocator.core.offsets.group_offsets import GroupOffsets
+from allocator.core.zookeeper.client import ZooKeeper
 from allocator.errors import ConfigError
 from allocator.migrate.mirror_settings import MirrorSettings
 from allocator.migrate.offset_map import map_topic
 from allocator.migrate.topics import make_alike
-from allocator.offsets.group_offsets import GroupOffsets
 from allocator.types import TopicPartition
-from allocator.zookeeper.client import ZooKeeper
 
 __all__ = ["TopicSync", "refuse_same_cluster"]
 

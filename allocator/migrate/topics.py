@@ -13,12 +13,12 @@ from typing import Final
 
 from kafka.protocol.admin import DescribeConfigsRequest
 
-from allocator.client.client import KafkaClient
-from allocator.client.configs import TOPIC_RESOURCE, describe_configs, set_on_topics
-from allocator.client.create_topics import add_partitions, create
+from allocator.core.client.client import KafkaClient
+from allocator.core.client.configs import TOPIC_RESOURCE, describe_configs, set_on_topics
+from allocator.core.client.create_topics import add_partitions, create
+from allocator.core.foreign import shown
+from allocator.core.zookeeper.client import NoZnode, ZooKeeper
 from allocator.errors import AllocatorError, ConfigError
-from allocator.foreign import shown
-from allocator.zookeeper.client import NoZnode, ZooKeeper
 
 __all__ = [
     "ZNODE",

@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, Optional
 
-from allocator.client.client import KafkaClient
-from allocator.client.log_offsets import EARLIEST, LATEST, list_offsets
+from allocator.core.client.client import KafkaClient
+from allocator.core.client.log_offsets import EARLIEST, LATEST, list_offsets
+from allocator.core.offsets.group_offsets import GroupOffsets
+from allocator.core.record import Record
+from allocator.core.settings import DEFAULT
 from allocator.errors import ConfigError
 from allocator.migrate.offset_map import OffsetMap, map_topic
 from allocator.migrate.positions import Target, target_lost
 from allocator.migrate.tails import digest
 from allocator.migrate.topics import TopicIds
-from allocator.offsets.group_offsets import GroupOffsets
-from allocator.record import Record
-from allocator.settings import DEFAULT
 from allocator.types import IsolationLevel, OffsetAndMetadata, TopicPartition
 
 if TYPE_CHECKING:

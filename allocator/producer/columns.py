@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
+from allocator.core.record import accelerated
 from allocator.producer.builder import EncodeRows
 from allocator.producer.partitioner import RUN, Partitioner
-from allocator.record import accelerated
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,7 +34,7 @@ class ColumnsToSend(NamedTuple):
 
     def encoder(self, first: int, end: int) -> EncodeRows:
         """Encodes rows from `first` up to `end`."""
-        from allocator import _records  # type: ignore[attr-defined, unused-ignore]
+        from allocator.core import _records  # type: ignore[attr-defined, unused-ignore]
 
         keys, values, headers = map(_buffers, self)
 
@@ -69,7 +69,7 @@ def by_partition(
 def _placed(columns: ColumnsToSend, partitions: int, partitioner: Partitioner) -> pa.Array:
     import pyarrow as pa
 
-    from allocator import _records  # type: ignore[attr-defined, unused-ignore]
+    from allocator.core import _records  # type: ignore[attr-defined, unused-ignore]
 
     rows = len(columns.values)
     data, partitioner.keyless = _records.hash_rows(_buffers(columns.keys), rows, partitions, partitioner.keyless, RUN)

@@ -16,10 +16,10 @@ from typing import Final, NamedTuple
 import cramjam
 from crc32c import crc32c
 
+from allocator.core.fetch.batch import Batch
+from allocator.core.record import Record
+from allocator.core.varint import uvarint, zigzag
 from allocator.errors import AllocatorError, CorruptRecordError
-from allocator.fetch.batch import Batch
-from allocator.record import Record
-from allocator.varint import uvarint, zigzag
 
 __all__ = [
     "CODECS",

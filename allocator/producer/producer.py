@@ -20,15 +20,15 @@ from typing import Any, Final, Optional
 from kafka.protocol.metadata import MetadataRequest
 from kafka.protocol.producer import InitProducerIdRequest, ProduceRequest
 
-from allocator.client.client import KafkaClient
-from allocator.client.errors import for_code
-from allocator.clock import wall_ms
+from allocator.core.client.client import KafkaClient
+from allocator.core.client.errors import for_code
+from allocator.core.clock import wall_ms
+from allocator.core.tasks import BackgroundTasks, wait_for_event
 from allocator.errors import AllocatorError, BrokerError, Closed, ConfigError, TopicNotFound
 from allocator.producer.builder import BatchBuilder
 from allocator.producer.columns import ColumnsToSend, accelerated, by_partition
 from allocator.producer.encode import CODECS, TARGET_BYTES, Encoded
 from allocator.producer.partitioner import Partitioner
-from allocator.tasks import BackgroundTasks, wait_for_event
 from allocator.types import TopicPartition
 
 __all__ = ["DeliveryFailed", "ProduceQueue", "Producer", "SequenceLost", "append"]

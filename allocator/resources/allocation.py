@@ -11,21 +11,22 @@ from types import TracebackType
 from typing import Any, Union
 
 from allocator.assignors import Assignor, resolve
-from allocator.assignors.registry import built_in
+from allocator.core.assignors.registry import built_in
+from allocator.core.membership.names import default_client_id
+from allocator.core.membership.patterns import ANY_TOPIC
+from allocator.core.membership.zookeeper.leader import LeaderSettings
+from allocator.core.membership.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
+from allocator.core.membership.zookeeper.znodes import Paths
+from allocator.core.names import check_group
+from allocator.core.settings import DEFAULT, keyword_faults
+from allocator.core.spellings import names_arguments
+from allocator.core.tasks import ClosesOnce, user_callback, warn_unclosed
+from allocator.core.types import Partitions
+from allocator.core.zookeeper.client import ZooKeeper
 from allocator.errors import AllocatorError, Closed, ConfigError, IllegalState, ResourceLost
-from allocator.groups.names import default_client_id
-from allocator.groups.patterns import ANY_TOPIC
-from allocator.groups.zookeeper.leader import LeaderSettings
-from allocator.groups.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
-from allocator.groups.zookeeper.znodes import Paths
-from allocator.names import check_group
 from allocator.resources.assignor import OverNames
 from allocator.resources.sources import NameSource, ResourceNames
-from allocator.settings import DEFAULT, keyword_faults
-from allocator.spellings import names_arguments
-from allocator.tasks import ClosesOnce, user_callback, warn_unclosed
-from allocator.types import Partitions, TopicPartition
-from allocator.zookeeper.client import ZooKeeper
+from allocator.types import TopicPartition
 
 __all__ = ["ROOT", "Allocation", "Hold", "OnResources", "ResourceLoad"]
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from allocator.assignors import Assignor, GroupView, wants
-from allocator.types import Partitions, TopicPartition
+from allocator.core.types import Partitions
+from allocator.types import TopicPartition
 
 __all__ = ["OverNames"]
 

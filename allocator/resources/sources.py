@@ -10,11 +10,11 @@ from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Union
 
+from allocator.core.foreign import shown
+from allocator.core.names import check_path
+from allocator.core.zookeeper.client import NoZnode, Watched, ZooKeeper
 from allocator.errors import AllocatorError, ConfigError
-from allocator.foreign import shown
-from allocator.names import check_path
 from allocator.types import TopicPartition
-from allocator.zookeeper.client import NoZnode, Watched, ZooKeeper
 
 __all__ = ["ChildrenOf", "NameSource", "ResourceNames"]
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Optional
 
+from allocator.core.fetch.arrow import pyarrow
 from allocator.errors import ConfigError
-from allocator.fetch.arrow import pyarrow
 
 __all__ = ["ColumnType", "column_type"]
 
@@ -27,7 +27,7 @@ class ColumnType:
 
 
 def column_type(schema: Any) -> ColumnType:
-    """The type of a parsed schema (`allocator.schemas.schema.parsed_avro`).
+    """The type of a parsed schema (`allocator.handlers.schemas.schema.parsed_avro`).
 
     Raises ConfigError for what Spark has no type for: recursive types, and unions of several types.
     """

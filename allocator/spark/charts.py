@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from allocator.html import Markup
+from allocator.core.html import Markup
 
 __all__ = ["SLOTS", "bars", "figure", "gini", "lorenz", "share"]
 

@@ -10,14 +10,14 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Optional, TypeVar, Union
 
+from allocator.core.fetch.arrow import pyarrow
+from allocator.core.foreign import encodable
+from allocator.core.tasks import within
 from allocator.errors import ConfigError, MissingExtra
-from allocator.fetch.arrow import pyarrow
-from allocator.foreign import encodable
-from allocator.schemas.deserializer import RegistryDeserializer
-from allocator.schemas.registry import Registry, RegistryFailed
-from allocator.schemas.schema import Schema, as_reader_schema
+from allocator.handlers.schemas.deserializer import RegistryDeserializer
+from allocator.handlers.schemas.registry import Registry, RegistryFailed
+from allocator.handlers.schemas.schema import Schema, as_reader_schema
 from allocator.spark.avro_types import ColumnType, column_type
-from allocator.tasks import within
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -14,11 +14,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
-from allocator.client.security import KEYS, check_security
-from allocator.errors import ConfigError
-from allocator.groups.names import default_client_id
-from allocator.names import check_pattern_syntax, check_topic
-from allocator.settings import (
+from allocator.core.client.security import KEYS, check_security
+from allocator.core.membership.names import default_client_id
+from allocator.core.names import check_pattern_syntax, check_topic
+from allocator.core.settings import (
     MASK,
     Faults,
     Flag,
@@ -31,6 +30,7 @@ from allocator.settings import (
     setting,
     shared,
 )
+from allocator.errors import ConfigError
 from allocator.spark import connector
 from allocator.spark.ranges import (
     ALLOWED,
@@ -358,7 +358,7 @@ def _check_member(options: Options, names: Mapping[str, str], fault: Any) -> Non
             "and a batch that waits would leave them unread; omit it",
         )
     # not at the top: each read starts Python processes that import this module, and few are members
-    from allocator.consumer.membership_config import MembershipConfig
+    from allocator.core.consumer.membership_config import MembershipConfig
 
     keywords = member_keywords(options)
     values = {**vars(options), "pattern": options.topics_pattern}

@@ -16,9 +16,9 @@ from heapq import heapify, heapreplace
 from types import MappingProxyType
 from typing import Any, NamedTuple, Optional, Union
 
-from allocator.clock import milliseconds
+from allocator.core.clock import milliseconds
+from allocator.core.subscription.kinds import checked
 from allocator.spark.errors import CheckpointMismatch
-from allocator.subscription.kinds import checked
 from allocator.types import TopicPartition
 
 __all__ = [

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from allocator.fetch.arrow import pyarrow
-from allocator.fetch.batch import Batch
+from allocator.core.fetch.arrow import pyarrow
+from allocator.core.fetch.batch import Batch
 from allocator.spark.errors import SchemaMismatch
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from allocator._files import write_file
 from allocator.errors import MissingExtra
-from allocator.files import write_file
 from allocator.spark.errors import JavaMissing
 
 if TYPE_CHECKING:

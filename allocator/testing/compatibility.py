@@ -17,8 +17,9 @@ from typing import Any
 
 import pytest
 
+from allocator._files import write_file
+
 from .. import __version__
-from ..files import write_file
 from .versions import KAFKA, ZOOKEEPER
 
 __all__ = ["BEGIN", "END", "CompatibilityTable", "versions_of"]

@@ -20,7 +20,8 @@ from typing import Any, Optional, Union
 
 import pytest
 
-from ..traffic import Recording
+from allocator.testing.traffic import Recording
+
 from .batches import ProducedRecord
 from .errors import ClusterError
 from .versions import KAFKA

@@ -5,8 +5,8 @@ In: a query, masks, formats and perhaps a schema registry. Out: records as JSON.
 without a group, which commits nothing; and the schema registry, if one is configured. Writes nothing.
 """
 
-from allocator.schemas.registry import Registry
-from allocator.schemas.schema import Schema
+from allocator.handlers.schemas.registry import Registry
+from allocator.handlers.schemas.schema import Schema
 from allocator.viewer.decode import Decoded, Formats
 from allocator.viewer.masks import Masks
 from allocator.viewer.read import Bounds, Position, Query, Reader, ReadResult, ReadWindow

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Optional, Union
 
+from allocator.core.foreign import CONTROL
 from allocator.errors import ConfigError
-from allocator.foreign import CONTROL
-from allocator.schemas.schema import HEADER, Schema, file_schema, read_json, schema_id
+from allocator.handlers.schemas.schema import HEADER, Schema, file_schema, read_json, schema_id
 from allocator.types import Record
 from allocator.viewer.masks import Masks
 

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Optional
 
+from allocator.core.settings import MASK
 from allocator.errors import ConfigError
-from allocator.settings import MASK
 
 __all__ = ["Mask", "Masks", "check_mask"]
 

@@ -14,13 +14,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Optional
 
-from allocator.clock import milliseconds
-from allocator.consumer.consumer import Consumer
+from allocator.core.clock import milliseconds
+from allocator.core.consumer.consumer import Consumer
+from allocator.core.fetch.batch import Batch
+from allocator.core.settings import DEFAULT
+from allocator.core.tasks import within
 from allocator.errors import ConfigError, TopicNotFound
-from allocator.fetch.batch import Batch
 from allocator.producer.partitioner import Partitioner
-from allocator.settings import DEFAULT
-from allocator.tasks import within
 from allocator.types import IsolationLevel, Record, TopicPartition
 
 __all__ = ["Bounds", "Position", "Query", "ReadResult", "ReadWindow", "Reader", "parse_key"]

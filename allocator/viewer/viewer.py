@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Optional
 
-from allocator.foreign import encodable
-from allocator.html import paragraph, table
-from allocator.schemas.registry import Registry
+from allocator.core.foreign import encodable
+from allocator.core.html import paragraph, table
+from allocator.handlers.schemas.registry import Registry
 from allocator.types import Record
 from allocator.viewer.decode import NO_SCHEMAS, Decoded, Decoder, Formats, Schemas
 from allocator.viewer.masks import Masks

@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Optional, Protocol
 
-from allocator.consumer.switching import choose, path_of, read_choice
-from allocator.errors import AllocatorError, ConfigError, OrderRefused
-from allocator.groups.group_orders import NOT_OURS, OrdersFromOutside, OrdersOfGroup
-from allocator.groups.zookeeper.store import Store
-from allocator.groups.zookeeper.znodes import Paths
-from allocator.names import GROUP_NAME
+from allocator.core.errors import OrderRefused
+from allocator.core.membership.zookeeper.store import Store
+from allocator.core.membership.zookeeper.znodes import Paths
+from allocator.core.names import GROUP_NAME
+from allocator.core.zookeeper.client import BadVersion, ConnectionLost, NoZnode, ZooKeeper
+from allocator.errors import AllocatorError, ConfigError
+from allocator.operate.group_orders import NOT_OURS, OrdersFromOutside, OrdersOfGroup
+from allocator.operate.switching import choose, path_of, read_choice
 from allocator.web.request_body import RequestBody
-from allocator.zookeeper.client import BadVersion, ConnectionLost, NoZnode, ZooKeeper
 
 __all__ = ["Action", "ClusterWork", "GivenOrder", "NotNow", "Place", "actions"]
 

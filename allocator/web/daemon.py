@@ -11,10 +11,10 @@ from typing import Optional
 
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 
-from allocator.consumer.consumer import Consumer
+from allocator.core.consumer.consumer import Consumer
+from allocator.core.tasks import BackgroundTasks, TaskGroup, wait_for_event
 from allocator.daemon.process import Runner
-from allocator.doctor.finding import Finding, Severity
-from allocator.tasks import BackgroundTasks, TaskGroup, wait_for_event
+from allocator.operate.doctor.finding import Finding, Severity
 from allocator.types import TopicPartition
 from allocator.web.actions import Action
 from allocator.web.dead_letters import LetterDesk

@@ -10,14 +10,14 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Optional
 
-from allocator.deadletters import DeadLetterQueue, LetterFilter, Outcome
-from allocator.deadletters.letter import Letter, parse_place, parse_time
-from allocator.deadletters.letters import first_letters
+from allocator.core.foreign import plain
+from allocator.core.names import check_topic
+from allocator.core.settings import MASK
+from allocator.core.tasks import within
 from allocator.errors import AllocatorError, ConfigError
-from allocator.foreign import plain
-from allocator.names import check_topic
-from allocator.settings import MASK
-from allocator.tasks import within
+from allocator.operate.dead_letters import DeadLetterQueue, LetterFilter, Outcome
+from allocator.operate.dead_letters.letter import Letter, parse_place, parse_time
+from allocator.operate.dead_letters.letters import first_letters
 from allocator.viewer import Viewer
 from allocator.web.records import TEXT
 from allocator.web.request_body import RequestBody

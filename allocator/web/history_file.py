@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, TypeVar
 
+from allocator.core.foreign import encodable, shown
+from allocator.core.membership.zookeeper.znodes import to_ranges
 from allocator.errors import ConfigError
-from allocator.foreign import encodable, shown
-from allocator.groups.zookeeper.znodes import to_ranges
 from allocator.types import TopicPartition
 from allocator.web.events import Event
 from allocator.web.history import Past, Point, Remembered

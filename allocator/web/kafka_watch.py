@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Optional
 
-from allocator.client.client import KafkaClient
-from allocator.clock import wall_ms
-from allocator.consumer.consumer import Consumer
-from allocator.consumer.order_topic import OrderTopic
+from allocator.core.client.client import KafkaClient
+from allocator.core.clock import wall_ms
+from allocator.core.consumer.consumer import Consumer
+from allocator.core.membership.zookeeper.orders import Orders
 from allocator.errors import AllocatorError
-from allocator.groups import kafka_describe
-from allocator.groups.describe import Coordinated, GroupState
-from allocator.groups.zookeeper.orders import Orders
+from allocator.operate import kafka_describe
+from allocator.operate.describe import Coordinated, GroupState
+from allocator.protocols.order_topic import OrderTopic
 
 __all__ = ["KafkaGroupWatch"]
 

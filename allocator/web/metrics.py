@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Iterator
 from prometheus_client.core import GaugeMetricFamily, Metric, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
-from allocator.clock import wall_ms
-from allocator.consumer.consumer import Consumer
-from allocator.groups.order_report import ORDER_STATES
-from allocator.groups.zookeeper.plan import in_flight, recent_moves
-from allocator.groups.zookeeper.steering import budget_of
-from allocator.measures import Measure, Measures
+from allocator.core.clock import wall_ms
+from allocator.core.consumer.consumer import Consumer
+from allocator.core.measures import Measure, Measures
+from allocator.core.membership.zookeeper.plan import in_flight, recent_moves
+from allocator.core.membership.zookeeper.steering import budget_of
+from allocator.operate.order_report import ORDER_STATES
 from allocator.types import TopicPartition
 from allocator.web.families import Sample, counter, gauge
 from allocator.web.snapshot import by_topic

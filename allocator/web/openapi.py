@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from allocator.groups.group_orders import WITHDRAWN_BY_PARTITION
-from allocator.groups.order_report import ORDER_STATES
-from allocator.groups.zookeeper.orders import KINDS
+from allocator.core.membership.zookeeper.orders import KINDS
+from allocator.operate.group_orders import WITHDRAWN_BY_PARTITION
+from allocator.operate.order_report import ORDER_STATES
 from allocator.viewer.decode import PLAIN_FORMATS
 from allocator.web.actions import SUPPOSITIONS
 

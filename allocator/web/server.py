@@ -19,9 +19,9 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from tornado import iostream, netutil, web
 
 from allocator.assignors import known_names
+from allocator.core.foreign import shown
+from allocator.core.tasks import wait_for_event, within
 from allocator.errors import AllocatorError, ConfigError, TopicNotFound
-from allocator.foreign import shown
-from allocator.tasks import wait_for_event, within
 from allocator.web import snapshot
 from allocator.web.actions import Action
 from allocator.web.connections import Limits, Server

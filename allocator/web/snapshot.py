@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
-from allocator.groups.zookeeper.orders import KINDS
-from allocator.groups.zookeeper.plan import in_flight
-from allocator.groups.zookeeper.steering import Budget, budget_of
-from allocator.groups.zookeeper.znodes import to_ranges
+from allocator.core.membership.zookeeper.orders import KINDS
+from allocator.core.membership.zookeeper.plan import in_flight
+from allocator.core.membership.zookeeper.steering import Budget, budget_of
+from allocator.core.membership.zookeeper.znodes import to_ranges
 from allocator.types import TopicPartition
 from allocator.web.history import REBALANCES
 from allocator.web.watch import WatchedGroup, Watcher

@@ -11,18 +11,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Optional, Protocol
 
-from allocator.client.client import KafkaClient
-from allocator.client.metadata import Metadata
-from allocator.clock import wall_ms
-from allocator.consumer.switching import elsewhere, path_of, read_choice
-from allocator.doctor.doctor import Finding, Observation, Severity, diagnose, observe
-from allocator.errors import AllocatorError, ConfigError
-from allocator.groups.describe import GroupReport, GroupState, Logs, read_logs, reported_problems, subscribed
-from allocator.groups.zookeeper.load_report import LoadReport
-from allocator.groups.zookeeper.order_store import OrderStore
-from allocator.groups.zookeeper.orders import Orders
-from allocator.groups.zookeeper.store import Store, valid
-from allocator.groups.zookeeper.znodes import (
+from allocator.core.client.client import KafkaClient
+from allocator.core.client.metadata import Metadata
+from allocator.core.clock import wall_ms
+from allocator.core.membership.zookeeper.load_report import LoadReport
+from allocator.core.membership.zookeeper.order_store import OrderStore
+from allocator.core.membership.zookeeper.orders import Orders
+from allocator.core.membership.zookeeper.store import Store, valid
+from allocator.core.membership.zookeeper.znodes import (
     AssignmentDocument,
     Claim,
     InflateBudget,
@@ -31,15 +27,19 @@ from allocator.groups.zookeeper.znodes import (
     Paths,
     in_join_order,
 )
-from allocator.names import GROUP_NAME
-from allocator.offsets.group_offsets import GroupOffsets
-from allocator.tasks import TaskGroup, wait_for_event
+from allocator.core.names import GROUP_NAME
+from allocator.core.offsets.group_offsets import GroupOffsets
+from allocator.core.tasks import TaskGroup, wait_for_event
+from allocator.core.zookeeper.client import NoZnode, Watched, ZooKeeper
+from allocator.errors import AllocatorError, ConfigError
+from allocator.operate.describe import GroupReport, GroupState, Logs, read_logs, reported_problems, subscribed
+from allocator.operate.doctor.doctor import Finding, Observation, Severity, diagnose, observe
+from allocator.operate.switching import elsewhere, path_of, read_choice
 from allocator.web.events import Event, EventLog
 from allocator.web.fences import Fences
 from allocator.web.history import History, News, Past, Point, Series
 from allocator.web.kafka_watch import KafkaGroupWatch
 from allocator.web.offset_history import Age, OffsetHistory, oldest
-from allocator.zookeeper.client import NoZnode, Watched, ZooKeeper
 
 __all__ = ["ClusterAccess", "DoctorTrends", "WatchedGroup", "Watcher"]
 

@@ -14,10 +14,10 @@ from aiokafka.consumer.fetcher import READ_UNCOMMITTED, PartitionRecords
 from aiokafka.record.memory_records import MemoryRecords as AiokafkaRecords
 from kafka.record.memory_records import MemoryRecords as KafkaPythonRecords
 
-from allocator.fetch import Batch, decode_plain
+from allocator.core.fetch import Batch, decode_plain
 
 try:
-    from allocator import _records
+    from allocator.core import _records
 except ImportError:
     _records = None  # type: ignore[assignment]
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from allocator.processing.handlers import Handler
-from allocator.processing.processor import Processor, ProcessSettings
+from allocator.handlers.handlers import Handler
+from allocator.handlers.processor import Processor, ProcessSettings
 from allocator.testing import LocalCluster, wait_until
 
 from .memory import MemorySource, batches
@@ -116,8 +116,8 @@ def repeated(broker: Broker, directory: Path, done_set: bool) -> tuple[int, int]
 
 
 async def forget(job: dict[str, Any]) -> None:
-    from allocator.client.client import KafkaClient
-    from allocator.offsets.group_offsets import GroupOffsets
+    from allocator.core.client.client import KafkaClient
+    from allocator.core.offsets.group_offsets import GroupOffsets
     from allocator.types import OffsetAndMetadata, TopicPartition
 
     async with KafkaClient(job["brokers"]) as client:

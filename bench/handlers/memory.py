@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from allocator.fetch.batch import Batch
-from allocator.fetch.decode import scan
-from allocator.measures import Measures
+from allocator.core.fetch.batch import Batch
+from allocator.core.fetch.decode import scan
+from allocator.core.measures import Measures
 from allocator.testing.batches import ProducedRecord, encode
 from allocator.types import TopicPartition
 

@@ -24,8 +24,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from allocator.client.client import KafkaClient
-from allocator.client.log_offsets import LATEST, list_offsets
+from allocator.core.client.client import KafkaClient
+from allocator.core.client.log_offsets import LATEST, list_offsets
 from allocator.testing import LocalCluster
 from allocator.testing.jars import class_path
 from allocator.testing.java import find_java

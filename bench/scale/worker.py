@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from allocator.assignors import resolve
-from allocator.groups.zookeeper.leader import LeaderSettings
-from allocator.groups.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
-from allocator.groups.zookeeper.znodes import Paths
+from allocator.core.membership.zookeeper.leader import LeaderSettings
+from allocator.core.membership.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
+from allocator.core.membership.zookeeper.znodes import Paths
+from allocator.core.zookeeper.client import Op, Stat, ZooKeeper
 from allocator.types import TopicPartition
-from allocator.zookeeper.client import Op, Stat, ZooKeeper
 
 __all__ = ["Topics", "say"]
 

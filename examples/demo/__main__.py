@@ -16,14 +16,14 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
-from allocator.client.client import KafkaClient
+from allocator.core.client.client import KafkaClient
+from allocator.core.fetch import accelerated
+from allocator.core.offsets.group_offsets import GroupOffsets
+from allocator.core.zookeeper.client import ZooKeeper
 from allocator.errors import AllocatorError
-from allocator.fetch import accelerated
-from allocator.groups.describe import GroupState, describe
-from allocator.offsets.group_offsets import GroupOffsets
+from allocator.operate.describe import GroupState, describe
 from allocator.testing import LocalCluster
 from allocator.types import TopicPartition
-from allocator.zookeeper.client import ZooKeeper
 
 from .check import Claim, History, verify
 

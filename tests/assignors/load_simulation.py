@@ -6,10 +6,10 @@ import math
 import random
 from dataclasses import dataclass, field
 
-from allocator.assignors.load import balance, moved
-from allocator.assignors.types import Member
-from allocator.groups.zookeeper.following import ImbalanceTimer, LoadHistory
-from allocator.groups.zookeeper.load_report import Mean
+from allocator.core.assignors.load import balance, moved
+from allocator.core.assignors.types import Member
+from allocator.core.membership.zookeeper.following import ImbalanceTimer, LoadHistory
+from allocator.core.membership.zookeeper.load_report import Mean
 from allocator.types import TopicPartition
 
 DAY_S = 86_400

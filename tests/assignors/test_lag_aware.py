@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allocator.assignors import GroupView, Member, compute, resolve
-from allocator.assignors.lag_aware import IDLE, SLACK
+from allocator.core.assignors.lag_aware import IDLE, SLACK
 from allocator.types import Assignment, TopicPartition
 
 lag_aware = resolve("lag-aware")

@@ -10,10 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from load_simulation import Workload, run
 
-from allocator.assignors import GroupView, Member, resolve, validate
-from allocator.assignors.constraints import Constraints
-from allocator.assignors.load import LoadAssignor, balance, estimated, member_loads, moved
-from allocator.types import Partitions, TopicPartition
+from allocator.assignors import GroupView, Member, resolve
+from allocator.core.assignors import validate
+from allocator.core.assignors.constraints import Constraints
+from allocator.core.assignors.load import LoadAssignor, balance, estimated, member_loads, moved
+from allocator.core.types import Partitions
+from allocator.types import TopicPartition
 
 LOADS = st.one_of(st.just(0.0), st.floats(0, 1e6), st.sampled_from([1.0, 5.0, 1e29]))
 

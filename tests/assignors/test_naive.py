@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allocator.assignors import GroupView, Member, compute, naive
-from allocator.assignors.kiel import naive_allocator
+from allocator.core.assignors.kiel import naive_allocator
 from allocator.types import TopicPartition
 
 NAMES = st.text("abcxyz019-.", min_size=1, max_size=6)

@@ -21,7 +21,7 @@ from allocator.assignors import (
     resolve,
     wants,
 )
-from allocator.assignors.registry import of_kiel
+from allocator.core.assignors.registry import of_kiel
 from allocator.errors import AssignorError, BadAssignment
 from allocator.types import TopicPartition
 
@@ -57,7 +57,7 @@ def test_each_built_in_function_is_found_by_its_name_and_by_its_place() -> None:
             "basic" if name in ("naive", "range", "roundrobin") else "lag_aware" if name == "lag-aware" else "sticky"
         )
         place = "range_" if name == "range" else name.replace("-", "_")
-        assert resolve(f"allocator.assignors.{module}:{place}") is resolve(name)
+        assert resolve(f"allocator.core.assignors.{module}:{place}") is resolve(name)
 
 
 def test_text_and_callable_lead_to_the_same_name(functions: Any) -> None:

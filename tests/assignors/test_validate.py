@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allocator.assignors import GroupView, Member, compute, naive, validate
+from allocator.assignors import GroupView, Member, compute, naive
+from allocator.core.assignors import validate
 from allocator.errors import AssignorError, BadAssignment
 from allocator.types import TopicPartition
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allocator.assignors import GroupView, Member, compute, resolve
-from allocator.assignors.flow import apportion
+from allocator.core.assignors.flow import apportion
 from allocator.errors import AssignorError
 
 weighted = resolve("weighted")

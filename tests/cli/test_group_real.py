@@ -16,14 +16,14 @@ import pytest
 from click.testing import CliRunner
 
 from allocator.cli import main
-from allocator.client.client import KafkaClient
-from allocator.consumer import Consumer
-from allocator.consumer.switching import ClusterChoice, choose, path_of
-from allocator.offsets.group_offsets import GroupOffsets
+from allocator.core.client.client import KafkaClient
+from allocator.core.consumer import Consumer
+from allocator.core.offsets.group_offsets import GroupOffsets
+from allocator.core.zookeeper.client import ZooKeeper
+from allocator.operate.switching import ClusterChoice, choose, path_of
 from allocator.testing import LocalCluster, produce, wait_until_async
 from allocator.testing.batches import ProducedRecord
 from allocator.types import OffsetAndMetadata, TopicPartition
-from allocator.zookeeper.client import ZooKeeper
 
 NOWHERE = ["--zookeeper", "none"]
 

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from parsed import leaves
 
 from allocator.cli import main
-from allocator.consumer import Consumer
+from allocator.core.consumer import Consumer
 from allocator.testing import LocalCluster, produce, wait_until_async
 from allocator.testing.batches import ProducedRecord
 

@@ -16,9 +16,9 @@ from allocator.cli.report import (
     parse_target,
     reset_table,
 )
+from allocator.core.membership.zookeeper.znodes import AssignmentDocument, Claim, MemberInfo, Waiting
 from allocator.errors import ConfigError
-from allocator.groups.describe import GroupState
-from allocator.groups.zookeeper.znodes import AssignmentDocument, Claim, MemberInfo, Waiting
+from allocator.operate.describe import GroupState
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 P = [TopicPartition("t", number) for number in range(4)]

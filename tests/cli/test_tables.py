@@ -19,17 +19,17 @@ from allocator.cli.deadletters import letters_table
 from allocator.cli.offsets import copy_table
 from allocator.cli.output import UNBOUNDED, Indented, Listing
 from allocator.cli.report import GroupReport, Logs, ResetPlan, listing_of_orders
-from allocator.deadletters import Letter
-from allocator.deadletters.waiting import WaitingRecords
-from allocator.groups.describe import GroupState
-from allocator.groups.order_report import OrderReport
-from allocator.groups.what_if import GroupPlan, PlannedMember, PlannedMove
-from allocator.groups.zookeeper.orders import Order
-from allocator.groups.zookeeper.steering import Budget
-from allocator.groups.zookeeper.znodes import AssignmentDocument, Claim, MemberInfo
+from allocator.core.membership.zookeeper.orders import Order
+from allocator.core.membership.zookeeper.steering import Budget
+from allocator.core.membership.zookeeper.znodes import AssignmentDocument, Claim, MemberInfo
+from allocator.core.record import Record
 from allocator.migrate.offsets import CopyPlan, Row
 from allocator.migrate.storage import OffsetStore
-from allocator.record import Record
+from allocator.operate.dead_letters import Letter
+from allocator.operate.dead_letters.waiting import WaitingRecords
+from allocator.operate.describe import GroupState
+from allocator.operate.order_report import OrderReport
+from allocator.operate.what_if import GroupPlan, PlannedMember, PlannedMove
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 TOPIC = "invoices-of-the-whole-company." + "x" * 30

@@ -16,10 +16,10 @@ from rich.console import Console
 from allocator import Consumer
 from allocator.cli.read import Access
 from allocator.cli.top import frame, moves_of
-from allocator.clock import wall_ms
-from allocator.groups.describe import GroupState, Logs
-from allocator.groups.zookeeper.orders import Order, Orders
-from allocator.groups.zookeeper.znodes import AssignmentDocument, MemberInfo, Waiting
+from allocator.core.clock import wall_ms
+from allocator.core.membership.zookeeper.orders import Order, Orders
+from allocator.core.membership.zookeeper.znodes import AssignmentDocument, MemberInfo, Waiting
+from allocator.operate.describe import GroupState, Logs
 from allocator.testing import LocalCluster
 from allocator.testing.waiting import wait_until_async
 from allocator.types import OffsetAndMetadata, TopicPartition

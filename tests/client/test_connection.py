@@ -14,9 +14,9 @@ from fake_broker import FakeBroker
 from kafka.protocol.metadata import ApiVersionsRequest, ApiVersionsResponse, FindCoordinatorRequest
 from kafka.protocol.sasl import SaslAuthenticateResponse, SaslHandshakeResponse
 
-from allocator.client.client import KafkaClient
-from allocator.client.connection import BrokerConnection, ConnectionSettings
-from allocator.client.metadata import Broker
+from allocator.core.client.client import KafkaClient
+from allocator.core.client.connection import BrokerConnection, ConnectionSettings
+from allocator.core.client.metadata import Broker
 from allocator.errors import BrokerError
 from allocator.testing import wait_until_async
 

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from kafka.protocol.consumer import FetchResponse
 
-from allocator.client.fetch_messages import NEWEST, read_response
+from allocator.core.client.fetch_messages import NEWEST, read_response
 
 TOPIC = FetchResponse.FetchableTopicResponse
 PART = TOPIC.PartitionData

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from kafka.protocol.broker_version_data import BrokerVersionData
 from kafka.protocol.consumer import FetchRequest as TheirFetchRequest
 
-from allocator.client.fetch_messages import BY_NAME, NEWEST, FetchRequest, Wanted
-from allocator.client.request_writer import negotiated
+from allocator.core.client.fetch_messages import BY_NAME, NEWEST, FetchRequest, Wanted
+from allocator.core.client.request_writer import negotiated
 from allocator.types import TopicPartition
 
 VERSIONS = range(NEWEST + 1)

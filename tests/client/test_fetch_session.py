@@ -6,7 +6,7 @@ import uuid
 
 import pytest
 
-from allocator.client.fetch_messages import (
+from allocator.core.client.fetch_messages import (
     NO_SESSION,
     SESSION_ERRORS,
     FetchAnswer,

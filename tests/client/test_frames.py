@@ -13,8 +13,8 @@ from kafka.protocol.consumer import FetchRequest, FetchResponse
 from kafka.protocol.metadata import ApiVersionsRequest, ApiVersionsResponse
 from kafka.protocol.sasl import SaslBytesRequest
 
-from allocator.client.fetch_messages import FetchAnswer
-from allocator.client.frames import FrameProtocol, read_response
+from allocator.core.client.fetch_messages import FetchAnswer
+from allocator.core.client.frames import FrameProtocol, read_response
 
 MOST = 1 << 24
 

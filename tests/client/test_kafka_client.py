@@ -15,7 +15,7 @@ from kafka.protocol.broker_version_data import BrokerVersionData
 from kafka.protocol.consumer import FetchRequest, OffsetFetchRequest, OffsetFetchResponse
 from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
 
-from allocator.client.client import KafkaClient
+from allocator.core.client.client import KafkaClient
 from allocator.errors import BrokerError, BrokersUnavailable, Closed
 from allocator.testing import wait_until_async
 from allocator.types import TopicPartition
@@ -166,7 +166,7 @@ async def test_0_8_is_recognized_though_that_takes_longer_than_an_attempt_to_con
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Connections that an impatient caller opened meanwhile fail, and do not undo it."""
-    monkeypatch.setattr("allocator.client.client.CONNECT_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("allocator.core.client.client.CONNECT_TIMEOUT_S", 0.5)
     broker = FakeBroker({10: lambda _: HANG_UP, 9: no_offsets}, versions=None)
     broker.delay_s = 0.4
     async with broker:
@@ -353,7 +353,7 @@ async def test_a_broker_that_goes_and_comes_back_is_logged_once_each_way(caplog:
         async with FakeBroker(port=port):
             await wait_until_async(lambda: answered(client), 30)
         await client.close()
-    ours = [record.getMessage() for record in caplog.records if record.name == "allocator.client.pool"]
+    ours = [record.getMessage() for record in caplog.records if record.name == "allocator.core.client.pool"]
     assert len(ours) == 2, ours
     assert ours[0].startswith(f"Kafka broker 1 at 127.0.0.1:{port} is away: ")
     assert ours[1] == f"Kafka broker 1 at 127.0.0.1:{port} is back"
@@ -419,7 +419,7 @@ async def test_a_fetch_that_waits_holds_nothing_else_up() -> None:
 @pytest.mark.parametrize("version", [(0, 9), (0, 10)])
 async def test_a_request_that_0_9_lost_is_sent_again(version: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """0.9 drops requests that it has read together with the ApiVersions of another client."""
-    monkeypatch.setattr("allocator.client.client.LOST_S", 0.05)
+    monkeypatch.setattr("allocator.core.client.client.LOST_S", 0.05)
     broker = FakeBroker()
     answer = broker.handlers[10]
 
@@ -451,7 +451,7 @@ async def test_no_connection_to_the_old_address_of_a_broker_is_left() -> None:
 
 
 async def test_a_connection_with_a_request_under_way_is_not_idle(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("allocator.client.pool.MAX_IDLE_S", 0.3)
+    monkeypatch.setattr("allocator.core.client.pool.MAX_IDLE_S", 0.3)
     gate = asyncio.Event()
     broker = FakeBroker()
     answer = broker.handlers[10]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import kafka.errors as kafka_errors
 
-from allocator.client.errors import broker_error
+from allocator.core.client.errors import broker_error
 from allocator.errors import BrokerError
 
 

@@ -1,4 +1,4 @@
-"""The parts of kafka-python that `allocator.client` relies on: schemas, versions and SASL mechanisms.
+"""The parts of kafka-python that `allocator.core.client` relies on: schemas, versions and SASL mechanisms.
 
 If an upgrade of kafka-python breaks one, the failing test names it.
 """
@@ -14,7 +14,7 @@ from kafka.net.sasl import get_sasl_mechanism
 from kafka.protocol import admin, consumer, metadata
 from kafka.protocol.broker_version_data import BrokerVersionData
 
-from allocator.client.security import KEYS
+from allocator.core.client.security import KEYS
 
 # -- SASL -------------------------------------------------------------------------------------------------
 

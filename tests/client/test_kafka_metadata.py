@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from allocator.client.metadata import Broker, Metadata, PartitionMetadata
+from allocator.core.client.metadata import Broker, Metadata, PartitionMetadata
 
 ID = uuid.UUID(int=7)
 

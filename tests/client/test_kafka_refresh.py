@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from allocator.client.metadata import Refresher
+from allocator.core.client.metadata import Refresher
 from allocator.errors import BrokersUnavailable, Closed
 
 

@@ -17,7 +17,7 @@ from kafka.protocol.consumer import FetchRequest, JoinGroupRequest
 from kafka.protocol.metadata import FindCoordinatorRequest
 from kafka.protocol.sasl import SaslAuthenticateResponse, SaslHandshakeResponse
 
-from allocator.client.client import KafkaClient
+from allocator.core.client.client import KafkaClient
 from allocator.errors import BrokerError, BrokersUnavailable
 from allocator.testing import wait_until_async
 

@@ -6,9 +6,9 @@ import ssl
 
 import pytest
 
-from allocator.client.client import KafkaClient
-from allocator.client.pool import parse_addresses
-from allocator.client.security import check_security, tls_context
+from allocator.core.client.client import KafkaClient
+from allocator.core.client.pool import parse_addresses
+from allocator.core.client.security import check_security, tls_context
 from allocator.errors import BrokersUnavailable, ConfigError
 
 

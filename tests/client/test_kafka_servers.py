@@ -11,8 +11,8 @@ import pytest
 from kafka.protocol.metadata import FindCoordinatorRequest
 from racked import racked_brokers
 
-from allocator.client.client import KafkaClient
-from allocator.client.log_offsets import EARLIEST, LATEST, list_offsets
+from allocator.core.client.client import KafkaClient
+from allocator.core.client.log_offsets import EARLIEST, LATEST, list_offsets
 from allocator.errors import BrokerError, TopicNotFound
 from allocator.testing import LocalCluster, produce, wait_until_async
 from allocator.testing.versions import NEWEST

@@ -14,7 +14,7 @@ from fake_broker import FakeBroker
 from kafka.protocol.metadata import FindCoordinatorRequest
 from kafka.protocol.sasl import SaslAuthenticateResponse, SaslHandshakeResponse
 
-from allocator.client.client import KafkaClient
+from allocator.core.client.client import KafkaClient
 from allocator.errors import BrokersUnavailable, MissingExtra
 
 MSK = {"security_protocol": "SASL_SSL", "sasl_mechanism": "AWS_MSK_IAM"}

@@ -17,9 +17,9 @@ from kafka.protocol.metadata import FindCoordinatorRequest
 from kafka.protocol.sasl import SaslAuthenticateResponse, SaslHandshakeResponse
 from token_endpoint import CLIENT_ID, CLIENT_SECRET, TokenEndpoint, granted, unsecured_token
 
-from allocator.client.client import KafkaClient
-from allocator.client.oauth import TokenProvider, with_credentials
-from allocator.client.security import check_security
+from allocator.core.client.client import KafkaClient
+from allocator.core.client.oauth import TokenProvider, with_credentials
+from allocator.core.client.security import check_security
 from allocator.errors import BrokersUnavailable, ConfigError
 
 OAUTH = {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "OAUTHBEARER"}
@@ -109,7 +109,7 @@ async def test_a_provider_that_fails_or_hangs_is_a_retriable_error_that_names_it
 
 async def test_requests_go_on_while_credentials_are_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The provider fails once when the session must be renewed, then hangs; the same connection answers meanwhile."""
-    monkeypatch.setattr("allocator.client.connection.CREDENTIALS_PAUSE_S", 0.01)
+    monkeypatch.setattr("allocator.core.client.connection.CREDENTIALS_PAUSE_S", 0.01)
     tokens: list[bytes] = []
     provider = providers_under_test.Provider()
     asked, go_on = threading.Event(), threading.Event()
@@ -236,7 +236,7 @@ async def test_an_endpoint_that_fails_is_named_and_the_secret_is_not(
 
 
 async def test_an_endpoint_that_is_silent_or_away_is_named(monkeypatch: pytest.MonkeyPatch, unused_port: int) -> None:
-    monkeypatch.setattr("allocator.client.oauth.ENDPOINT_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("allocator.core.client.oauth.ENDPOINT_TIMEOUT_S", 0.3)
     with TokenEndpoint() as endpoint:
         asked, end = threading.Event(), threading.Event()
 

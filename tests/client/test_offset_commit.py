@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from kafka.protocol.consumer import OffsetCommitRequest, OffsetCommitResponse
 
-from allocator.client.offset_commit import NEWEST, OffsetCommit, read_response
+from allocator.core.client.offset_commit import NEWEST, OffsetCommit, read_response
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 VERSIONS = range(NEWEST + 1)

@@ -11,8 +11,8 @@ from fake_broker import FakeBroker
 from fake_proxy import FakeProxy
 from kafka.protocol.metadata import FindCoordinatorRequest
 
-from allocator.client.client import KafkaClient
-from allocator.client.security import check_security
+from allocator.core.client.client import KafkaClient
+from allocator.core.client.security import check_security
 from allocator.errors import BrokersUnavailable, ConfigError
 from allocator.testing import wait_until_async
 

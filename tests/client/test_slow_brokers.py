@@ -15,8 +15,8 @@ from mirroring import bare, contents
 from slow_doors import SlowDoors, slow_doors
 
 from allocator.cli import main
-from allocator.client.client import KafkaClient
-from allocator.consumer.consumer import Consumer
+from allocator.core.client.client import KafkaClient
+from allocator.core.consumer.consumer import Consumer
 from allocator.migrate.mirror import Mirror
 from allocator.migrate.mirror_settings import MirrorSettings
 from allocator.producer.producer import Producer

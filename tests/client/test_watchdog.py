@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from hand_clock import Clock
 
-from allocator.groups.session import GRACE_S, Watchdog
+from allocator.core.membership.session import GRACE_S, Watchdog
 from allocator.testing import wait_until_async
 
 
@@ -33,7 +33,7 @@ async def test_a_loop_that_stands_still_is_noticed_while_it_does() -> None:
 
 async def test_a_loop_that_is_busy_or_pauses_for_less_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, bitten = Clock(), threading.Event()
-    monkeypatch.setattr("allocator.groups.session.time", SimpleNamespace(monotonic=clock))
+    monkeypatch.setattr("allocator.core.membership.session.time", SimpleNamespace(monotonic=clock))
     dog = Watchdog(0.05, bitten.set)
     task = asyncio.get_running_loop().create_task(dog.watch())
     await asyncio.sleep(0)

@@ -12,12 +12,12 @@ from tornado import gen
 from tornado.ioloop import IOLoop
 
 from allocator import GroupedConsumer, TopicPartition
-from allocator.client.client import KafkaClient
-from allocator.consumer.switching import ClusterChoice, choose, path_of
+from allocator.core.client.client import KafkaClient
+from allocator.core.zookeeper.client import ZooKeeper
 from allocator.errors import BrokersUnavailable, CommitFailed, ZooKeeperUnavailable
-from allocator.groups.kafka_describe import group as kafka_group
+from allocator.operate.kafka_describe import group as kafka_group
+from allocator.operate.switching import ClusterChoice, choose, path_of
 from allocator.testing import LocalCluster, wait_until_async
-from allocator.zookeeper.client import ZooKeeper
 
 
 async def in_thread(work: Callable[[], Any]) -> Any:

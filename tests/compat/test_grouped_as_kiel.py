@@ -14,8 +14,10 @@ from kafka.admin import ACL, ACLOperation, ACLPermissionType, KafkaAdminClient, 
 
 from allocator import GroupedConsumer, SingleConsumer, TopicPartition
 from allocator.assignors import GroupView, Member, compute, resolve
-from allocator.assignors.kiel import naive_allocator
 from allocator.compat import base_consumer
+from allocator.core.assignors.kiel import naive_allocator
+from allocator.core.fetch.batch import Batch
+from allocator.core.zookeeper.client import ZooKeeper
 from allocator.errors import (
     AllocatorError,
     BrokerError,
@@ -26,10 +28,8 @@ from allocator.errors import (
     NotOwned,
     TopicAuthorizationFailed,
 )
-from allocator.fetch.batch import Batch
-from allocator.groups.describe import GroupReport, describe
+from allocator.operate.describe import GroupReport, describe
 from allocator.testing import LocalCluster, wait_until_async
-from allocator.zookeeper.client import ZooKeeper
 
 Topics = Callable[..., str]
 

@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from allocator.core.measures import Measures
+from allocator.core.subscription import RecordsLost
+from allocator.core.subscription.done import DoneSet, done_of
+from allocator.core.subscription.listener import DrainingListener, RebalanceListener
+from allocator.core.subscription.loss import Committed
 from allocator.errors import AllocatorError, CommitFailed, NotOwned
-from allocator.measures import Measures
-from allocator.processing.processor import Processor
-from allocator.subscription import RecordsLost
-from allocator.subscription.done import DoneSet, done_of
-from allocator.subscription.listener import DrainingListener, RebalanceListener
-from allocator.subscription.loss import Committed
+from allocator.handlers.processor import Processor
 from allocator.types import Offset, OffsetAndMetadata, Record, TopicPartition
 
 

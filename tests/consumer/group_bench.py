@@ -11,7 +11,7 @@ from fake_group import GroupBroker
 from kafka.protocol.consumer import JoinGroupRequest, OffsetCommitResponse, OffsetFetchResponse
 
 from allocator import ConsumerGroup, ConsumerGroupConfig, Generation, GenerationEnded, GroupClosed, TopicPartition
-from allocator.client.client import KafkaClient
+from allocator.core.client.client import KafkaClient
 
 COMMIT, FETCH, FIND, JOIN, HEARTBEAT, LEAVE, SYNC = 8, 9, 10, 11, 12, 13, 14
 

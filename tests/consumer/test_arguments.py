@@ -9,7 +9,7 @@ import aiokafka.structs
 import pytest
 
 from allocator import OffsetAndMetadata, TopicPartition
-from allocator.consumer.arguments import as_offset, as_offsets, as_partition, as_partitions, as_topics
+from allocator.core.consumer.arguments import as_offset, as_offsets, as_partition, as_partitions, as_topics
 
 ONE, TWO = TopicPartition("t", 1), TopicPartition("t", 2)
 THEIRS = aiokafka.TopicPartition("t", 1)

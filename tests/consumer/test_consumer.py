@@ -15,7 +15,6 @@ import pytest
 from racked import racked_brokers
 
 from allocator import Consumer, GroupedConsumer, OffsetAndMetadata, RebalanceListener, TopicPartition
-from allocator.consumer.switching import SwitchingConsumer
 from allocator.errors import (
     AllocatorError,
     BrokersUnavailable,
@@ -25,6 +24,7 @@ from allocator.errors import (
     NoOffsetsError,
     NotOwned,
 )
+from allocator.operate.switching import SwitchingConsumer
 from allocator.testing import LocalCluster, wait_until_async
 
 

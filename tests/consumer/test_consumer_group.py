@@ -14,10 +14,10 @@ from fake_broker import MODERN, SILENT, FakeBroker
 from group_bench import COMMIT, FETCH, FIND, HEARTBEAT, JOIN, LEAVE, SYNC, GroupServer, forever
 
 from allocator import ConsumerGroup, Generation, GenerationEnded, GroupClosed, TopicPartition
-from allocator.client.client import KafkaClient
+from allocator.core.client.client import KafkaClient
 from allocator.errors import AllocatorError, BrokerError, BrokersUnavailable, CommitFailed
-from allocator.groups import kafka_group
-from allocator.groups.kafka_classic.consumer_protocol import Subscription
+from allocator.protocols import kafka_group
+from allocator.protocols.kafka_classic.consumer_protocol import Subscription
 from allocator.testing import wait_until_async
 
 pytestmark = pytest.mark.deadline(90)

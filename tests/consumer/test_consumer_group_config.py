@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from allocator import ConsumerGroup, ConsumerGroupConfig
-from allocator.consumer.group_config import group_settings_of
+from allocator.compat.group_config import group_settings_of
 from allocator.errors import AllocatorError, ConfigError
 
 GOOD: dict[str, Any] = {"group": "g", "brokers": "b:9092", "topics": ["t"], "zookeeper": "z:2181"}

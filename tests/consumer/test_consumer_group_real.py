@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from group_bench import Ledger, Service
 
-from allocator.client.client import KafkaClient
+from allocator.core.client.client import KafkaClient
+from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.errors import BrokerError
-from allocator.offsets.group_offsets import GroupOffsets
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.testing.topics import zookeeper_client
 from allocator.testing.versions import NEWEST

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from allocator import Consumer, GroupedConsumer, OffsetAndMetadata, TopicPartition
-from allocator.client.client import KafkaClient
-from allocator.offsets.messages import commit_request
+from allocator.core.client.client import KafkaClient
+from allocator.core.offsets.messages import commit_request
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.testing.versions import NEWEST
 

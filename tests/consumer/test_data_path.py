@@ -22,13 +22,13 @@ from kafka.protocol.consumer import FetchResponse, OffsetCommitResponse, OffsetF
 
 import allocator
 from allocator import Consumer, TopicPartition
-from allocator.client.fetch_messages import FetchAnswer, FetchedPartition
-from allocator.client.offset_commit import OffsetCommit
-from allocator.client.response_reader import AnswerReader
-from allocator.fetch.batch import Batch
-from allocator.fetch.buffer import Chunk
-from allocator.fetch.decode import RecordSet
-from allocator.offsets.pending_commit import PendingCommit
+from allocator.core.client.fetch_messages import FetchAnswer, FetchedPartition
+from allocator.core.client.offset_commit import OffsetCommit
+from allocator.core.client.response_reader import AnswerReader
+from allocator.core.fetch.batch import Batch
+from allocator.core.fetch.buffer import Chunk
+from allocator.core.fetch.decode import RecordSet
+from allocator.core.offsets.pending_commit import PendingCommit
 from allocator.types import Record
 
 PAGE = Path(__file__).parents[2] / "docs" / "architecture.md"

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from allocator.consumer.core import ConsumerCore
-from allocator.consumer.membership_config import MembershipConfig
+from allocator.core.consumer.core import ConsumerCore
+from allocator.core.consumer.membership_config import MembershipConfig
 from allocator.errors import CommitFailed
 from allocator.testing import wait_until_async
 from allocator.types import OffsetAndMetadata, TopicPartition

@@ -12,7 +12,7 @@ import pytest
 from group_bench import forever
 
 from allocator import Generation, GenerationEnded, OffsetAndMetadata, TopicPartition
-from allocator.consumer.generation import PartitionStart
+from allocator.compat.generation import PartitionStart
 from allocator.errors import AllocatorError, CommitFailed, ConfigError, Fenced, NotOwned
 from allocator.testing import wait_until_async
 
@@ -185,7 +185,7 @@ async def test_only_coroutines_are_started() -> None:
 
 async def test_a_commit_carries_topic_partition_and_offset_and_may_go_back(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench()
-    with caplog.at_level(logging.DEBUG, "allocator.consumer.generation"):
+    with caplog.at_level(logging.DEBUG, "allocator.compat.generation"):
         await bench.generation.commit({"t": {0: 9, 1: 0}})
     await bench.generation.commit({"t": {0: 3}})
     assert [{p.partition: o.offset for p, o in call.items()} for call in bench.offsets.calls] == [{0: 9, 1: 0}, {0: 3}]

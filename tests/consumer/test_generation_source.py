@@ -10,18 +10,18 @@ import pytest
 from group_bench import forever
 
 from allocator import ConsumerGroup, ConsumerGroupConfig, Generation, OffsetAndMetadata, TopicPartition
-from allocator.client.client import KafkaClient
-from allocator.consumer import generation_source
-from allocator.consumer.generation import PartitionStart
-from allocator.consumer.generation_source import (
+from allocator.compat import generation_source
+from allocator.compat.generation import PartitionStart
+from allocator.compat.generation_source import (
     GenerationTracker,
     PendingGeneration,
     ZooKeeperGenerations,
     _GenerationCommitter,
 )
-from allocator.groups.zookeeper.znodes import AssignmentDocument
-from allocator.offsets.messages import Identity
-from allocator.subscription.loss import stamped, topic_of
+from allocator.core.client.client import KafkaClient
+from allocator.core.membership.zookeeper.znodes import AssignmentDocument
+from allocator.core.offsets.messages import Identity
+from allocator.core.subscription.loss import stamped, topic_of
 
 pytestmark = pytest.mark.deadline(60)
 

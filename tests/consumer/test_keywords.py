@@ -19,10 +19,10 @@ from allocator import (
     SingleConsumer,
     SwitchingConsumer,
 )
-from allocator.deadletters import DeadLetterQueue
+from allocator.core.settings import SETTINGS
+from allocator.core.spellings import SPELLINGS
 from allocator.errors import AllocatorError, ConfigError
-from allocator.settings import SETTINGS
-from allocator.spellings import SPELLINGS
+from allocator.operate.dead_letters import DeadLetterQueue
 
 GOOD: Final[dict[str, Any]] = {"brokers": "b:1", "group": "g", "zookeeper": "z:1"}
 # wrong values of every kind; values that are valid for an argument are left out

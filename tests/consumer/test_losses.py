@@ -14,9 +14,9 @@ from kafka import KafkaAdminClient, KafkaConsumer
 from kafka.structs import OffsetAndMetadata
 
 from allocator import Consumer, GroupedConsumer, RebalanceListener, RecordsLost, TopicPartition
-from allocator.client.client import KafkaClient
+from allocator.core.client.client import KafkaClient
+from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.errors import TopicRecreated
-from allocator.offsets.group_offsets import GroupOffsets
 from allocator.testing import LocalCluster
 
 

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from allocator import Consumer, GroupOrders, TopicPartition
 from allocator.cli import main
-from allocator.deadletters import DeadLetterQueue, Letter
+from allocator.operate.dead_letters import DeadLetterQueue, Letter
 from allocator.sinks import SqliteSink
 from allocator.testing import LocalCluster, WaitTimeout, wait_until_async
 from allocator.types import Record

@@ -12,8 +12,8 @@ from click.testing import CliRunner
 
 from allocator import Consumer, KafkaGroupOrders, TopicPartition
 from allocator.cli import main
-from allocator.deadletters import DeadLetterQueue
-from allocator.errors import OrderRefused
+from allocator.core.errors import OrderRefused
+from allocator.operate.dead_letters import DeadLetterQueue
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.types import Record
 

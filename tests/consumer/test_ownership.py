@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from background import background
 
-from allocator.consumer.ownership import Ownership
+from allocator.core.consumer.ownership import Ownership
+from allocator.core.measures import Measures
+from allocator.core.offsets.tracker import OffsetTracker
+from allocator.core.subscription.listener import RebalanceListener
+from allocator.core.subscription.loss import RecordsLost, stamped, topic_of
+from allocator.core.subscription.state import SubscriptionState
 from allocator.errors import AllocatorError, NoOffsetsError
-from allocator.measures import Measures
-from allocator.offsets.tracker import OffsetTracker
-from allocator.subscription.listener import RebalanceListener
-from allocator.subscription.loss import RecordsLost, stamped, topic_of
-from allocator.subscription.state import SubscriptionState
 from allocator.testing import wait_until_async
 from allocator.types import OffsetAndMetadata, TopicPartition
 

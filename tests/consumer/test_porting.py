@@ -17,9 +17,9 @@ import pytest
 from kafka.errors import IllegalStateError
 
 from allocator import Consumer, OffsetAndMetadata, TopicPartition
-from allocator.client import log_offsets as list_offsets
+from allocator.core.client import log_offsets as list_offsets
+from allocator.core.subscription.loss import NoPosition
 from allocator.errors import Closed, ConfigError, IllegalState, NotOwned, OffsetOutOfRange, TopicNotFound
-from allocator.subscription.loss import NoPosition
 from allocator.testing import LocalCluster, wait_until_async
 
 START = 1_700_000_000_000  # of the records' timestamps, in milliseconds

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from allocator import TopicPartition
-from allocator.consumer.reading import Reading
+from allocator.core.consumer.reading import Reading
+from allocator.core.offsets.tracker import OffsetTracker
 from allocator.errors import Closed
-from allocator.offsets.tracker import OffsetTracker
 from allocator.testing import wait_until_async
 
 P = TopicPartition("t", 0)

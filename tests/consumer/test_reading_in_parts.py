@@ -11,10 +11,10 @@ import pytest
 from fetch_decoders import make
 from fetch_encode import R, batch, sign
 
-from allocator.consumer.reading import Reading
+from allocator.core.consumer.reading import Reading
+from allocator.core.fetch import Batch
+from allocator.core.fetch import decode_plain as plain
 from allocator.errors import CorruptRecordError, DeserializationError, MissingExtra
-from allocator.fetch import Batch
-from allocator.fetch import decode_plain as plain
 
 VALUES = [b"%d" % number for number in range(30)]
 

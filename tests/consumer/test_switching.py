@@ -11,11 +11,11 @@ import pytest
 from kazoo.client import KazooClient
 
 from allocator import GroupedConsumer
-from allocator.consumer import switching
-from allocator.consumer.switching import ChoiceWatcher, ClusterChoice, SwitchingConsumer, choose, path_of
+from allocator.core.zookeeper.client import SessionState, ZooKeeper
 from allocator.errors import AllocatorError, Closed
+from allocator.operate import switching
+from allocator.operate.switching import ChoiceWatcher, ClusterChoice, SwitchingConsumer, choose, path_of
 from allocator.testing import LocalCluster, produce, wait_until_async
-from allocator.zookeeper.client import SessionState, ZooKeeper
 
 pytestmark = pytest.mark.deadline(120)
 
@@ -102,7 +102,7 @@ async def test_a_watcher_keeps_what_it_knows_when_its_session_is_lost(zk_chroot:
 async def test_a_watcher_has_one_watch_however_often_it_reads(
     zk_chroot: Any, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("allocator.consumer.switching.LOOK_S", 0.01)
+    monkeypatch.setattr("allocator.operate.switching.LOOK_S", 0.01)
     path = path_of("/allocator", group)
     zk = ZooKeeper(str(zk_chroot))
     watcher, watches, get = ChoiceWatcher(zk, path), [], zk.get

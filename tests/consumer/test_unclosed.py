@@ -12,8 +12,8 @@ import kafka.errors
 import pytest
 
 from allocator import Allocation, Consumer, GroupedConsumer
+from allocator.core.subscription.loss import PositionOfOldTopic, PositionOutOfRange, PositionTruncated
 from allocator.errors import AllocatorError, ConfigError, OffsetOutOfRange
-from allocator.subscription.loss import PositionOfOldTopic, PositionOutOfRange, PositionTruncated
 from allocator.testing import LocalCluster
 
 

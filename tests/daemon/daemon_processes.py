@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from allocator.client.client import KafkaClient
-from allocator.offsets.group_offsets import GroupOffsets
+from allocator.core.client.client import KafkaClient
+from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.testing import LocalCluster, produce, wait_until
 from allocator.types import TopicPartition
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from allocator import Consumer
+from allocator.core.subscription.listener import RebalanceListener
 from allocator.daemon import process
 from allocator.daemon.config import SECTIONS, Config, load
 from allocator.daemon.notify import Notifier
 from allocator.errors import ConfigError
-from allocator.processing.handlers import Handler
-from allocator.subscription.listener import RebalanceListener
+from allocator.handlers.handlers import Handler
 
 GOOD = """
 [kafka]

@@ -18,10 +18,10 @@ from tornado import gen
 
 from allocator.daemon.daemon import Daemon
 from allocator.errors import BrokerError, Fenced, HandlerCutOff, HandlerFailed, OffsetOutOfRange, ZooKeeperUnavailable
-from allocator.processing import lanes, processor
-from allocator.processing.handlers import Handler
-from allocator.processing.policy import ErrorPolicy, Retries
-from allocator.processing.processor import ProcessSettings
+from allocator.handlers import lanes, processor
+from allocator.handlers.handlers import Handler
+from allocator.handlers.policy import ErrorPolicy, Retries
+from allocator.handlers.processor import ProcessSettings
 from allocator.testing import wait_until_async
 from allocator.types import Record, TopicPartition
 

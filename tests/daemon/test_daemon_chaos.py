@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from fake_source import Cluster, FakeSource, positions
 
+from allocator.core.subscription.loss import Committed
 from allocator.daemon.daemon import Daemon
-from allocator.processing.handlers import Handler
-from allocator.processing.policy import Retries
-from allocator.processing.processor import ProcessSettings
-from allocator.subscription.loss import Committed
+from allocator.handlers.handlers import Handler
+from allocator.handlers.policy import Retries
+from allocator.handlers.processor import ProcessSettings
 from allocator.types import Record, TopicPartition
 
 PARTITIONS, RECORDS, KEYS = 6, 120, 7

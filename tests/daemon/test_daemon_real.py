@@ -16,15 +16,15 @@ from typing import Any
 import pytest
 from daemon_processes import Setup, stopped
 
-from allocator.client.client import KafkaClient
+from allocator.core.client.client import KafkaClient
+from allocator.core.offsets.group_offsets import GroupOffsets
+from allocator.core.subscription.done import done_of
+from allocator.core.zookeeper.client import ZooKeeper
 from allocator.errors import BrokerError
-from allocator.groups.describe import describe
-from allocator.offsets.group_offsets import GroupOffsets
-from allocator.processing.dead_letter import DeadLetterTopic
-from allocator.subscription.done import done_of
+from allocator.handlers.dead_letter import DeadLetterTopic
+from allocator.operate.describe import describe
 from allocator.testing import LocalCluster, wait_until, wait_until_async
 from allocator.types import Record, TopicPartition
-from allocator.zookeeper.client import ZooKeeper
 
 KAFKA_ALONE: dict[str, dict[str, Any]] = {
     "zookeeper": {"hosts": None},

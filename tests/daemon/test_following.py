@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from daemon_processes import Setup, stopped
 
-from allocator.consumer.switching import ClusterChoice, choose, path_of
+from allocator.core.zookeeper.client import NoZnode, ZooKeeper
+from allocator.operate.switching import ClusterChoice, choose, path_of
 from allocator.testing import wait_until_async
-from allocator.zookeeper.client import NoZnode, ZooKeeper
 
 pytestmark = pytest.mark.deadline(200)
 

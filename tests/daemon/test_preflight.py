@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from daemon_processes import COMMAND, Setup, stopped
 
-from allocator.consumer import Consumer
+from allocator.core.consumer import Consumer
+from allocator.core.zookeeper.client import ZooKeeper
 from allocator.testing import wait_until
-from allocator.zookeeper.client import ZooKeeper
 
 
 def checks(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, Any]]:

@@ -12,11 +12,11 @@ from click.testing import CliRunner, Result
 
 from allocator import Consumer, TopicPartition
 from allocator.cli import main
-from allocator.client.client import KafkaClient
-from allocator.consumer.up_to import records_up_to
-from allocator.deadletters import DeadLetterQueue, LetterFilter
+from allocator.core.client.client import KafkaClient
+from allocator.core.consumer.up_to import records_up_to
 from allocator.errors import BrokerError, TopicNotFound
-from allocator.processing.dead_letter import DeadLetterTopic
+from allocator.handlers.dead_letter import DeadLetterTopic
+from allocator.operate.dead_letters import DeadLetterQueue, LetterFilter
 from allocator.producer.transaction import TransactionalWriter
 from allocator.testing import LocalCluster
 from allocator.types import Record

@@ -6,9 +6,9 @@ import struct
 
 import pytest
 
-from allocator.deadletters import Letter, LetterFilter, Settled
-from allocator.deadletters.letter import Note, redriven
-from allocator.processing.dead_letter import headers_of
+from allocator.handlers.dead_letter import headers_of
+from allocator.operate.dead_letters import Letter, LetterFilter, Settled
+from allocator.operate.dead_letters.letter import Note, redriven
 from allocator.types import Record, TopicPartition
 
 ORDERS = TopicPartition("orders", 3)

@@ -19,8 +19,8 @@ from kafka.admin import KafkaAdminClient
 from repository import ROOT
 
 from allocator import TopicPartition
-from allocator.client.client import KafkaClient
-from allocator.offsets.group_offsets import GroupOffsets
+from allocator.core.client.client import KafkaClient
+from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.testing import LocalCluster, wait_until
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800), pytest.mark.xdist_group("docker")]
@@ -40,7 +40,7 @@ def handle(record):
 
 def test_the_image_runs_as_nobody_and_decodes_compiled(image: str) -> None:
     assert docker("run", "--rm", image, "--version").startswith("allocator, version ")
-    ask = "import os, allocator.fetch; print(os.getuid(), allocator.fetch.accelerated)"
+    ask = "import os, allocator.core.fetch; print(os.getuid(), allocator.core.fetch.accelerated)"
     assert docker("run", "--rm", "--entrypoint", "python", image, "-c", ask).split() == ["10001", "True"]
 
 

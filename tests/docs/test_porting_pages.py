@@ -15,7 +15,7 @@ import pytest
 from repository import ROOT
 
 from allocator import Consumer
-from allocator.client.security import KEYS
+from allocator.core.client.security import KEYS
 
 CODE = re.compile(r"`([^`]+)`")
 TESTS = "\n".join(path.read_text() for path in sorted((ROOT / "tests" / "consumer").glob("test_*.py")))

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 from allocator import Consumer, OffsetAndMetadata, TopicPartition
-from allocator.client.client import KafkaClient
-from allocator.doctor.doctor import Finding, examine
-from allocator.offsets.group_offsets import GroupOffsets
+from allocator.core.client.client import KafkaClient
+from allocator.core.offsets.group_offsets import GroupOffsets
+from allocator.core.zookeeper.client import ZooKeeper
+from allocator.operate.doctor.doctor import Finding, examine
 from allocator.testing import LocalCluster
-from allocator.zookeeper.client import ZooKeeper
 
 
 async def in_thread(work: Callable[[], Any]) -> Any:

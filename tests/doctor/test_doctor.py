@@ -14,12 +14,12 @@ from doctor_patient import Patient, commit_to_zookeeper, in_thread
 from kafka.admin import KafkaAdminClient
 
 from allocator.assignors import GroupView
-from allocator.assignors.kiel import naive_allocator
-from allocator.client.client import KafkaClient
-from allocator.doctor.observation import Observation, observe
-from allocator.groups.legacy.old_consumer import OldSubscription
-from allocator.groups.zookeeper.znodes import Claim, MemberInfo
-from allocator.offsets.group_offsets import GroupOffsets
+from allocator.core.assignors.kiel import naive_allocator
+from allocator.core.client.client import KafkaClient
+from allocator.core.membership.zookeeper.znodes import Claim, MemberInfo
+from allocator.core.offsets.group_offsets import GroupOffsets
+from allocator.operate.doctor.observation import Observation, observe
+from allocator.protocols.legacy.old_consumer import OldSubscription
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.testing.batches import ProducedRecord
 from allocator.testing.topics import zookeeper_client
@@ -332,7 +332,7 @@ async def test_lag_that_grows_and_partitions_where_nothing_is_done(
         polled.set()
         return found
 
-    monkeypatch.setattr("allocator.doctor.doctor.observe", observed)
+    monkeypatch.setattr("allocator.operate.doctor.doctor.observe", observed)
     async with patient.consumer(auto_commit_interval_s=None) as consumer:
         await patient.consume(consumer, 40)
         await patient.fill(100, only=0)

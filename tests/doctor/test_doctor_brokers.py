@@ -14,11 +14,11 @@ from doctor_patient import Patient, in_thread
 from racked import racked_brokers
 
 from allocator.cli import main
-from allocator.doctor import cluster as doctor_cluster
-from allocator.doctor import finding as doctor_finding
-from allocator.doctor import members as doctor_members
-from allocator.doctor import offsets as doctor_offsets
-from allocator.doctor import orders as doctor_orders
+from allocator.operate.doctor import cluster as doctor_cluster
+from allocator.operate.doctor import finding as doctor_finding
+from allocator.operate.doctor import members as doctor_members
+from allocator.operate.doctor import offsets as doctor_offsets
+from allocator.operate.doctor import orders as doctor_orders
 from allocator.testing import LocalCluster, wait_until, wait_until_async
 
 pytestmark = pytest.mark.deadline(200)
@@ -72,7 +72,7 @@ async def test_a_broker_that_clients_cannot_reach(group: str) -> None:
         await in_thread(lambda: cluster.create_topic("t", 2))
         patient = Patient(cluster, "t", group, 2)
         async with patient.clients() as (client, zk, _):
-            from allocator.doctor.doctor import examine
+            from allocator.operate.doctor.doctor import examine
 
             assert not await examine(None, client=client, zookeeper=zk)
             cluster.brokers[1].proxy.drop(client=os.getpid())

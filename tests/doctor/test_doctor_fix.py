@@ -13,11 +13,11 @@ from click.testing import CliRunner
 
 from allocator.cli import doctor as command
 from allocator.cli import main
-from allocator.doctor import doctor
-from allocator.doctor.fixes import CLOCK_MS, YOUNG_MS, apply
-from allocator.groups.zookeeper.orders import Order, Orders
+from allocator.core.membership.zookeeper.orders import Order, Orders
+from allocator.core.zookeeper.client import ZooKeeper
+from allocator.operate.doctor import doctor
+from allocator.operate.doctor.fixes import CLOCK_MS, YOUNG_MS, apply
 from allocator.testing.topics import zookeeper_client
-from allocator.zookeeper.client import ZooKeeper
 
 pytestmark = pytest.mark.deadline(150)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from allocator.doctor.members import _load_not_followed
-from allocator.groups.describe import GroupState
-from allocator.groups.zookeeper.znodes import MemberInfo
+from allocator.core.membership.zookeeper.znodes import MemberInfo
+from allocator.operate.describe import GroupState
+from allocator.operate.doctor.members import _load_not_followed
 
 NEW, OLD = (f"m-{letter * 16}-{number:010}" for number, letter in enumerate("ab"))
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from allocator.doctor.finding import Severity
-from allocator.doctor.orders import OLD_FREEZE_MS, OLD_MS, order_findings
-from allocator.groups.describe import GroupReport, GroupState
-from allocator.groups.zookeeper.orders import KINDS, Order, Orders
-from allocator.groups.zookeeper.znodes import AssignmentDocument, MemberInfo, OrderState
+from allocator.core.membership.zookeeper.orders import KINDS, Order, Orders
+from allocator.core.membership.zookeeper.znodes import AssignmentDocument, MemberInfo, OrderState
+from allocator.operate.describe import GroupReport, GroupState
+from allocator.operate.doctor.finding import Severity
+from allocator.operate.doctor.orders import OLD_FREEZE_MS, OLD_MS, order_findings
 from allocator.types import TopicPartition
 
 NOW = 1_767_225_600_000

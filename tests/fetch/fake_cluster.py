@@ -11,9 +11,9 @@ from typing import Any, Optional
 
 from fetch_encode import R, batch
 
-from allocator.client.fetch_messages import FetchAnswer, FetchedPartition, FetchRequest
+from allocator.core.client.fetch_messages import FetchAnswer, FetchedPartition, FetchRequest
+from allocator.core.measures import Measures
 from allocator.errors import BrokerError
-from allocator.measures import Measures
 from allocator.types import TopicPartition
 
 __all__ = ["FakeCluster", "Request"]

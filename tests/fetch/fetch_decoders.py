@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Optional
 
-from allocator.fetch import Batch
-from allocator.fetch import decode_plain as plain
+from allocator.core.fetch import Batch
+from allocator.core.fetch import decode_plain as plain
 
 try:
-    from allocator import _records
+    from allocator.core import _records
 except ImportError:  # tests/fetch/test_extension.py decides whether it may be missing
     _records = None  # type: ignore[assignment]
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from fake_cluster import FakeCluster
 
-from allocator.client.client import KafkaClient
-from allocator.fetch import Batch, Fetcher
-from allocator.subscription import SubscriptionState
+from allocator.core.client.client import KafkaClient
+from allocator.core.fetch import Batch, Fetcher
+from allocator.core.subscription import SubscriptionState
 from allocator.testing.base import Cluster
 from allocator.types import TopicPartition
 

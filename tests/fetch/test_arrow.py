@@ -157,7 +157,7 @@ def test_arrow_columns_do_not_import_pandas() -> None:
     """pyarrow does, at the first Python list that it is given; pandas takes longer than a million records."""
     code = f"""
         import sys
-        from allocator.fetch import Batch, decode
+        from allocator.core.fetch import Batch, decode
         data = {batch([R(0, b"k", b"v", TIME), R(1, None, None)], 0)!r}
         for records in (data, b""):
             batch = Batch("t", 0, decode.scan(records, topic="t", partition=0, start=0))
@@ -175,7 +175,7 @@ def test_without_pyarrow_the_extra_is_named() -> None:
         import sys
         sys.modules["pyarrow"] = None
         from allocator.errors import AllocatorError
-        from allocator.fetch import Batch, decode
+        from allocator.core.fetch import Batch, decode
         batch = Batch("t", 0, decode.scan(b"", topic="t", partition=0, start=0))
         for use in (batch.to_arrow, lambda: batch.keys, lambda: batch.values, batch.to_pandas):
             try:

@@ -18,9 +18,9 @@ from fetch_encode import R, batch, messages, sign
 from hypothesis import given
 from hypothesis import strategies as st
 
+from allocator.core.fetch import Batch
+from allocator.core.record import PlainRecord, Record
 from allocator.errors import CorruptRecordError, DeserializationError
-from allocator.fetch import Batch
-from allocator.record import PlainRecord, Record
 
 TIME = 1_700_000_000_000
 

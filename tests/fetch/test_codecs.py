@@ -13,8 +13,8 @@ import pytest
 from fetch_decoders import DECODERS, make, name_of
 from fetch_encode import R, batch
 
-from allocator.fetch import codecs
-from allocator.fetch.codecs import GZIP, LZ4, SNAPPY, ZSTD, CodecError, decompress
+from allocator.core.fetch import codecs
+from allocator.core.fetch.codecs import GZIP, LZ4, SNAPPY, ZSTD, CodecError, decompress
 
 XERIAL = b"\x82SNAPPY\x00" + struct.pack(">ii", 1, 1)
 PIECES = 300_000

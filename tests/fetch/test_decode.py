@@ -12,8 +12,8 @@ from fetch_encode import APPEND_TIME, TRANSACTIONAL, R, batch, control, messages
 from kafka.record.legacy_records import LegacyRecordBatchBuilder
 from kafka.record.util import encode_varint
 
+from allocator.core.fetch.columns import decode_headers, varint
 from allocator.errors import CorruptRecordError
-from allocator.fetch.columns import decode_headers, varint
 
 TIME = 1_700_000_000_000
 MIXED = [

@@ -16,8 +16,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from kafka.record.memory_records import MemoryRecords
 
+from allocator.core.fetch.codecs import output_limit
 from allocator.errors import CorruptRecordError
-from allocator.fetch.codecs import output_limit
 
 # more examples for a search of rare cases
 TIMES = int(os.environ.get("ALLOCATOR_FUZZ_TIMES", "1"))

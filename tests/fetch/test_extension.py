@@ -23,8 +23,8 @@ import pytest
 from fetch_decoders import DECODERS
 from fetch_encode import R, batch, messages
 
-import allocator.fetch
-from allocator.fetch import codecs
+import allocator.core.fetch
+from allocator.core.fetch import codecs
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPILER = shutil.which((os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0])
@@ -51,12 +51,12 @@ def run(*command: object, cwd: Path, **environment: str) -> str:
 
 @can_build
 def test_it_is_built_where_it_can_be() -> None:
-    assert BUILT, "a compiler is here and allocator._records is not: pip install -e '.[dev]' says why"
+    assert BUILT, "a compiler is here and allocator.core._records is not: pip install -e '.[dev]' says why"
 
 
 def test_the_package_says_which_decoder_is_used() -> None:
     pure = os.environ.get("ALLOCATOR_PURE_PYTHON", "0") not in ("", "0")
-    assert allocator.fetch.accelerated is (BUILT and not pure)
+    assert allocator.core.fetch.accelerated is (BUILT and not pure)
 
 
 def test_without_it_everything_is_there_and_a_log_line_says_so_once(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_without_it_everything_is_there_and_a_log_line_says_so_once(tmp_path: Pa
         "import logging\n"
         "logging.basicConfig(format='%(levelname)s %(name)s %(message)s')\n"
         "from allocator import Record\n"
-        "from allocator.fetch import Batch, accelerated, decode\n"
+        "from allocator.core.fetch import Batch, accelerated, decode\n"
         "assert not accelerated\n"
         f"data = bytes.fromhex({batch([R(0, b'v', b'k')], 7).hex()!r})\n"
         "for _ in range(3):\n"
@@ -76,12 +76,12 @@ def test_without_it_everything_is_there_and_a_log_line_says_so_once(tmp_path: Pa
     )
     output = run(sys.executable, program, cwd=ROOT, ALLOCATOR_PURE_PYTHON="1", PYTHONPATH=str(ROOT))
     assert "7 b'k' b'v'" in output
-    assert output.count("WARNING allocator.fetch.decode records are decoded in plain Python") == 1
+    assert output.count("WARNING allocator.core.fetch.decode records are decoded in plain Python") == 1
 
 
 @compiled
 def test_checksums_are_those_of_the_package_crc32c() -> None:
-    from allocator import _records
+    from allocator.core import _records
 
     data = random.Random(1).randbytes(200_000)
     # around a word, and around the blocks that are taken three at a time
@@ -101,7 +101,7 @@ def test_checksums_are_those_of_the_package_crc32c() -> None:
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
 def test_other_threads_run_while_it_decodes_and_encodes(codec: str) -> None:
     """Without forced switches, another thread runs only if the decoder releases the interpreter's lock."""
-    from allocator import _records
+    from allocator.core import _records
 
     rng = random.Random(2)
     data = batch([R(i, rng.randbytes(1 << 14) + bytes(1 << 14)) for i in range(100)], 0, codec)
@@ -142,7 +142,7 @@ def test_other_threads_run_while_it_decodes_and_encodes(codec: str) -> None:
 
 @compiled
 def test_room_to_decompress_into_is_used_once() -> None:
-    from allocator import _records
+    from allocator.core import _records
 
     room = _records.Room(100_000)
     room.view[:5] = b"hello"
@@ -200,7 +200,7 @@ def test_threads_that_read_the_same_records_get_the_same_objects() -> None:
 
     Without the interpreter's lock it would otherwise free the object that the other one returns.
     """
-    from allocator import _records
+    from allocator.core import _records
 
     count = 2000
     wire = batch([R(i, b"value %d " % i * 4, b"key %d " % i * 4, headers=[("h", b"%d" % i)]) for i in range(count)], 0)
@@ -223,7 +223,7 @@ def test_threads_that_read_the_same_records_get_the_same_objects() -> None:
 @pytest.mark.usefixtures("frequent_switches", "collections_that_switch")
 def test_an_iterator_that_threads_share_gives_each_record_once() -> None:
     """A thread that comes while another one decodes is refused, and no segment is left out."""
-    from allocator import _records
+    from allocator.core import _records
 
     value = random.Random(3).randbytes(1 << 13)
     # each segment is large enough that the decoder releases the lock
@@ -249,7 +249,7 @@ def test_an_iterator_that_threads_share_gives_each_record_once() -> None:
 @pytest.mark.usefixtures("frequent_switches", "collections_that_switch")
 def test_an_iterator_that_threads_share_ends_where_its_records_end() -> None:
     """A thread that makes its record while another one takes the last row would read memory behind the rows."""
-    from allocator import _records
+    from allocator.core import _records
 
     each, batches = 3000, 5
     wire = b"".join(batch([R(i, b"v") for i in range(each)], n * each) for n in range(batches))
@@ -282,7 +282,7 @@ def test_no_module_of_the_package_turns_the_interpreters_lock_on() -> None:
         "            importlib.import_module(module.name)\n"
         "        except ImportError:\n"  # an extra is not installed
         "            pass\n"
-        "assert 'allocator._records' in __import__('sys').modules\n"
+        "assert 'allocator.core._records' in __import__('sys').modules\n"
     )
     output = run(sys.executable, "-W", "always", "-c", code, cwd=ROOT, PYTHONPATH=str(ROOT))
     assert "to load module 'allocator" not in output
@@ -310,7 +310,7 @@ def imported(wheel: Path, place: Path) -> str:
         "import sys; "
         # modules that an editable installation finds but the wheel does not have
         "sys.meta_path[:] = [finder for finder in sys.meta_path if 'ditable' not in repr(finder)]; "
-        "import allocator.fetch as f; assert f.__file__.startswith(sys.argv[1]), f.__file__; "
+        "import allocator.core.fetch as f; assert f.__file__.startswith(sys.argv[1]), f.__file__; "
         f"found = f.decode.scan(bytes.fromhex({data.hex()!r}), topic='t', partition=0, start=0); "
         "print(f.accelerated, [r.offset for r in f.Batch('t', 0, found)])"
     )
@@ -352,7 +352,7 @@ def test_an_installation_without_a_compiler_goes_on_and_says_so(source: Path, tm
         cwd=tmp_path,
         CC="/nonexistent/cc",
     )
-    assert "allocator._records is left out" in output
+    assert "allocator.core._records is left out" in output
     assert "70 times slower" in output
     (wheel,) = (tmp_path / "wheel").glob("*.whl")
     assert wheel.name.endswith("-py3-none-any.whl"), "what has no compiled code is for any machine"

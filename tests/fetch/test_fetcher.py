@@ -13,7 +13,9 @@ from fetch_encode import TRANSACTIONAL, R, batch, control
 from kafka.errors import OffsetOutOfRangeError
 from reading import collect, comes_again, fetching, next_batch, offsets, start_at, take, take_past, until
 
-from allocator.client.errors import FETCH_REACTIONS, FetchReaction, reaction_to
+from allocator.core.client.errors import FETCH_REACTIONS, FetchReaction, reaction_to
+from allocator.core.fetch import Fetcher
+from allocator.core.subscription import RecordsLost, SubscriptionState
 from allocator.errors import (
     AllocatorError,
     BrokerError,
@@ -24,8 +26,6 @@ from allocator.errors import (
     RecordTooLarge,
     TopicAuthorizationFailed,
 )
-from allocator.fetch import Fetcher
-from allocator.subscription import RecordsLost, SubscriptionState
 from allocator.types import TopicPartition
 
 A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)
@@ -317,7 +317,7 @@ def test_unknown_codes_are_retried_only_if_known_as_retriable() -> None:
 
 
 async def test_a_refused_topic_is_told_until_it_heals(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("allocator.fetch.brokers.HOPELESS_S", 0.02)
+    monkeypatch.setattr("allocator.core.fetch.brokers.HOPELESS_S", 0.02)
     cluster = FakeCluster()
     state = start_at([cluster.add(A0), cluster.add(B0)])
     cluster.errors[A0] = [29, 29, 29]
@@ -363,7 +363,7 @@ async def test_a_dead_broker_costs_a_refresh_and_a_pause() -> None:
 
 
 async def test_a_dead_broker_is_logged_once_and_not_at_each_attempt(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.DEBUG, "allocator.fetch")
+    caplog.set_level(logging.DEBUG, "allocator.core.fetch")
     cluster = FakeCluster()
     state = start_at([cluster.add(A0)])
     cluster.down.add(0)

@@ -14,7 +14,7 @@ import pytest
 from racked import racked_brokers
 from reading import Connected, collect, next_batch, offsets, parts, start_at, take, until
 
-from allocator.client.fetch_messages import FetchRequest
+from allocator.core.client.fetch_messages import FetchRequest
 from allocator.errors import LogTruncated
 from allocator.testing import LocalCluster
 from allocator.testing.versions import NEWEST
@@ -240,10 +240,10 @@ async def test_no_partition_starves(cluster_factory: Any, topic_factory: Callabl
 
 SLOW_READER = """
     import asyncio, json, sys, time
-    from allocator.fetch import Fetcher
-    from allocator.subscription import SubscriptionState
+    from allocator.core.fetch import Fetcher
+    from allocator.core.subscription import SubscriptionState
     from allocator.types import TopicPartition
-    from allocator.client.client import KafkaClient
+    from allocator.core.client.client import KafkaClient
 
     bootstrap, topic, partitions, prefetch, records = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:])
 

@@ -9,9 +9,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from reading import next_batch, start_at
 
+from allocator.core.fetch import Fetcher
+from allocator.core.subscription import RecordsLost
 from allocator.errors import AllocatorError
-from allocator.fetch import Fetcher
-from allocator.subscription import RecordsLost
 from allocator.types import TopicPartition
 
 TPS = [TopicPartition("t", n) for n in range(4)]

@@ -11,10 +11,10 @@ from fake_cluster import FakeCluster
 from fetch_encode import control
 from reading import collect, comes_again, fetching, next_batch, offsets, start_at, take, take_past, until
 
+from allocator.core.fetch import Fetcher
+from allocator.core.subscription import RecordsLost, SubscriptionState
+from allocator.core.subscription.loss import Listed, stamped
 from allocator.errors import BrokerError, ConfigError, LogTruncated, TopicRecreated
-from allocator.fetch import Fetcher
-from allocator.subscription import RecordsLost, SubscriptionState
-from allocator.subscription.loss import Listed, stamped
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)
@@ -470,7 +470,7 @@ async def test_a_comparison_that_fails_is_tried_again(code: int) -> None:
 
 
 async def test_a_comparison_that_is_refused_is_told_until_it_succeeds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("allocator.fetch.position_requests.HOPELESS_S", 0.02)
+    monkeypatch.setattr("allocator.core.fetch.position_requests.HOPELESS_S", 0.02)
     cluster = FakeCluster()
     state = at_epoch(cluster, A0)
     cluster.epoch_errors[A0] = [29, 29, 29]
@@ -550,8 +550,8 @@ async def test_a_replica_that_lags_is_no_reason_to_jump() -> None:
 
 
 async def test_the_lease_of_a_replica_ends_and_the_leader_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("allocator.fetch.brokers.REPLICA_LEASE_S", 0.1)
-    monkeypatch.setattr("allocator.fetch.brokers.LEASE_LOOK_S", 0.02)
+    monkeypatch.setattr("allocator.core.fetch.brokers.REPLICA_LEASE_S", 0.1)
+    monkeypatch.setattr("allocator.core.fetch.brokers.LEASE_LOOK_S", 0.02)
     cluster = FakeCluster()
     state = start_at([cluster.add(A0)])
     cluster.replicas[A0] = 2

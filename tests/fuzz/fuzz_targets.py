@@ -14,10 +14,8 @@ from typing import Any
 
 from fetch_encode import signed
 
-from allocator.errors import CorruptRecordError
-from allocator.fetch import decode_plain as plain
-from allocator.groups.kafka_classic.consumer_protocol import Malformed, MemberAssignment, StickyUserData, Subscription
-from allocator.groups.zookeeper.znodes import (
+from allocator.core.fetch import decode_plain as plain
+from allocator.core.membership.zookeeper.znodes import (
     AssignmentDocument,
     Claim,
     InvalidZnode,
@@ -26,11 +24,18 @@ from allocator.groups.zookeeper.znodes import (
     shard_names,
     split,
 )
+from allocator.errors import CorruptRecordError
+from allocator.protocols.kafka_classic.consumer_protocol import (
+    Malformed,
+    MemberAssignment,
+    StickyUserData,
+    Subscription,
+)
 from allocator.testing.batches import ProducedRecord, encode
 from allocator.types import TopicPartition
 
 try:
-    from allocator import _records
+    from allocator.core import _records
 except ImportError:  # then the plain decoder is tried alone
     _records = None  # type: ignore[assignment]
 

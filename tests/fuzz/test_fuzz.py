@@ -14,9 +14,14 @@ from fuzz_targets import CORPUS, SEEDS, TARGETS, decoded, known
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allocator.fetch import decode_plain as plain
-from allocator.groups.kafka_classic.consumer_protocol import Malformed, MemberAssignment, StickyUserData, Subscription
-from allocator.groups.zookeeper.znodes import AssignmentDocument, Claim, InvalidZnode, MemberInfo, shard_names
+from allocator.core.fetch import decode_plain as plain
+from allocator.core.membership.zookeeper.znodes import AssignmentDocument, Claim, InvalidZnode, MemberInfo, shard_names
+from allocator.protocols.kafka_classic.consumer_protocol import (
+    Malformed,
+    MemberAssignment,
+    StickyUserData,
+    Subscription,
+)
 from allocator.types import TopicPartition
 
 

@@ -15,10 +15,10 @@ from kafka.protocol.consumer import (
 )
 from run_group import RunGroup
 
-from allocator.client.client import KafkaClient
-from allocator.groups.kafka_classic.group import GroupCoordinator
-from allocator.groups.kafka_classic.messages import JoinedMember
-from allocator.groups.kafka_classic.settings import KafkaGroupSettings
+from allocator.core.client.client import KafkaClient
+from allocator.protocols.kafka_classic.group import GroupCoordinator
+from allocator.protocols.kafka_classic.messages import JoinedMember
+from allocator.protocols.kafka_classic.settings import KafkaGroupSettings
 from allocator.testing import wait_until_async
 
 FAST = {"session_timeout_s": 30.0, "heartbeat_interval_s": 0.02, "retry_backoff_s": 0.001, "failure_pause_s": 0.02}

@@ -26,7 +26,8 @@ from kafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
 from kafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
 from members import History
 
-from allocator.types import Partitions, TopicPartition
+from allocator.core.types import Partitions
+from allocator.types import TopicPartition
 
 KAFKA_PYTHON = {
     "range": RangePartitionAssignor,

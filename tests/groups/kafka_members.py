@@ -11,13 +11,14 @@ from members import History, RecordingOwner
 from real_member import RealMember
 
 from allocator.assignors import resolve
-from allocator.client.client import KafkaClient
-from allocator.groups.kafka_classic.membership import KafkaMembership
-from allocator.groups.kafka_classic.settings import KafkaGroupSettings, KafkaSettings
-from allocator.offsets.coordinator import Coordinator
-from allocator.offsets.group_offsets import GroupOffsets
+from allocator.core.client.client import KafkaClient
+from allocator.core.offsets.coordinator import Coordinator
+from allocator.core.offsets.group_offsets import GroupOffsets
+from allocator.core.types import Partitions
+from allocator.protocols.kafka_classic.membership import KafkaMembership
+from allocator.protocols.kafka_classic.settings import KafkaGroupSettings, KafkaSettings
 from allocator.testing import LocalCluster, Node, wait_until_async
-from allocator.types import Partitions, TopicPartition
+from allocator.types import TopicPartition
 
 FAST = {"session_timeout_s": 6.0, "heartbeat_interval_s": 0.3, "rebalance_timeout_s": 20.0}
 

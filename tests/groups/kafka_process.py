@@ -20,8 +20,8 @@ from typing import Any
 from kafka_members import Ours
 from members import History
 
+from allocator.core.tasks import TaskGroup
 from allocator.errors import AllocatorError
-from allocator.tasks import TaskGroup
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 NAME = "process"

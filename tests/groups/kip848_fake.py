@@ -12,15 +12,15 @@ from fake_broker import HANG_UP, MODERN, SILENT, FakeBroker
 from kafka.protocol.admin import DescribeConfigsRequest, DescribeConfigsResponse
 from run_group import RunGroup
 
-from allocator.client.client import KafkaClient
-from allocator.groups.kip848.group import Kip848Group
-from allocator.groups.kip848.messages import (
+from allocator.core.client.client import KafkaClient
+from allocator.protocols.kip848.group import Kip848Group
+from allocator.protocols.kip848.messages import (
     ConsumerGroupHeartbeatRequest,
     ConsumerGroupHeartbeatResponse,
     IdPartition,
     IdPartitions,
 )
-from allocator.groups.kip848.settings import Kip848GroupSettings
+from allocator.protocols.kip848.settings import Kip848GroupSettings
 from allocator.testing import wait_until_async
 
 HEARTBEAT, CONFIGS = 68, 32

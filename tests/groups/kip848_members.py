@@ -9,10 +9,10 @@ from kafka_clients import Confluent
 from members import History, RecordingOwner
 from real_member import RealMember
 
-from allocator.client.client import KafkaClient
-from allocator.groups.kip848.membership import Kip848Membership
-from allocator.groups.kip848.settings import Kip848GroupSettings, Kip848Settings
-from allocator.offsets.group_offsets import GroupOffsets
+from allocator.core.client.client import KafkaClient
+from allocator.core.offsets.group_offsets import GroupOffsets
+from allocator.protocols.kip848.membership import Kip848Membership
+from allocator.protocols.kip848.settings import Kip848GroupSettings, Kip848Settings
 
 # brokers that detect a crashed member within seconds
 QUICK = {

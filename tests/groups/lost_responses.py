@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from allocator.core.zookeeper.client import ConnectionLost, Op, Stat, Watch, ZooKeeper
 from allocator.testing import FaultProxy
-from allocator.zookeeper.client import ConnectionLost, Op, Stat, Watch, ZooKeeper
 
 __all__ = ["LossyZooKeeper", "lossy"]
 

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from allocator.assignors import resolve
-from allocator.groups.view import Load
-from allocator.groups.zookeeper.leader import LeaderSettings
-from allocator.groups.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
-from allocator.groups.zookeeper.znodes import Paths
+from allocator.core.membership.view import Load
+from allocator.core.membership.zookeeper.leader import LeaderSettings
+from allocator.core.membership.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
+from allocator.core.membership.zookeeper.znodes import Paths
+from allocator.core.zookeeper.client import ZooKeeper
 from allocator.testing.waiting import wait_until_async
 from allocator.types import TopicPartition
-from allocator.zookeeper.client import ZooKeeper
 
 
 class StaticTopics:

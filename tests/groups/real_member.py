@@ -6,10 +6,10 @@ from typing import TypeVar
 
 from members import RecordingOwner
 
-from allocator.client.client import KafkaClient
-from allocator.groups.kafka_member import KafkaMember
-from allocator.offsets.group_offsets import GroupOffsets
-from allocator.types import Partitions
+from allocator.core.client.client import KafkaClient
+from allocator.core.offsets.group_offsets import GroupOffsets
+from allocator.core.types import Partitions
+from allocator.protocols.kafka_member import KafkaMember
 
 R = TypeVar("R", bound="RealMember")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, TypeVar
 
-from allocator.client.client import KafkaClient
+from allocator.core.client.client import KafkaClient
 
 R = TypeVar("R", bound="RunGroup")
 

@@ -10,13 +10,14 @@ from simulated_zookeeper import SimulatedZooKeeper
 from virtual_time import thread_context
 
 from allocator.assignors import resolve
+from allocator.core.membership.session import GRACE_S
+from allocator.core.membership.zookeeper.leader import LeaderSettings
+from allocator.core.membership.zookeeper.load_report import LoadReport
+from allocator.core.membership.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
+from allocator.core.membership.zookeeper.znodes import Paths
+from allocator.core.types import Partitions
 from allocator.errors import InstanceIdInUse
-from allocator.groups.session import GRACE_S
-from allocator.groups.zookeeper.leader import LeaderSettings
-from allocator.groups.zookeeper.load_report import LoadReport
-from allocator.groups.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
-from allocator.groups.zookeeper.znodes import Paths
-from allocator.types import Partitions, TopicPartition
+from allocator.types import TopicPartition
 
 if TYPE_CHECKING:
     from simulation import Simulation

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from allocator.groups.zookeeper.orders import Order, Orders
-from allocator.groups.zookeeper.steering import LEADERS_KINDS, members_named, process_name
-from allocator.groups.zookeeper.znodes import AssignmentDocument, MemberInfo
-from allocator.types import NO_PARTITIONS, Partitions
-from allocator.zookeeper.client import Op
+from allocator.core.membership.zookeeper.orders import Order, Orders
+from allocator.core.membership.zookeeper.steering import LEADERS_KINDS, members_named, process_name
+from allocator.core.membership.zookeeper.znodes import AssignmentDocument, MemberInfo
+from allocator.core.types import NO_PARTITIONS, Partitions
+from allocator.core.zookeeper.client import Op
 
 if TYPE_CHECKING:
     from simulation import Simulation

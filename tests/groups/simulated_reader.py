@@ -10,17 +10,18 @@ from typing import TYPE_CHECKING
 
 from simulated_member import Worker
 
-from allocator.consumer.core import ConsumerCore
-from allocator.consumer.operator_orders import OperatorOrders
-from allocator.consumer.ownership import Ownership
+from allocator.core.consumer.core import ConsumerCore
+from allocator.core.consumer.operator_orders import OperatorOrders
+from allocator.core.consumer.ownership import Ownership
+from allocator.core.measures import Measures
+from allocator.core.membership.zookeeper.orders import Order, OrderResult, Orders
+from allocator.core.membership.zookeeper.znodes import to_ranges
+from allocator.core.offsets.tracker import OffsetTracker
+from allocator.core.subscription.state import SubscriptionState
+from allocator.core.tasks import BackgroundTasks
+from allocator.core.types import Partitions
 from allocator.errors import CommitFailed
-from allocator.groups.zookeeper.orders import Order, OrderResult, Orders
-from allocator.groups.zookeeper.znodes import to_ranges
-from allocator.measures import Measures
-from allocator.offsets.tracker import OffsetTracker
-from allocator.subscription.state import SubscriptionState
-from allocator.tasks import BackgroundTasks
-from allocator.types import OffsetAndMetadata, Partitions, TopicPartition
+from allocator.types import OffsetAndMetadata, TopicPartition
 
 if TYPE_CHECKING:
     from simulation import Simulation

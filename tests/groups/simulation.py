@@ -40,12 +40,12 @@ from simulated_reader import CommitsOfGroup, ReadingWorker
 from simulated_zookeeper import Ensemble, Write
 from virtual_time import VirtualLoop, current_member
 
-from allocator.groups import session
-from allocator.groups.zookeeper import following
-from allocator.groups.zookeeper import leader as leader_module
-from allocator.groups.zookeeper.znodes import AssignmentDocument, Claim, InvalidZnode
+from allocator.core.membership import session
+from allocator.core.membership.zookeeper import following
+from allocator.core.membership.zookeeper import leader as leader_module
+from allocator.core.membership.zookeeper.znodes import AssignmentDocument, Claim, InvalidZnode
+from allocator.core.zookeeper.client import ConnectionLost
 from allocator.types import TopicPartition
-from allocator.zookeeper.client import ConnectionLost
 
 __all__ = ["FOLLOWING", "READING", "SEATED", "Broken", "Simulation"]
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kafka.coordinator.assignors.sticky.user_data import StickyAssignorUserData
 from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment, ConsumerProtocolSubscription
 
-from allocator.groups.kafka_classic.consumer_protocol import (
+from allocator.protocols.kafka_classic.consumer_protocol import (
     NEWEST,
     Malformed,
     MemberAssignment,

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from allocator.groups.delete_group import GroupHasMembers, NothingToDelete, delete_group, remains
-from allocator.groups.zookeeper.store import Store
-from allocator.groups.zookeeper.znodes import AssignmentDocument, Claim, MemberInfo, Paths
-from allocator.zookeeper.client import Op, ZooKeeper
+from allocator.core.membership.zookeeper.store import Store
+from allocator.core.membership.zookeeper.znodes import AssignmentDocument, Claim, MemberInfo, Paths
+from allocator.core.zookeeper.client import Op, ZooKeeper
+from allocator.operate.delete_group import GroupHasMembers, NothingToDelete, delete_group, remains
 
 PATHS = Paths("/allocator", "g")
 MEMBER = f"m-{1:016x}-{1:010d}"

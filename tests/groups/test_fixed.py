@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
+from allocator.core.membership.fixed import FixedMembership
+from allocator.core.types import Partitions
 from allocator.errors import BrokersUnavailable, ConfigError
-from allocator.groups.fixed import FixedMembership
 from allocator.testing import wait_until_async
-from allocator.types import Partitions, TopicPartition
+from allocator.types import TopicPartition
 
 
 class Cluster:

@@ -14,25 +14,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allocator import Consumer
-from allocator.assignors import Assignor, GroupView, Member, choose, resolve
+from allocator.assignors import Assignor, GroupView, Member, resolve
 from allocator.cli import top
+from allocator.core.assignors import choose
+from allocator.core.membership.zookeeper import load_report
+from allocator.core.membership.zookeeper.checked import InvalidZnode
+from allocator.core.membership.zookeeper.decision import GroupDecision, GroupLoad, decide
+from allocator.core.membership.zookeeper.following import DAY_MS, REST_MS, ImbalanceTimer, LoadHistory
+from allocator.core.membership.zookeeper.leader import LeaderSettings
+from allocator.core.membership.zookeeper.load_reader import loads_of
+from allocator.core.membership.zookeeper.load_report import LoadMeter, LoadReport
+from allocator.core.membership.zookeeper.membership import ZooKeeperSettings
+from allocator.core.membership.zookeeper.orders import KINDS, Order
+from allocator.core.membership.zookeeper.seats import FEATURE
+from allocator.core.membership.zookeeper.znodes import AssignmentDocument, Claim, MemberInfo
+from allocator.core.types import Partitions
+from allocator.core.zookeeper.client import ZooKeeper
 from allocator.errors import ConfigError
-from allocator.groups.describe import GroupReport, GroupState, describe
-from allocator.groups.what_if import Scenario, plan_of
-from allocator.groups.zookeeper import load_report
-from allocator.groups.zookeeper.checked import InvalidZnode
-from allocator.groups.zookeeper.decision import GroupDecision, GroupLoad, decide
-from allocator.groups.zookeeper.following import DAY_MS, REST_MS, ImbalanceTimer, LoadHistory
-from allocator.groups.zookeeper.leader import LeaderSettings
-from allocator.groups.zookeeper.load_reader import loads_of
-from allocator.groups.zookeeper.load_report import LoadMeter, LoadReport
-from allocator.groups.zookeeper.membership import ZooKeeperSettings
-from allocator.groups.zookeeper.orders import KINDS, Order
-from allocator.groups.zookeeper.seats import FEATURE
-from allocator.groups.zookeeper.znodes import AssignmentDocument, Claim, MemberInfo
+from allocator.operate.describe import GroupReport, GroupState, describe
+from allocator.operate.what_if import Scenario, plan_of
 from allocator.testing import LocalCluster, wait_until_async
-from allocator.types import LoadSource, Partitions, Record, TopicPartition
-from allocator.zookeeper.client import ZooKeeper
+from allocator.types import LoadSource, Record, TopicPartition
 
 A, B = (f"m-{letter * 16}-{number:010}" for number, letter in enumerate("ab"))
 NOW = 1_767_225_600_000
@@ -310,7 +312,7 @@ async def test_the_leader_moves_others_away_from_a_hot_partition(
     monkeypatch.setattr(load_report, "KNOWN_S", 3.0)
     # longer than any response of the broker, so that a half-finished round of records does not look like an imbalance
     quick = partial(ZooKeeperSettings, report_s=0.3, leader=LeaderSettings(load_look_s=0.5, load_lasting_s=3.0))
-    monkeypatch.setattr("allocator.consumer.membership_config.ZooKeeperSettings", quick)
+    monkeypatch.setattr("allocator.core.consumer.membership_config.ZooKeeperSettings", quick)
     topic = topic_factory(6)
     hot = TopicPartition(topic, 0)
     records = [(None, b"x", number) for number in range(6) for _ in range(10 if number else 50)]
@@ -359,7 +361,7 @@ async def test_members_report_the_work_of_each_partition(
     """Records of partition 0 are larger than those of partition 1, and their handler takes longer."""
     monkeypatch.setattr(load_report, "KNOWN_S", 1.0)
     monkeypatch.setattr(
-        "allocator.consumer.membership_config.ZooKeeperSettings", partial(ZooKeeperSettings, report_s=0.3)
+        "allocator.core.consumer.membership_config.ZooKeeperSettings", partial(ZooKeeperSettings, report_s=0.3)
     )
     topic = topic_factory(2)
     records = [(None, b"x" * size, partition) for partition, size in ((0, 5000), (1, 100)) for _ in range(5)]

@@ -13,8 +13,8 @@ import pytest
 from members import History, StaticTopics, TestMember, settled
 
 from allocator import Consumer
+from allocator.core.zookeeper.client import SessionState, ZooKeeper
 from allocator.testing import LocalCluster, wait_until_async
-from allocator.zookeeper.client import SessionState, ZooKeeper
 
 pytestmark = pytest.mark.servers  # each test starts an ensemble
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hand_clock import Clock
 
-from allocator.groups.heartbeat import HeartbeatTimer
+from allocator.protocols.heartbeat import HeartbeatTimer
 
 
 def times(**settings: float) -> tuple[HeartbeatTimer, Clock]:

@@ -12,7 +12,7 @@ from kafka_members import Ours, coordinator_of, shared
 from members import History
 from racked import racked_brokers
 
-from allocator.groups.kafka_classic.group import GroupPhase
+from allocator.protocols.kafka_classic.group import GroupPhase
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.testing.versions import NEWEST
 from allocator.types import OffsetAndMetadata

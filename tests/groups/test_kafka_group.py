@@ -11,10 +11,10 @@ from fake_broker import SILENT
 from fake_group import GroupBroker, Member
 from kafka.protocol.metadata import FindCoordinatorResponse
 
+from allocator.core.offsets.messages import Identity
 from allocator.errors import AllocatorError, BrokerError, ConfigError
-from allocator.groups.kafka_classic.group import MOVES, GroupPhase
-from allocator.groups.kafka_classic.settings import KafkaGroupSettings
-from allocator.offsets.messages import Identity
+from allocator.protocols.kafka_classic.group import MOVES, GroupPhase
+from allocator.protocols.kafka_classic.settings import KafkaGroupSettings
 from allocator.testing import wait_until_async
 
 pytestmark = pytest.mark.deadline(90)

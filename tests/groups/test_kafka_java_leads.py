@@ -19,9 +19,10 @@ from kafka.protocol.consumer import JoinGroupResponse, SyncGroupResponse
 from kafka_members import Ours
 from members import History
 
-from allocator.groups.kafka_classic.consumer_protocol import MemberAssignment, Subscription
+from allocator.core.types import Partitions
+from allocator.protocols.kafka_classic.consumer_protocol import MemberAssignment, Subscription
 from allocator.testing import wait_until_async
-from allocator.types import Partitions, TopicPartition
+from allocator.types import TopicPartition
 
 pytestmark = pytest.mark.deadline(60)
 

@@ -16,12 +16,12 @@ from kafka.protocol.consumer import OffsetCommitResponse
 from kafka_members import Ours
 from members import History
 
-from allocator.client.client import KafkaClient
+from allocator.core.client.client import KafkaClient
 from allocator.errors import BrokerError, BrokersUnavailable, ConfigError, Fenced
-from allocator.groups.kafka_classic.consumer_protocol import MemberAssignment, Subscription, generation_from
-from allocator.groups.kafka_classic.group import GroupPhase
-from allocator.groups.kafka_classic.membership import KafkaMembership
-from allocator.groups.kafka_classic.settings import KafkaSettings
+from allocator.protocols.kafka_classic.consumer_protocol import MemberAssignment, Subscription, generation_from
+from allocator.protocols.kafka_classic.group import GroupPhase
+from allocator.protocols.kafka_classic.membership import KafkaMembership
+from allocator.protocols.kafka_classic.settings import KafkaSettings
 from allocator.testing import wait_until_async
 from allocator.types import OffsetAndMetadata, TopicPartition
 

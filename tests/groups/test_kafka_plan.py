@@ -10,17 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allocator.assignors import Assignor, GroupView, resolve
+from allocator.core.types import Partitions
 from allocator.errors import AssignorError
-from allocator.groups.kafka_classic.consumer_protocol import (
+from allocator.protocols.kafka_classic.consumer_protocol import (
     MemberAssignment,
     StickyUserData,
     Subscription,
     generation_data,
 )
-from allocator.groups.kafka_classic.messages import JoinedMember
-from allocator.groups.kafka_classic.plan import Decision, GroupMembers, OwnMetadata, is_cooperative, offers
-from allocator.groups.kafka_classic.plan import decide as decide_on
-from allocator.types import Partitions, TopicPartition
+from allocator.protocols.kafka_classic.messages import JoinedMember
+from allocator.protocols.kafka_classic.plan import Decision, GroupMembers, OwnMetadata, is_cooperative, offers
+from allocator.protocols.kafka_classic.plan import decide as decide_on
+from allocator.types import TopicPartition
 
 COUNTS = {"t": 4, "u": 3}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from allocator.groups.kafka_classic.plan import DOUBT_S, PartitionCounts
+from allocator.protocols.kafka_classic.plan import DOUBT_S, PartitionCounts
 
 
 class World:

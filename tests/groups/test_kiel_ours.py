@@ -13,9 +13,12 @@ from members import History, RecordingOwner, StaticTopics, everything
 
 from allocator.assignors import naive_allocator, resolve
 from allocator.cli import main
+from allocator.core.membership.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
+from allocator.core.membership.zookeeper.znodes import InvalidZnode, Paths
+from allocator.core.zookeeper.client import Op, ZooKeeper
 from allocator.errors import BrokersUnavailable
-from allocator.groups.legacy.adopt import AdoptionUnfinished, adopt, candidate
-from allocator.groups.legacy.kiel import (
+from allocator.operate.adopt import AdoptionUnfinished, adopt, candidate
+from allocator.protocols.legacy.kiel import (
     AdoptionRefused,
     HandoverPhase,
     KielMembership,
@@ -26,11 +29,8 @@ from allocator.groups.legacy.kiel import (
     read_shared,
     seal,
 )
-from allocator.groups.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
-from allocator.groups.zookeeper.znodes import InvalidZnode, Paths
 from allocator.testing import wait_until_async
 from allocator.types import TopicPartition
-from allocator.zookeeper.client import Op, ZooKeeper
 
 
 class Offsets:

@@ -17,10 +17,10 @@ from kafka.protocol.consumer import OffsetCommitResponse
 from kip848_fake import FAST, Kip848Broker, ids, owned, topic_id
 from kip848_members import Kip848Member
 
-from allocator.client.client import KafkaClient
+from allocator.core.client.client import KafkaClient
 from allocator.errors import BrokerError, BrokersUnavailable, ConfigError, Fenced, InstanceIdInUse
-from allocator.groups.kip848.membership import Kip848Membership
-from allocator.groups.kip848.settings import Kip848Settings
+from allocator.protocols.kip848.membership import Kip848Membership
+from allocator.protocols.kip848.settings import Kip848Settings
 from allocator.testing import wait_until_async
 from allocator.types import OffsetAndMetadata, TopicPartition
 

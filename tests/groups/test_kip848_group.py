@@ -11,11 +11,11 @@ import pytest
 from fake_broker import HANG_UP, SILENT
 from kip848_fake import CONFIGS, HEARTBEAT, Kip848Broker, Member, ids, owned
 
+from allocator.core.offsets.messages import Identity
 from allocator.errors import BrokerError, ConfigError
-from allocator.groups.kip848.group import Kip848Phase
-from allocator.groups.kip848.messages import IdPartitions
-from allocator.groups.kip848.settings import Kip848GroupSettings
-from allocator.offsets.messages import Identity
+from allocator.protocols.kip848.group import Kip848Phase
+from allocator.protocols.kip848.messages import IdPartitions
+from allocator.protocols.kip848.settings import Kip848GroupSettings
 
 pytestmark = pytest.mark.deadline(90)
 

@@ -6,7 +6,7 @@ from hand_clock import Clock
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allocator.groups.lease import EnsembleLease
+from allocator.core.membership.lease import EnsembleLease
 
 TIMEOUT_S = 4.0
 

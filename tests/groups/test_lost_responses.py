@@ -13,17 +13,17 @@ from lost_responses import LossyZooKeeper, lossy
 from members import History, RecordingOwner, StaticTopics, everything
 
 from allocator.assignors import resolve
+from allocator.core.membership.session import SessionMembership
+from allocator.core.membership.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
+from allocator.core.membership.zookeeper.znodes import Paths
+from allocator.core.zookeeper.client import SessionState, ZooKeeper
 from allocator.errors import BrokersUnavailable
-from allocator.groups.legacy.adopt import adopt
-from allocator.groups.legacy.kiel import KielMembership, KielPaths, KielSettings
-from allocator.groups.legacy.old_consumer import ConsumersMembership, PykafkaMembership
-from allocator.groups.legacy.owners import OwnersSettings
-from allocator.groups.session import SessionMembership
-from allocator.groups.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
-from allocator.groups.zookeeper.znodes import Paths
+from allocator.operate.adopt import adopt
+from allocator.protocols.legacy.kiel import KielMembership, KielPaths, KielSettings
+from allocator.protocols.legacy.old_consumer import ConsumersMembership, PykafkaMembership
+from allocator.protocols.legacy.owners import OwnersSettings
 from allocator.testing import wait_until_async
 from allocator.types import TopicPartition
-from allocator.zookeeper.client import SessionState, ZooKeeper
 
 TIMEOUT_S = 10.0  # of sessions, which go on over an outage
 LAYOUTS = {"kiel": "/kiel/groups/", "consumers": "/consumers/", "pykafka": "/consumers/", "zookeeper": "/allocator/"}

@@ -8,10 +8,10 @@ from itertools import product
 import pytest
 from model import FAULTS, PARTITIONS, RULES, Document, Entry, State, canonical, decisions, steps
 
-from allocator.groups.zookeeper import plan
-from allocator.groups.zookeeper.seats import FEATURE, absent, take_seats
-from allocator.groups.zookeeper.znodes import AssignmentDocument as RealDocument
-from allocator.groups.zookeeper.znodes import Claim, MemberInfo, Seat, Waiting
+from allocator.core.membership.zookeeper import plan
+from allocator.core.membership.zookeeper.seats import FEATURE, absent, take_seats
+from allocator.core.membership.zookeeper.znodes import AssignmentDocument as RealDocument
+from allocator.core.membership.zookeeper.znodes import Claim, MemberInfo, Seat, Waiting
 from allocator.types import TopicPartition
 
 pytestmark = pytest.mark.servers  # long without any

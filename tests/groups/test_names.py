@@ -8,9 +8,9 @@ import socket
 import pytest
 
 from allocator.compat.grouped import GroupedConsumer
-from allocator.consumer.consumer import Consumer
-from allocator.groups.names import default_client_id, member_name
-from allocator.groups.zookeeper.znodes import MemberInfo
+from allocator.core.consumer.consumer import Consumer
+from allocator.core.membership.names import default_client_id, member_name
+from allocator.core.membership.zookeeper.znodes import MemberInfo
 
 OURS = "m-0123456789abcdef-0000000012"
 KAFKAS = "billing-6f1c2d3e-0000-4000-8000-0123456789ab"

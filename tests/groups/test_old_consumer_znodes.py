@@ -14,12 +14,12 @@ from members import History, RecordingOwner, StaticTopics, everything
 
 from allocator.assignors import GroupView, resolve
 from allocator.assignors import Member as View
-from allocator.groups.legacy.old_consumer import ConsumersMembership, OldSubscription, PykafkaMembership, range_share
-from allocator.groups.legacy.owners import OwnersSettings
-from allocator.groups.zookeeper.znodes import InvalidZnode
+from allocator.core.membership.zookeeper.znodes import InvalidZnode
+from allocator.core.zookeeper.client import ZooKeeper
+from allocator.protocols.legacy.old_consumer import ConsumersMembership, OldSubscription, PykafkaMembership, range_share
+from allocator.protocols.legacy.owners import OwnersSettings
 from allocator.testing import wait_until_async
 from allocator.types import TopicPartition
-from allocator.zookeeper.client import ZooKeeper
 
 # as kafka.tools.ConsoleConsumer 0.8.2.2 writes it
 JAVA = b'{"version":1,"subscription":{"orders":2},"pattern":"white_list","timestamp":"1700000000000"}'
@@ -174,7 +174,7 @@ async def test_javas_others_look_again_when_a_drain_took_long(
     zk_chroot: str, group: str, monkeypatch: pytest.MonkeyPatch, response: str
 ) -> None:
     """They retry a few times and then wait for the next change of the members. The member keeps its partitions."""
-    monkeypatch.setattr("allocator.groups.legacy.old_consumer.NUDGE_S", 0.2)
+    monkeypatch.setattr("allocator.protocols.legacy.old_consumer.NUDGE_S", 0.2)
     bench = Bench(zk_chroot, group, ConsumersMembership)
     zk = ZooKeeper(bench.hosts)
     await zk.connect()

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allocator import TopicPartition
+from allocator.core.membership.zookeeper.orders import Order, OrderResult, Orders
 from allocator.errors import ConfigError
-from allocator.groups.order_records import MAX_BYTES, OrderRecords, result_record
-from allocator.groups.zookeeper.orders import Order, OrderResult, Orders
+from allocator.protocols.order_records import MAX_BYTES, OrderRecords, result_record
 
 NOW = 1_767_225_600_000
 ZERO, ONE = TopicPartition("t", 0), TopicPartition("t", 1)

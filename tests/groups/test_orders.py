@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from allocator.core.membership.zookeeper.order_store import NoSuchOrder, OrderStore
+from allocator.core.membership.zookeeper.orders import KEPT_MS, KINDS, MAX_ORDERS, Order, OrderKind, OrderResult, Orders
+from allocator.core.membership.zookeeper.znodes import InvalidZnode, Paths
+from allocator.core.zookeeper.client import NoZnode, ZooKeeper
 from allocator.errors import ConfigError
-from allocator.groups.zookeeper.order_store import NoSuchOrder, OrderStore
-from allocator.groups.zookeeper.orders import KEPT_MS, KINDS, MAX_ORDERS, Order, OrderKind, OrderResult, Orders
-from allocator.groups.zookeeper.znodes import InvalidZnode, Paths
 from allocator.types import TopicPartition
-from allocator.zookeeper.client import NoZnode, ZooKeeper
 
 NOW = 1_767_225_600_000
 ARGUMENTS: dict[str, dict[str, Any]] = {

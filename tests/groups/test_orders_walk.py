@@ -14,7 +14,8 @@ from members import OneGroup, TestMember
 
 from allocator import GroupOrders
 from allocator.cli import main
-from allocator.errors import ConfigError, OrderRefused
+from allocator.core.errors import OrderRefused
+from allocator.errors import ConfigError
 from allocator.testing.waiting import wait_until_async
 from allocator.types import TopicPartition
 

@@ -13,10 +13,10 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 from members import OneGroup, TestMember, everything
 
-from allocator.groups.zookeeper.znodes import AssignmentDocument, Claim
+from allocator.core.membership.zookeeper.znodes import AssignmentDocument, Claim
+from allocator.core.zookeeper.client import NoZnode, SessionState, ZooKeeper
 from allocator.testing import wait_until_async
 from allocator.types import TopicPartition
-from allocator.zookeeper.client import NoZnode, SessionState, ZooKeeper
 
 
 class Pain(OneGroup):

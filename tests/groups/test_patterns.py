@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from allocator.core.membership.patterns import topic_pattern
+from allocator.core.membership.zookeeper.znodes import InvalidZnode, MemberInfo
 from allocator.errors import ConfigError, MissingExtra
-from allocator.groups.patterns import topic_pattern
-from allocator.groups.zookeeper.znodes import InvalidZnode, MemberInfo
 
 NAMES = st.text("ab.-_0", min_size=1, max_size=12)
 ATOMS = st.sampled_from(["a", "b", "0", r"\.", "-", "_", ".", "[ab]", "[^a]", r"\w", r"\d", r"\W", "(?i:A)"])

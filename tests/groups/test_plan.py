@@ -7,9 +7,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from allocator.groups.zookeeper.plan import adopt, advance
-from allocator.groups.zookeeper.znodes import AssignmentDocument, Claim, Waiting
-from allocator.types import NO_PARTITIONS, TopicPartition
+from allocator.core.membership.zookeeper.plan import adopt, advance
+from allocator.core.membership.zookeeper.znodes import AssignmentDocument, Claim, Waiting
+from allocator.core.types import NO_PARTITIONS
+from allocator.types import TopicPartition
 
 PARTITIONS = [TopicPartition("t", number) for number in range(4)]
 A, B = "a", "b"

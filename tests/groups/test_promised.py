@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 
 from allocator.assignors import GroupView, Member, compute, resolve
-from allocator.groups.zookeeper.plan import advance
-from allocator.groups.zookeeper.znodes import AssignmentDocument, Claim
-from allocator.types import NO_PARTITIONS, Partitions
+from allocator.core.membership.zookeeper.plan import advance
+from allocator.core.membership.zookeeper.znodes import AssignmentDocument, Claim
+from allocator.core.types import NO_PARTITIONS, Partitions
 
 TOPICS = {"s": 5, "t": 8, "u": 11}
 

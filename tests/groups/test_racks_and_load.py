@@ -13,8 +13,8 @@ from racked import racked_brokers
 
 from allocator import Consumer
 from allocator.assignors import GroupView, Member
+from allocator.core.membership import view as view_module
 from allocator.errors import BrokerError
-from allocator.groups import view as view_module
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.types import TopicPartition
 

@@ -13,13 +13,13 @@ from simulate import broken_seeds
 from simulated_faults import parse
 from simulation import SEATED, Simulation
 
+from allocator.core.membership.zookeeper import leader, seats
+from allocator.core.membership.zookeeper.store import Store
+from allocator.core.membership.zookeeper.znodes import AssignmentDocument
+from allocator.core.zookeeper.client import ZooKeeper
 from allocator.errors import InstanceIdInUse
-from allocator.groups.describe import GroupReport, describe
-from allocator.groups.zookeeper import leader, seats
-from allocator.groups.zookeeper.store import Store
-from allocator.groups.zookeeper.znodes import AssignmentDocument
+from allocator.operate.describe import GroupReport, describe
 from allocator.testing import wait_until_async
-from allocator.zookeeper.client import ZooKeeper
 
 SEEDS = 40
 

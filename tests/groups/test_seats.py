@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allocator.assignors import Assignor, GroupView, resolve
-from allocator.groups.zookeeper.decision import decide
-from allocator.groups.zookeeper.orders import Order
-from allocator.groups.zookeeper.plan import advance
-from allocator.groups.zookeeper.seats import (
+from allocator.core.membership.zookeeper.decision import decide
+from allocator.core.membership.zookeeper.orders import Order
+from allocator.core.membership.zookeeper.plan import advance
+from allocator.core.membership.zookeeper.seats import (
     FEATURE,
     IN_USE,
     GraceTimer,
@@ -23,8 +23,9 @@ from allocator.groups.zookeeper.seats import (
     unaware,
     view_ids,
 )
-from allocator.groups.zookeeper.znodes import AssignmentDocument, Claim, MemberInfo, Seat, Waiting
-from allocator.types import NO_PARTITIONS, Partitions, TopicPartition
+from allocator.core.membership.zookeeper.znodes import AssignmentDocument, Claim, MemberInfo, Seat, Waiting
+from allocator.core.types import NO_PARTITIONS, Partitions
+from allocator.types import TopicPartition
 
 P0, P1, P2 = (frozenset({TopicPartition("t", number)}) for number in range(3))
 OLD, NEW, OTHER = "m-1", "m-2", "m-3"

@@ -15,15 +15,15 @@ from simulated_member import Worker
 from simulated_zookeeper import SimulatedZooKeeper
 from simulation import FOLLOWING, READING, Broken, Simulation
 
-from allocator.consumer.ownership import Ownership
-from allocator.groups.lease import EnsembleLease, LeaseRenewer
-from allocator.groups.zookeeper import decision, leader, plan
-from allocator.groups.zookeeper.leader import Leader
-from allocator.groups.zookeeper.membership import ZooKeeperMembership
-from allocator.groups.zookeeper.znodes import AssignmentDocument, Claim, Waiting
-from allocator.offsets.tracker import OffsetTracker
+from allocator.core.consumer.ownership import Ownership
+from allocator.core.membership.lease import EnsembleLease, LeaseRenewer
+from allocator.core.membership.zookeeper import decision, leader, plan
+from allocator.core.membership.zookeeper.leader import Leader
+from allocator.core.membership.zookeeper.membership import ZooKeeperMembership
+from allocator.core.membership.zookeeper.znodes import AssignmentDocument, Claim, Waiting
+from allocator.core.offsets.tracker import OffsetTracker
+from allocator.core.zookeeper.client import Op
 from allocator.types import TopicPartition
-from allocator.zookeeper.client import Op
 
 pytestmark = pytest.mark.servers  # long without any
 

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from test_orders import ARGUMENTS, NOW, order
 
 from allocator.assignors import Assignor, GroupView, Member, resolve
-from allocator.assignors.constraints import Constraints
-from allocator.groups.zookeeper.decision import GroupDecision, decide
-from allocator.groups.zookeeper.orders import KINDS, Order, Orders
-from allocator.groups.zookeeper.plan import advance, in_flight, portion
-from allocator.groups.zookeeper.steering import (
+from allocator.core.assignors.constraints import Constraints
+from allocator.core.membership.zookeeper.decision import GroupDecision, decide
+from allocator.core.membership.zookeeper.orders import KINDS, Order, Orders
+from allocator.core.membership.zookeeper.plan import advance, in_flight, portion
+from allocator.core.membership.zookeeper.steering import (
     Budget,
     budget_of,
     constraints_of,
@@ -24,8 +24,9 @@ from allocator.groups.zookeeper.steering import (
     process_name,
     states_of,
 )
-from allocator.groups.zookeeper.znodes import AssignmentDocument, Claim, MemberInfo, OrderState
-from allocator.types import Partitions, TopicPartition
+from allocator.core.membership.zookeeper.znodes import AssignmentDocument, Claim, MemberInfo, OrderState
+from allocator.core.types import Partitions
+from allocator.types import TopicPartition
 
 A, B, C = (f"m-{letter * 16}-{number:010}" for number, letter in enumerate("abc"))
 

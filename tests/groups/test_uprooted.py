@@ -12,9 +12,9 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError, NotEmptyError
 from members import History, StaticTopics, TestMember, settled
 
-from allocator.consumer.switching import ClusterChoice, choose, path_of, read_choice
+from allocator.core.zookeeper.client import ZooKeeper
+from allocator.operate.switching import ClusterChoice, choose, path_of, read_choice
 from allocator.testing import wait_until_async
-from allocator.zookeeper.client import ZooKeeper
 
 STEPS = 100  # more than a member takes to own everything
 

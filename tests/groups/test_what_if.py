@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from allocator.assignors import Assignor, GroupView, Member
-from allocator.groups.describe import GroupState
-from allocator.groups.what_if import Scenario, plan_of
-from allocator.groups.zookeeper.orders import KINDS
-from allocator.groups.zookeeper.seats import FEATURE
-from allocator.groups.zookeeper.znodes import AssignmentDocument, MemberInfo, Seat
-from allocator.types import Partitions, TopicPartition
+from allocator.core.membership.zookeeper.orders import KINDS
+from allocator.core.membership.zookeeper.seats import FEATURE
+from allocator.core.membership.zookeeper.znodes import AssignmentDocument, MemberInfo, Seat
+from allocator.core.types import Partitions
+from allocator.operate.describe import GroupState
+from allocator.operate.what_if import Scenario, plan_of
+from allocator.types import TopicPartition
 
 A, B = (f"m-{letter * 16}-{number:010}" for number, letter in enumerate("ab"))
 COUNTS = {"t": 6}

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allocator.errors import ConfigError, GroupNameError
-from allocator.groups.zookeeper.znodes import (
+from allocator.core.membership.zookeeper.znodes import (
     SHARD_BYTES,
     AssignmentDocument,
     Claim,
@@ -27,6 +26,7 @@ from allocator.groups.zookeeper.znodes import (
     split,
     to_ranges,
 )
+from allocator.errors import ConfigError, GroupNameError
 from allocator.types import TopicPartition
 
 topics = st.text(alphabet="abc.-_9", min_size=1, max_size=8)

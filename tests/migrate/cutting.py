@@ -14,11 +14,11 @@ from typing import Any
 
 from mirroring import killed, mirroring, settings
 
-from allocator.consumer.switching import ChoiceWatcher, SwitchingConsumer
+from allocator.core.zookeeper.client import ZooKeeper
 from allocator.errors import AllocatorError, Closed
 from allocator.migrate.mirror import Mirror
+from allocator.operate.switching import ChoiceWatcher, SwitchingConsumer
 from allocator.testing import LocalCluster, produce
-from allocator.zookeeper.client import ZooKeeper
 
 __all__ = ["World", "command"]
 

@@ -12,8 +12,8 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any
 
-from allocator.client.client import KafkaClient
-from allocator.client.log_offsets import LATEST, list_offsets
+from allocator.core.client.client import KafkaClient
+from allocator.core.client.log_offsets import LATEST, list_offsets
 from allocator.migrate.mirror import Mirror
 from allocator.migrate.mirror_settings import MirrorSettings
 from allocator.migrate.offset_map import OffsetMap, OffsetTranslation, map_topic

@@ -12,13 +12,13 @@ import pytest
 from cutting import World, command
 from mirroring import killed
 
-from allocator.consumer.switching import ClusterChoice, choose, path_of
+from allocator.core.zookeeper.client import ZooKeeper
 from allocator.errors import BrokersUnavailable, ConfigError
 from allocator.migrate.cutover import STEPS, Cutover, CutoverFailed
 from allocator.migrate.cutover_plan import load_plan
+from allocator.operate.switching import ClusterChoice, choose, path_of
 from allocator.testing import wait_until_async
 from allocator.testing.versions import NEWEST
-from allocator.zookeeper.client import ZooKeeper
 
 pytestmark = pytest.mark.deadline(280)
 

@@ -15,21 +15,21 @@ from kafka.protocol.admin import DescribeConfigsResponse
 from mirroring import bare, contents, killed, mirroring, more, settings, started, transactions, translation
 from tornado.httpclient import AsyncHTTPClient
 
-from allocator.client.client import KafkaClient
+from allocator.core.client.client import KafkaClient
+from allocator.core.offsets.group_offsets import GroupOffsets
+from allocator.core.record import Record
+from allocator.core.tasks import within
+from allocator.core.zookeeper.client import ZooKeeper
 from allocator.errors import BrokerError, ConfigError
 from allocator.migrate.mirror import Mirror
 from allocator.migrate.takeover import NotEmpty
 from allocator.migrate.topics import TopicsDiffer, settings_of
-from allocator.offsets.group_offsets import GroupOffsets
 from allocator.producer.encode import written
 from allocator.producer.producer import Producer
-from allocator.record import Record
-from allocator.tasks import within
 from allocator.testing import LocalCluster, ProducedRecord, produce, wait_until_async
 from allocator.testing.versions import NEWEST
 from allocator.types import TopicPartition
 from allocator.web.mirror_metrics import serve_mirror
-from allocator.zookeeper.client import ZooKeeper
 
 pytestmark = pytest.mark.deadline(180)
 

@@ -19,17 +19,17 @@ from hypothesis import settings as tuned
 from hypothesis import strategies as st
 from mirroring import contents, cut, killed, more, settings, translation
 
-from allocator.client.client import KafkaClient
+from allocator.core.client.client import KafkaClient
+from allocator.core.offsets.group_offsets import GroupOffsets
+from allocator.core.record import Record
+from allocator.core.tasks import within
 from allocator.migrate.mirror import Mirror
 from allocator.migrate.offset_map import OffsetTranslation, Run
 from allocator.migrate.offsets import plan_copy
 from allocator.migrate.positions import PartitionPosition, Target
 from allocator.migrate.storage import OffsetStore
 from allocator.migrate.tails import Tail, digest
-from allocator.offsets.group_offsets import GroupOffsets
 from allocator.producer.encode import Encoded
-from allocator.record import Record
-from allocator.tasks import within
 from allocator.testing import LocalCluster, produce, wait_until, wait_until_async
 from allocator.testing.versions import NEWEST
 from allocator.types import OffsetAndMetadata, TopicPartition

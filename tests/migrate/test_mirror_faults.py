@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 from mirroring import bare, contents, killed, mirroring, more, settings, started
 
-from allocator.client.client import KafkaClient
+from allocator.core.client.client import KafkaClient
+from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.migrate.mirror import Mirror
 from allocator.migrate.offsets import plan_copy
 from allocator.migrate.storage import OffsetStore
-from allocator.offsets.group_offsets import GroupOffsets
 from allocator.testing import LocalCluster, produce, wait_until_async
 from allocator.types import OffsetAndMetadata, TopicPartition
 

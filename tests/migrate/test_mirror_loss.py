@@ -18,8 +18,10 @@ from cutting import World
 from kafka.admin import ConfigResource, ConfigResourceType
 from mirroring import contents, cut, mirroring, settings, translation
 
-from allocator.client.client import KafkaClient
-from allocator.clock import wall_ms
+from allocator.core.client.client import KafkaClient
+from allocator.core.clock import wall_ms
+from allocator.core.offsets.group_offsets import GroupOffsets
+from allocator.core.zookeeper.client import ZooKeeper
 from allocator.migrate.cutover import Cutover, CutoverFailed
 from allocator.migrate.cutover_plan import load_plan
 from allocator.migrate.mirror import Mirror, RecordsGone
@@ -28,11 +30,9 @@ from allocator.migrate.offsets import plan_copy
 from allocator.migrate.storage import OffsetStore
 from allocator.migrate.takeover import SourceLoss, TopicsStopped
 from allocator.migrate.topics import TopicsDiffer
-from allocator.offsets.group_offsets import GroupOffsets
 from allocator.testing import LocalCluster, ProducedRecord, produce, wait_until_async
 from allocator.testing.versions import NEWEST
 from allocator.types import OffsetAndMetadata, TopicPartition
-from allocator.zookeeper.client import ZooKeeper
 
 pytestmark = pytest.mark.deadline(180)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allocator.client.client import KafkaClient
+from allocator.core.client.client import KafkaClient
 from allocator.migrate.offset_map import (
     MOST_RUNS,
     SPAN,

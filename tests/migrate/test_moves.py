@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from mirroring import contents, settings
 
-from allocator.client.client import KafkaClient
+from allocator.core.client.client import KafkaClient
+from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.migrate.mirror import Mirror
 from allocator.migrate.offsets import copy, restore
 from allocator.migrate.storage import OffsetStore
-from allocator.offsets.group_offsets import GroupOffsets
 from allocator.testing import LocalCluster
 from allocator.testing.versions import KAFKA, NEWEST
 from allocator.types import OffsetAndMetadata, TopicPartition

@@ -14,17 +14,17 @@ from click.testing import CliRunner
 from mirroring import settings
 
 from allocator.cli import main
-from allocator.client.client import KafkaClient
-from allocator.consumer.consumer import Consumer
+from allocator.core.client.client import KafkaClient
+from allocator.core.consumer.consumer import Consumer
+from allocator.core.offsets.group_offsets import GroupOffsets
+from allocator.core.zookeeper.client import NoChroot
 from allocator.errors import ConfigError
 from allocator.migrate.mirror import Mirror
 from allocator.migrate.offsets import CopyRefused, copy, plan_copy, restore
 from allocator.migrate.storage import GroupAlive, OffsetStore
-from allocator.offsets.group_offsets import GroupOffsets
 from allocator.testing import LocalCluster, ProducedRecord, produce
 from allocator.testing.topics import zookeeper_client
 from allocator.types import OffsetAndMetadata, TopicPartition
-from allocator.zookeeper.client import NoChroot
 
 pytestmark = pytest.mark.deadline(120)
 

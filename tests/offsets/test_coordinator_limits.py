@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from allocator.core.measures import Measures
+from allocator.core.offsets import coordinator as module
+from allocator.core.offsets.coordinator import Coordinator
 from allocator.errors import BrokerError
-from allocator.measures import Measures
-from allocator.offsets import coordinator as module
-from allocator.offsets.coordinator import Coordinator
 
 
 class Client:

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from test_offsets import A, B, Coordinator, at
 
-from allocator.client.client import KafkaClient
+from allocator.core.client.client import KafkaClient
+from allocator.core.offsets.group_offsets import GroupOffsets
+from allocator.core.offsets.messages import Identity
 from allocator.errors import CommitFailed, Fenced
-from allocator.offsets.group_offsets import GroupOffsets
-from allocator.offsets.messages import Identity
 from allocator.types import TopicPartition
 
 

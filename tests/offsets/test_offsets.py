@@ -12,9 +12,9 @@ from fake_broker import HANG_UP, MODERN, SILENT, FakeBroker
 from kafka.protocol.consumer import OffsetCommitResponse, OffsetFetchResponse
 from kafka.protocol.metadata import FindCoordinatorResponse
 
-from allocator.client.client import KafkaClient
+from allocator.core.client.client import KafkaClient
+from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.errors import CommitFailed, ConfigError, NoOffsetsError
-from allocator.offsets.group_offsets import GroupOffsets
 from allocator.testing import wait_until_async
 from allocator.types import OffsetAndMetadata, TopicPartition
 

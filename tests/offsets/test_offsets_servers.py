@@ -9,8 +9,8 @@ import pytest
 from kafka import KafkaProducer
 from racked import racked_brokers
 
-from allocator.client.client import KafkaClient
-from allocator.offsets.group_offsets import GroupOffsets
+from allocator.core.client.client import KafkaClient
+from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.testing.versions import NEWEST
 from allocator.types import OffsetAndMetadata, TopicPartition

@@ -5,7 +5,7 @@ from __future__ import annotations
 import kafka.errors as kafka_errors
 import pytest
 
-from allocator.client.errors import (
+from allocator.core.client.errors import (
     COMMIT,
     FIND,
     HEARTBEAT,

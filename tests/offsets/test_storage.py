@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator, Callable, Mapping
 
 import pytest
 
-from allocator.client.client import KafkaClient
+from allocator.core.client.client import KafkaClient
+from allocator.core.offsets.coordinator import Coordinator
+from allocator.core.offsets.storage import StoredOffsets
 from allocator.errors import AllocatorError
-from allocator.offsets.coordinator import Coordinator
-from allocator.offsets.storage import StoredOffsets
 from allocator.testing import LocalCluster
 from allocator.testing.plugin import ClusterFactory
 from allocator.testing.topics import zookeeper_client

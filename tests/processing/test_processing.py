@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 from fake_source import Cluster, FakeSource, positions
 
+from allocator.core.commands.record_orders import RecordOrders
+from allocator.core.subscription.done import DoneSet, fingerprint
 from allocator.errors import ConfigError, HandlerCutOff, HandlerFailed
-from allocator.processing import partition_worker
-from allocator.processing.handlers import Handler
-from allocator.processing.policy import ErrorPolicy, Retries, load_errors
-from allocator.processing.processor import Processor, ProcessSettings
-from allocator.processing.record_orders import RecordOrders
-from allocator.processing.window import Window
-from allocator.subscription.done import DoneSet, fingerprint
+from allocator.handlers import partition_worker
+from allocator.handlers.handlers import Handler
+from allocator.handlers.policy import ErrorPolicy, Retries, load_errors
+from allocator.handlers.processor import Processor, ProcessSettings
+from allocator.handlers.window import Window
 from allocator.testing import wait_until_async
 from allocator.types import Record, TopicPartition
 

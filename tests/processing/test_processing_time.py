@@ -16,11 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from virtual_time import VirtualLoop
 
-from allocator.measures import Effort
-from allocator.processing import lanes
-from allocator.processing.handlers import Handler
-from allocator.processing.policy import Retries
-from allocator.processing.processor import Processor, ProcessSettings
+from allocator.core.measures import Effort
+from allocator.handlers import lanes
+from allocator.handlers.handlers import Handler
+from allocator.handlers.policy import Retries
+from allocator.handlers.processor import Processor, ProcessSettings
 from allocator.types import Record, TopicPartition
 
 WORK_S = 0.05

@@ -14,19 +14,19 @@ from fake_source import Batch, Cluster, FakeSource
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allocator.client.errors import for_code
-from allocator.clock import wall_ms
+from allocator.core.client.errors import for_code
+from allocator.core.clock import wall_ms
+from allocator.core.measures import Measures
+from allocator.core.membership.patterns import topic_pattern, with_topics
 from allocator.errors import BrokerError, ConfigError
-from allocator.groups.patterns import topic_pattern, with_topics
-from allocator.measures import Measures
-from allocator.processing import due
-from allocator.processing.dead_letter import headers_of
-from allocator.processing.due import DueGate
-from allocator.processing.handlers import Handler
-from allocator.processing.late_producer import Outgoing
-from allocator.processing.policy import ErrorPolicy, Retries
-from allocator.processing.processor import Processor, ProcessSettings
-from allocator.processing.retry_topics import RetryPlan, RetryTopics
+from allocator.handlers import due
+from allocator.handlers.dead_letter import headers_of
+from allocator.handlers.due import DueGate
+from allocator.handlers.handlers import Handler
+from allocator.handlers.late_producer import Outgoing
+from allocator.handlers.policy import ErrorPolicy, Retries
+from allocator.handlers.processor import Processor, ProcessSettings
+from allocator.handlers.retry_topics import RetryPlan, RetryTopics
 from allocator.producer.producer import DeliveryFailed
 from allocator.testing import wait_until_async
 from allocator.types import Record, TopicPartition

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka.partitioner import murmur2 as reference
 
-from allocator.fetch.batch import Batch
-from allocator.fetch.decode import scan
+from allocator.core.fetch.batch import Batch
+from allocator.core.fetch.decode import scan
 from allocator.producer.builder import BatchBuilder
 from allocator.producer.columns import ColumnsToSend, accelerated, by_partition
 from allocator.producer.encode import CODECS, encode_headers

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from crc32c import crc32c
 
-from allocator.fetch.batch import Batch
-from allocator.fetch.decode import scan
+from allocator.core.fetch.batch import Batch
+from allocator.core.fetch.decode import scan
 from allocator.producer.encode import TARGET_BYTES, encode
 from allocator.testing.batches import ProducedRecord
 from allocator.testing.batches import encode as produced

@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.record.memory_records import MemoryRecords
 
+from allocator.core.fetch.batch import Batch
+from allocator.core.record import Record
 from allocator.errors import CorruptRecordError
-from allocator.fetch.batch import Batch
 from allocator.producer import encode as encoding
 from allocator.producer.encode import BatchTooLarge, Encoded, encode
-from allocator.record import Record
 
 # more examples for a search of rare cases
 TIMES = int(os.environ.get("ALLOCATOR_FUZZ_TIMES", "1"))

@@ -163,7 +163,7 @@ def _things(module: str, names: list[str]) -> Iterator[str]:
     for name in names:
         thing = getattr(importlib.import_module(module), name)
         if name == "Record":  # the compiled class has the same members, and may be absent
-            thing = importlib.import_module("allocator.record").PlainRecord
+            thing = importlib.import_module("allocator.core.record").PlainRecord
         if inspect.isclass(thing):
             yield f"## {name}"
             if "__init__" in vars(thing) and thing.__module__.startswith("allocator"):

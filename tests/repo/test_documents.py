@@ -16,9 +16,9 @@ from repository import ROOT, Program, code_blocks
 
 from allocator import TopicPartition
 from allocator.assignors import GroupView, Member, compute, resolve
-from allocator.client.client import KafkaClient
+from allocator.core.client.client import KafkaClient
+from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.daemon.config import load
-from allocator.offsets.group_offsets import GroupOffsets
 from allocator.testing import LocalCluster
 
 README = ROOT / "README.md"

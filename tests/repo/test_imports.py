@@ -1,124 +1,16 @@
-"""The rooms and the order in which they may import each other; what a bare installation must not need."""
+"""What a bare installation must not need."""
 
 from __future__ import annotations
 
 import ast
-import re
 import subprocess
 import sys
 import textwrap
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
 
-from repository import ROOT, module_name, sources
+from repository import module_name, sources
 
-# `_records` is compiled: the records of all rooms, and the decoder of `fetch`
-SHARED = {
-    "clock",
-    "errors",
-    "foreign",
-    "names",
-    "settings",
-    "types",
-    "tasks",
-    "measures",
-    "tracing",
-    "record",
-    "targets",
-    "traffic",
-    "files",
-    "html",
-    "limits",
-    "reminder",
-    "spellings",
-    "varint",
-    "_records",
-    "__main__",  # `allocator.cli.__main__` is the same program
-    "__version__",  # a name of the package itself, which any import of a room has loaded
-}
-# from the lowest room to the highest: a room imports only rooms below it, itself, and what every room shares
-ORDER = (
-    "assignors",
-    "subscription",
-    "client",
-    "zookeeper",
-    "fetch",
-    "producer",
-    "offsets",
-    "processing",
-    "groups",
-    "resources",
-    "sinks",
-    "schemas",
-    "consumer",
-    "viewer",
-    "compat",
-    "daemon",
-    "doctor",
-    "spark",
-    "migrate",
-    "deadletters",
-    "web",
-    "cli",
-)
-# these rooms do not import each other, in either direction
-APART = {
-    "assignors": {"subscription", "client", "zookeeper", "fetch", "producer", "offsets"},
-    "zookeeper": {"subscription", "client", "fetch", "producer", "offsets"},
-    "fetch": {"offsets", "groups"},
-    "producer": {"offsets", "groups", "subscription"},
-    "processing": {"assignors", "zookeeper", "offsets"},
-    "groups": {"subscription", "processing"},
-    "resources": {"subscription", "client", "fetch", "producer", "offsets", "processing", "sinks"},
-    "sinks": {
-        "assignors",
-        "resources",
-        "subscription",
-        "client",
-        "zookeeper",
-        "producer",
-        "offsets",
-        "processing",
-        "groups",
-    },
-    "schemas": {
-        "assignors",
-        "subscription",
-        "client",
-        "zookeeper",
-        "producer",
-        "offsets",
-        "processing",
-        "groups",
-        "resources",
-        "sinks",
-        "consumer",
-    },
-    "viewer": {"assignors", "zookeeper", "offsets", "processing", "groups", "resources", "sinks"},
-    "compat": {"viewer", "daemon", "doctor", "spark", "migrate", "web"},
-    "daemon": {"doctor", "spark", "migrate"},
-    "doctor": {
-        "viewer",
-        "schemas",
-        "resources",
-        "consumer",
-        "sinks",
-        "fetch",
-        "producer",
-        "processing",
-        "spark",
-        "migrate",
-    },
-    "deadletters": {"compat", "doctor", "spark"},
-    "spark": {"web"},
-}
-MAY_IMPORT: dict[str, set[str]] = {
-    room: {lower for lower in ORDER[:height] if lower not in APART.get(room, ()) and room not in APART.get(lower, ())}
-    for height, room in enumerate(ORDER)
-}
-# it has its own producers and probes, so that tests do not use the tested code
-MAY_IMPORT["testing"] = set()
-MAY_IMPORT["cli"].add("testing")
 # packages that an extra installs for these rooms
 EXTRA_ROOMS = {"spark", "testing", "web"}
 HEAVY = (
@@ -142,37 +34,6 @@ HEAVY = (
 def room_of(module: str) -> str:
     """The part after `allocator.`; "" for the package itself."""
     return (module.split(".") + [""])[1]
-
-
-def imports(path: Path) -> Iterator[tuple[int, str]]:
-    """(line, module) for each module of the package that a file imports anywhere, for types only or lazily too."""
-    here = module_name(path).split(".")
-    package = here if path.name == "__init__.py" else here[:-1]
-    for node in ast.walk(ast.parse(path.read_text())):
-        names: list[str] = []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            base = package[: len(package) - node.level + 1] if node.level else []
-            module = ".".join([*base, *([node.module] if node.module else [])])
-            # `from allocator import fetch` names the room in the alias
-            names = [f"{module}.{alias.name}" for alias in node.names] if module == "allocator" else [module]
-        yield from ((node.lineno, name) for name in names if name.split(".")[0] == "allocator")
-
-
-def test_a_room_imports_only_rooms_below_it() -> None:
-    wrong = []
-    for path in sources():
-        room = room_of(module_name(path))
-        if room in ("", "__main__"):
-            continue  # the surface: names of any room, each loaded when it is used
-        allowed = set(MAY_IMPORT.get(room, ())) | SHARED | {room}
-        if room in SHARED:
-            allowed = set(SHARED)
-        else:
-            assert room in MAY_IMPORT, f"room {room!r} is new: say here what it may import"
-        wrong += [f"{path}:{line}: {name}" for line, name in imports(path) if room_of(name) not in allowed]
-    assert not wrong
 
 
 def imported_at_run_time(path: Path, modules: Collection[str]) -> set[str]:
@@ -264,14 +125,3 @@ def test_the_package_itself_loads_neither_kafka_nor_zookeeper() -> None:
         print(sorted({"kafka", "kazoo", "tornado", "pyspark", "testcontainers"} & set(sys.modules)))
         """)
     assert done.stdout.strip() == "[]", done.stderr
-
-
-def test_the_table_of_rooms_in_the_documents_is_the_one_above() -> None:
-    page = (ROOT / "docs" / "architecture.md").read_text()
-    rows = re.findall(r"^\| `(\w+)` \| [^|]+ \| ([^|]+) \|$", page.partition("## The rooms")[2], re.MULTILINE)
-    assert [room for room, _ in rows] == [*ORDER, "testing"]
-    for height, (room, imports) in enumerate(rows):
-        named = set(re.findall(r"`(\w+)`", imports))
-        if imports.startswith("all above"):
-            named = set(ORDER[:height]) - named if " but " in imports else set(ORDER[:height]) | named
-        assert named == MAY_IMPORT[room], room

@@ -30,11 +30,11 @@ LINE = re.compile(r"\bpip install((?: (?:'[^'\n]+'|[\w.-]+(?:\[[\w,]+\])?(?![\w.
 # each extra works after its installation
 USE = {
     "web": "import allocator.web.metrics",
-    "patterns": "import re2, allocator.groups.patterns",
+    "patterns": "import re2, allocator.core.membership.patterns",
     "msk": "import botocore.session",
     "otel": "import opentelemetry.sdk",
     "sql": "import allocator.sinks, sqlalchemy, psycopg",
-    "arrow": "import allocator.fetch.arrow, pyarrow",
+    "arrow": "import allocator.core.fetch.arrow, pyarrow",
     "avro": "import fastavro",
     "protobuf": "import google.protobuf",
     "spark": "import allocator.spark, pyspark",
@@ -171,7 +171,7 @@ def test_each_line_that_installs_does_so(line: str, source: Path, wheels: Path, 
         return
     (installed,) = [one for one in json.loads(report.read_text())["install"] if one["metadata"]["name"] == NAME]
     assert installed["download_info"]["url"].startswith("file://"), "of an index, not of this checkout"
-    uses = ["import allocator.consumer", *(USE[extra] for one in ours(line) for extra in sorted(one.extras))]
+    uses = ["import allocator.core.consumer", *(USE[extra] for one in ours(line) for extra in sorted(one.extras))]
     for code in (*uses, f"import allocator; assert allocator.__version__ == {allocator.__version__!r}"):
         assert subprocess.run(["python", "-c", code], cwd=tmp_path, env=environ, timeout=120).returncode == 0, code
     assert subprocess.run(["allocator", "--version"], cwd=tmp_path, env=environ, timeout=60).returncode == 0

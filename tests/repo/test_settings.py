@@ -15,9 +15,9 @@ from repository import module_name, sources
 from test_imports import room_of
 
 from allocator import Consumer, ConsumerGroupConfig, GroupedConsumer, SingleConsumer, SwitchingConsumer
-from allocator.consumer.membership_config import OPTIONS, MembershipConfig
+from allocator.core.consumer.membership_config import OPTIONS, MembershipConfig
+from allocator.core.settings import REQUIRED, SETTINGS, keyword_faults
 from allocator.daemon.config import SECTIONS
-from allocator.settings import REQUIRED, SETTINGS, keyword_faults
 from allocator.spark.options import Options
 
 EVERYWHERE = {name for name, each in SETTINGS.items() if not each.group_only}
@@ -27,11 +27,11 @@ APART = {
     ("allocator.compat.grouped", "max_bytes"),
     ("allocator.compat.single", "min_bytes"),
     ("allocator.compat.single", "max_bytes"),
-    ("allocator.assignors.types", "weight"),
-    ("allocator.groups.zookeeper.znodes", "weight"),
-    ("allocator.groups.kafka_classic.plan", "weight"),
+    ("allocator.core.assignors.types", "weight"),
+    ("allocator.core.membership.zookeeper.znodes", "weight"),
+    ("allocator.protocols.kafka_classic.plan", "weight"),
     # names of the part itself
-    ("allocator.client.client", "client_id"),
+    ("allocator.core.client.client", "client_id"),
     ("allocator.migrate.mirror_settings", "group"),
     # a stream is no member unless it is asked to be
     ("allocator.spark.options", "membership"),

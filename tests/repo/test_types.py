@@ -48,7 +48,7 @@ from allocator import (
     SwitchingConsumer,
     TopicPartition,
 )
-from allocator.deadletters import DeadLetterQueue
+from allocator.operate.dead_letters import DeadLetterQueue
 from allocator.errors import AllocatorError
 from allocator.sinks import SqliteSink
 from allocator.types import MembershipName
@@ -375,7 +375,7 @@ def test_methods_of_kafka_python_accept_our_values() -> None:
 
 @pytest.mark.parametrize("kind", [TopicPartition, OffsetAndMetadata])
 def test_type_checkers_see_the_fields_that_kafka_python_has(kind: Any) -> None:
-    tree = ast.parse(Path(ROOT, "allocator", "types.py").read_text())
+    tree = ast.parse(Path(ROOT, "allocator", "core", "types.py").read_text())
     (declared,) = (n for n in ast.walk(tree) if isinstance(n, ast.ClassDef) and n.name == kind.__name__)
     fields = [each for each in declared.body if isinstance(each, ast.AnnAssign)]
     assert tuple(ast.unparse(each.target) for each in fields) == kind._fields

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from allocator import Allocation, ChildrenOf, GroupOrders
 from allocator.assignors import GroupView, Member, compute
+from allocator.core.zookeeper.client import ZooKeeper
 from allocator.errors import Closed, ConfigError, IllegalState, ResourceLost
 from allocator.resources.allocation import ROOT, assignor_of
 from allocator.testing import wait_until_async
 from allocator.types import TopicPartition
-from allocator.zookeeper.client import ZooKeeper
 
 names = st.frozensets(st.text(min_size=1, max_size=6), max_size=30)
 

@@ -16,8 +16,9 @@ from schema_registry import avro, framed, registry
 from tornado import netutil
 
 from allocator.errors import ConfigError
-from allocator.schemas import RegistryDeserializer, deserializer
-from allocator.schemas.schema import as_reader_schema, avro_schema
+from allocator.handlers.schemas import deserializer
+from allocator.handlers.schemas.schema import as_reader_schema, avro_schema
+from allocator.schemas import RegistryDeserializer
 from allocator.testing import wait_until_async
 from allocator.types import LoadingDeserializer
 

@@ -12,8 +12,8 @@ from schema_registry import registry
 from tornado import netutil
 
 from allocator.errors import ConfigError
-from allocator.schemas.registry import Registry
-from allocator.schemas.schema import Schema
+from allocator.handlers.schemas.registry import Registry
+from allocator.handlers.schemas.schema import Schema
 
 ITEM = {"type": "record", "name": "Item", "namespace": "shop", "fields": [{"name": "sku", "type": "string"}]}
 ORDER = {

@@ -9,9 +9,9 @@ import pytest
 from secrets_and_doors import DIGEST_OPTIONS, PASSWORDS, Secured
 
 from allocator import Consumer
-from allocator.client.client import KafkaClient
+from allocator.core.client.client import KafkaClient
+from allocator.core.zookeeper.client import ZooKeeper
 from allocator.errors import BrokersUnavailable, ConfigError, ZooKeeperUnavailable
-from allocator.zookeeper.client import ZooKeeper
 
 Topics = Callable[..., str]
 

@@ -27,12 +27,10 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import KazooException
 
 from allocator import Consumer
-from allocator.daemon import process as logs
-from allocator.errors import CorruptRecordError
-from allocator.foreign import SHOWN, SHOWN_ERROR, shown
-from allocator.foreign import plain as spelt_out
-from allocator.groups.zookeeper.store import Store
-from allocator.groups.zookeeper.znodes import (
+from allocator.core.foreign import SHOWN, SHOWN_ERROR, shown
+from allocator.core.foreign import plain as spelt_out
+from allocator.core.membership.zookeeper.store import Store
+from allocator.core.membership.zookeeper.znodes import (
     AssignmentDocument,
     Claim,
     InflateBudget,
@@ -45,10 +43,12 @@ from allocator.groups.zookeeper.znodes import (
     sequence,
     shard_names,
 )
+from allocator.core.zookeeper.client import ZooKeeper
+from allocator.daemon import process as logs
+from allocator.errors import CorruptRecordError
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.testing.batches import ProducedRecord, encode
 from allocator.types import TopicPartition
-from allocator.zookeeper.client import ZooKeeper
 
 Topics = Callable[..., str]
 MEMBER = "m-0123456789abcdef-0000000042"
@@ -194,7 +194,7 @@ def test_a_name_with_a_trick_is_no_members(name: str) -> None:
 
 INFLATE = """
 import resource, sys, zlib
-from allocator.groups.zookeeper.znodes import Claim, InvalidZnode
+from allocator.core.membership.zookeeper.znodes import Claim, InvalidZnode
 unit = sys.argv[1].encode()
 data = zlib.compress(b'{"format":1,"x":[' + unit * (int(sys.argv[2]) // len(unit)) + b"0]}", 1)
 assert len(data) < 1 << 20
@@ -222,9 +222,9 @@ def test_what_a_small_znode_inflates_to_is_bounded(unit: str, size: int) -> None
 
 BOMBS = """
 import resource, sys, time, zlib
-from allocator.groups.zookeeper import znodes
-from allocator.groups.zookeeper.znodes import Claim, AssignmentDocument, InvalidZnode
-from allocator.groups.zookeeper.znodes import MemberInfo
+from allocator.core.membership.zookeeper import znodes
+from allocator.core.membership.zookeeper.znodes import Claim, AssignmentDocument, InvalidZnode
+from allocator.core.membership.zookeeper.znodes import MemberInfo
 members = ["m-%016x-%010d" % (n, n) for n in range(200)]
 head = b'"generation":3,"revision":9,"leader":"m","strategy":"naive","problem":null,"refused":{}'
 everything = b'{"t":"0-999998"}'

@@ -17,8 +17,8 @@ from secrets_and_doors import DIGEST, DIGEST_OPTIONS, KEY_PASSWORD, PASSWORDS, S
 
 from allocator import AllocatorError, Consumer
 from allocator.cli.read import Access
-from allocator.consumer.group_config import ConsumerGroupConfig
-from allocator.consumer.membership_config import MembershipConfig
+from allocator.compat.group_config import ConsumerGroupConfig
+from allocator.core.consumer.membership_config import MembershipConfig
 from allocator.daemon.config import load
 from allocator.migrate.storage import OffsetStore
 
@@ -110,7 +110,7 @@ async def test_not_by_a_member_that_works(
     logged = "\n".join(everything.lines)
     loggers = {line.split(".")[0].split()[0] for line in everything.lines}
     assert {"kazoo", "allocator"} <= loggers, "nothing was logged, so nothing was shown"
-    for chatty in ("kazoo.client DEBUG", "allocator.client.connection DEBUG"):
+    for chatty in ("kazoo.client DEBUG", "allocator.core.client.connection DEBUG"):
         assert any(line.startswith(chatty) for line in everything.lines), chatty
     assert not shown(logged), [line[:300] for line in everything.lines if shown(line)]
     print(f"{len(everything.lines)} log lines, none with a secret")

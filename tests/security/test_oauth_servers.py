@@ -21,9 +21,9 @@ from secrets_and_doors import SECRETS, Secured
 from token_endpoint import CLIENT_ID, CLIENT_SECRET, TokenEndpoint, granted, unsecured_token
 
 from allocator import Consumer
-from allocator.client.client import KafkaClient
+from allocator.core.client.client import KafkaClient
+from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.errors import BrokersUnavailable, ConfigError
-from allocator.offsets.group_offsets import GroupOffsets
 from allocator.producer.producer import Producer
 from allocator.testing import LocalCluster, wait_until
 from allocator.testing.java import find_java
@@ -82,7 +82,7 @@ class Authentications(logging.Handler):
 
 @pytest.fixture
 def authentications() -> Iterator[Authentications]:
-    handler, logger = Authentications(), logging.getLogger("allocator.client.connection")
+    handler, logger = Authentications(), logging.getLogger("allocator.core.client.connection")
     before = logger.level
     logger.setLevel(logging.DEBUG)
     logger.addHandler(handler)

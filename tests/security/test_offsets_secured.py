@@ -13,8 +13,8 @@ from click.testing import CliRunner, Result
 from secrets_and_doors import PASSWORDS, Secured
 
 from allocator.cli import main
-from allocator.client.client import KafkaClient
-from allocator.offsets.group_offsets import GroupOffsets
+from allocator.core.client.client import KafkaClient
+from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 

@@ -10,13 +10,13 @@ import textwrap
 
 import pytest
 
-from allocator import files
+from allocator import _files as files
+from allocator._files import write_file, write_json
 from allocator.errors import ConfigError
-from allocator.files import write_file, write_json
 from allocator.spark.archive.commits import CommitLog
 from allocator.testing import ClusterError, ports
 from allocator.testing.compatibility import CompatibilityTable
-from allocator.traffic import Recording
+from allocator.testing.traffic import Recording
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ def test_a_full_disk_leaves_the_old_file_whole(place):
         import resource, signal, sys
         from pathlib import Path
         from allocator.errors import ConfigError
-        from allocator.files import write_json
+        from allocator._files import write_json
 
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # the write fails then, in the middle
         resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))

@@ -11,9 +11,9 @@ import pytest
 from certificates import Certificates
 from secrets_and_doors import SECRETS, Secured
 
-from allocator.client.client import KafkaClient
+from allocator.core.client.client import KafkaClient
+from allocator.core.zookeeper.client import ZooKeeper
 from allocator.errors import BrokersUnavailable, ZooKeeperUnavailable
-from allocator.zookeeper.client import ZooKeeper
 
 TIMEOUT_S: Final = 5.0  # all at once
 

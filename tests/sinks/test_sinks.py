@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from sink_member import Store
 
+from allocator.core.fetch.batch import Batch
+from allocator.core.fetch.decode import scan
 from allocator.errors import AlreadyStored, ConfigError, Fenced, SinkError
-from allocator.fetch.batch import Batch
-from allocator.fetch.decode import scan
 from allocator.sinks import SinkClaim, SinkOffset, SqliteSink, SqlSink
 from allocator.testing.batches import ProducedRecord, encode
 from allocator.types import TopicPartition

@@ -12,8 +12,8 @@ from urllib.parse import unquote, urlparse
 
 import pyarrow.parquet
 
-from allocator.client.client import KafkaClient
-from allocator.offsets.group_offsets import GroupOffsets
+from allocator.core.client.client import KafkaClient
+from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.testing import LocalCluster, wait_until
 from allocator.types import TopicPartition
 

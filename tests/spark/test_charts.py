@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allocator.html import grid, page, section
+from allocator.core.html import grid, page, section
 from allocator.spark.charts import SLOTS, bars, gini, lorenz
 
 

@@ -10,16 +10,16 @@ import pytest
 from cutting import World
 from mirroring import settings, transactions
 
-from allocator.client.client import KafkaClient
+from allocator.core.client.client import KafkaClient
+from allocator.core.offsets.group_offsets import GroupOffsets
+from allocator.core.zookeeper.client import ZooKeeper
 from allocator.migrate.cutover import Cutover, CutoverFailed
 from allocator.migrate.cutover_plan import load_plan
 from allocator.migrate.mirror import Mirror
 from allocator.migrate.translate import ends_of
-from allocator.offsets.group_offsets import GroupOffsets
 from allocator.testing import LocalCluster, produce
 from allocator.testing.versions import NEWEST
 from allocator.types import OffsetAndMetadata, TopicPartition
-from allocator.zookeeper.client import ZooKeeper
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -14,7 +14,7 @@ import pytest
 from schema_registry import avro, framed, registry
 
 from allocator.errors import ConfigError
-from allocator.schemas.schema import as_reader_schema, avro_schema
+from allocator.handlers.schemas.schema import as_reader_schema, avro_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -107,7 +107,7 @@ def test_what_spark_has_no_type_for_is_named(schema: Any, says: str) -> None:
 
 
 async def test_a_task_that_waits_for_the_registry_in_vain_fails() -> None:
-    from allocator.schemas.registry import RegistryFailed
+    from allocator.handlers.schemas.registry import RegistryFailed
     from allocator.spark.decoding import _decode_all
 
     batch = pa.RecordBatch.from_pydict({"value": pa.array([framed(1, b"")], pa.binary())})

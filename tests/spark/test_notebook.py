@@ -5,12 +5,12 @@ from __future__ import annotations
 from datetime import datetime, timezone
 from typing import Any
 
-from allocator.assignors.types import GroupView, Member
-from allocator.consumer.generation import Generation, PartitionStart
-from allocator.groups.describe import GroupReport, GroupState, Logs
-from allocator.groups.what_if import GroupPlan, PlannedMember, PlannedMove
-from allocator.groups.zookeeper.steering import Budget
-from allocator.groups.zookeeper.znodes import AssignmentDocument, Claim, MemberInfo
+from allocator.compat.generation import Generation, PartitionStart
+from allocator.core.assignors.types import GroupView, Member
+from allocator.core.membership.zookeeper.steering import Budget
+from allocator.core.membership.zookeeper.znodes import AssignmentDocument, Claim, MemberInfo
+from allocator.operate.describe import GroupReport, GroupState, Logs
+from allocator.operate.what_if import GroupPlan, PlannedMember, PlannedMove
 from allocator.spark.audit.report import Difference, Report, Side
 from allocator.spark.skew.report import HotKey, PartitionSkew, SkewReport
 from allocator.types import OffsetAndMetadata, Record, TopicPartition

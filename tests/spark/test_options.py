@@ -292,7 +292,7 @@ def test_the_processes_that_plan_a_read_load_no_consumer() -> None:
         import sys
         from allocator.spark.source.source import AllocatorDataSource
         AllocatorDataSource({"brokers": "a:9092", "topics": "orders"}).schema()
-        print(sorted({"allocator.consumer", "allocator.processing", "allocator.assignors"} & set(sys.modules)))
+        print(sorted({"allocator.core.consumer", "allocator.handlers", "allocator.core.assignors"} & set(sys.modules)))
         """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
     assert done.stdout == "[]\n", done.stderr

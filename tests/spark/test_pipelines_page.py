@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from repository import ROOT, code_blocks
 
-from allocator.assignors.types import GroupView, Member
-from allocator.client.client import KafkaClient
-from allocator.offsets.group_offsets import GroupOffsets
+from allocator.core.assignors.types import GroupView, Member
+from allocator.core.client.client import KafkaClient
+from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.testing import LocalCluster
 from allocator.types import OffsetAndMetadata, TopicPartition
 

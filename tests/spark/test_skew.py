@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 from spark_records import Row, frame
 
-from allocator.assignors.lag_aware import lag_aware
-from allocator.assignors.types import GroupView, Member
+from allocator.core.assignors.lag_aware import lag_aware
+from allocator.core.assignors.types import GroupView, Member
 from allocator.errors import ConfigError
 from allocator.spark.skew import skew
 from allocator.spark.skew.report import HotKey, SkewReport, read_loads

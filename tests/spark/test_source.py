@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from allocator.client.client import KafkaClient
-from allocator.offsets.group_offsets import GroupOffsets
+from allocator.core.client.client import KafkaClient
+from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.testing import LocalCluster, ProducedRecord, produce
 from allocator.testing.versions import NEWEST
 from allocator.types import OffsetAndMetadata, TopicPartition

@@ -14,9 +14,9 @@ from kafka.admin import KafkaAdminClient
 
 pytest.importorskip("pyarrow")
 
-from allocator.client.client import KafkaClient
+from allocator.core.client.client import KafkaClient
+from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.errors import AllocatorError, ConfigError
-from allocator.offsets.group_offsets import GroupOffsets
 from allocator.spark.errors import DataLoss, NothingRead
 from allocator.spark.options import Options, read_options
 from allocator.spark.ranges import COMMITTED, Range, StartOrEnd

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from allocator.subscription import FetchState, NoPosition, OutOfTurn, SubscriptionState
+from allocator.core.subscription import FetchState, NoPosition, OutOfTurn, SubscriptionState
 from allocator.types import TopicPartition
 
 __all__ = ["KafkaPythonState", "truncated"]

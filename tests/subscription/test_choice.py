@@ -11,9 +11,9 @@ import pytest
 from as_kafka_python import KafkaPythonState as SubscriptionState
 from kafka.errors import IllegalStateError, NoOffsetForPartitionError
 
+from allocator.core.subscription import NoPosition, SubscriptionType
+from allocator.core.subscription.kinds import KINDS
 from allocator.errors import ConfigError, IllegalState, NoOffsetsError
-from allocator.subscription import NoPosition, SubscriptionType
-from allocator.subscription.kinds import KINDS
 from allocator.types import TopicPartition
 
 A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)

@@ -14,8 +14,8 @@ import kafka.consumer.subscription_state as theirs
 import pytest
 from as_kafka_python import KafkaPythonState as SubscriptionState
 
-from allocator import subscription as ours
-from allocator.subscription import SubscriptionType
+from allocator.core import subscription as ours
+from allocator.core.subscription import SubscriptionType
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 A0, A1, B0, GONE = (TopicPartition(*it) for it in (("a", 0), ("a", 1), ("b", 0), ("gone", 9)))

@@ -12,7 +12,7 @@ from as_kafka_python import KafkaPythonState as SubscriptionState
 from kafka import KafkaConsumer
 from kafka.errors import IllegalStateError
 
-from allocator.subscription import RebalanceListener
+from allocator.core.subscription import RebalanceListener
 from allocator.testing import LocalCluster, wait_until
 from allocator.types import TopicPartition
 

@@ -12,10 +12,10 @@ import pytest
 from kafka.consumer import subscription_state as theirs
 
 from allocator import Consumer
-from allocator.consumer.ownership import tell
-from allocator.consumer.switching import SwitchingConsumer
-from allocator.subscription import RebalanceEvent, RebalanceListener, SubscriptionState
-from allocator.subscription.listener import check_listener
+from allocator.core.consumer.ownership import tell
+from allocator.core.subscription import RebalanceEvent, RebalanceListener, SubscriptionState
+from allocator.core.subscription.listener import check_listener
+from allocator.operate.switching import SwitchingConsumer
 from allocator.types import TopicPartition
 
 PARTS = frozenset({TopicPartition("a", 0), TopicPartition("a", 1)})

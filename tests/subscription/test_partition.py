@@ -8,11 +8,11 @@ from typing import Callable
 import pytest
 from hand_clock import Clock
 
+from allocator.core.subscription import EARLIEST, LATEST, FetchState, TopicPartitionState
+from allocator.core.subscription.kinds import MOVES
+from allocator.core.subscription.loss import Listed
+from allocator.core.subscription.partition import Changes
 from allocator.errors import ConfigError, IllegalState
-from allocator.subscription import EARLIEST, LATEST, FetchState, TopicPartitionState
-from allocator.subscription.kinds import MOVES
-from allocator.subscription.loss import Listed
-from allocator.subscription.partition import Changes
 from allocator.types import OffsetAndMetadata
 
 AT_50 = OffsetAndMetadata(50, "", 3)

@@ -9,8 +9,8 @@ import pytest
 from as_kafka_python import KafkaPythonState as SubscriptionState
 from hand_clock import Clock
 
+from allocator.core.subscription import EARLIEST, LATEST, SubscriptionType, reset_timestamp
 from allocator.errors import AllocatorError, ConfigError, IllegalState, NoOffsetsError, NotAssigned
-from allocator.subscription import EARLIEST, LATEST, SubscriptionType, reset_timestamp
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)

@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from allocator.core.subscription.kinds import MOVES
 from allocator.errors import AllocatorError
-from allocator.subscription.kinds import MOVES
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 PARTITIONS = [TopicPartition(topic, number) for topic in "ab" for number in range(3)]

@@ -9,8 +9,8 @@ from as_kafka_python import KafkaPythonState as SubscriptionState
 from as_kafka_python import truncated
 from hand_clock import Clock
 
+from allocator.core.subscription import FetchState, LogTruncation
 from allocator.errors import NotAssigned
-from allocator.subscription import FetchState, LogTruncation
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 A0, A1, GONE = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("gone", 9)

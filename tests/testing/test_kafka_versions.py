@@ -14,8 +14,8 @@ import pytest
 from allocator import Consumer, TopicPartition
 from allocator.errors import ConfigError
 from allocator.testing import ClusterError
+from allocator.testing.traffic import Recording, TrafficRecord
 from allocator.testing.versions import KAFKA
-from allocator.traffic import Recording, TrafficRecord
 
 ROOT = Path(__file__).parents[2]
 TRAFFIC = Recording(
@@ -178,7 +178,7 @@ def test_a_recording_comes_back_as_it_was(tmp_path: Path, name: str) -> None:
 
 
 def test_the_order_of_each_log_stands_above_that_of_the_timestamps() -> None:
-    from allocator.record import PlainRecord  # records of consumers are recorded traffic too
+    from allocator.core.record import PlainRecord  # records of consumers are recorded traffic too
 
     def record(partition: int, offset: int, timestamp: int) -> Any:
         value = b"%d-%d" % (partition, offset)

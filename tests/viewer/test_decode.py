@@ -13,7 +13,7 @@ import fastavro
 import pytest
 
 from allocator.errors import ConfigError, MissingExtra
-from allocator.schemas.schema import Schema, avro_schema, schema_id
+from allocator.handlers.schemas.schema import Schema, avro_schema, schema_id
 from allocator.types import Record
 from allocator.viewer.decode import Decoder, Formats
 from allocator.viewer.masks import Masks
@@ -143,7 +143,7 @@ def varint(number: int) -> bytes:
 
 def test_protobuf_with_a_descriptor_set_and_from_a_registry(tmp_path: Path) -> None:
     descriptor = pytest.importorskip("google.protobuf.descriptor_pb2", reason="protobuf is not installed")
-    from allocator.schemas.schema import protobuf_schema
+    from allocator.handlers.schemas.schema import protobuf_schema
 
     field = descriptor.FieldDescriptorProto
     money = descriptor.FileDescriptorProto(name="money.proto", package="shop", syntax="proto3")

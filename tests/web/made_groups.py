@@ -10,11 +10,12 @@ from typing import Optional
 from written_group import dealt, member_id, parts
 
 from allocator.cli.read import Access
-from allocator.client.metadata import Broker, Metadata, PartitionMetadata, TopicMetadata
-from allocator.doctor.finding import Finding, Severity
-from allocator.groups.describe import GroupState, Logs
-from allocator.groups.zookeeper.znodes import AssignmentDocument, Claim, MemberInfo
-from allocator.types import OffsetAndMetadata, Partitions, TopicPartition
+from allocator.core.client.metadata import Broker, Metadata, PartitionMetadata, TopicMetadata
+from allocator.core.membership.zookeeper.znodes import AssignmentDocument, Claim, MemberInfo
+from allocator.core.types import Partitions
+from allocator.operate.describe import GroupState, Logs
+from allocator.operate.doctor.finding import Finding, Severity
+from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.web.history import News
 from allocator.web.watch import WatchedGroup, Watcher
 

@@ -36,13 +36,14 @@ from written_group import WrittenGroup, member_id, parts
 
 from allocator import Consumer
 from allocator.assignors import GroupView
-from allocator.clock import wall_ms
-from allocator.deadletters import DeadLetterQueue, Letter, LetterFilter, Outcome
-from allocator.groups.delete_group import GroupRemains
-from allocator.groups.what_if import Scenario, plan_of
-from allocator.groups.zookeeper.load_report import LoadReport
-from allocator.groups.zookeeper.orders import Order, OrderResult, Orders
-from allocator.groups.zookeeper.znodes import OrderState, from_ranges
+from allocator.core.clock import wall_ms
+from allocator.core.membership.zookeeper.load_report import LoadReport
+from allocator.core.membership.zookeeper.orders import Order, OrderResult, Orders
+from allocator.core.membership.zookeeper.znodes import OrderState, from_ranges
+from allocator.core.zookeeper.client import ConnectionLost, ZooKeeper
+from allocator.operate.dead_letters import DeadLetterQueue, Letter, LetterFilter, Outcome
+from allocator.operate.delete_group import GroupRemains
+from allocator.operate.what_if import Scenario, plan_of
 from allocator.testing import LocalCluster
 from allocator.testing.waiting import wait_until, wait_until_async
 from allocator.types import Record, TopicPartition
@@ -52,7 +53,6 @@ from allocator.web.dead_letters import LetterDesk
 from allocator.web.guard import Guard
 from allocator.web.server import Site, serve
 from allocator.web.watch import Watcher
-from allocator.zookeeper.client import ConnectionLost, ZooKeeper
 
 pytestmark = needs_browser
 
@@ -797,7 +797,7 @@ async def test_a_read_only_page_offers_no_change(browser: Any, zk_chroot: str) -
 
 
 async def test_names_from_znodes_are_text_and_nothing_else(browser: Any, zk_chroot: str) -> None:
-    from allocator.groups.zookeeper.znodes import Claim, MemberInfo
+    from allocator.core.membership.zookeeper.znodes import Claim, MemberInfo
 
     page = Page(browser)
     evil = "<img src=x onerror='window.harm=1'><script>window.harm=1</script>"

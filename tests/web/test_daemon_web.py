@@ -18,9 +18,9 @@ from tornado.httpclient import AsyncHTTPClient, HTTPResponse
 
 from allocator import Consumer
 from allocator.cli.read import Access
+from allocator.core.subscription import RecordsLost
 from allocator.daemon.config import load
 from allocator.errors import ConfigError
-from allocator.subscription import RecordsLost
 from allocator.testing import LocalCluster
 from allocator.testing.waiting import wait_until_async
 from allocator.types import TopicPartition

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from allocator.deadletters import DeadLetterQueue, Letter, LetterFilter, Outcome
 from allocator.errors import ConfigError
+from allocator.operate.dead_letters import DeadLetterQueue, Letter, LetterFilter, Outcome
 from allocator.types import Record
 from allocator.viewer import Reader, Viewer
 from allocator.viewer.masks import Masks

@@ -15,10 +15,10 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
 from allocator.cli.read import Access
-from allocator.groups.describe import GroupState, Logs
-from allocator.measures import Measures
+from allocator.core.measures import Measures
 from allocator.migrate.mirror import Mirror, MirrorProgress
 from allocator.migrate.mirror_settings import MirrorSettings
+from allocator.operate.describe import GroupState, Logs
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.web.metrics import ConsumerCollector, GroupCollector
 from allocator.web.mirror_metrics import MirrorCollector

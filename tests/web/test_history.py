@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from allocator.groups.describe import Coordinated, GroupState, Logs
-from allocator.groups.zookeeper.znodes import AssignmentDocument, Claim, MemberInfo, Waiting
-from allocator.types import OffsetAndMetadata, Partitions, TopicPartition
+from allocator.core.membership.zookeeper.znodes import AssignmentDocument, Claim, MemberInfo, Waiting
+from allocator.core.types import Partitions
+from allocator.operate.describe import Coordinated, GroupState, Logs
+from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.web.history import DEPARTED, History, News, Point, Series
 
 P = [TopicPartition("t", number) for number in range(6)]

@@ -14,8 +14,8 @@ import pytest
 from made_groups import watcher_of
 from test_history import A, B, of, state
 
+from allocator.core.tasks import BackgroundTasks
 from allocator.errors import ConfigError
-from allocator.tasks import BackgroundTasks
 from allocator.testing.waiting import wait_until_async
 from allocator.types import TopicPartition
 from allocator.web import history_file as module

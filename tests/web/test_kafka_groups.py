@@ -13,10 +13,10 @@ from served import BEARER, PATIENCE_S, Served, as_described, served
 from written_group import WrittenGroup, parts
 
 from allocator import Consumer
+from allocator.core.zookeeper.client import ZooKeeper
 from allocator.testing import LocalCluster
 from allocator.testing.versions import NEWEST
 from allocator.testing.waiting import wait_until_async
-from allocator.zookeeper.client import ZooKeeper
 
 pytestmark = pytest.mark.deadline(150)
 

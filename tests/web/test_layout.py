@@ -13,8 +13,8 @@ from made_records import records_page
 from served import TOKEN
 from written_group import member_id
 
-from allocator.client.metadata import PartitionMetadata, TopicMetadata
-from allocator.groups.describe import Logs
+from allocator.core.client.metadata import PartitionMetadata, TopicMetadata
+from allocator.operate.describe import Logs
 from allocator.testing.waiting import wait_until
 from allocator.types import OffsetAndMetadata
 from allocator.web.history import News

@@ -18,13 +18,13 @@ from tornado.httpclient import AsyncHTTPClient, HTTPRequest
 from written_group import WrittenGroup, dealt, member_id, parts
 
 from allocator import Consumer
-from allocator.consumer.switching import ClusterChoice, SwitchingConsumer, choose, path_of
+from allocator.core.zookeeper.client import ZooKeeper
+from allocator.operate.switching import ClusterChoice, SwitchingConsumer, choose, path_of
 from allocator.testing import LocalCluster
 from allocator.testing.waiting import wait_until_async
 from allocator.types import TopicPartition
 from allocator.web.guard import Guard
 from allocator.web.server import PortTaken, Site, serve
-from allocator.zookeeper.client import ZooKeeper
 
 pytestmark = pytest.mark.deadline(150)
 

@@ -9,12 +9,12 @@ from prometheus_client import CollectorRegistry, generate_latest
 from served import as_described
 
 from allocator.cli.read import Access
-from allocator.client.metadata import Broker, Metadata, PartitionMetadata, TopicMetadata
-from allocator.clock import wall_ms
-from allocator.groups.describe import GroupState, Logs
-from allocator.groups.zookeeper.load_report import LoadReport
-from allocator.groups.zookeeper.orders import Order, Orders
-from allocator.groups.zookeeper.znodes import AssignmentDocument, Claim, MemberInfo, OrderState, Waiting
+from allocator.core.client.metadata import Broker, Metadata, PartitionMetadata, TopicMetadata
+from allocator.core.clock import wall_ms
+from allocator.core.membership.zookeeper.load_report import LoadReport
+from allocator.core.membership.zookeeper.orders import Order, Orders
+from allocator.core.membership.zookeeper.znodes import AssignmentDocument, Claim, MemberInfo, OrderState, Waiting
+from allocator.operate.describe import GroupState, Logs
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.web.fences import Fence, Fences
 from allocator.web.metrics import GroupCollector

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from allocator.doctor.doctor import Observation
-from allocator.groups.describe import GroupReport, GroupState, Logs
-from allocator.groups.zookeeper.znodes import AssignmentDocument, Claim, MemberInfo
+from allocator.core.membership.zookeeper.znodes import AssignmentDocument, Claim, MemberInfo
+from allocator.operate.describe import GroupReport, GroupState, Logs
+from allocator.operate.doctor.doctor import Observation
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.web.watch import DoctorTrends
 

@@ -13,16 +13,16 @@ from test_server import as_described
 from written_group import WrittenGroup, parts
 
 from allocator.cli.read import Access
-from allocator.doctor.doctor import observe
-from allocator.groups.zookeeper.load_report import LoadReport
-from allocator.groups.zookeeper.store import Store
-from allocator.tasks import BackgroundTasks
+from allocator.core.membership.zookeeper.load_report import LoadReport
+from allocator.core.membership.zookeeper.store import Store
+from allocator.core.tasks import BackgroundTasks
+from allocator.core.zookeeper.client import ZooKeeper
+from allocator.operate.doctor.doctor import observe
 from allocator.testing import FaultProxy
 from allocator.testing.waiting import wait_until_async
 from allocator.web import watch
 from allocator.web.daemon import Demand
 from allocator.web.watch import Watcher
-from allocator.zookeeper.client import ZooKeeper
 
 
 async def test_who_leaves_while_the_group_is_read_is_named_as_the_reason(

@@ -6,10 +6,11 @@ import asyncio
 import random
 from collections.abc import Mapping
 
-from allocator.groups.zookeeper.store import Store
-from allocator.groups.zookeeper.znodes import AssignmentDocument, Claim, MemberInfo, Paths, Waiting
-from allocator.types import Partitions, TopicPartition
-from allocator.zookeeper.client import ZooKeeper
+from allocator.core.membership.zookeeper.store import Store
+from allocator.core.membership.zookeeper.znodes import AssignmentDocument, Claim, MemberInfo, Paths, Waiting
+from allocator.core.types import Partitions
+from allocator.core.zookeeper.client import ZooKeeper
+from allocator.types import TopicPartition
 
 Held = Mapping[str, Partitions]
 

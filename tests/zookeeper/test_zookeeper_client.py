@@ -14,10 +14,8 @@ from kazoo.protocol.connection import ConnectionHandler
 from kazoo.protocol.serialization import Connect
 from kazoo.protocol.states import KazooState, KeeperState
 
-from allocator.clock import boot_clock
-from allocator.errors import ConfigError, ZooKeeperUnavailable
-from allocator.testing import LocalCluster, wait_until_async
-from allocator.zookeeper.client import (
+from allocator.core.clock import boot_clock
+from allocator.core.zookeeper.client import (
     BadVersion,
     ConnectionLost,
     NoChroot,
@@ -28,6 +26,8 @@ from allocator.zookeeper.client import (
     ZnodeExists,
     ZooKeeper,
 )
+from allocator.errors import ConfigError, ZooKeeperUnavailable
+from allocator.testing import LocalCluster, wait_until_async
 
 
 @contextlib.asynccontextmanager
@@ -195,7 +195,7 @@ async def test_an_aborted_client_is_replaced_by_one_other(zk_chroot: str, monkey
             super().__init__(**options)
             opened.append(self)
 
-    monkeypatch.setattr("allocator.zookeeper.client.KazooClient", CountedKazooClient)
+    monkeypatch.setattr("allocator.core.zookeeper.client.KazooClient", CountedKazooClient)
     async with session(zk_chroot) as zk:
         states: list[SessionState] = []
         zk.on_state(states.append)

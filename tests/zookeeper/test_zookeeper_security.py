@@ -9,8 +9,8 @@ import pytest
 from kazoo.protocol.serialization import Auth, Connect
 from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 
+from allocator.core.zookeeper.security import check_options, hide_credentials
 from allocator.errors import ConfigError
-from allocator.zookeeper.security import check_options, hide_credentials
 
 DIGEST = [("digest", "user:hunter2")]
 

@@ -26,8 +26,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Optional
 
+from allocator._files import write_file
 from allocator.errors import AllocatorError, ConfigError
-from allocator.files import write_file
 from allocator.spark.errors import ArchiveFull
 
 __all__ = [

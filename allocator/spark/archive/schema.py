@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional
 
+from allocator.core.targets import find, to_call
 from allocator.errors import ConfigError, MissingExtra
-from allocator.schemas.schema import parsed_avro
+from allocator.handlers.schemas.schema import parsed_avro
 from allocator.spark.archive.commits import Manifest
 from allocator.spark.avro_types import column_type
 from allocator.spark.errors import SchemaMismatch
-from allocator.targets import find, to_call
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, Optional, Protocol, Union
 
+from allocator.core.foreign import readable
 from allocator.errors import ConfigError
-from allocator.foreign import readable
 from allocator.spark.audit.report import KINDS, Difference, Report, Side
 from allocator.spark.errors import SchemaMismatch
 from allocator.spark.topic import Topic

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any, Optional
 
-from allocator.html import badge, code, grid, item_list, page, paragraph, section, table
+from allocator.core.html import badge, code, grid, item_list, page, paragraph, section, table
 
 __all__ = ["KINDS", "Difference", "PartitionDifference", "Report", "Side"]
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
-from allocator.assignors.lag_aware import lag_aware
-from allocator.assignors.sticky import sticky
-from allocator.assignors.types import GroupView, Member
+from allocator.core.assignors.lag_aware import lag_aware
+from allocator.core.assignors.sticky import sticky
+from allocator.core.assignors.types import GroupView, Member
+from allocator.core.foreign import readable
+from allocator.core.html import badge, code, figures, grid, page, paragraph, section, table
+from allocator.core.membership.zookeeper.znodes import to_ranges
 from allocator.errors import ConfigError
-from allocator.foreign import readable
-from allocator.groups.zookeeper.znodes import to_ranges
-from allocator.html import badge, code, figures, grid, page, paragraph, section, table
 from allocator.spark.charts import SLOTS, bars, figure, gini, lorenz, share
 from allocator.types import TopicPartition
 

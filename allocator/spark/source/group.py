@@ -8,18 +8,18 @@ from time import monotonic
 
 from kafka.protocol.admin import DescribeGroupsRequest, ListGroupsRequest
 
-from allocator.client.client import KafkaClient
+from allocator.core.client.client import KafkaClient
+from allocator.core.membership.names import member_name
+from allocator.core.membership.zookeeper.znodes import MemberInfo
+from allocator.core.offsets.coordinator import Coordinator
+from allocator.core.offsets.group_offsets import GroupOffsets
+from allocator.core.subscription.loss import stamped
+from allocator.core.zookeeper.client import ZooKeeper
 from allocator.errors import BrokerError, CommitFailed
-from allocator.groups.describe import describe
-from allocator.groups.names import member_name
-from allocator.groups.zookeeper.znodes import MemberInfo
-from allocator.offsets.coordinator import Coordinator
-from allocator.offsets.group_offsets import GroupOffsets
+from allocator.operate.describe import describe
 from allocator.spark.errors import GroupInUse
 from allocator.spark.options import Options
-from allocator.subscription.loss import stamped
 from allocator.types import OffsetAndMetadata, TopicPartition
-from allocator.zookeeper.client import ZooKeeper
 
 __all__ = ["commit", "refuse_members"]
 

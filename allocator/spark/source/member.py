@@ -21,18 +21,19 @@ from collections.abc import Coroutine, Iterable, Mapping
 from functools import partial
 from typing import Any, Optional, TypeVar
 
-from allocator.client.client import KafkaClient
-from allocator.consumer.measures import lag
-from allocator.consumer.membership_config import MembershipConfig
+from allocator.core.client.client import KafkaClient
+from allocator.core.consumer.measures import lag
+from allocator.core.consumer.membership_config import MembershipConfig
+from allocator.core.membership.membership import Membership
+from allocator.core.offsets.coordinator import Coordinator
+from allocator.core.offsets.group_offsets import GroupOffsets
+from allocator.core.subscription.loss import stamped
+from allocator.core.tasks import wait_for_event
+from allocator.core.types import Partitions
 from allocator.errors import BrokersUnavailable, CommitFailed, ZooKeeperUnavailable
-from allocator.groups.membership import Membership
-from allocator.offsets.coordinator import Coordinator
-from allocator.offsets.group_offsets import GroupOffsets
 from allocator.spark.options import Options, member_keywords
 from allocator.spark.source.plan import begin_again
-from allocator.subscription.loss import stamped
-from allocator.tasks import wait_for_event
-from allocator.types import OffsetAndMetadata, Partitions, TopicPartition
+from allocator.types import OffsetAndMetadata, TopicPartition
 
 __all__ = ["StreamMember"]
 

@@ -15,15 +15,15 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from typing import Any, Optional
 
-from allocator.client import log_offsets
-from allocator.client.client import KafkaClient
-from allocator.client.log_offsets import list_offsets
+from allocator.core.client import log_offsets
+from allocator.core.client.client import KafkaClient
+from allocator.core.client.log_offsets import list_offsets
+from allocator.core.offsets.group_offsets import GroupOffsets
+from allocator.core.subscription.loss import topic_of
 from allocator.errors import BrokersUnavailable, ConfigError, TopicNotFound
-from allocator.offsets.group_offsets import GroupOffsets
 from allocator.spark.errors import DataLoss
 from allocator.spark.options import Options
 from allocator.spark.ranges import COMMITTED, EARLIEST, LATEST, Range, StartOrEnd
-from allocator.subscription.loss import topic_of
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 __all__ = [

@@ -10,8 +10,12 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import InputPartition
 
-from allocator.client.client import KafkaClient
-from allocator.client.log_offsets import EARLIEST, LATEST, list_offsets
+from allocator.core.client.client import KafkaClient
+from allocator.core.client.log_offsets import EARLIEST, LATEST, list_offsets
+from allocator.core.fetch.batch import Batch
+from allocator.core.fetch.fetcher import Fetcher
+from allocator.core.subscription import SubscriptionState
+from allocator.core.subscription.loss import stamped
 from allocator.errors import (
     AllocatorError,
     BrokerError,
@@ -21,15 +25,11 @@ from allocator.errors import (
     TopicNotFound,
     TopicRecreated,
 )
-from allocator.fetch.batch import Batch
-from allocator.fetch.fetcher import Fetcher
 from allocator.spark.errors import DataLoss, NothingRead
 from allocator.spark.link import ClusterLink
 from allocator.spark.options import Options
 from allocator.spark.ranges import Range, pack, split
 from allocator.spark.rows import to_spark
-from allocator.subscription import SubscriptionState
-from allocator.subscription.loss import stamped
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 if TYPE_CHECKING:

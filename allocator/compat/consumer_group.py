@@ -1,0 +1,300 @@
+"""Membership of a group, one generation after the other."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from types import TracebackType
+from typing import Any
+
+from allocator.compat.generation import Generation, PartitionStart
+from allocator.compat.generation_source import GenerationSource, GenerationTracker, PendingGeneration, member_of
+from allocator.compat.group_config import ConsumerGroupConfig, client_of
+from allocator.core.client.client import KafkaClient
+from allocator.core.offsets.group_offsets import GroupOffsets
+from allocator.core.offsets.idle import KeptOffsets
+from allocator.core.subscription.loss import topic_of
+from allocator.core.tasks import wait_for_event, warn_unclosed
+from allocator.errors import AllocatorError, GroupClosed
+from allocator.types import OffsetAndMetadata, TopicPartition
+
+__all__ = ["ConsumerGroup"]
+
+log = logging.getLogger(__name__)
+
+
+class ConsumerGroup:
+    """Assigns partitions, one generation after the other, to a program that reads and commits by itself.
+
+    Guarantees: there are never two active generations. `next` returns a generation only when everything of the one
+    before has ended, and the member joins again only after that. `next` raises every error, each to one caller.
+
+        async with ConsumerGroup(config) as group:
+            while True:
+                generation = await group.next()
+                for topic, starts in generation.assignments.items():
+                    for partition, offset in starts:
+                        generation.start(read(generation, topic, partition, offset))
+
+    The constructor does no I/O; the first `next`, or `async with`, begins to connect. After a failure the member
+    leaves and `next` raises the reason. The member joins again `join_backoff_s` after the failure, once a caller has
+    the error. A rebalance or a lost session is no failure: the generation ends, and the next one follows.
+
+    A committed offset is ignored if its topic was deleted and created again since (brokers from 2.8 on): the partition
+    starts at `first_offset`, with a warning in the log.
+    """
+
+    def __init__(self, config: ConsumerGroupConfig) -> None:
+        self.config = config
+        self._closed = False
+        self._task: asyncio.Task[None] | None = None
+        self._tracker: GenerationTracker | None = None
+        self._offer: Generation | BaseException | None = None
+        # created with the task: before Python 3.10 an event belongs to the loop that is current then
+        self._offered: asyncio.Event
+        self._taken: asyncio.Event
+        self._closing: asyncio.Event
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "open" if self._task is not None else "not begun"
+        return f"<ConsumerGroup {self.config.group!r} over {self.config.membership}, {state}>"
+
+    def __del__(self) -> None:
+        if self._task is not None and not self._closed:
+            warn_unclosed(self, self.config.group)
+
+    async def __aenter__(self) -> ConsumerGroup:
+        self._begin()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def next(self) -> Generation:
+        """Returns the next generation, when the one before is over.
+
+        Raises any error that prevents it; it may be called again then. Raises `GroupClosed` after `close`, also in
+        calls that are waiting. A cancelled call loses nothing.
+        """
+        self._begin()
+        while True:
+            if self._closed:
+                raise GroupClosed(f"group {self.config.group!r}: this ConsumerGroup is closed; make a new one")
+            offer, self._offer = self._offer, None
+            if offer is not None:
+                self._taken.set()
+                if isinstance(offer, Generation):
+                    return offer
+                raise offer
+            self._offered.clear()
+            await self._offered.wait()
+
+    async def close(self) -> None:
+        """Ends the current generation, waits for its functions, leaves the group and closes every connection.
+
+        May be called twice, and while another call waits. A call by a function of the generation, or by a task that
+        such a function has started, does not return: the function is cancelled, as all others are. A cancelled call
+        still waits for the functions, but no longer for the coordinator.
+        """
+        self._closed = True
+        task = self._task
+        if task is None:
+            return
+        self._wake_all()
+        tracker = self._tracker
+        generation = None if tracker is None else tracker.current
+        inside = generation is not None and generation.runs_here()
+        if tracker is not None:
+            tracker.stop(GroupClosed(f"group {self.config.group!r} is closed"))
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError:
+            if not inside:
+                task.cancel()
+                await asyncio.wait({task})
+            raise
+
+    # -- the loop -------------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        if self._task is None and not self._closed:
+            self._offered, self._taken, self._closing = asyncio.Event(), asyncio.Event(), asyncio.Event()
+            self._task = asyncio.get_running_loop().create_task(self._run(), name=f"group {self.config.group}")
+
+    async def _run(self) -> None:
+        """Runs one membership after the other until closed; a failure starts a new one."""
+        now = asyncio.get_running_loop().time
+        try:
+            while not self._closed:
+                try:
+                    await self._take_part()
+                except Exception as error:  # noqa: BLE001  `next` raises any error of the user's functions
+                    if self._closed:
+                        if not isinstance(error, GroupClosed):
+                            log.warning("%s: while it was closed: %r", self.config.group, error)
+                        return
+                    resume = now() + self.config.join_backoff_s  # counts from the failure, not from `next`
+                    log.warning("%s: %r; joins again in %g s", self.config.group, error, self.config.join_backoff_s)
+                    await self._report(error)
+                    await wait_for_event(self._closing, max(0.0, resume - now()))
+        finally:
+            self._closed = True
+            self._wake_all()
+
+    async def _take_part(self) -> None:
+        """Connects, joins, and serves generations. Raises the error that ended it, after the member has left."""
+        self._tracker = tracker = GenerationTracker()
+        client = client_of(self.config)
+        try:
+            await tracker.unless_stopped(client.connect(self.config.connect_timeout_s))
+            client.follow(self.config.topics)
+            member = member_of(self.config, client, tracker)
+            joining = asyncio.get_running_loop().create_task(member.join(), name="join")
+            joining.add_done_callback(lambda task: _note(task, tracker))
+            try:
+                await self._generations(client, member, tracker)
+            finally:
+                await self._leave(member, joining)
+        finally:
+            await client.close()
+
+    async def _generations(self, client: KafkaClient, member: GenerationSource, tracker: GenerationTracker) -> None:
+        while True:
+            pending = await tracker.settled()
+            with client.measures.span("rebalance", step="assigned", partitions=len(pending.partitions)):
+                generation = await self._make(pending, client, member, tracker)
+            if generation is None:
+                continue
+            try:
+                self._offer = generation
+                self._offered.set()
+                await generation.wait()
+            finally:
+                generation.end("the group gives up")  # only if this task was cancelled
+                if self._offer is generation:
+                    self._offer = None  # no caller has it, so no caller has to see its end
+                with client.measures.span("rebalance", step="revoked", partitions=len(pending.partitions)):
+                    await generation.over()
+                tracker.current = None
+            if generation.failure is not None:
+                raise generation.failure
+            if generation.returned:
+                member.rejoin(str(generation.ended))
+
+    async def _make(
+        self, pending: PendingGeneration, client: KafkaClient, member: GenerationSource, tracker: GenerationTracker
+    ) -> Generation | None:
+        """The generation; None if it ended before it began."""
+        options: dict[str, Any] = {"timeout_s": self.config.timeout_s, "retention_s": self.config.retention_s}
+        kept = None
+        if pending.committer is None:  # Kafka knows no members of the group, so idle offsets can expire
+            offsets: GroupOffsets = (kept := KeptOffsets(client, self.config.group, **options))
+        else:
+            offsets = GroupOffsets(client, self.config.group, committer=pending.committer, **options)
+        try:
+            committed = await tracker.unless_stopped(offsets.fetch(pending.partitions))
+        except AllocatorError:
+            if tracker.may_begin(pending):
+                raise
+            return None
+        if not tracker.may_begin(pending):
+            return None
+
+        def still_ours() -> bool:
+            here = pending.committer is None or pending.committer.identity is not None
+            return here and member.member_id == pending.member_id and member.may_act()
+
+        generation = Generation(
+            pending.id,
+            self.config.group,
+            pending.member_id,
+            self._starts(pending.partitions, committed, client),
+            offsets,
+            still_ours,
+            client.topic_id,
+        )
+        tracker.current = generation
+        log.info(
+            "%s: %s gets generation %d: %d partitions",
+            self.config.group,
+            pending.member_id,
+            pending.id,
+            len(pending.partitions),
+        )
+        if kept is not None:
+            generation.start(kept.keep(committed, still_ours), "idle offsets")
+        if self.config.watch_partition_changes:
+            for topic in self.config.topics:
+                generation.start(self._watch(topic, client, member), f"watch of {topic}")
+        return generation
+
+    def _starts(
+        self,
+        partitions: frozenset[TopicPartition],
+        committed: dict[TopicPartition, OffsetAndMetadata],
+        client: KafkaClient,
+    ) -> dict[str, tuple[PartitionStart, ...]]:
+        starts: dict[str, list[PartitionStart]] = {topic: [] for topic in self.config.topics}
+        for partition in sorted(partitions):
+            found = committed.get(partition)
+            offset = self.config.first_offset if found is None else found.offset
+            if found is not None:
+                ours, now = topic_of(found.metadata), client.topic_id(partition.topic)
+                if None not in (ours, now) and ours != now:
+                    offset = self.config.first_offset
+                    log.warning(
+                        "%s: %s:%d is committed at offset %d of a topic that was deleted and created again; its "
+                        "generation begins at %d",
+                        self.config.group,
+                        *partition,
+                        found.offset,
+                        offset,
+                    )
+            starts[partition.topic].append(PartitionStart(partition.partition, offset))
+        return {topic: tuple(each) for topic, each in starts.items()}
+
+    async def _watch(self, topic: str, client: KafkaClient, member: GenerationSource) -> None:
+        """Has the member join again when the number of partitions of `topic` changes."""
+        before: int | None = None
+        while True:
+            try:
+                await client.refresh([topic])
+            except AllocatorError as error:
+                # the membership does not depend on this: heartbeats have connections of their own
+                log.warning("%s: the partitions of %s cannot be read: %s", self.config.group, topic, error)
+            else:
+                count = len(client.partitions(topic) or ())  # 0 for a topic that does not exist yet
+                if before is not None and count != before:
+                    log.info("%s: %s has %d partitions instead of %d", self.config.group, topic, count, before)
+                    member.rejoin(f"{topic} has {count} partitions instead of {before}")
+                before = count
+            await asyncio.sleep(self.config.partition_watch_interval_s)
+
+    async def _leave(self, member: GenerationSource, joining: asyncio.Task[None]) -> None:
+        """Leaves, and then cancels a join in progress: in the other order the coordinator would keep the member."""
+        (error,) = await asyncio.gather(member.leave(), return_exceptions=True)
+        if isinstance(error, Exception):
+            log.warning("%s: leaving failed: %r", self.config.group, error)
+        joining.cancel()
+        await asyncio.wait({joining})
+
+    # -- handing over ---------------------------------------------------------------------------------------------
+
+    async def _report(self, error: BaseException) -> None:
+        """Waits until a caller of `next` has received the error, or the group is closed."""
+        self._taken.clear()
+        self._offer = error
+        self._offered.set()
+        await self._taken.wait()
+
+    def _wake_all(self) -> None:
+        for event in (self._offered, self._taken, self._closing):
+            event.set()
+
+
+def _note(joining: asyncio.Task[None], tracker: GenerationTracker) -> None:
+    error = None if joining.cancelled() else joining.exception()
+    if error is not None:
+        tracker.stop(error)

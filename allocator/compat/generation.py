@@ -1,0 +1,219 @@
+"""One assignment of a group to this member, and everything that must stop when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Mapping
+from contextvars import ContextVar
+from types import MappingProxyType
+from typing import Any, NamedTuple, Optional, TypeVar
+
+from allocator.core.html import paragraph, table
+from allocator.core.offsets.group_offsets import GroupOffsets
+from allocator.core.subscription.loss import stamped
+from allocator.errors import CommitFailed, ConfigError, Fenced, GenerationEnded, NotOwned
+from allocator.types import OffsetAndMetadata, TopicPartition
+
+__all__ = ["Generation", "PartitionStart"]
+
+log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+# the generation whose function runs in the current task, or started it
+_generation_here: ContextVar[Optional[Generation]] = ContextVar("allocator_generation_here")
+
+
+class PartitionStart(NamedTuple):
+    """A partition and the offset to start at."""
+
+    partition: int
+    offset: int
+    """Of the next record. Without a committed offset -2 for the earliest or -1 for the latest, as in ListOffsets."""
+
+
+class Generation:
+    """The partitions of this member for as long as a generation lasts. `ConsumerGroup.next` creates it.
+
+    Guarantees: the member releases nothing and joins no other generation before every function started here has
+    returned. Offsets are committed only under this generation's own identity.
+
+    A generation ends as soon as one of its functions returns or raises, when the group rebalances, when another member
+    may own the partitions, and when the group is closed. Its functions are then cancelled. They may still commit on
+    their way out, if the partitions are still held; after the last one has returned, every commit is refused.
+
+    `id` is the group's number of this generation; it grows. Two in a row may have the same number through ZooKeeper,
+    and when a follower of a Kafka group joins again although nothing has changed.
+    """
+
+    def __init__(
+        self,
+        id: int,
+        group: str,
+        member_id: str,
+        assignments: Mapping[str, tuple[PartitionStart, ...]],
+        offsets: GroupOffsets,
+        still_ours: Callable[[], bool],
+        topic_id: Callable[[str], Any] = lambda topic: None,
+    ) -> None:
+        self.id = id
+        self.group = group
+        self.member_id = member_id
+        self.assignments: Mapping[str, tuple[PartitionStart, ...]] = MappingProxyType(dict(assignments))
+        """Every topic of the group's configuration, with an empty tuple for one without partitions."""
+        self.ended: GenerationEnded | None = None
+        """Why this generation has ended; None while it is active."""
+        self.returned = False
+        """Whether it ended because a function returned or raised."""
+        self.failure: BaseException | None = None
+        """What that function raised."""
+        self.partitions = frozenset(
+            TopicPartition(topic, start.partition) for topic, starts in self.assignments.items() for start in starts
+        )
+        self._offsets = offsets
+        self._still_ours = still_ours
+        self._topic_ids = {topic: topic_id(topic) for topic in self.assignments}
+        self._end = asyncio.Event()
+        self._functions: set[asyncio.Task[Any]] = set()
+        self._commits: set[asyncio.Future[None]] = set()
+        self._over = False
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the partitions with the offsets that they start at."""
+        starts = [[topic, s.partition, s.offset] for topic, each in sorted(self.assignments.items()) for s in each]
+        state = "active" if self.ended is None else f"ended: {self.ended}"
+        head = paragraph(f"{self.group}, generation {self.id} of {self.member_id}, {state}")
+        return head + table(("topic", "partition", "starts at"), starts, len(starts))
+
+    def __repr__(self) -> str:
+        state = "active" if self.ended is None else "over" if self._over else "ending"
+        return f"<Generation {self.id} of {self.group!r}: {len(self.partitions)} partitions, {state}>"
+
+    # -- its life -------------------------------------------------------------------------------------------------
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended: stop work on its partitions."""
+        return self.ended is not None
+
+    async def wait(self) -> GenerationEnded:
+        """Waits until it ends; returns the reason."""
+        await self._end.wait()
+        assert self.ended is not None
+        return self.ended
+
+    def start(
+        self,
+        function: Callable[[Generation], Coroutine[Any, Any, Result]] | Coroutine[Any, Any, Result],
+        name: str | None = None,
+    ) -> asyncio.Task[Result]:
+        """Runs a coroutine, or a coroutine function that gets this generation, until the generation ends.
+
+        The first function that returns or raises ends the generation; the others are cancelled, and `ended` says why.
+        The next generation waits for all of them: a function that ignores its cancellation holds up this member, and
+        perhaps the group. If a function ends the generation by raising, `ConsumerGroup.next` raises that error.
+
+        On a generation that has ended, the function starts and is cancelled at its first wait: a caller that awaits the
+        task gets a result.
+        """
+        coroutine = function(self) if callable(function) else function
+        if not asyncio.iscoroutine(coroutine):
+            raise TypeError(f"a generation starts a coroutine or a coroutine function, not {function!r}")
+        before = _generation_here.set(self)  # the task has a copy
+        try:
+            name = name or getattr(coroutine, "__qualname__", None)
+            task = asyncio.get_running_loop().create_task(coroutine, name=name)
+        finally:
+            _generation_here.reset(before)
+        self._functions.add(task)
+        task.add_done_callback(self._function_ended)
+        if self.ended is not None:
+            self._cancel(task, self.ended)
+        return task
+
+    def runs_here(self) -> bool:
+        """Whether the current task is one of its functions, or was started by one."""
+        return _generation_here.get(None) is self
+
+    def end(self, why: str) -> None:
+        """Cancels the functions; `over` waits for them. Only the first reason counts. Caller: the group."""
+        if self.ended is not None:
+            return
+        self.ended = GenerationEnded(f"generation {self.id} of group {self.group!r} has ended: {why}")
+        log.info("%s", self.ended)
+        self._end.set()
+        for task in self._functions:
+            self._cancel(task, self.ended)
+
+    async def over(self) -> None:
+        """Waits until it has ended, every function has returned, and no commit of it is under way."""
+        await self._end.wait()
+        while self._functions or self._commits:
+            await asyncio.wait({*self._functions, *self._commits})
+        self._over = True
+        await self._offsets.close()
+
+    def _cancel(self, task: asyncio.Task[Any], why: GenerationEnded) -> None:
+        # not at once: a task that is cancelled before its first step runs nothing, not even its `finally` blocks
+        asyncio.get_running_loop().call_soon(task.cancel, why)
+
+    def _function_ended(self, task: asyncio.Task[Any]) -> None:
+        self._functions.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, GenerationEnded):
+            error = None  # raised by `commit`, and not caught by the function
+        if self.ended is not None:
+            if error is not None:
+                log.error("%r: %s raised after its end", self, task.get_name(), exc_info=error)
+            return
+        self.returned, self.failure = True, error
+        self.end(f"{task.get_name()} {'returned' if error is None else f'raised {error!r}'}")
+
+    # -- offsets --------------------------------------------------------------------------------------------------
+
+    async def commit(self, offsets: Mapping[str, Mapping[int, int]]) -> None:
+        """Commits topic -> partition -> offset of the next record to read. A lower offset sets the group back.
+
+        Raises `GenerationEnded` when this generation cannot commit any more, `NotOwned` for a partition that it does
+        not have (nothing is sent then), or `CommitFailed`, which does not end the generation.
+        """
+        wanted = self._checked(offsets)
+        if not wanted:
+            return
+        if self._over or not self._still_ours():
+            raise self._refusal(wanted) from self.ended
+        under_way: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._commits.add(under_way)
+        try:
+            await self._offsets.commit(wanted)
+        except CommitFailed as error:
+            if self._still_ours() and not isinstance(error, Fenced):
+                raise
+            raise self._refusal(wanted) from error
+        finally:
+            self._commits.discard(under_way)
+            under_way.set_result(None)
+        if log.isEnabledFor(logging.DEBUG):
+            for partition, committed in sorted(wanted.items()):
+                log.debug("%s: committed %s:%s at %s", self.group, *partition, committed.offset)
+
+    def _checked(self, offsets: Mapping[str, Mapping[int, int]]) -> dict[TopicPartition, OffsetAndMetadata]:
+        stamp = f"generation {self.id} member {self.member_id}"
+        wanted = {}
+        for topic, partitions in offsets.items():
+            for partition, offset in partitions.items():
+                if not isinstance(offset, int) or isinstance(offset, bool) or offset < 0:
+                    raise ConfigError(
+                        f"{topic}:{partition}: {offset!r} cannot be committed; give the offset of a record"
+                    )
+                metadata = stamped(stamp, self._topic_ids.get(topic))
+                wanted[TopicPartition(topic, partition)] = OffsetAndMetadata(offset, metadata, -1)
+        foreign = sorted(f"{p.topic}:{p.partition}" for p in set(wanted) - self.partitions)
+        if foreign:
+            raise NotOwned(f"generation {self.id} of group {self.group!r} does not have {', '.join(foreign)}")
+        return wanted
+
+    def _refusal(self, wanted: Mapping[TopicPartition, OffsetAndMetadata]) -> GenerationEnded:
+        why = str(self.ended or f"generation {self.id} of group {self.group!r} may be over")
+        return GenerationEnded(f"offsets of {len(wanted)} partitions are not committed: {why}")

@@ -1,0 +1,905 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
+# cython: freethreading_compatible=True
+"""The compiled decoder of record sets, the `Record` that it hands out, and the encoder of records that are produced.
+
+The same promises as `core/fetch/decode_plain.py`, `record.py` and `producer/encode.py`, which stand in where this was not
+built. All that walks bytes is in `_records.h` and `_encode.h`, and runs without the interpreter's lock when there is
+much of it. Memory that outlives a call is in
+`bytes` objects, so whoever holds a view of it (a record, an Arrow buffer) holds the object too, and nothing is freed
+by hand. Threads may share records, columns and record sets: only a `Record` changes, when it decodes an attribute. Its
+critical sections order these changes on an interpreter without a lock; elsewhere they cost nothing. An iterator belongs
+to one thread at a time.
+"""
+
+cimport cython
+from cpython.bytes cimport PyBytes_AsString, PyBytes_FromStringAndSize
+from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t, uint32_t
+from libc.string cimport memset
+
+import heapq
+
+from allocator.core.errors import CorruptRecordError
+
+cdef extern from "Python.h":
+    object PyMemoryView_FromMemory(char *mem, Py_ssize_t size, int flags)
+
+cdef extern from "_records.h" nogil:
+    enum: CONTROL, TRANSACTIONAL, LOG_OVERHEAD, V2_HEADER, V2_MIN_RECORD
+    int crc_hardware
+
+    ctypedef struct problem_t:
+        const char *form
+        int64_t a, b
+
+    ctypedef struct segment_t:
+        int64_t base_offset, next_offset, base_timestamp, append_time, producer
+        int64_t start, end, size
+        int32_t count, leader_epoch
+        uint8_t magic, codec, attributes, has_append_time
+
+    ctypedef struct view_t:
+        int32_t length
+        uint8_t prefix[4]
+        int32_t buffer, position
+
+    ctypedef struct columns_t:
+        int64_t *offsets
+        int64_t *timestamps
+        view_t *keys
+        view_t *values
+        int32_t *headers
+        uint8_t *key_bits
+        uint8_t *value_bits
+        int64_t null_keys, null_values, headered
+
+    ctypedef struct header_t:
+        int64_t name_at, name_size, value_at, value_size
+
+    void crc_init()
+    uint32_t crc32c_of(const uint8_t *p, size_t n, int hardware)
+    int32_t be_int32(const uint8_t *p)
+    int64_t be_int64(const uint8_t *p)
+    int64_t scan_segments(const uint8_t *data, int64_t size, int64_t *at, int64_t *lowest, int hardware,
+                          segment_t *out, int64_t most, problem_t *why)
+    ctypedef struct job_t:
+        const segment_t *segment
+        const uint8_t *base
+        int64_t start, end, shift, row, count
+        int32_t buffer
+
+    int64_t decode_jobs(const job_t *jobs, int64_t many, columns_t *out, problem_t *why)
+    int64_t count_messages(const uint8_t *base, int64_t size, int64_t *first, int64_t *last, problem_t *why)
+    int64_t headers_at(const uint8_t *base, int64_t size, int64_t *at)
+    int64_t read_header(const uint8_t *base, int64_t size, int64_t at, header_t *out)
+    int64_t put_headers(const uint8_t *base, int64_t size, int64_t at, int32_t buffer, view_t *names, view_t *values,
+                        uint8_t *value_bits, int64_t row, int64_t *null_values)
+
+cdef extern from "_encode.h" nogil:
+    ctypedef struct body_t:
+        int64_t base_time, max_time, size, count
+
+    int64_t measure_rows(const columns_t *columns, const uint8_t *base, int64_t size, int64_t row, int64_t end,
+                         int64_t target, body_t *body)
+    uint8_t *write_rows(const columns_t *columns, const uint8_t *base, int64_t size, int64_t row, int64_t last,
+                        uint8_t *p, const uint8_t *end, body_t *body)
+
+    ctypedef struct arrow_bytes_t:
+        const uint8_t *bits
+        const void *ends
+        const uint8_t *data
+        int64_t first
+        int wide
+
+    int64_t arrow_row(const arrow_bytes_t *column, int64_t row, const uint8_t **data)
+    int64_t put_arrow_rows(const arrow_bytes_t *keys, const arrow_bytes_t *values, const arrow_bytes_t *headers,
+                           int64_t row, int64_t end, int64_t delta, int64_t index, int64_t target, uint8_t *p,
+                           int64_t *size)
+    uint32_t murmur2(const uint8_t *data, int64_t length)
+
+cdef enum:
+    CHUNK = 64
+    # bytes of a row in the columns, without the two bits that say whether key and value are there
+    ROW = 8 + 8 + 16 + 16 + 4
+    # fewer bytes are decoded sooner than the interpreter's lock is got back from a thread that wants it too
+    RELEASE_FROM = 65536
+    # PyBUF_WRITE, which the headers of the stable interface leave out before 3.11
+    TO_WRITE = 0x200
+    # a view holds as many bytes itself
+    WITHIN = 12
+    KEY = 1
+    VALUE = 2
+    HEADERS = 4
+
+crc_init()
+
+
+def crc32c(bytes data not None, bint hardware=True):
+    """CRC-32C of `data`; from tables where the processor has no instruction for it, or if `hardware` is False."""
+    cdef const uint8_t *p = _start_of(data)
+    cdef size_t size = len(data)
+    cdef uint32_t crc
+    with nogil:
+        crc = crc32c_of(p, size, hardware and crc_hardware)
+    return crc
+
+
+cdef inline const uint8_t *_start_of(bytes data) except NULL:
+    return <const uint8_t *>PyBytes_AsString(data)
+
+
+cdef str _message(problem_t *why):
+    return why.form.decode().format(why.a, why.b)
+
+
+@cython.final
+cdef class Room:
+    """Memory to decompress into. It is not cleared, so what is not written to costs nothing."""
+
+    cdef bytes data
+    cdef readonly object view
+
+    def __cinit__(self, Py_ssize_t size):
+        self.data = PyBytes_FromStringAndSize(NULL, size)
+        self.view = PyMemoryView_FromMemory(PyBytes_AsString(self.data), size, TO_WRITE)
+
+    def take(self, Py_ssize_t size):
+        """The first `size` bytes. Nothing is left of the room then."""
+        if self.data is None:
+            raise ValueError("the room was taken before")
+        self.view.release()
+        data, self.data = self.data, None
+        # a copy: to cut it in place is not in Python's stable interface
+        return data[:size]
+
+
+@cython.final
+@cython.freelist(64)
+cdef class Segment:
+    """One record batch on the wire, or a run of old messages, as `allocator.core.fetch.columns.Segment`."""
+
+    cdef segment_t c
+
+    @property
+    def magic(self):
+        return self.c.magic
+
+    @property
+    def codec(self):
+        return self.c.codec
+
+    @property
+    def base_offset(self):
+        return self.c.base_offset
+
+    @property
+    def next_offset(self):
+        return self.c.next_offset
+
+    @property
+    def count(self):
+        return self.c.count
+
+    @property
+    def size(self):
+        return self.c.size
+
+    @property
+    def leader_epoch(self):
+        return self.c.leader_epoch if self.c.leader_epoch >= 0 else None
+
+    @property
+    def timestamp_type(self):
+        return self.c.has_append_time if self.c.magic else None
+
+
+@cython.final
+cdef class RecordSet:
+    """What a fetch answer holds of one partition, found but not decoded, as `allocator.core.fetch.decode_plain.RecordSet`."""
+
+    cdef readonly str topic
+    cdef readonly int partition
+    cdef readonly bytes data
+    cdef readonly list segments
+    cdef readonly object next_offset, error, wanted
+    cdef public object fence
+
+    def columns(self, Py_ssize_t first, Py_ssize_t last):
+        """The records of segments `first` up to, not including, `last`. Raises `CorruptRecordError`."""
+        return self._decode(self.segments[first:last])
+
+    def records(self, Py_ssize_t first, Py_ssize_t last, start, stop):
+        """Records of segments `first` up to, not including, `last`, from offset `start` up to, not including, `stop`.
+
+        A segment is decoded when it is come to. Raises `CorruptRecordError` in its place, and again for as long as it
+        is asked: nothing is passed over without a word.
+        """
+        cdef _Records records = _Records.__new__(_Records)
+        records.found = self
+        records.segment = max(first, 0)
+        records.segments_end = min(last, <Py_ssize_t>len(self.segments))
+        records.start, records.stop = start, stop
+        return records
+
+    cdef Columns _decode(self, list segments):
+        cdef Columns columns = Columns.__new__(Columns)
+        cdef Py_ssize_t many = len(segments), number, plain = -1
+        cdef Segment segment
+        cdef job_t *job
+        cdef bytes buffer
+        cdef problem_t why
+        cdef int64_t rows = 0, work = 0, held = 0, done
+        columns.topic, columns.partition, columns.fence = self.topic, self.partition, self.fence
+        columns.parts, columns.buffers = segments, []
+        columns._make_jobs(many)
+        for number in range(many):
+            segment = segments[number]
+            job = &columns.jobs[number]
+            job.segment = &segment.c
+            job.row, job.count, job.shift = rows, segment.c.count, 0
+            if segment.c.codec:
+                buffer = self._decompressed(segment)
+                held += len(buffer)
+                if many > 1:
+                    _check_together(held)
+                job.start, job.end = 0, len(buffer)
+                job.buffer = <int32_t>len(columns.buffers)
+                columns.buffers.append(buffer)
+                self._check_count(segment, job, buffer)
+            else:
+                if plain < 0:
+                    plain = len(columns.buffers)
+                    columns.buffers.append(self.data)
+                buffer = self.data
+                job.start, job.end, job.buffer = segment.c.start, segment.c.end, <int32_t>plain
+            job.base = _start_of(buffer)
+            rows += job.count
+            work += job.end - job.start
+        columns._make_room(rows)
+        if work < RELEASE_FROM:
+            done = decode_jobs(columns.jobs, many, &columns.c, &why)
+        else:
+            with nogil:
+                done = decode_jobs(columns.jobs, many, &columns.c, &why)
+        if done < many:
+            raise self._corrupt(segments[done], _message(&why))
+        return columns
+
+    cdef bytes _decompressed(self, Segment segment):
+        # not at the top: the room `fetch` imports what imports this
+        from allocator.core.fetch.codecs import decompress
+        try:
+            return decompress(
+                segment.c.codec,
+                memoryview(self.data)[segment.c.start:segment.c.end],
+                magic=segment.c.magic,
+                room=Room,
+            )
+        except ValueError as error:
+            raise self._corrupt(segment, str(error)) from error
+
+    cdef int _check_count(self, Segment segment, job_t *job, bytes buffer) except -1:
+        """Find out how many records a decompressed batch or set holds, or whether it can hold what it says."""
+        cdef const uint8_t *base = _start_of(buffer)
+        cdef int64_t size = len(buffer), first = 0, last = 0, next_offset = segment.c.next_offset
+        cdef problem_t why
+        if segment.c.magic == 2:
+            if job.count * V2_MIN_RECORD > size:
+                raise self._corrupt(segment, f"{job.count} records in {size} bytes")
+            return 0
+        with nogil:
+            job.count = count_messages(base, size, &first, &last, &why)
+        if job.count < 0:
+            raise self._corrupt(segment, _message(&why))
+        if segment.c.magic:
+            # the offsets inside are relative, and the last one's is outside (KIP-31)
+            job.shift = next_offset - 1 - last
+        if first + job.shift < 0 or last + job.shift >= next_offset:
+            why_not = f"offsets {first + job.shift} to {last + job.shift} in a set that ends at {next_offset - 1}"
+            raise self._corrupt(segment, why_not)
+        return 0
+
+    cdef object _corrupt(self, Segment segment, str why):
+        # a compressed set of an old format shows no offset but its last
+        cdef int64_t offset = segment.c.base_offset if segment.c.count >= 0 else segment.c.next_offset - 1
+        return CorruptRecordError(self.topic, self.partition, offset, why, next_offset=segment.c.next_offset)
+
+
+def scan(bytes data not None, *, str topic not None, int partition, int64_t start, aborted=()):
+    """Find the record batches of `data`, as `allocator.core.fetch.decode_plain.scan`."""
+    cdef RecordSet found = RecordSet.__new__(RecordSet)
+    cdef const uint8_t *p = _start_of(data)
+    cdef int64_t size = len(data), pos = 0, floor = -1, before = -1, count = CHUNK, i
+    cdef int64_t next_offset = start
+    cdef segment_t chunk[CHUNK]
+    cdef segment_t *c
+    cdef problem_t why
+    cdef Segment segment
+    cdef str problem = None
+    cdef bint visible
+    # transactions not begun yet, by first offset, and the producers whose aborted one is open
+    cdef list waiting = [(first, producer) for producer, first in aborted]
+    cdef set aborting = set()
+    heapq.heapify(waiting)
+
+    found.topic, found.partition, found.data = topic, partition, data
+    found.segments = []
+    while count == CHUNK and problem is None:
+        before = floor
+        if size < RELEASE_FROM:
+            count = scan_segments(p, size, &pos, &floor, crc_hardware, chunk, CHUNK, &why)
+        else:
+            with nogil:
+                count = scan_segments(p, size, &pos, &floor, crc_hardware, chunk, CHUNK, &why)
+        if why.form is not NULL:
+            problem = _message(&why)
+        for i in range(count):
+            c = &chunk[i]
+            visible = not c.attributes & CONTROL
+            if waiting or aborting:
+                while waiting and waiting[0][0] < c.next_offset:
+                    aborting.add(heapq.heappop(waiting)[1])
+                if c.attributes & TRANSACTIONAL and c.producer in aborting:
+                    visible = False
+                if c.attributes & CONTROL and c.count and c.producer in aborting:
+                    try:
+                        if _aborts(found, c):
+                            aborting.discard(c.producer)
+                    except CorruptRecordError as error:
+                        problem = f"a control record that does not decode ({error})"
+                        pos = c.start - V2_HEADER
+                        floor = chunk[i - 1].next_offset - 1 if i else before
+                        break
+            if c.next_offset <= start:
+                continue
+            next_offset = c.next_offset
+            if visible and c.count:
+                segment = Segment.__new__(Segment)
+                segment.c = c[0]
+                found.segments.append(segment)
+    found.next_offset = next_offset
+    if problem is not None:
+        found.error = CorruptRecordError(
+            topic, partition, max(next_offset, start), problem, next_offset=_after_bad(p, size, pos, max(floor, start))
+        )
+    elif pos == 0 and size:
+        # widened first: the length may be the largest int32
+        found.wanted = LOG_OVERHEAD + <int64_t>be_int32(p + 8) if size >= LOG_OVERHEAD else 0
+    return found
+
+
+cdef int _check_together(int64_t held) except -1:
+    # not at the top: the room `fetch` imports what imports this
+    from allocator.core.fetch.codecs import check_together
+    check_together(held)
+    return 0
+
+
+cdef bint _aborts(RecordSet found, segment_t *c) except -1:
+    """Whether a control batch ends its producer's transaction by an abort."""
+    cdef Segment segment = Segment.__new__(Segment)
+    segment.c = c[0]
+    key = found._decode([segment])._bytes(0, True)
+    if key is None or len(key) < 4:
+        raise CorruptRecordError(found.topic, found.partition, c.base_offset, "a key of less than 4 bytes")
+    return key[2] == 0 and key[3] == 0
+
+
+cdef object _after_bad(const uint8_t *p, int64_t size, int64_t pos, int64_t floor):
+    """The offset of the batch after the one at `pos`, as far as lengths can be believed."""
+    cdef int64_t here = be_int64(p + pos), length = be_int32(p + pos + 8), there
+    cdef int64_t following = pos + LOG_OVERHEAD + max(length, 0)
+    if length > 0 and following + LOG_OVERHEAD <= size:
+        there = be_int64(p + following)
+        return there if there > max(here, floor) else None
+    if length < 14 or size - pos < LOG_OVERHEAD + length:
+        return None
+    # a message of the old formats has its last offset in front, a batch its first one
+    after = int(here) + 1 + (be_int32(p + pos + 23) if p[pos + 16] == 2 and length >= 49 else 0)
+    return after if here >= 0 and after > max(here, floor) else None
+
+
+@cython.final
+cdef class Columns:
+    """The records of some segments: their fields as Arrow lays them out.
+
+    `buffers` are what the views of keys and values point into: the record set as it came, and what was decompressed.
+    """
+
+    cdef readonly str topic
+    cdef readonly int partition
+    cdef readonly list parts, buffers
+    cdef readonly object fence
+    # where each part came from and which rows it has
+    cdef bytes jobs_memory
+    cdef job_t *jobs
+    cdef readonly Py_ssize_t rows
+    # of the first buffer
+    cdef const char *base
+    cdef readonly bytes memory
+    cdef columns_t c
+
+    cdef int _make_jobs(self, Py_ssize_t many) except -1:
+        self.jobs_memory = PyBytes_FromStringAndSize(NULL, many * <Py_ssize_t>sizeof(job_t))
+        self.jobs = <job_t *>PyBytes_AsString(self.jobs_memory)
+        return 0
+
+    cdef int _make_room(self, int64_t rows) except -1:
+        cdef int64_t bits = (rows + 7) // 8
+        cdef char *p
+        if self.buffers:
+            self.base = PyBytes_AsString(self.buffers[0])
+        self.rows = rows
+        self.memory = PyBytes_FromStringAndSize(NULL, rows * ROW + 2 * bits)
+        p = PyBytes_AsString(self.memory)
+        self.c.keys = <view_t *>p
+        self.c.values = <view_t *>(p + 16 * rows)
+        self.c.offsets = <int64_t *>(p + 32 * rows)
+        self.c.timestamps = <int64_t *>(p + 40 * rows)
+        self.c.headers = <int32_t *>(p + 48 * rows)
+        self.c.key_bits = <uint8_t *>(p + ROW * rows)
+        self.c.value_bits = self.c.key_bits + bits
+        memset(self.c.key_bits, 0, 2 * bits)
+        self.c.null_keys = self.c.null_values = self.c.headered = 0
+        return 0
+
+    def __len__(self):
+        return self.rows
+
+    def find(self, offset):
+        """The first row at `offset` or above; the number of rows if all are below."""
+        cdef Py_ssize_t low = 0, high = self.rows, middle
+        cdef int64_t wanted = min(max(offset, 0), INT64_MAX)
+        while low < high:
+            middle = (low + high) // 2
+            if self.c.offsets[middle] < wanted:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def offset(self, Py_ssize_t row):
+        """The offset of one record."""
+        if not 0 <= row < self.rows:
+            raise IndexError(row)
+        return self.c.offsets[row]
+
+    def records(self, Py_ssize_t first=0, last=None):
+        """Records of rows `first` up to, not including, `last`."""
+        cdef _Records records = _Records.__new__(_Records)
+        records.columns = self
+        records.row = max(first, 0)
+        records.last = self.rows if last is None else min(<Py_ssize_t>last, self.rows)
+        return records
+
+    @property
+    def layout(self):
+        """(keys, values, offsets, timestamps, key bits, value bits) in one memory: each (start, bytes)."""
+        cdef Py_ssize_t n = self.rows, bits = (self.rows + 7) // 8
+        return (
+            (0, 16 * n), (16 * n, 16 * n), (32 * n, 8 * n), (40 * n, 8 * n), (ROW * n, bits), (ROW * n + bits, bits)
+        )
+
+    @property
+    def null_keys(self):
+        return self.c.null_keys
+
+    @property
+    def null_values(self):
+        return self.c.null_values
+
+    @property
+    def untimed(self):
+        """How many records have -1 for a timestamp: none is known."""
+        cdef Py_ssize_t row, count = 0
+        for row in range(self.rows):
+            count += self.c.timestamps[row] == -1
+        return count
+
+    @property
+    def timestamp_types(self):
+        """(timestamp type, rows) of each part."""
+        return [(part.timestamp_type, self.jobs[number].count) for number, part in enumerate(self.parts)]
+
+    def header_columns(self):
+        """None where no record has headers; else the ends of the rows as int32, the number of headers, the views of
+        names and of values, the bits of values that are there, and how many are not; all but the numbers `bytes`."""
+        if not self.c.headered:
+            return None
+        cdef bytes ends = PyBytes_FromStringAndSize(NULL, 4 * (self.rows + 1))
+        cdef int32_t *end_of = <int32_t *>PyBytes_AsString(ends)
+        cdef Py_ssize_t row, part = -1, part_end = 0
+        cdef const uint8_t *base = NULL
+        cdef int64_t size = 0, total = 0, at, nulls = 0
+        cdef int32_t place = 0
+        cdef bytes names = b"", values = b"", bits = b"", buffer
+        cdef view_t *name_views = NULL
+        cdef view_t *value_views = NULL
+        cdef uint8_t *value_bits = NULL
+        for filling in range(2):
+            part, part_end = -1, 0
+            if filling:
+                if total > 0x7FFFFFFF:
+                    raise OverflowError(f"{total} headers in one batch; slice it")
+                names = PyBytes_FromStringAndSize(NULL, 16 * total)
+                values = PyBytes_FromStringAndSize(NULL, 16 * total)
+                bits = bytes((total + 7) // 8)
+                name_views = <view_t *>PyBytes_AsString(names)
+                value_views = <view_t *>PyBytes_AsString(values)
+                value_bits = <uint8_t *>PyBytes_AsString(bits)
+                total = 0
+                end_of[0] = 0
+            for row in range(self.rows):
+                while row >= part_end:
+                    part += 1
+                    part_end += self.jobs[part].count
+                    place = self.jobs[part].buffer
+                    buffer = self.buffers[place]
+                    base, size = _start_of(buffer), len(buffer)
+                if self.c.headers[row]:
+                    at = self.c.headers[row]
+                    if filling:
+                        total = put_headers(base, size, at, place, name_views, value_views, value_bits, total, &nulls)
+                    else:
+                        total += headers_at(base, size, &at)
+                if filling:
+                    end_of[row + 1] = <int32_t>total
+        return ends, total, names, values, bits, nulls
+
+    cdef bytes _bytes(self, Py_ssize_t row, bint key):
+        """The key or value of a row; None if it is null."""
+        cdef view_t *view = &(self.c.keys if key else self.c.values)[row]
+        cdef uint8_t *bits = self.c.key_bits if key else self.c.value_bits
+        if not bits[row >> 3] >> (row & 7) & 1:
+            return None
+        if view.length <= WITHIN:
+            return PyBytes_FromStringAndSize(<char *>view.prefix, view.length)
+        cdef const char *base = self.base if view.buffer == 0 else PyBytes_AsString(self.buffers[view.buffer])
+        return PyBytes_FromStringAndSize(base + view.position, view.length)
+
+    cdef Py_ssize_t _size(self, Py_ssize_t row, bint key):
+        cdef uint8_t *bits = self.c.key_bits if key else self.c.value_bits
+        if not bits[row >> 3] >> (row & 7) & 1:
+            return -1
+        return (self.c.keys if key else self.c.values)[row].length
+
+    cdef list _headers(self, Py_ssize_t row):
+        cdef list headers = []
+        cdef header_t header
+        cdef bytes buffer
+        cdef const uint8_t *base
+        cdef int64_t at = self.c.headers[row], size
+        if not at:
+            return headers
+        buffer = self.buffers[self.jobs[self._part(row)].buffer]
+        base, size = _start_of(buffer), len(buffer)
+        for _ in range(headers_at(base, size, &at)):
+            at = read_header(base, size, at, &header)
+            name = (<char *>base)[header.name_at:header.name_at + header.name_size]
+            value = None
+            if header.value_size >= 0:
+                value = (<char *>base)[header.value_at:header.value_at + header.value_size]
+            headers.append((name.decode("utf-8", "surrogateescape"), value))
+        return headers
+
+    cdef Py_ssize_t _part(self, Py_ssize_t row):
+        cdef Py_ssize_t low = 0, high = len(self.parts), middle
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self.jobs[middle].row <= row:
+                low = middle
+            else:
+                high = middle
+        return low
+
+    cdef Segment _segment(self, Py_ssize_t row):
+        return self.parts[self._part(row)]
+
+
+@cython.final
+cdef class _Records:
+    """One `Record` after the other."""
+
+    cdef Columns columns
+    cdef Py_ssize_t row, last
+    # where the columns come from that follow, if any do
+    cdef RecordSet found
+    cdef Py_ssize_t segment, segments_end
+    cdef object start, stop
+    # whether a thread decodes or encodes: both release the interpreter's lock and all critical sections
+    cdef bint busy
+
+    def __iter__(self):
+        return self
+
+    cdef int _begin(self) except -1:
+        # without this a second thread would decode the same segment, and both together would leave out the next one
+        if self.busy:
+            raise ValueError("another thread reads from this iterator; use one iterator for each thread")
+        self.busy = True
+        return 0
+
+    cdef int _go_on(self) except -1:
+        """To the next segment; the last one is let go of."""
+        if self.segment >= self.segments_end:
+            raise StopIteration
+        cdef Segment segment = self.found.segments[self.segment]
+        self.columns = None
+        cdef Columns columns = self.found._decode([segment])
+        self.row = 0 if segment.c.base_offset >= self.start else columns.find(self.start)
+        self.last = columns.rows if segment.c.next_offset <= self.stop else columns.find(self.stop)
+        self.columns = columns
+        self.segment += 1
+        return 0
+
+    def __next__(self):
+        # before the row is chosen: a new object may let another thread run, which would take that row
+        cdef Record record = Record.__new__(Record)
+        with cython.critical_section(self):
+            # the rows are those of a busy thread until it is done
+            if self.busy or self.row >= self.last:
+                self._begin()
+                try:
+                    while self.row >= self.last:
+                        self._go_on()
+                finally:
+                    self.busy = False
+            record._columns = self.columns
+            record._row = self.row
+            self.row += 1
+        return record
+
+    def write(self, int64_t target):
+        """The next of these as the records of a v2 batch, as `allocator.producer.encode.Writer.write`."""
+        with cython.critical_section(self):
+            self._begin()
+            try:
+                return self._write(target)
+            finally:
+                self.busy = False
+
+    cdef object _write(self, int64_t target):
+        cdef Columns columns
+        cdef job_t *job
+        cdef body_t body
+        cdef list pieces = [], runs = []
+        cdef int64_t row, end, stop, before, expected = -1
+        memset(&body, 0, sizeof(body_t))
+        while body.size < target:
+            if self.row >= self.last:
+                if self.segment >= self.segments_end:
+                    break
+                try:
+                    self._go_on()
+                except CorruptRecordError:
+                    if body.count:
+                        break
+                    raise
+                continue
+            columns, row, before = self.columns, self.row, body.count
+            job = &columns.jobs[columns._part(row)]
+            stop = min(<int64_t>self.last, job.row + job.count)
+            if job.end - job.start < RELEASE_FROM:
+                end = measure_rows(&columns.c, job.base, job.end, row, stop, target, &body)
+            else:
+                with nogil:
+                    end = measure_rows(&columns.c, job.base, job.end, row, stop, target, &body)
+            pieces.append((columns, row, end))
+            for row in range(row, end):
+                if columns.c.offsets[row] != expected:
+                    runs.append((columns.c.offsets[row], before))
+                expected = columns.c.offsets[row] + 1
+                before += 1
+            self.row = end
+            if end < stop:
+                break
+        if not body.count:
+            return None
+        return _written(pieces, &body), body.count, body.base_time, body.max_time, runs, expected
+
+
+cdef bytes _written(list pieces, body_t *body):
+    """What was measured: `pieces` are rows of columns, each within one part of them."""
+    cdef bytes made = PyBytes_FromStringAndSize(NULL, body.size)
+    cdef uint8_t *p = <uint8_t *>PyBytes_AsString(made)
+    cdef const uint8_t *memory_end = p + body.size
+    cdef Columns columns
+    cdef job_t *job
+    cdef int64_t row, end
+    cdef body_t done = body[0]
+    done.count = 0
+    for piece in pieces:
+        columns, row, end = piece
+        job = &columns.jobs[columns._part(row)]
+        if job.end - job.start < RELEASE_FROM:
+            p = write_rows(&columns.c, job.base, job.end, row, end, p, memory_end, &done)
+        else:
+            with nogil:
+                p = write_rows(&columns.c, job.base, job.end, row, end, p, memory_end, &done)
+    assert p == memory_end
+    return made
+
+
+cdef void _set_column(object buffers, arrow_bytes_t *column) except *:
+    """`buffers`: the addresses of Arrow's three, the first row, whether ends have 64 bits; None: all rows are null."""
+    memset(column, 0, sizeof(arrow_bytes_t))
+    if buffers is None:
+        return
+    bits, ends, data, first, wide = buffers
+    column.bits = <const uint8_t *><size_t>bits
+    column.ends = <const void *><size_t>ends
+    column.data = <const uint8_t *><size_t>data
+    column.first = first
+    column.wide = wide
+
+
+def encode_rows(
+    object keys, object values, object headers, int64_t row, int64_t end, int64_t delta, int64_t index, int64_t target
+):
+    """Rows of Arrow columns as records of a v2 batch, and the row that is next; see `put_arrow_rows`.
+
+    The caller holds the columns, whose addresses `producer.columns` gives.
+    """
+    cdef arrow_bytes_t key_column, value_column, header_column
+    cdef int64_t size = 0, after
+    cdef bytes made
+    cdef uint8_t *p
+    _set_column(keys, &key_column)
+    _set_column(values, &value_column)
+    _set_column(headers, &header_column)
+    with nogil:
+        after = put_arrow_rows(
+            &key_column, &value_column, &header_column, row, end, delta, index, target, NULL, &size
+        )
+    made = PyBytes_FromStringAndSize(NULL, size)
+    p = <uint8_t *>PyBytes_AsString(made)
+    with nogil:
+        put_arrow_rows(&key_column, &value_column, &header_column, row, after, delta, index, INT64_MAX, p, &size)
+    return made, after
+
+
+def hash_rows(object keys, int64_t rows, int32_t partitions, int64_t keyless, int64_t run):
+    """The partition of each row as numbers of 32 bits, by its key; see `producer.columns.choose_partitions`."""
+    cdef arrow_bytes_t column
+    cdef const uint8_t *data = NULL
+    cdef int64_t row, length
+    cdef bytes made = PyBytes_FromStringAndSize(NULL, rows * 4)
+    cdef int32_t *out = <int32_t *>PyBytes_AsString(made)
+    _set_column(keys, &column)
+    with nogil:
+        for row in range(rows):
+            length = arrow_row(&column, row, &data)
+            if length < 0:
+                out[row] = <int32_t>(keyless // run % partitions)
+                keyless += 1
+            else:
+                out[row] = <int32_t>((murmur2(data, length) & 0x7FFFFFFF) % <uint32_t>partitions)
+    return made, keyless
+
+
+@cython.final
+@cython.freelist(256)
+cdef class Record:
+    """One record, decoded when an attribute is read; see `allocator.core.record.PlainRecord`, which has the same surface."""
+
+    cdef Columns _columns
+    cdef Py_ssize_t _row
+    cdef object _key, _value, _headers
+    # which of these three are there already
+    cdef int _known
+
+    def __init__(
+        self, topic, partition, offset, timestamp, timestamp_type, key, value, headers, leader_epoch=None,
+        fence=None
+    ):
+        cdef Columns columns = Columns.__new__(Columns)
+        cdef Segment segment = Segment.__new__(Segment)
+        memset(&segment.c, 0, sizeof(segment_t))
+        segment.c.magic = timestamp_type is not None
+        segment.c.has_append_time = bool(timestamp_type)
+        segment.c.leader_epoch = -1 if leader_epoch is None else leader_epoch
+        columns.topic, columns.partition, columns.fence = topic, partition, fence
+        columns.parts, columns.buffers = [segment], []
+        columns._make_jobs(1)
+        columns.jobs[0].row, columns.jobs[0].count = 0, 1
+        columns._make_room(1)
+        columns.c.offsets[0], columns.c.timestamps[0] = offset, timestamp
+        self._columns, self._row = columns, 0
+        self._key, self._value, self._headers = key, value, headers
+        self._known = KEY | VALUE | HEADERS
+
+    @property
+    def topic(self):
+        return self._columns.topic
+
+    @property
+    def partition(self):
+        return self._columns.partition
+
+    @property
+    def offset(self):
+        return self._columns.c.offsets[self._row]
+
+    @property
+    def timestamp(self):
+        return self._columns.c.timestamps[self._row]
+
+    @property
+    def timestamp_type(self):
+        return self._columns._segment(self._row).timestamp_type
+
+    @property
+    def leader_epoch(self):
+        return self._columns._segment(self._row).leader_epoch
+
+    @property
+    def fence(self):
+        return self._columns.fence
+
+    @property
+    def key(self):
+        with cython.critical_section(self):
+            if not self._known & KEY:
+                key = self._columns._bytes(self._row, True)
+                if not self._known & KEY:
+                    self._key = key
+                    self._known |= KEY
+            return self._key
+
+    @property
+    def value(self):
+        with cython.critical_section(self):
+            if not self._known & VALUE:
+                value = self._columns._bytes(self._row, False)
+                if not self._known & VALUE:
+                    self._value = value
+                    self._known |= VALUE
+            return self._value
+
+    @property
+    def headers(self):
+        with cython.critical_section(self):
+            if not self._known & HEADERS:
+                headers = self._columns._headers(self._row)
+                if not self._known & HEADERS:
+                    self._headers = headers
+                    self._known |= HEADERS
+            return self._headers
+
+    @property
+    def serialized_key_size(self):
+        return self._columns._size(self._row, True)
+
+    @property
+    def serialized_value_size(self):
+        return self._columns._size(self._row, False)
+
+    @property
+    def checksum(self):
+        return None
+
+    def deserialized(self, key, value):
+        with cython.critical_section(self):
+            self._key, self._value = key, value
+            self._known |= KEY | VALUE
+        return self
+
+    def _fields(self):
+        return (
+            self.topic, self.partition, self.offset, self.timestamp, self.timestamp_type, self.key, self.value,
+            self.headers, self.leader_epoch,
+        )
+
+    def __eq__(self, other):
+        return self._fields() == other._fields() if isinstance(other, Record) else NotImplemented
+
+    __hash__ = None
+
+    def __reduce__(self):
+        return Record, (*self._fields(), self.fence)
+
+    def __repr__(self):
+        topic, partition, offset, timestamp, kind, key, value, headers, epoch = self._fields()
+        return (
+            f"Record(topic={topic!r}, partition={partition}, offset={offset}, timestamp={timestamp}, "
+            f"timestamp_type={kind}, key={key!r}, value={value!r}, headers={headers!r}, leader_epoch={epoch})"
+        )

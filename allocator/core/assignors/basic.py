@@ -1,0 +1,96 @@
+"""The assignors that ignore the current owners: `naive` (the default), `roundrobin` and `range`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from heapq import heapify, heapreplace
+from operator import attrgetter
+
+from allocator.core.assignors.problem import AssignmentProblem, topic_partitions
+from allocator.core.assignors.types import BuiltIn, GroupView
+from allocator.core.types import Assignment, TopicPartition
+
+__all__ = ["naive", "range_", "roundrobin"]
+
+
+class _Naive(BuiltIn):
+    """Round robin over members: even counts, no regard for what members hold.
+
+    Members are ordered by name (the oldest first among equal names), partitions by the text "topic:id" (`t:10` comes
+    before `t:2`). If all members subscribe to the same topics, the result is exactly that of kiel's
+    `naive_allocator`. If subscriptions differ, each topic is divided among its own subscribers, the topics with the
+    fewest subscribers first, and each partition goes to the subscriber with the fewest so far. Counts of members with
+    equal subscriptions differ by at most one.
+
+    Weight and rack are ignored. Cost: O(partitions x log(partitions)).
+    """
+
+    name = "naive"
+
+    def __call__(self, view: GroupView) -> Assignment:
+        members = sorted(view.members, key=lambda member: member.name)
+        index = {member.id: number for number, member in enumerate(members)}
+        assigned: list[list[TopicPartition]] = [[] for _ in members]
+        for subscribers, topics in sorted(view.classes(), key=lambda each: len(each.members)):
+            heap = [(len(assigned[index[member.id]]), index[member.id]) for member in subscribers]
+            heapify(heap)
+            for partition in sorted(topic_partitions(view, topics), key="{0.topic}:{0.partition}".format):
+                count, member = heap[0]
+                assigned[member].append(partition)
+                heapreplace(heap, (count + 1, member))
+        return {member.id: frozenset(partitions) for member, partitions in zip(members, assigned)}
+
+
+class _RoundRobin(BuiltIn):
+    """Partitions in order of topic and id, one to each member in Kafka's order (`Member.order`).
+
+    If all members subscribe to the same topics, the result is exactly that of Kafka's own `roundrobin`.
+
+    Guarantee: no chain of hand-overs between members makes the counts more even; with equal subscriptions they differ
+    by at most one. If subscriptions differ, Kafka's function skips members and leaves counts uneven. This one computes
+    first how many partitions each member gets, and then divides each set of topics with the same subscribers. No KIP.
+    What members hold, weight and rack are ignored: a member that joins or leaves may move nearly everything.
+
+    Cost: as `sticky`.
+    """
+
+    name = "roundrobin"
+
+    def __call__(self, view: GroupView) -> Assignment:
+        return AssignmentProblem(replace(view, owned={})).solve(blocks=False)
+
+
+class _Range(BuiltIn):
+    """Each topic cut into consecutive runs, one for each subscriber in Kafka's order (`Member.order`); as
+    Kafka's own `range`.
+
+    Guarantee: within a topic counts differ by at most one, and the first members have the larger runs. Topics with
+    the same subscribers and the same number of partitions are cut alike: partition 7 of each goes to the same member,
+    as joins of such topics require. No KIP (Kafka's first assignor; for the racks of KIP-881 use `rack-aware`).
+
+    Not guaranteed: even counts over several topics, since the larger runs go to the same members each time; nor that
+    a partition stays where it is. Weight and rack are ignored.
+
+    Cost: O(partitions + topics x subscribers).
+    """
+
+    name = "range"
+
+    def __call__(self, view: GroupView) -> Assignment:
+        members = tuple(sorted(view.members, key=attrgetter("order")))
+        assigned: dict[str, list[TopicPartition]] = {member.id: [] for member in members}
+        for subscribers, topics in replace(view, members=members).classes():
+            for topic in topics:
+                size, larger = divmod(view.partitions[topic], len(subscribers))
+                partitions = topic_partitions(view, [topic])
+                begin = 0
+                for place, member in enumerate(subscribers):
+                    end = begin + size + (place < larger)
+                    assigned[member.id] += partitions[begin:end]
+                    begin = end
+        return {member: frozenset(partitions) for member, partitions in assigned.items()}
+
+
+naive = _Naive()
+roundrobin = _RoundRobin()
+range_ = _Range()

@@ -1,0 +1,338 @@
+"""Applies an operator's constraints to the result of any allocator function, with as few other changes as possible."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from heapq import heapify, heappop, heappush
+
+from allocator.core.assignors.problem import topic_partitions
+from allocator.core.assignors.types import Assignor, GroupView, Member
+from allocator.core.assignors.validate import compute
+from allocator.core.types import Partitions, TopicPartition
+
+__all__ = ["Constraints", "steer"]
+
+ROUNDS = 4  # computations after the first one, until the result is stable; almost always one is enough
+
+
+@dataclass(frozen=True)
+class Constraints:
+    """Constraints that any assignment must satisfy. Members are ids of live members."""
+
+    cordoned: frozenset[str] = frozenset()
+    """Members that keep their partitions and get no others, except in place of a swapped member."""
+    absent: frozenset[str] = frozenset()
+    """The cordoned members without a session: a partition of a live member would wait for their return."""
+    evacuated: frozenset[str] = frozenset()
+    """Members that give up all their partitions."""
+    swapped: Mapping[str, str] = field(default_factory=dict)
+    """Member -> the member that replaces it."""
+    allowed: Mapping[TopicPartition, frozenset[str]] = field(default_factory=dict)
+    """For each restricted partition, the members that may own it. Every member may own a partition without an entry."""
+    nobody: Partitions = frozenset()
+    """Partitions that no member gets."""
+    canaries: Mapping[str, int] = field(default_factory=dict)
+    """Member -> the exact number of its partitions."""
+    frozen: bool = False
+    """Whether partitions must stay with their live owners."""
+
+    def __bool__(self) -> bool:
+        return self != Constraints()
+
+    def renamed(self, ids: Mapping[str, str]) -> Constraints:
+        """Returns the constraints with other member ids: old id -> new id, for every member named here."""
+        return replace(
+            self,
+            cordoned=frozenset(ids[member] for member in self.cordoned),
+            absent=frozenset(ids[member] for member in self.absent),
+            evacuated=frozenset(ids[member] for member in self.evacuated),
+            swapped={ids[old]: ids[new] for old, new in self.swapped.items()},
+            allowed={p: frozenset(ids[member] for member in there) for p, there in self.allowed.items()},
+            canaries={ids[member]: count for member, count in self.canaries.items()},
+        )
+
+
+def steer(
+    assignor: Assignor,
+    view: GroupView,
+    constraints: Constraints,
+    held: Mapping[str, Collection[TopicPartition]] | None = None,
+) -> dict[str, Partitions]:
+    """The assignment of `assignor` under `constraints`, one entry for each member of the view.
+
+    Evacuated members, canaries, cordoned members without partitions and members that take another's place are left out
+    of the function's view, so the others are as even as the function makes them. The place of a swapped member is that
+    of its successor. Then cordoned members keep what they have, and each partition that the function puts where it may
+    not be goes to its present owner if it may stay there, else to the member that has the fewest for its share. Members
+    that now have more partitions than the function gave them pass others on to members that have fewer, those first
+    that move anyway. Nothing else differs from the function's result.
+
+    Guarantee: each partition of a subscribed topic has one owner that subscribes to it, unless it is in `nobody` or the
+    function leaves it out. Every constraint is kept where a subscriber is left that keeps it. Where none is left, a
+    partition goes against `allowed` before it goes to a cordoned member, and there before it stays with an evacuated
+    one. An absent member gets a partition only if nobody else can have it. `frozen` comes before all others, `nobody`
+    excepted. If the counts of the function differ by at most one, those of the members without constraints do so too.
+    Computed again from itself, the result is the same, if the function comes to rest within ROUNDS computations.
+
+    `held`: what each member has, or gets as soon as it is free; `view.owned` if None. Raises what `compute` raises.
+    Cost: O(partitions), and for restricted partitions one look at each member.
+    """
+    if not constraints:
+        return compute(assignor, view)
+    steering = _Steering(view, constraints, view.owned if held is None else held)
+    first = found = steering.result(assignor)
+    for _ in range(ROUNDS if steering.differs else 0):
+        # ties that fall otherwise once partitions have moved would move some more at the next change of the group
+        before, found = found, _Steering(replace(view, owned=found), constraints, found).result(assignor)
+        if found == before:
+            return found
+    return first
+
+
+class _Steering:
+    """One computation. `owner` is the result so far, `share` the number of partitions that the function gave."""
+
+    def __init__(
+        self, view: GroupView, constraints: Constraints, held: Mapping[str, Collection[TopicPartition]]
+    ) -> None:
+        self._view = view
+        self._rules = constraints
+        self._members = {member.id: member for member in view.members}
+        self._subscribers: dict[str, frozenset[str]] = {}
+        self._anywhere: dict[str, frozenset[str]] = {}
+        self._holder: dict[TopicPartition, str] = {}
+        for member, partitions in sorted(held.items()):
+            for partition in partitions:
+                if member in self._members and partition.topic in self._members[member].topics:
+                    self._holder.setdefault(partition, member)
+        left = constraints.evacuated.union(constraints.swapped)
+        self._leaving = left
+        self._swapped = {
+            old: new for old, new in constraints.swapped.items() if old in self._members and new in self._members
+        }
+        self._cordoned = constraints.cordoned.difference(self._swapped.values())
+        for members, topics in view.classes():
+            ids = frozenset(member.id for member in members)
+            for topic in topics:
+                self._subscribers[topic] = ids
+                self._anywhere[topic] = ids.difference(left, self._cordoned, constraints.canaries)
+        self.differs = constraints.frozen or bool(constraints.canaries or constraints.nobody or constraints.swapped)
+        """Whether the constraints changed the function's result."""
+        self._owner: dict[TopicPartition, str] = {}
+        self._count: Counter[str] = Counter()
+        self._share: Counter[str] = Counter()
+
+    def result(self, assignor: Assignor) -> dict[str, Partitions]:
+        chosen = self._by_function(assignor)
+        misplaced = []
+        canary_has = Counter[str]()
+        for topic in sorted(self._subscribers):
+            for partition in topic_partitions(self._view, [topic]):
+                if partition in self._rules.nobody:
+                    continue
+                holder = self._holder.get(partition)
+                if holder is not None and (self._rules.frozen or self._canary_keeps(holder, partition, canary_has)):
+                    self._give(partition, holder)
+                elif partition not in chosen and self._subscribers[topic] & self._asked:
+                    continue  # the function assigns it to no member
+                elif holder in self._cordoned and holder in self._may_have(partition):
+                    self._give(partition, holder)
+                    self.differs = self.differs or chosen.get(partition) != holder
+                elif chosen.get(partition) in self._may_have(partition):
+                    self._give(partition, chosen[partition])
+                else:
+                    misplaced.append(partition)
+        self.differs = self.differs or bool(misplaced)
+        for partition in misplaced:
+            candidates = self._may_have(partition)
+            holder = self._holder.get(partition)
+            self._give(partition, holder if holder in candidates else min(candidates, key=self._fullness))
+        if not self._rules.frozen:
+            goals = self._goals()
+            self._fill_canaries(goals)
+            self._even_out(goals)
+        found: dict[str, set[TopicPartition]] = {member: set() for member in self._members}
+        for partition, member in self._owner.items():
+            found[member].add(partition)
+        return {member: frozenset(partitions) for member, partitions in found.items()}
+
+    # -- the function --------------------------------------------------------------------------------------------
+
+    def _by_function(self, assignor: Assignor) -> dict[TopicPartition, str]:
+        """Returns partition -> member as the function assigns it to the members that take part; sets `_asked`
+        and `_share`."""
+        rules = self._rules
+        swapped = self._swapped
+        substitutes = frozenset(swapped.values())
+        evacuated = rules.evacuated - swapped.keys()
+        # a cordoned member without partitions gets none, so the function's result must not depend on it
+        idle = self._cordoned.difference(self._holder.values(), swapped)
+        members: tuple[Member, ...] = ()
+        for absent in (
+            evacuated | rules.canaries.keys() | substitutes | idle,
+            evacuated | substitutes | idle,
+            evacuated | substitutes,
+            substitutes,
+        ):
+            members = tuple(member for member in self._view.members if member.id not in absent)
+            if members:
+                break
+        self._asked = frozenset(member.id for member in members)
+        owned = {member: parts for member, parts in self._view.owned.items() if member in self._asked}
+        for old, new in swapped.items():
+            owned[old] = owned.get(old, frozenset()) | self._view.owned.get(new, frozenset())
+        self._canaries = frozenset(rules.canaries.keys() & self._members.keys() - self._leaving - self._asked)
+        chosen = {}
+        for member, partitions in compute(assignor, replace(self._view, members=members, owned=owned)).items():
+            substitute = swapped.get(member, member)
+            self._share[substitute] += len(partitions)
+            for partition in partitions:
+                chosen[partition] = substitute
+        return chosen
+
+    # -- where a partition may be --------------------------------------------------------------------------------
+
+    def _may_have(self, partition: TopicPartition) -> frozenset[str]:
+        """Returns the members that may have the partition; never empty. The constraint checked first has the
+        highest priority."""
+        only = self._rules.allowed.get(partition)
+        holder = self._holder.get(partition)
+        if only is None:
+            found = self._anywhere[partition.topic]
+            if holder in self._cordoned and holder not in self._leaving:
+                found = found | {holder}
+            if found:
+                return found
+        return next(filter(None, self._choices(partition, only, holder)))
+
+    def _choices(
+        self, partition: TopicPartition, only: frozenset[str] | None, holder: str | None
+    ) -> Iterator[frozenset[str]]:
+        rules, everyone = self._rules, self._subscribers[partition.topic]
+        here = frozenset() if holder is None else frozenset({holder})
+        staying = everyone - self._leaving
+        open_to = staying - (self._cordoned - here)
+        for within in () if only is None else (only,):
+            yield (open_to & within).difference(rules.canaries)
+            yield open_to & within
+        yield open_to.difference(rules.canaries)
+        yield open_to
+        yield staying - rules.absent
+        yield everyone & here
+        yield staying
+        yield everyone
+
+    # -- placing -------------------------------------------------------------------------------------------------
+
+    def _give(self, partition: TopicPartition, member: str) -> None:
+        former = self._owner.get(partition)
+        if former is not None:
+            self._count[former] -= 1
+            self.differs = True
+        self._owner[partition] = member
+        self._count[member] += 1
+
+    def _fullness(self, member: str) -> tuple[float, int, str]:
+        return (self._count[member] + 1) / max(self._share[member], 1), self._count[member], member
+
+    def _goals(self) -> dict[str, int]:
+        """Returns the goal of each member: its number of partitions.
+
+        The goal of a cordoned member is the number that it has. The goal of another is the number that the function
+        gives, changed in proportion if other members have fewer or more than the function gave them.
+        """
+        able = self._asked.union(self._rules.swapped.values()) - self._leaving
+        goals = {member: self._share[member] for member in able}
+        goals.update((member, self._count[member]) for member in able & self._cordoned)
+        wanted = sum(max(self._rules.canaries[each], self._count[each]) for each in self._canaries)
+        wanted += sum(goals.values()) + sum(n for each, n in self._count.items() if each not in able | self._canaries)
+        extra = len(self._owner) - wanted
+        held = Counter(self._holder.values())
+        open_to = able - self._cordoned
+        step = 1 if extra > 0 else -1
+        # counts that differ by one are an equal share, rounded
+        shares = {member: max(self._share[member], 1) for member in open_to}
+        if shares and max(self._share[each] for each in open_to) - min(self._share[each] for each in open_to) <= 1:
+            shares = dict.fromkeys(shares, 1)
+
+        def turn(member: str) -> tuple[float, int, int, str]:
+            """Returns the member whose number changes next; a member that has more partitions already keeps more."""
+            full = (goals[member] + (step > 0)) / shares[member]
+            return step * full, step * goals[member], -step * held[member], member
+
+        heap = [turn(each) for each in open_to if goals[each] or step > 0]
+        heapify(heap)
+        for _ in range(abs(extra)):
+            if not heap:
+                break
+            member = heappop(heap)[-1]
+            goals[member] += step
+            if goals[member] or step > 0:
+                heappush(heap, turn(member))
+        return goals
+
+    def _even_out(self, goals: Mapping[str, int]) -> None:
+        """Moves partitions from members above their goal to members below it."""
+        missing = {member: goal - self._count[member] for member, goal in sorted(goals.items())}
+        short = {member: number for member, number in missing.items() if number > 0}
+        over = self._partitions_of({member for member, number in missing.items() if number < 0} if short else ())
+        for member, partitions in over.items():
+            back = [p for p in partitions if self._holder.get(p) in short]
+            moving = [p for p in partitions if self._holder.get(p) not in short and self._holder.get(p) != member]
+            settled = [p for p in partitions if self._holder.get(p) == member]
+            for partition in (*back, *moving, *settled):
+                if self._count[member] <= goals[member] or not short:
+                    break
+                candidates = self._may_have(partition) & short.keys()
+                if not candidates:
+                    continue
+                holder = self._holder.get(partition)
+                taker = holder if holder in candidates else max(candidates, key=lambda each: (short[each], each))
+                self._give(partition, taker)
+                short[taker] -= 1
+                if not short[taker]:
+                    del short[taker]
+
+    def _partitions_of(self, members: Collection[str]) -> dict[str, list[TopicPartition]]:
+        found: dict[str, list[TopicPartition]] = {member: [] for member in sorted(members)}
+        for partition in sorted(self._owner) if found else ():
+            if self._owner[partition] in found:
+                found[self._owner[partition]].append(partition)
+        return found
+
+    # -- canaries ------------------------------------------------------------------------------------------------
+
+    def _canary_keeps(self, holder: str, partition: TopicPartition, has: Counter[str]) -> bool:
+        """Whether the holder is a canary that needs this partition for its number."""
+        if holder not in self._canaries or not self._canary_may_have(holder, partition):
+            return False
+        has[holder] += 1
+        return has[holder] <= self._rules.canaries[holder]
+
+    def _fill_canaries(self, goals: Mapping[str, int]) -> None:
+        """Gives canaries their missing partitions, from the members that exceed their goal the most."""
+        missing = {each: self._rules.canaries[each] - self._count[each] for each in sorted(self._canaries)}
+        missing = {each: number for each, number in missing.items() if number > 0 and each not in self._cordoned}
+        of = self._partitions_of(goals.keys() if missing else ())
+        for partitions in of.values():
+            partitions.sort(
+                key=lambda p: (self._holder.get(p) != self._owner[p], p)
+            )  # partitions that move in any case come last
+        for canary, number in missing.items():
+            donors = set(of)
+            while number > 0 and donors:
+                donor = max(donors, key=lambda each: (self._count[each] - goals[each], self._count[each], each))
+                found = next((p for p in reversed(of[donor]) if self._canary_may_have(canary, p)), None)
+                if found is None:
+                    donors.discard(donor)
+                    continue
+                of[donor].remove(found)
+                self._give(found, canary)
+                number -= 1
+
+    def _canary_may_have(self, canary: str, partition: TopicPartition) -> bool:
+        only = self._rules.allowed.get(partition)
+        # a partition that is pinned to other members stays there
+        return canary in self._subscribers[partition.topic] and (only is None or canary in only)

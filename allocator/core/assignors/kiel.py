@@ -1,0 +1,65 @@
+"""Adapts allocator functions written for kiel: `function(members, partitions)`."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import cycle
+from typing import Any
+
+from allocator.core.assignors.types import GroupView
+from allocator.core.errors import BadAssignment
+from allocator.core.types import TopicPartition
+
+__all__ = ["KielAssignor", "KielFunction", "naive_allocator"]
+
+KielFunction = Callable[[list[str], list[str]], Mapping[str, Mapping[str, Iterable[int]]]]
+"""(members, ["topic:id", ...]) -> {member: {topic: [id, ...]}}"""
+
+
+def naive_allocator(members: Iterable[str], partitions: Iterable[str]) -> dict[str, dict[str, list[int]]]:
+    """Round robin in kiel's signature, for code that calls or wraps its default function.
+
+    Returns nested defaultdicts, as kiel does. Members that get nothing are absent; without members the mapping is
+    empty. As an assignor, use "naive".
+    """
+    mapping: defaultdict[str, dict[str, list[int]]] = defaultdict(partial(defaultdict, list))
+    for member, partition in zip(cycle(members), partitions):
+        topic, _, number = partition.rpartition(":")
+        mapping[member][topic].append(int(number))
+    return mapping
+
+
+@dataclass(frozen=True)
+class KielAssignor:
+    """Calls a function of kiel's signature with the arguments that kiel would have passed.
+
+    Guarantee: both lists are sorted as text. Members are the names that users gave them, as in kiel, or their
+    ids when two members share a name. Called once for each set of topics that the same members subscribe to,
+    because such a function knows of no subscriptions: one call in all when everyone subscribes alike.
+    """
+
+    name: str
+    function: KielFunction
+
+    def __call__(self, view: GroupView) -> Mapping[str, Iterable[TopicPartition]]:
+        unique = len({member.name for member in view.members}) == len(view.members)
+        given: dict[str, list[TopicPartition]] = {member.id: [] for member in view.members}
+        for members, topics in view.classes():
+            ids = {(member.name if unique else member.id): member.id for member in members}
+            partitions = sorted(f"{topic}:{p}" for topic in topics for p in range(view.partitions[topic]))
+            for label, of_topics in _items(self.function(sorted(ids), partitions), "members"):
+                for topic, numbers in _items(of_topics, f"topics of {label!r}"):
+                    found = [TopicPartition(topic, number) for number in numbers]
+                    if found:  # reading a key of a defaultdict creates an empty entry
+                        # an unknown label passes through, because the validation reports it
+                        given.setdefault(ids.get(label, label), []).extend(found)
+        return given
+
+
+def _items(value: Any, what: str) -> Iterable[tuple[Any, Any]]:
+    if not isinstance(value, Mapping):
+        raise BadAssignment(f"kiel's signature asks for a mapping of {what}, not {type(value).__name__}")
+    return value.items()

@@ -1,0 +1,382 @@
+"""Computes which partitions move when some members have much more load than others. Pure.
+
+In: the owner of each partition, the known loads, the members with their weights, and the constraints of an operator.
+Out: the moves. The caller passes the partitions that moved lately and must rest; this module stores nothing.
+
+The idea is that of Slicer (Adya et al., OSDI 2016) and of Cruise Control's distribution goals: few moves, each of which
+makes the busiest member less busy, a budget of moves, and a margin between the imbalance that starts moves and the one
+that ends them.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from heapq import heapify, heappop, heappush, heapreplace
+from math import fsum
+from typing import NamedTuple, Optional
+
+from allocator.core.assignors.constraints import Constraints
+from allocator.core.assignors.types import BuiltIn, GroupView, Member
+from allocator.core.types import NO_PARTITIONS, Assignment, Partitions, TopicPartition
+
+__all__ = ["LoadAssignor", "LoadMove", "MemberLoads", "balance", "estimated", "member_loads", "moved"]
+
+MARGIN = 0.5  # share of the tolerance at which moves end. more: moves begin again sooner; less: more moves at a time
+# share of the fair load below which a member takes partitions. more: a member whose load falls takes some; less: a new
+# member may wait
+LOW = 0.5
+SPARE = 0.9  # share of the fair load that a member keeps when it gives to one with too little
+IDLE = 0.02  # least load of a partition, as a share of the mean: otherwise all idle ones could end up with one member
+# least load that is worth a move, as a share of a partition's mean. more: small partitions stay; less: useless moves
+WORTH = 0.1
+GAIN = 0.5  # share of the tolerance by which a move must relieve the busier member if neither gets even
+LARGEST = 1e30  # largest load, so that sums stay finite
+
+Loads = Mapping[TopicPartition, float]
+
+
+class MemberLoads(NamedTuple):
+    """The load of each member of a group, in the unit of the partitions' loads."""
+
+    by_member: dict[str, float]
+    mean: float
+    """Mean over the members, per unit of weight."""
+    max_over_mean: Optional[float]
+    """The load of the busiest member per unit of weight, divided by `mean`; 1.0 if all have their share. None without
+    any load."""
+    unknown: int
+    """Number of partitions with an unknown load. Each counts as the mean of the others."""
+
+
+class LoadMove(NamedTuple):
+    """One partition that moves, and its load."""
+
+    partition: TopicPartition
+    source: str
+    target: str
+    load: float
+
+
+def member_loads(
+    owners: Mapping[str, Collection[TopicPartition]], loads: Loads, weights: Mapping[str, float] | None = None
+) -> MemberLoads:
+    """Returns the load of each member of `owners`, and how even the loads are; for lists, the page and metrics.
+
+    `weights`: relative capacity, 1.0 for a member without an entry. A partition without a load counts as the mean of
+    the others.
+    """
+    weights = weights or {}
+    partitions = [partition for parts in owners.values() for partition in parts]
+    mean = _mean(partitions, loads)
+    found = {
+        member: fsum(_clean(loads.get(partition, mean)) for partition in sorted(parts))
+        for member, parts in owners.items()
+    }
+    share = fsum(found.values()) / fsum(weights.get(member, 1.0) for member in found) if found else 0.0
+    most = max((load / weights.get(member, 1.0) for member, load in found.items()), default=0.0)
+    return MemberLoads(found, share, most / share if share else None, sum(p not in loads for p in partitions))
+
+
+def estimated(partitions: Iterable[TopicPartition], loads: Loads) -> dict[TopicPartition, float]:
+    """Returns the effective load of each partition: its load, but at least IDLE of the mean; the mean if its load is
+    unknown.
+
+    If no load is known, or all are 0, each partition counts 1.
+    """
+    partitions = sorted(partitions)
+    mean = _mean(partitions, loads)
+    if not mean:
+        return dict.fromkeys(partitions, 1.0)
+    return {partition: max(_clean(loads.get(partition, mean)), IDLE * mean) for partition in partitions}
+
+
+def _mean(partitions: Iterable[TopicPartition], loads: Loads) -> float:
+    """Returns the mean of the known loads; 0 if none is known."""
+    known = [_clean(loads[partition]) for partition in partitions if partition in loads]
+    return fsum(known) / len(known) if known else 0.0
+
+
+def _clean(load: float) -> float:
+    return min(load, LARGEST) if load > 0 else 0.0
+
+
+class LoadAssignor(BuiltIn):
+    """Keeps each partition with its owner, and assigns the others to the member with the least load for its weight.
+
+    `GroupView.load` is what members report (`follow_load`). The leader then applies `balance` to the result, which
+    makes the loads even. Without any load each partition counts the same. Racks are ignored.
+
+    Guarantee: no partition leaves a member that subscribes to its topic. Partitions without an owner are placed the
+    heaviest first, so among equal members that start with nothing, the busiest has at most 4/3 of the least possible
+    (Graham 1969).
+
+    Cost: O(partitions x log(partitions)).
+    """
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        """The load that members report: the setting `follow_load`."""
+        self.name = f"load-{source}"
+
+    def __call__(self, view: GroupView) -> Assignment:
+        found: dict[str, set[TopicPartition]] = {member.id: set() for member in view.members}
+        weights = {member.id: member.weight for member in view.members}
+        topics = {member.id: member.topics for member in view.members}
+        owner: dict[TopicPartition, str] = {}
+        for member in sorted(found):
+            for partition in view.owned.get(member, ()):
+                topic, number = partition
+                if topic in topics[member] and 0 <= number < view.partitions.get(topic, 0):
+                    owner.setdefault(partition, member)
+        classes = view.classes()
+        everything = [TopicPartition(t, n) for each in classes for t in each.topics for n in range(view.partitions[t])]
+        amounts = estimated(everything, view.load)
+        level = dict.fromkeys(found, 0.0)
+        for partition in sorted(owner):
+            found[owner[partition]].add(partition)
+            level[owner[partition]] += amounts[partition] / weights[owner[partition]]
+        of_topic = {topic: number for number, each in enumerate(classes) for topic in each.topics}
+        heaps = [[(level[member.id], member.id) for member in each.members] for each in classes]
+        for heap in heaps:
+            heapify(heap)
+        free = [partition for partition in everything if partition not in owner]
+        for partition in sorted(free, key=lambda each: (-amounts[each], each)):
+            heap = heaps[of_topic[partition.topic]]
+            # the entry is out of date, because the member got a partition of another class
+            while heap[0][0] != level[heap[0][1]]:
+                heapreplace(heap, (level[heap[0][1]], heap[0][1]))
+            member = heap[0][1]
+            found[member].add(partition)
+            level[member] += amounts[partition] / weights[member]
+            heapreplace(heap, (level[member], member))
+        return {member: frozenset(partitions) for member, partitions in found.items()}
+
+
+def moved(present: Assignment, moves: Iterable[LoadMove]) -> dict[str, Partitions]:
+    """Returns the assignment after these moves. Each partition moves at most once."""
+    gone: dict[str, set[TopicPartition]] = {}
+    come: dict[str, set[TopicPartition]] = {}
+    for move in moves:
+        gone.setdefault(move.source, set()).add(move.partition)
+        come.setdefault(move.target, set()).add(move.partition)
+    members = present.keys() | come.keys()
+    return {
+        member: (present.get(member, NO_PARTITIONS) - gone.get(member, set())) | come.get(member, set())
+        for member in sorted(members)
+    }
+
+
+def balance(
+    members: Sequence[Member],
+    present: Assignment,
+    loads: Loads,
+    *,
+    tolerance: float,
+    constraints: Constraints | None = None,
+    resting: Collection[TopicPartition] = (),
+    most: int | None = None,
+    newcomers: Collection[str] | None = None,
+) -> list[LoadMove]:
+    """The moves that make the members' loads even enough; none if they are.
+
+    A share is the mean load per unit of weight, times a member's weight. Two things move partitions:
+
+    - A member with more than `tolerance` times its share (or times its heaviest partition, if that is more than the
+      share, since a partition cannot be split) gives away until it has at most the middle between 1 and `tolerance`.
+    - A member with less than half of its share takes up to its share. A member that holds partitions of unknown load
+      takes nothing so while other loads are known.
+
+    If `newcomers` are given, only these members take, and only the second rule applies.
+
+    Guarantee: after each move neither of its two members has more for its weight than the source had before, so the
+    load of the busiest member never grows. Equal arguments give equal moves. At most `most` moves (None:
+    any number), the busiest member first. A partition that is `resting`, and one that may not be elsewhere, stays. With
+    `frozen` nothing moves. Members that an order evacuates, swaps or holds back (canaries) take no part, and a
+    cordoned one only gives.
+
+    Not guaranteed: the most even assignment, which is NP-hard to find; the remaining partitions of a member may all be
+    too heavy for any other.
+
+    Cost: O(partitions x log(partitions) + moves x (members + partitions of a member)).
+    """
+    constraints = constraints or Constraints()
+    if constraints.frozen or len(members) < 2 or most == 0:
+        return []
+    plan = _Balance(members, present, loads, constraints, frozenset(resting), tolerance, most)
+    plan.fill(newcomers)
+    if newcomers is None:
+        plan.shed()
+    return plan.moves
+
+
+class _Balance:
+    """One computation of moves. `load` is the load of each member after the moves so far."""
+
+    def __init__(
+        self,
+        members: Sequence[Member],
+        present: Assignment,
+        loads: Loads,
+        constraints: Constraints,
+        resting: Partitions,
+        tolerance: float,
+        most: int | None,
+    ) -> None:
+        apart = {*constraints.evacuated, *constraints.canaries, *constraints.swapped, *constraints.swapped.values()}
+        self._members = {each.id: each for each in sorted(members, key=lambda each: each.id) if each.id not in apart}
+        self._takers = [member for member in self._members if member not in constraints.cordoned]
+        self._allowed = constraints.allowed
+        self._tolerance = tolerance
+        self._goal = 1 + (tolerance - 1) * MARGIN
+        self._most = most
+        self.moves: list[LoadMove] = []
+        held = {member: present.get(member, NO_PARTITIONS) for member in self._members}
+        self._amount = estimated([partition for parts in held.values() for partition in parts], loads)
+        self.load = {member: fsum(self._amount[each] for each in sorted(parts)) for member, parts in held.items()}
+        self._heaviest = {
+            member: max((self._amount[each] for each in parts), default=0.0) for member, parts in held.items()
+        }
+        known = any(partition in loads for partition in self._amount)
+        self._unsure = {
+            member for member, parts in held.items() if known and any(partition not in loads for partition in parts)
+        }
+        self._movable = {
+            member: sorted((self._amount[each], each) for each in parts if each not in resting)
+            for member, parts in held.items()
+        }
+        weight = fsum(member.weight for member in self._members.values())
+        total = fsum(self.load.values())
+        mean = total / weight if weight else 0.0
+        self._share = {member: mean * each.weight for member, each in self._members.items()}
+        self._least = WORTH * total / len(self._amount) if self._amount else 0.0
+
+    def _level(self, member: str) -> float:
+        return self.load[member] / self._share[member]
+
+    # -- too little ----------------------------------------------------------------------------------------------
+
+    def fill(self, among: Collection[str] | None) -> None:
+        """Moves partitions from the busiest members to those with less than half of their share.
+
+        If `among` is given, only these members take.
+        """
+        if not self._amount:
+            return
+        takers = self._takers if among is None else [each for each in self._takers if each in among]
+        short = [each for each in takers if self._level(each) < LOW and each not in self._unsure]
+        for member in sorted(short, key=lambda each: (self._level(each), each)):
+            donors = [(-self._level(each), each) for each in self._members if each != member and self._movable[each]]
+            heapify(donors)
+            while donors and self.load[member] < self._share[member] and not self._spent():
+                donor = heappop(donors)[1]
+                spare = self.load[donor] - SPARE * self._share[donor]
+                room = min(1 + 1e-9, self._level(donor)) * self._share[member] - self.load[member]
+                found = self._largest(donor, member, min(spare, room)) or self._smallest_gain(donor, member)
+                if found is not None:
+                    self._move(found, donor, member)
+                    heappush(donors, (-self._level(donor), donor))
+
+    def _smallest_gain(self, donor: str, member: str) -> TopicPartition | None:
+        """Returns the lightest partition that leaves the donor with at least the load that `member` then has.
+
+        With fewer partitions than members, or a few heavy ones, no partition fits into a share.
+        """
+        weight, other = self._members[donor].weight, self._members[member].weight
+        for amount, partition in self._movable[donor]:
+            if (self.load[member] + amount) / other > (self.load[donor] - amount) / weight:
+                return None
+            if amount >= self._least and self._may_take(member, partition):
+                return partition
+        return None
+
+    # -- too much ------------------------------------------------------------------------------------------------
+
+    def shed(self) -> None:
+        """Moves partitions from members above the tolerance to the members with the most room."""
+        busy = [(-self._level(each), each) for each in self._members if self._over(each)]
+        heapify(busy)
+        while busy and not self._spent():
+            donor = heappop(busy)[1]
+            excess = self.load[donor] - self._goal * self._bound(donor)
+            if excess <= 0:
+                continue
+            found = self._way_out(donor, excess)
+            if found is None:
+                continue
+            partition, taker = found
+            self._move(partition, donor, taker)
+            heappush(busy, (-self._level(donor), donor))
+            if self._over(taker):  # it still has less than the donor had, and may pass on lighter partitions
+                heappush(busy, (-self._level(taker), taker))
+
+    def _bound(self, member: str) -> float:
+        """The load that the tolerance applies to: the share, or the heaviest partition if that is more."""
+        return max(self._share[member], self._heaviest[member])
+
+    def _over(self, member: str) -> bool:
+        return self.load[member] > self._tolerance * self._bound(member)
+
+    def _way_out(self, donor: str, excess: float) -> tuple[TopicPartition, str] | None:
+        takers = [(self.load[each] - self._goal * self._share[each], each) for each in self._takers if each != donor]
+        takers.sort()
+        for lack, taker in takers:
+            if -lack < self._least:
+                break
+            found = self._one_enough(donor, taker, excess, -lack) or self._largest(donor, taker, min(excess, -lack))
+            if found is not None:
+                return found, taker
+        # neither member becomes even by the move, but the busier of the two gets less busy
+        gain = (self._tolerance - 1) * GAIN
+        by_level = sorted((self._level(each), each) for each in self._takers if each != donor)
+        for level, taker in by_level:
+            room = (self._level(donor) - gain - level) * self._share[taker]
+            found = self._one_enough(donor, taker, gain * self._share[donor], room)
+            if found is not None:
+                return found, taker
+        return None
+
+    # -- single moves --------------------------------------------------------------------------------------------
+
+    def _one_enough(self, donor: str, taker: str, excess: float, room: float) -> TopicPartition | None:
+        """Returns the lightest partition that removes the whole excess and fits into the room."""
+        entries = self._movable[donor]
+        for place in range(bisect_left(entries, (excess,)), len(entries)):
+            amount, partition = entries[place]
+            if amount > room:
+                return None
+            if self._may_take(taker, partition):
+                return partition
+        return None
+
+    def _largest(self, donor: str, taker: str, room: float) -> TopicPartition | None:
+        """Returns the heaviest partition that fits into the room."""
+        entries = self._movable[donor]
+        for place in range(bisect_right(entries, (room, _LAST)) - 1, -1, -1):
+            amount, partition = entries[place]
+            if amount < self._least:
+                return None
+            if self._may_take(taker, partition):
+                return partition
+        return None
+
+    def _may_take(self, member: str, partition: TopicPartition) -> bool:
+        only = self._allowed.get(partition)
+        return partition.topic in self._members[member].topics and (only is None or member in only)
+
+    def _spent(self) -> bool:
+        return self._most is not None and len(self.moves) >= self._most
+
+    def _move(self, partition: TopicPartition, donor: str, taker: str) -> None:
+        amount = self._amount[partition]
+        entries = self._movable[donor]
+        del entries[bisect_left(entries, (amount, partition))]
+        self.load[donor] -= amount
+        self.load[taker] += amount
+        # the taker keeps it: a partition moves once in a decision
+        self._heaviest[taker] = max(self._heaviest[taker], amount)
+        # a bound that is too high only ends the moves sooner; the exact one, for the donor, would need a search
+        self.moves.append(LoadMove(partition, donor, taker, amount))
+
+
+_LAST = TopicPartition("\U0010ffff", 0)  # sorts after all topic names

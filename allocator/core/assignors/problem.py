@@ -1,0 +1,143 @@
+"""Computes an assignment in two steps: how many partitions of each class a member gets, then which ones.
+
+`flow.settle` computes the counts; `AssignmentProblem` prepares its input from a `GroupView` and turns counts into
+partitions.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from itertools import groupby, repeat
+from operator import attrgetter
+from typing import Any, NamedTuple, Optional
+
+from allocator.core.assignors.flow import FlowKind, settle
+from allocator.core.assignors.types import GroupView
+from allocator.core.types import Assignment, TopicPartition
+
+__all__ = ["AssignmentProblem", "PartitionClass", "topic_partitions"]
+
+BLOCK = 4  # shorter runs of consecutive ids save too little space in a znode
+
+Cost = Callable[[Optional[str], Any], int]
+"""(rack of a member, kind of a partition) -> the cost of assigning the partition to the member"""
+
+
+def topic_partitions(view: GroupView, topics: Iterable[str]) -> list[TopicPartition]:
+    """Returns all partitions of these topics, in the order of `topics` and of ids."""
+    return [TopicPartition(topic, number) for topic in topics for number in range(view.partitions[topic])]
+
+
+class PartitionClass(NamedTuple):
+    """Partitions that the same members subscribe to and that are alike to each of these members."""
+
+    members: list[int]
+    """Indices into `AssignmentProblem.members`."""
+    kind: object
+    partitions: list[TopicPartition]
+    """In order of topic and id."""
+
+
+class AssignmentProblem:
+    """The members and partitions of a view, in an order that does not depend on how the view is written.
+
+    Members are in Kafka's order (`Member.order`), topics are sorted by name. If two members claim a partition, the
+    first one is its holder.
+    """
+
+    def __init__(self, view: GroupView) -> None:
+        self.members = tuple(sorted(view.members, key=attrgetter("order")))
+        index = {member.id: number for number, member in enumerate(self.members)}
+        self.classes = [
+            PartitionClass([index[member.id] for member in members], None, topic_partitions(view, topics))
+            for members, topics in replace(view, members=self.members).classes()
+        ]
+        self.holder: dict[TopicPartition, int] = {}
+        """Partition -> index of the member that has it and may keep it."""
+        for number, member in enumerate(self.members):
+            for partition in view.owned.get(member.id, ()):
+                topic, each = partition
+                if topic in member.topics and 0 <= each < view.partitions.get(topic, 0):
+                    self.holder.setdefault(partition, number)
+
+    def split(self, kind: Callable[[TopicPartition], object]) -> None:
+        """Separate partitions that are not alike to their subscribers, for example by rack."""
+        whole, self.classes = self.classes, []
+        for members, _, partitions in whole:
+            alike: dict[object, list[TopicPartition]] = {}
+            for partition in partitions:
+                alike.setdefault(kind(partition), []).append(partition)
+            self.classes += [PartitionClass(members, each, found) for each, found in alike.items()]
+
+    def solve(
+        self, *, weights: Sequence[float] | None = None, cost: Cost | None = None, move: int = 1, blocks: bool = True
+    ) -> Assignment:
+        """The most even assignment of least cost; `flow.settle` defines both.
+
+        `weights` are in the order of `members`, equal if None. A member keeps the first partitions of a class that it
+        has. `blocks` assigns the others in runs of consecutive ids, which take less room in a znode.
+        """
+        racks = [member.rack for member in self.members]
+        kinds = []
+        for members, kind, partitions in self.classes:
+            having = Counter(map(self.holder.get, partitions))
+            costs = None
+            if cost is not None:
+                at = {rack: cost(rack, kind) for rack in set(racks)}
+                costs = [at[racks[member]] for member in members]
+            own = list(map(having.get, members, repeat(0)))
+            kinds.append(FlowKind(members, len(partitions), own, costs))
+        counts = settle(weights or [1.0] * len(self.members), kinds, move)
+        assigned: list[list[TopicPartition]] = [[] for _ in self.members]
+        for each, wanted in zip(self.classes, counts):
+            self._assign(each, wanted, assigned, blocks)
+        return {member.id: frozenset(partitions) for member, partitions in zip(self.members, assigned)}
+
+    def _assign(
+        self, each: PartitionClass, counts: Sequence[int], assigned: list[list[TopicPartition]], blocks: bool
+    ) -> None:
+        missing = {member: count for member, count in zip(each.members, counts) if count}
+        free = []
+        for partition in each.partitions:
+            member = self.holder.get(partition, -1)
+            if missing.get(member):
+                missing[member] -= 1
+                assigned[member].append(partition)
+            else:
+                free.append(partition)
+        _spread(free, [(count, member) for member, count in missing.items() if count], assigned, blocks)
+
+
+def _spread(
+    free: list[TopicPartition], missing: list[tuple[int, int]], assigned: list[list[TopicPartition]], blocks: bool
+) -> None:
+    """Spread each topic over the members that miss partitions, given as (count, member)."""
+    missing.sort(key=lambda each: (-each[0], each[1]))
+    while missing:
+        most, least = missing[0][0], missing[-1][0]
+        begin = 0 if most <= least + 1 else len(free) - len(missing) * least
+        for (_, member), part in zip(missing, _divide(free[begin:], len(missing), blocks)):
+            assigned[member] += part
+        free = free[:begin]
+        missing = [(count - least, member) for count, member in missing if count > least] if begin else []
+
+
+def _divide(partitions: list[TopicPartition], ways: int, blocks: bool) -> list[list[TopicPartition]]:
+    """Divides the partitions equally; if the number does not divide, the first ones get one more."""
+    parts: list[list[TopicPartition]] = [[] for _ in range(ways)]
+    rest = partitions
+    if blocks and len(partitions) >= ways * BLOCK:
+        rest = []
+        for _, group in groupby(partitions, key=attrgetter("topic")):
+            run = list(group)
+            size = len(run) // ways
+            if size < BLOCK:
+                size = 0
+            for place, part in enumerate(parts):
+                part += run[place * size : (place + 1) * size]
+            rest += run[ways * size :]
+    for place, part in enumerate(parts):
+        part += rest[place::ways]
+    return parts

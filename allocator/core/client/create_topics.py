@@ -1,0 +1,86 @@
+"""Creates topics and adds partitions: CreateTopics from Kafka 0.10.1 on, CreatePartitions from 1.0 on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from kafka.protocol.admin import CreatePartitionsRequest, CreateTopicsRequest
+
+from allocator.core.client.client import KafkaClient
+from allocator.core.client.errors import for_code
+from allocator.core.errors import BrokerError
+from allocator.core.foreign import shown
+
+__all__ = ["add_partitions", "create"]
+
+TOPIC_EXISTS, INVALID_PARTITIONS, NOT_CONTROLLER = 36, 37, 41
+
+
+async def create(
+    client: KafkaClient, topic: str, partitions: int, replication: int, settings: Mapping[str, str]
+) -> None:
+    """Creates a topic if it does not exist, and waits for its leaders. Raises BrokerError."""
+    kinds = CreateTopicsRequest.CreatableTopic
+    request = CreateTopicsRequest(
+        topics=[
+            kinds(
+                name=topic,
+                num_partitions=partitions,
+                replication_factor=min(replication, max(1, len(client.brokers))),
+                assignments=[],
+                configs=[kinds.CreatableTopicConfig(name=name, value=value) for name, value in settings.items()],
+            )
+        ],
+        timeout_ms=15_000,
+        validate_only=False,
+        max_version=7,
+    )
+    await _to_controller(client, request, f"topic {topic!r}", fine=(0, TOPIC_EXISTS))
+    await _led(client, topic, partitions)
+
+
+async def add_partitions(client: KafkaClient, topic: str, partitions: int) -> None:
+    """Grows a topic to `partitions` partitions in total. Does nothing if it has at least as many. Raises
+    BrokerError."""
+    kind = CreatePartitionsRequest.CreatePartitionsTopic
+    request = CreatePartitionsRequest(
+        topics=[kind(name=topic, count=partitions, assignments=None)],
+        timeout_ms=15_000,
+        validate_only=False,
+        max_version=3,
+    )
+    # INVALID_PARTITIONS: another process may have added them first; `_led` verifies that.
+    await _to_controller(client, request, f"topic {topic!r} with {partitions} partitions", fine=(0, INVALID_PARTITIONS))
+    await _led(client, topic, partitions)
+
+
+async def _to_controller(client: KafkaClient, request: Any, what: str, fine: tuple[int, ...]) -> None:
+    for attempt in range(10):
+        await client.refresh()
+        controller = client.metadata.controller
+        if controller is not None and any(broker.node_id == controller for broker in client.brokers):
+            answer = await client.send(controller, request)
+        else:
+            answer = await client.send_any(request)
+        (result,) = answer.topics if hasattr(answer, "topics") else answer.results
+        if result.error_code in fine:
+            return
+        if result.error_code != NOT_CONTROLLER or attempt == 9:
+            error = for_code(result.error_code, what)
+            told = getattr(result, "error_message", None)
+            raise BrokerError(
+                f"{error}{f' ({shown(told)})' if told else ''}", code=error.code, retriable=error.retriable
+            )
+        await asyncio.sleep(client.retry_backoff_s)
+
+
+async def _led(client: KafkaClient, topic: str, partitions: int) -> None:
+    for _ in range(200):
+        await client.refresh([topic])
+        known = client.metadata.topics.get(topic)
+        if known is not None and sum(each.leader is not None for each in known.partitions.values()) >= partitions:
+            return
+        await asyncio.sleep(client.retry_backoff_s)
+    raise BrokerError(f"topic {topic!r} was created, but its partitions have no leaders yet", retriable=True)

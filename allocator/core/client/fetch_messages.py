@@ -1,0 +1,407 @@
+"""Reads Fetch responses from the received frame (https://kafka.apache.org/protocol#The_Messages_Fetch).
+
+kafka-python's decoder copies a frame four times and makes an object for each partition. At hundreds of megabytes a
+second this takes most of a consumer's time. This decoder reads the frame in its receive buffer and copies the records
+of each partition once. So the buffer is free for the next response.
+"""
+
+from __future__ import annotations
+
+import struct
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final, NamedTuple, Optional, Union
+
+import kafka.errors as kafka_errors
+from kafka.protocol.consumer import FetchRequest as TheirFetchRequest
+
+from allocator.core.client.request_writer import OwnRequest, RequestWriter
+from allocator.core.client.response_reader import INT32, AnswerReader
+from allocator.core.types import TopicPartition
+
+__all__ = [
+    "BOUNDED",
+    "BY_NAME",
+    "NEWEST",
+    "NO_SESSION",
+    "SESSIONS",
+    "SESSION_ERRORS",
+    "FetchAnswer",
+    "FetchRequest",
+    "FetchSession",
+    "FetchedPartition",
+    "Turn",
+    "Wanted",
+    "newest_for",
+    "read_response",
+]
+
+NEWEST: Final = 18
+
+
+# from this version on, lengths and counts are compact, and each structure may have tagged fields
+_FLEXIBLE: Final = 12
+
+
+# from this version on, requests name topics by id
+_BY_ID: Final = 13
+
+
+_ERROR_AND_SESSION: Final = struct.Struct(">hi")
+
+
+_ABORTED: Final = struct.Struct(">qq")
+
+
+# v5 with the compact count of aborted transactions (0: null, 1: none) and the preferred replica
+_NONE_ABORTED: Final = struct.Struct(">ihqqqBi")
+# partition, error, high watermark; then last stable offset (v4) and log start offset (v5)
+_PART: Final = {0: struct.Struct(">ihq"), 4: struct.Struct(">ihqq"), 5: struct.Struct(">ihqqq")}
+
+
+class FetchedPartition(NamedTuple):
+    """One partition of a response, with the topic's name, or from v13 on the 16 bytes of its id.
+
+    `aborted` has (producer id, first offset) of each aborted transaction. -1 means that this version has no such field.
+    """
+
+    topic: Union[str, bytes]
+    partition: int
+    code: int
+    high_watermark: int
+    last_stable_offset: int
+    preferred_replica: int
+    aborted: list[tuple[int, int]]
+    records: bytes
+
+
+class FetchAnswer:
+    """A Fetch response. `error_code` is that of the whole response (v7 on); `session_id` is 0 without a session."""
+
+    __slots__ = ("API_VERSION", "error_code", "parts", "session_id", "throttle_time_ms")
+
+    def __init__(self, version: int, parts: list[FetchedPartition], error_code: int = 0, session_id: int = 0) -> None:
+        # kafka-python reads these two attributes of every response
+        self.API_VERSION = version
+        self.throttle_time_ms = 0
+        self.error_code = error_code
+        self.session_id = session_id
+        self.parts = parts
+
+    def __repr__(self) -> str:
+        size = sum(len(part.records) for part in self.parts)
+        return f"<FetchAnswer v{self.API_VERSION} error {self.error_code}, {len(self.parts)} partitions, {size} bytes>"
+
+
+def read_response(frame: memoryview, version: int) -> tuple[int, FetchAnswer]:
+    """The correlation id and the response in `frame` (without its length). The caller may reuse the frame afterwards.
+
+    Raises kafka-python's `KafkaProtocolError` if the frame does not decode. Never allocates more memory than the frame
+    has.
+    """
+    try:
+        return _FetchReader(frame, version).answer()
+    except (struct.error, IndexError, ValueError) as error:
+        raise kafka_errors.KafkaProtocolError(
+            f"a Fetch answer v{version} of {len(frame)} bytes that does not decode: {error}"
+        ) from error
+
+
+class _FetchReader(AnswerReader):
+    def __init__(self, frame: memoryview, version: int) -> None:
+        super().__init__(frame, version, flexible=version >= _FLEXIBLE)
+
+    def answer(self) -> tuple[int, FetchAnswer]:
+        version = self.version
+        correlation_id = self.header()
+        throttle = self.unpack(INT32)[0] if version >= 1 else 0
+        error, session = self.unpack(_ERROR_AND_SESSION) if version >= 7 else (0, 0)
+        parts: list[FetchedPartition] = []
+        for _ in range(self.count()):
+            topic = self.topic()
+            for _ in range(self.count()):
+                parts.append(self.part(topic))
+            self.tags()
+        self.tags()
+        answer = FetchAnswer(version, parts, error, session)
+        answer.throttle_time_ms = throttle
+        return correlation_id, answer
+
+    def part(self, topic: Union[str, bytes]) -> FetchedPartition:
+        version = self.version
+        stable = replica = -1
+        aborted: list[tuple[int, int]] = []
+        if version >= _FLEXIBLE:
+            # reads the usual case in one step; other cases are read field by field from the start
+            partition, code, high, stable, _, count, replica = _NONE_ABORTED.unpack_from(self.frame, self.pos)
+            if count <= 1:
+                self.pos += _NONE_ABORTED.size
+                return FetchedPartition(topic, partition, code, high, stable, replica, aborted, self.records())
+        if version >= 5:
+            partition, code, high, stable, _ = self.unpack(_PART[5])
+        elif version == 4:
+            partition, code, high, stable = self.unpack(_PART[4])
+        else:
+            partition, code, high = self.unpack(_PART[0])
+        if version >= 4:
+            for _ in range(self.count()):
+                producer, first = self.unpack(_ABORTED)
+                aborted.append((producer, first))
+                self.tags()
+        if version >= 11:
+            (replica,) = self.unpack(INT32)
+        return FetchedPartition(topic, partition, code, high, stable, replica, aborted, self.records())
+
+    def records(self) -> bytes:
+        """The records of a partition, and what ends it."""
+        size = self.count()
+        records = bytes(self.taken(size)) if size else b""
+        self.tags()
+        return records
+
+    def topic(self) -> Union[str, bytes]:
+        if self.version >= _BY_ID:
+            return bytes(self.taken(16))
+        return self.text()
+
+
+# -- requests -------------------------------------------------------------------------------------------------------
+
+
+# from this version on, a response has an upper bound, but a larger single record still comes (KIP-74)
+BOUNDED: Final = 3
+# from this version on, brokers remember the requested partitions (KIP-227)
+SESSIONS: Final = 7
+# the newest version that names topics; later ones use topic ids (KIP-516)
+BY_NAME: Final = 12
+
+# the fields before the topics, by the version that introduced them
+_LIMITS: Final = {
+    0: struct.Struct(">iii"),  # replica, wait, least bytes
+    3: struct.Struct(">iiii"),  # adds the maximum bytes
+    4: struct.Struct(">iiiib"),  # adds the isolation level
+    7: struct.Struct(">iiiibii"),  # adds session id and epoch
+    15: struct.Struct(">iiibii"),  # without a replica id
+}
+_ASKED: Final = {
+    0: struct.Struct(">iqi"),  # partition, offset, bytes
+    5: struct.Struct(">iqqi"),  # adds the start offset of a follower's log, before the bytes
+    9: struct.Struct(">iiqqi"),  # adds the leader epoch, after the partition
+    12: struct.Struct(">iiqiqiB"),  # adds the epoch of a follower's last record, after the offset, and tagged fields
+}
+_CONSUMER: Final = -1  # replaces a replica's id, epoch and offset
+
+
+class Wanted(NamedTuple):
+    """The request for one partition. An unknown `leader_epoch` is -1, an unknown `topic_id` None."""
+
+    offset: int
+    size: int
+    leader_epoch: int
+    topic_id: Optional[uuid.UUID]
+
+
+class FetchRequest(OwnRequest):
+    """Requests the partitions `asked`; the broker fills the response in this order.
+
+    `session` is the (id, epoch) of a `FetchSession`; the partitions `forgotten` leave the session. kafka-python's
+    encoder makes an object for each partition and compiles itself at first use. That takes a third of the time of a
+    consumer with few records.
+    """
+
+    API_KEY = 1
+    THEIRS = TheirFetchRequest
+    max_version = NEWEST
+
+    def __init__(
+        self,
+        asked: Mapping[TopicPartition, Wanted],
+        forgotten: Mapping[TopicPartition, Wanted],
+        *,
+        session: tuple[int, int],
+        max_version: int,
+        max_wait_s: float,
+        min_bytes: int,
+        max_bytes: int,
+        committed_only: bool,
+        rack: str,
+    ) -> None:
+        super().__init__(0, max_version)
+        self.asked = asked
+        self.forgotten = forgotten
+        self.session = session
+        self.max_wait_ms = int(max_wait_s * 1000)
+        self.max_bytes = max_bytes
+        self.rack = rack
+        self._min_bytes = min_bytes
+        self._isolation_level = 1 if committed_only else 0
+
+    def __repr__(self) -> str:
+        return f"<FetchRequest v{self.API_VERSION} of {len(self.asked)} partitions, session {self.session}>"
+
+    def encode(self, *, framed: bool, header: bool) -> bytearray:
+        assert framed and header and self.header is not None  # noqa: PT018 - the one way in which it is sent
+        version = self.header.request_api_version
+        out = RequestWriter(self.header, flexible=version >= _FLEXIBLE)
+        wait, least, most, isolation = self.max_wait_ms, self._min_bytes, self.max_bytes, self._isolation_level
+        if version >= 15:
+            out.data += _LIMITS[15].pack(wait, least, most, isolation, *self.session)
+        elif version >= SESSIONS:
+            out.data += _LIMITS[7].pack(_CONSUMER, wait, least, most, isolation, *self.session)
+        elif version >= 4:
+            out.data += _LIMITS[4].pack(_CONSUMER, wait, least, most, isolation)
+        elif version >= BOUNDED:
+            out.data += _LIMITS[3].pack(_CONSUMER, wait, least, most)
+        else:
+            out.data += _LIMITS[0].pack(_CONSUMER, wait, least)
+        self._write_asked(out, version)
+        if version >= SESSIONS:
+            self._write_forgotten(out, version)
+        if version >= 11:
+            out.text(self.rack)
+        out.tags()
+        return out.framed()
+
+    def _write_asked(self, out: RequestWriter, version: int) -> None:
+        topics = _by_topic(self.asked)
+        out.count(len(topics))
+        for topic, parts in topics.items():
+            _write_topic(out, topic, parts[0][1], version)
+            out.count(len(parts))
+            data = out.data
+            for number, (offset, size, epoch, _) in parts:
+                if version >= _FLEXIBLE:
+                    data += _ASKED[12].pack(number, epoch, offset, _CONSUMER, _CONSUMER, size, 0)
+                elif version >= 9:
+                    data += _ASKED[9].pack(number, epoch, offset, _CONSUMER, size)
+                elif version >= 5:
+                    data += _ASKED[5].pack(number, offset, _CONSUMER, size)
+                else:
+                    data += _ASKED[0].pack(number, offset, size)
+            out.tags()
+
+    def _write_forgotten(self, out: RequestWriter, version: int) -> None:
+        topics = _by_topic(self.forgotten)
+        out.count(len(topics))
+        for topic, parts in topics.items():
+            _write_topic(out, topic, parts[0][1], version)
+            out.count(len(parts))
+            out.data += struct.pack(f">{len(parts)}i", *(number for number, _ in parts))
+            out.tags()
+
+
+def _by_topic(partitions: Mapping[TopicPartition, Wanted]) -> dict[str, list[tuple[int, Wanted]]]:
+    topics: dict[str, list[tuple[int, Wanted]]] = {}
+    for (topic, number), wanted in partitions.items():
+        topics.setdefault(topic, []).append((number, wanted))
+    return topics
+
+
+def _write_topic(out: RequestWriter, topic: str, wanted: Wanted, version: int) -> None:
+    if version > BY_NAME:
+        assert wanted.topic_id is not None  # `newest_for` allows no such version without it
+        out.data += wanted.topic_id.bytes
+    else:
+        out.text(topic)
+
+
+def newest_for(wanted: Iterable[Wanted]) -> int:
+    """The newest version that fits these partitions. Brokers before 2.8 give topics no id, so then a version by name is
+    needed."""
+    return NEWEST if all(each.topic_id is not None for each in wanted) else BY_NAME
+
+
+# -- sessions -------------------------------------------------------------------------------------------------------
+
+
+NO_SESSION: Final = (0, -1)
+
+
+_NEW, _FIRST = 0, 1
+
+
+_LAST: Final = (1 << 31) - 1
+
+
+FETCH_SESSION_ID_NOT_FOUND, INVALID_FETCH_SESSION_EPOCH, FETCH_SESSION_TOPIC_ID_ERROR = 70, 71, 106
+
+
+SESSION_ERRORS: Final = frozenset(
+    {FETCH_SESSION_ID_NOT_FOUND, INVALID_FETCH_SESSION_EPOCH, FETCH_SESSION_TOPIC_ID_ERROR}
+)
+
+
+class Turn(NamedTuple):
+    """One fetch request: the partitions to add or change, and the (session, epoch) to use."""
+
+    session: tuple[int, int]
+    asked: Mapping[TopicPartition, Wanted]
+    forgotten: Mapping[TopicPartition, Wanted]
+    max_version: int
+
+
+class FetchSession:
+    """The state of a fetch session with one broker. One request at a time: `turn`, then `answered` or `lost`.
+
+    Guarantee: after the broker forgot, evicted or refused the session, the next request names every partition again, in
+    a new session. If a broker grants no session, each request names every partition. The broker sends nothing for
+    partitions that are not wanted.
+    """
+
+    def __init__(self) -> None:
+        self._id, self._epoch = 0, _NEW
+        self._known: Mapping[TopicPartition, Wanted] = {}
+        self._by_id = False
+        self._newest = NEWEST
+        self._names: dict[bytes, str] = {}
+
+    def turn(self, wanted: Mapping[TopicPartition, Wanted], version: int) -> Turn:
+        """The next request for exactly the partitions `wanted`, for a broker that speaks `version`. Keeps `wanted`."""
+        known = self._known
+        # idle partitions are the same objects as in the last turn
+        changed = {tp: each for tp, each in wanted.items() if known.get(tp) is not each and known.get(tp) != each}
+        if changed or len(known) != len(wanted):
+            self._newest = newest_for(wanted.values())
+            self._names = {each.topic_id.bytes: tp.topic for tp, each in wanted.items() if each.topic_id is not None}
+        by_id = min(version, self._newest) > BY_NAME
+        if version < SESSIONS:
+            return Turn(NO_SESSION, wanted, {}, self._newest)
+        if by_id != self._by_id:
+            self.lost()  # a session names topics either by name or by id
+            self._by_id = by_id
+        self._known = wanted
+        if self._epoch == _NEW:
+            return Turn((self._id, _NEW), wanted, {}, self._newest)
+        forgotten: dict[TopicPartition, Wanted] = {}
+        if changed or len(known) != len(wanted):
+            forgotten = {
+                tp: each
+                for tp, each in known.items()
+                # a topic that was deleted and created again is another topic
+                if tp not in wanted or (by_id and wanted[tp].topic_id != each.topic_id)
+            }
+        return Turn((self._id, self._epoch), changed, forgotten, self._newest)
+
+    def answered(self, answer: FetchAnswer) -> bool:
+        """Whether the response has data. False if the broker refused the session: then send the request again."""
+        if answer.error_code:
+            self.lost()
+            if answer.error_code == FETCH_SESSION_ID_NOT_FOUND:
+                self._id = 0  # no session to close
+            return answer.error_code not in SESSION_ERRORS
+        self._id = answer.session_id
+        # 0: the broker grants no session, or ended this one
+        self._epoch = _NEW if self._id == 0 else _FIRST if self._epoch in (_NEW, _LAST) else self._epoch + 1
+        return True
+
+    def lost(self) -> None:
+        """The last request may not have reached the broker. The next one closes the session and begins another."""
+        self._epoch = _NEW
+        self._known = {}
+
+    def parts(self, parts: Iterable[FetchedPartition]) -> Iterator[tuple[TopicPartition, FetchedPartition]]:
+        """The response by partition, without topics that the last request did not want."""
+        for part in parts:
+            name = self._names.get(part.topic) if isinstance(part.topic, bytes) else part.topic
+            if name is not None:
+                yield TopicPartition(name, part.partition), part

@@ -1,0 +1,126 @@
+"""Receives the bytes of a connection in place and cuts them into frames."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import struct
+from typing import Any, Final
+
+import kafka.errors as kafka_errors
+
+from allocator.core.client import fetch_messages, offset_commit
+
+__all__ = ["FrameProtocol", "correlation_id", "read_response"]
+
+# api key -> reader of its responses; kafka-python reads all other responses
+READERS: Final = {1: fetch_messages.read_response, offset_commit.API_KEY: offset_commit.read_response}
+_LENGTH: Final = struct.Struct(">i")
+# bytes of the buffer that an idle connection keeps
+_SMALL: Final = 1 << 16
+
+
+class FrameProtocol(asyncio.BufferedProtocol):
+    """The receiving half of a connection: bytes arrive in place, and `frame_received` gets each whole frame.
+
+    Guarantee: the length of a frame is checked before memory is allocated for it. The next frame uses the same buffer,
+    and the buffer shrinks again when frames are small.
+
+    `receive_max_bytes` bounds a frame. `frame_received` may raise: `stream_failed` gets that error, and
+    kafka-python's `InvalidReceiveError` for a frame below 0 or above that bound.
+    """
+
+    def __init__(self, receive_max_bytes: int) -> None:
+        self.received_bytes = 0
+        self._receive_max_bytes = receive_max_bytes
+        self._buffer = memoryview(bytearray(_SMALL))
+        self._filled = 0
+
+    def frame_received(self, frame: memoryview) -> bool:
+        """Read `frame`, which is valid during this call only. Returns whether to go on with the next one."""
+        raise NotImplementedError
+
+    def stream_failed(self, error: Exception) -> None:
+        """Called when the stream cannot be read any further."""
+        raise NotImplementedError
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._buffer[self._filled :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.received_bytes += nbytes
+        try:
+            self._cut(nbytes)
+        except Exception as error:  # noqa: BLE001 - waiting requests must fail
+            self.stream_failed(error)
+
+    def _cut(self, count: int) -> None:
+        """Passes on each complete frame, after `count` bytes were written to the buffer."""
+        buffer = self._buffer
+        self._filled += count
+        pos = 0
+        size = _LENGTH.size
+        while self._filled - pos >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(buffer, pos)
+            if not 0 <= length <= self._receive_max_bytes:
+                start = bytes(buffer[pos : pos + _LENGTH.size])
+                raise kafka_errors.InvalidReceiveError(_not_kafka(start, length, self._receive_max_bytes))
+            size = _LENGTH.size + length
+            if self._filled - pos < size:
+                break
+            if not self.frame_received(buffer[pos + _LENGTH.size : pos + size]):
+                return
+            pos += size
+        self._keep(pos, size)
+
+    def _keep(self, pos: int, size: int) -> None:
+        """Moves the received part of an incomplete frame of `size` bytes to the front of a buffer in which the frame
+        fits."""
+        left = self._filled - pos
+        wanted = max(_SMALL, size)
+        if len(self._buffer) < wanted or (len(self._buffer) > 8 * wanted and left < _LENGTH.size):
+            before, self._buffer = self._buffer, memoryview(bytearray(wanted))
+            self._buffer[:left] = before[pos : self._filled]
+        elif pos and left:
+            self._buffer[:left] = bytes(self._buffer[pos : self._filled])
+        self._filled = left
+
+
+def correlation_id(frame: memoryview) -> int:
+    """The id of the request that `frame` responds to; -1 if the frame is too short to have one."""
+    return int.from_bytes(frame[:4], "big", signed=True) if len(frame) >= 4 else -1
+
+
+def read_response(header: Any, frame: memoryview) -> Any:
+    """Decodes `frame`, the response to the request with `header`. Frequent responses have their own readers.
+
+    Raises kafka-python's `CorrelationIdError` if the frame responds to another request.
+    """
+    read = READERS.get(getattr(header, "request_api_key", -1))  # the tokens of SASL v0 have no header
+    if read is not None:
+        found, response = read(frame, header.request_api_version)
+    else:
+        response_class = header.get_response_class()
+        if response_class is None:
+            raise kafka_errors.KafkaProtocolError(f"no schema of responses to {header}")
+        data = io.BytesIO(frame)
+        found = response_class.parse_header(data).correlation_id
+    if found != header.correlation_id:
+        raise kafka_errors.CorrelationIdError(f"the response to request {found} where {header.correlation_id} is due")
+    return response if read is not None else _decoded(response_class, data)
+
+
+def _decoded(response_class: Any, data: io.BytesIO) -> Any:
+    try:
+        return response_class.decode(data)
+    except (ValueError, struct.error) as error:
+        raise kafka_errors.KafkaProtocolError(f"cannot decode a {response_class.__name__}: {error}") from error
+
+
+def _not_kafka(start: bytes, length: int, most: int) -> str:
+    """Explains a response with an impossible length: it shows that another protocol uses the port."""
+    if start[:2] == b"\x15\x03":
+        return "it answers in TLS"
+    if start == b"HTTP":
+        return "it answers in HTTP"
+    return f"it answers with a frame of {length} bytes, where 0 to {most} are possible"

@@ -1,0 +1,211 @@
+"""Reads the first and last offsets of partitions, the offset at a time, and the end of a leader epoch.
+
+Protocol: the ListOffsets API, v0 (Kafka 0.8) to v9, and the OffsetForLeaderEpoch API, v3 (Kafka 2.3) and v4, both sent
+to the leader of each partition.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple, Optional, Union
+
+from kafka.protocol.consumer import ListOffsetsRequest, OffsetForLeaderEpochRequest
+
+from allocator.core.client.client import KafkaClient
+from allocator.core.client.errors import for_code
+from allocator.core.errors import BrokerError, BrokersUnavailable, TopicNotFound
+from allocator.core.settings import DEFAULT
+from allocator.core.types import OffsetAndTimestamp, TopicPartition
+
+__all__ = ["EARLIEST", "LATEST", "EpochEnd", "OffsetAndTimestamp", "ends_of_epochs", "is_supported", "list_offsets"]
+
+EARLIEST = -2
+LATEST = -1
+MAX_VERSION = 9  # newer versions add queries that this module does not use
+UNKNOWN_TOPIC_OR_PARTITION = 3
+# more: finds a topic created a moment ago; less: reports a mistyped name sooner
+MISSING_PATIENCE_S = 5.0
+
+Found = dict[TopicPartition, Optional[OffsetAndTimestamp]]
+
+
+async def list_offsets(
+    client: KafkaClient,
+    at: Mapping[TopicPartition, int],
+    *,
+    isolation_level: str = DEFAULT["isolation_level"],
+    timeout_s: float = 30.0,
+) -> Found:
+    """The offset of each partition at EARLIEST, at LATEST (the next to be written), or at a time in epoch ms.
+
+    For a time, the result is the offset of the first record at or after it, or None without one. Before 0.10.1 brokers
+    know only the times of their log segments: the answer is then the start of a segment at or before that record, with
+    timestamp -1. With "read_committed", LATEST is the last stable offset (from 0.11 on).
+
+    Leaders that moved are looked up again until `timeout_s` is over. Raises `TopicNotFound`, or `BrokerError` naming
+    a partition and the cause; the result has all partitions, or the call raises. A topic or partition that the brokers
+    do not know is looked up again for 5 s, as it may just have been created.
+    """
+    started = time.monotonic()
+    found: Found = {}
+    causes: dict[TopicPartition, BrokerError] = {}
+    while True:
+        missing = {tp: when for tp, when in at.items() if tp not in found}
+        by_leader: dict[int, dict[TopicPartition, int]] = defaultdict(dict)
+        for tp, when in missing.items():
+            leader = client.leader(tp)
+            if leader is not None:
+                by_leader[leader][tp] = when
+            elif (numbers := client.partitions(tp.topic)) is None:
+                causes[tp] = for_code(UNKNOWN_TOPIC_OR_PARTITION, f"{tp.topic}:{tp.partition}")
+            elif tp.partition not in numbers:
+                causes[tp] = BrokerError(
+                    f"{tp.topic!r} has no partition {tp.partition}; it has {len(numbers)}, from 0 on", retriable=True
+                )
+            else:
+                causes[tp] = BrokerError(f"{tp.topic}:{tp.partition} has no leader", retriable=True)
+        remaining = timeout_s - (time.monotonic() - started)
+        answers = await asyncio.gather(
+            *(_ask(client, leader, ask, isolation_level, max(0.1, remaining)) for leader, ask in by_leader.items())
+        )
+        for offsets, failures in answers:
+            found.update(offsets)
+            causes.update(failures)
+        missing = {tp: when for tp, when in missing.items() if tp not in found}
+        if not missing:
+            return found
+        for tp in missing:
+            if not causes[tp].retriable:
+                raise causes[tp]
+        elapsed = time.monotonic() - started
+        unknown = sorted({tp.topic for tp in missing if client.partitions(tp.topic) is None})
+        if elapsed > min(timeout_s, MISSING_PATIENCE_S):
+            if unknown:
+                raise TopicNotFound(unknown)
+            for tp in missing:
+                if tp.partition not in (client.partitions(tp.topic) or ()):
+                    raise causes[tp]
+        if elapsed >= timeout_s:
+            raise causes[next(iter(missing))]
+        await asyncio.sleep(client.retry_backoff_s)
+        with contextlib.suppress(BrokersUnavailable):  # the leaders may return within the timeout
+            await client.refresh({tp.topic for tp in missing})
+
+
+async def _ask(
+    client: KafkaClient, leader: int, at: Mapping[TopicPartition, int], isolation_level: str, timeout_s: float
+) -> tuple[Found, dict[TopicPartition, BrokerError]]:
+    """The offsets from one leader, and the errors of the other partitions."""
+    topics: dict[str, list[Any]] = defaultdict(list)
+    request = ListOffsetsRequest
+    for tp, when in at.items():
+        epoch = client.leader_epoch(tp)
+        topics[tp.topic].append(
+            request.ListOffsetsTopic.ListOffsetsPartition(
+                partition_index=tp.partition,
+                current_leader_epoch=-1 if epoch is None else epoch,
+                timestamp=when,
+                max_num_offsets=1,
+            )
+        )
+    isolation = 1 if isolation_level == "read_committed" else 0
+    message = request(
+        replica_id=-1,
+        isolation_level=isolation,
+        topics=[request.ListOffsetsTopic(name=name, partitions=parts) for name, parts in topics.items()],
+        max_version=MAX_VERSION,
+    )
+    try:
+        response = await client.send(leader, message, timeout_s)
+    except BrokerError as exc:
+        return {}, dict.fromkeys(at, exc)
+    offsets: Found = {}
+    failures: dict[TopicPartition, BrokerError] = {}
+    old_style: list[tuple[TopicPartition, list[int]]] = []
+    for topic in response.topics:
+        for answer in topic.partitions:
+            tp = TopicPartition(topic.name, answer.partition_index)
+            if answer.error_code:
+                failures[tp] = for_code(answer.error_code, f"{tp.topic}:{tp.partition}")
+            elif response.API_VERSION == 0:
+                old_style.append((tp, answer.old_style_offsets))
+            elif answer.offset < 0:
+                offsets[tp] = None
+            else:
+                epoch = answer.leader_epoch if answer.leader_epoch >= 0 else None
+                offsets[tp] = OffsetAndTimestamp(answer.offset, answer.timestamp, epoch)
+    before_all = {}
+    for tp, starts in old_style:
+        if starts:
+            offsets[tp] = OffsetAndTimestamp(starts[0], -1, None)
+        elif at[tp] >= 0:
+            before_all[tp] = EARLIEST  # no segment is that old, so the record, if it exists, is in the first segment
+    if before_all:
+        earliest, failed = await _ask(client, leader, before_all, isolation_level, timeout_s)
+        offsets.update(earliest)
+        failures.update(failed)
+    unanswered = [tp for tp in at if tp not in offsets and tp not in failures]
+    failures.update(
+        (tp, BrokerError(f"{tp.topic}:{tp.partition}: left out of the answer", retriable=True)) for tp in unanswered
+    )
+    return offsets, failures
+
+
+# -- OffsetForLeaderEpoch (KIP-320) -----------------------------------------------------------------------------------
+
+# older versions need rights on the cluster, which consumers do not have
+FOR_CONSUMERS: Final = 3
+_Topic: Final = OffsetForLeaderEpochRequest.OffsetForLeaderTopic
+_Partition: Final = _Topic.OffsetForLeaderPartition
+
+
+class EpochEnd(NamedTuple):
+    """The last epoch in the log that is not above the requested one, and the offset after its last record; -1 and -1 if
+    there is none."""
+
+    epoch: int
+    offset: int
+
+
+def is_supported(client: KafkaClient) -> bool:
+    version = client.api_version(OffsetForLeaderEpochRequest)
+    return version is not None and version >= FOR_CONSUMERS
+
+
+async def ends_of_epochs(
+    client: KafkaClient, leader: int, epochs: Mapping[TopicPartition, int], *, timeout_s: float
+) -> dict[TopicPartition, Union[EpochEnd, BrokerError]]:
+    """For each partition the leader's response about an epoch, or the error. Raises `BrokerError`, `Closed`."""
+    topics: dict[str, list[Any]] = defaultdict(list)
+    for tp, epoch in epochs.items():
+        current = client.leader_epoch(tp)
+        topics[tp.topic].append(
+            _Partition(
+                partition=tp.partition,
+                current_leader_epoch=-1 if current is None else current,
+                leader_epoch=epoch,
+            )
+        )
+    request = OffsetForLeaderEpochRequest(
+        replica_id=-1,
+        topics=[_Topic(topic=name, partitions=parts) for name, parts in topics.items()],
+        min_version=FOR_CONSUMERS,
+    )
+    response = await client.send(leader, request, timeout_s)
+    found: dict[TopicPartition, Union[EpochEnd, BrokerError]] = {
+        tp: BrokerError(f"{tp.topic}:{tp.partition}: left out of the answer", retriable=True) for tp in epochs
+    }
+    for topic in response.topics:
+        for part in topic.partitions:
+            tp = TopicPartition(topic.topic, part.partition)
+            if tp not in epochs:
+                continue
+            if part.error_code:
+                found[tp] = for_code(part.error_code, f"{tp.topic}:{tp.partition}")
+            else:
+                found[tp] = EpochEnd(part.leader_epoch, part.end_offset)
+    return found

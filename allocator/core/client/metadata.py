@@ -1,0 +1,237 @@
+"""The metadata of the cluster: a value that each response replaces. No I/O.
+
+Protocol: the Metadata API (https://kafka.apache.org/protocol#The_Messages_Metadata), v0 to v13.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from allocator.core.errors import AllocatorError, Closed
+
+__all__ = ["Broker", "Metadata", "PartitionMetadata", "Refresher", "TopicMetadata"]
+
+log = logging.getLogger(__name__)
+
+LEADER_NOT_AVAILABLE = 5
+
+
+NO_ID = uuid.UUID(int=0)  # sent by brokers that are set to a protocol version before 2.8
+
+
+# answers before v1 do not say which topics are internal
+INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state"})
+
+
+class Broker(NamedTuple):
+    """A broker as it announces itself. Field order is kafka-python's."""
+
+    node_id: Any
+    host: str
+    port: int
+    rack: str | None
+
+
+class PartitionMetadata(NamedTuple):
+    leader: int | None  # None: being elected
+    leader_epoch: int | None  # None: this broker version does not report it reliably
+    replicas: tuple[int, ...]
+
+
+class TopicMetadata(NamedTuple):
+    partitions: Mapping[int, PartitionMetadata]
+    internal: bool
+    topic_id: Any  # uuid.UUID from 2.8 on, else None
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """A snapshot. `errors` holds Kafka's error code for each requested topic without a description."""
+
+    brokers: Mapping[int, Broker] = field(default_factory=dict)
+    topics: Mapping[str, TopicMetadata] = field(default_factory=dict)
+    errors: Mapping[str, int] = field(default_factory=dict)
+    cluster_id: str | None = None
+    controller: int | None = None
+    complete: bool = False
+    """Whether the last response described all topics."""
+
+    def updated(self, response: Any, *, complete: bool) -> Metadata:
+        """This snapshot with `response` applied. `complete`: the response describes all topics, so missing topics are
+        deleted."""
+        brokers = {b.node_id: Broker(b.node_id, b.host, b.port, b.rack) for b in response.brokers}
+        topics = {} if complete else dict(self.topics)
+        errors = {} if complete else dict(self.errors)
+        for answer in response.topics:
+            errors.pop(answer.name, None)
+            if answer.error_code == 0:
+                topics[answer.name] = self._topic(answer, response.API_VERSION)
+                continue
+            errors[answer.name] = answer.error_code
+            if answer.error_code == LEADER_NOT_AVAILABLE and answer.name in self.topics:
+                # the topic exists, but the broker cannot describe it now
+                topics[answer.name] = self.topics[answer.name]
+            else:
+                topics.pop(answer.name, None)
+        return replace(
+            self,
+            brokers=brokers,
+            topics=topics,
+            errors=errors,
+            cluster_id=response.cluster_id,
+            controller=response.controller_id if response.controller_id != -1 else None,
+            complete=complete,
+        )
+
+    def _topic(self, answer: Any, version: int) -> TopicMetadata:
+        topic_id = answer.topic_id if version >= 10 and answer.topic_id != NO_ID else None
+        before = self.topics.get(answer.name)
+        same_topic = before is not None and topic_id is not None and before.topic_id == topic_id
+        partitions = {}
+        for p in sorted(answer.partitions, key=lambda p: int(p.partition_index)):
+            leader = p.leader_id if p.leader_id >= 0 else None
+            # Brokers before 2.4 announce stale epochs (KAFKA-9212). A client that uses them is fenced.
+            epoch = p.leader_epoch if version >= 9 and p.leader_epoch >= 0 else None
+            new = PartitionMetadata(leader, epoch, tuple(p.replica_nodes))
+            old = before.partitions.get(p.partition_index) if same_topic and before is not None else None
+            if old is not None and old.leader_epoch is not None and epoch is not None and epoch < old.leader_epoch:
+                new = old  # a stale response: the broker does not know the latest election
+            partitions[p.partition_index] = new
+        internal = answer.is_internal if version >= 1 else answer.name in INTERNAL_TOPICS
+        return TopicMetadata(partitions, internal, topic_id)
+
+    def settled(self, wanted: frozenset[str] | None) -> bool:
+        """False if another request soon may find more: there is no broker yet, or a topic or a leader is missing.
+
+        `wanted` None means every topic.
+        """
+        if not self.brokers or (wanted is None and not self.complete):
+            return False
+        names = self.topics.keys() if wanted is None else wanted
+        return all(
+            name in self.topics and all(p.leader is not None for p in self.topics[name].partitions.values())
+            for name in names
+        )
+
+
+# -- kafka_refresh ----------
+# When metadata is read: on demand, when it is old, and soon again while it is incomplete.
+
+
+# While a topic or a leader is missing, the wait doubles from the retry back-off up to this value. more: a new topic is
+# found later; less: more requests for a topic that never appears
+INCOMPLETE_MAX_S = 2.0
+
+
+class _RefreshRound:
+    """One request, and its waiting callers."""
+
+    def __init__(self) -> None:
+        self.topics: set[str] = set()
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+
+class Refresher:
+    """Runs `fetch` in rounds, one at a time, in a task of its own.
+
+    Guarantee: each `refresh` gets the result of a round that began after the call. Calls that wait for the same round
+    share it. So no caller gets a response that was already under way.
+    """
+
+    def __init__(
+        self,
+        fetch: Callable[[frozenset[str]], Awaitable[None]],
+        settled: Callable[[], bool],
+        max_age_s: float,
+        retry_backoff_s: float,
+    ) -> None:
+        self._fetch = fetch
+        self._settled = settled
+        self._max_age_s = max_age_s
+        self._retry_backoff_s = retry_backoff_s
+        self._next: _RefreshRound | None = None
+        self._demand: asyncio.Event | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._closed = False
+
+    def start(self) -> None:
+        self._demand = asyncio.Event()
+        if self._next is not None:
+            self._demand.set()  # a call came before the client was connected
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def refresh(self, topics: Iterable[str] | None) -> None:
+        if self._closed:
+            raise Closed("this Kafka client is closed")
+        waiting = self._open_round()
+        waiting.topics.update(topics or ())
+        await asyncio.shield(waiting.done)
+
+    def poke(self) -> None:
+        """Requests a refresh without waiting. Caller: connections, when one is lost."""
+        if self._demand is not None and not self._closed:
+            self._open_round()
+
+    def _open_round(self) -> _RefreshRound:
+        if self._next is None:
+            self._next = _RefreshRound()
+        if self._demand is not None:
+            self._demand.set()
+        return self._next
+
+    async def _run(self) -> None:
+        assert self._demand is not None
+        pause = self._retry_backoff_s
+        failing = False
+        while True:
+            wait = self._max_age_s
+            if self._settled() and not failing:
+                pause = self._retry_backoff_s
+            else:
+                wait = min(wait, pause)
+                pause = min(pause * 2, INCOMPLETE_MAX_S)
+            timer = asyncio.get_running_loop().call_later(wait, self._demand.set)
+            try:
+                await self._demand.wait()
+            finally:
+                timer.cancel()
+            self._demand.clear()
+            current, self._next = self._next or _RefreshRound(), None
+            try:
+                await self._fetch(frozenset(current.topics))
+            except asyncio.CancelledError:
+                _fail(current, Closed("this Kafka client was closed"))
+                raise
+            except Exception as exc:
+                # An error that is no AllocatorError is a bug here: the waiting callers get it, and the rounds go on.
+                trace = None if isinstance(exc, AllocatorError) else exc
+                log.log(logging.DEBUG if failing else logging.WARNING, "metadata: %s", exc, exc_info=trace)
+                failing = True
+                _fail(current, exc)
+                # limits callers that retry at once to one request in this time
+                await asyncio.sleep(self._retry_backoff_s)
+            else:
+                failing = False
+                if not current.done.done():
+                    current.done.set_result(None)
+
+    async def close(self) -> None:
+        """Ends the task. Waiting callers get `Closed`. Idempotent."""
+        self._closed = True
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        if self._next is not None:
+            _fail(self._next, Closed("this Kafka client was closed"))
+
+
+def _fail(round_: _RefreshRound, exc: Exception) -> None:
+    if not round_.done.done():
+        round_.done.set_exception(exc)
+        round_.done.exception()  # marks the error as retrieved, since possibly no caller waits

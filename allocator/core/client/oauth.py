@@ -1,0 +1,226 @@
+"""Credentials of SASL OAUTHBEARER and AWS_MSK_IAM: turns the settings into what kafka-python's mechanisms need.
+
+A token provider is an object, a name `package.module:factory`, or a token endpoint. One process shares the provider of
+a name and of an endpoint among all its clients.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import ipaddress
+import json
+import logging
+import re
+import ssl
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+from urllib.parse import quote_plus, urlencode, urlsplit
+
+from kafka.net.sasl.oauth import AbstractTokenProvider
+
+from allocator.core.errors import ConfigError, MissingExtra
+from allocator.core.foreign import plain, shown
+from allocator.core.settings import MASK
+from allocator.core.targets import find
+
+__all__ = ["SOURCE_OF_AWS", "TokenError", "TokenProvider", "check_token_endpoint", "with_credentials"]
+
+log = logging.getLogger(__name__)
+
+ENDPOINT_TIMEOUT_S: Final = 10.0  # higher: waits for a slower endpoint; lower: a broker is retried sooner
+TURN_S: Final = 60.0  # wait for the call of another client
+MAX_BYTES: Final = 1 << 20  # bytes of one response
+RENEWED_AFTER: Final = 0.8  # share of a token's lifetime. A connection authenticates again after at least 0.85 of it
+SOURCE_OF_AWS: Final = "botocore (credentials and region: AWS_* variables, ~/.aws, or the role of the machine)"
+TOKEN: Final = re.compile(r"[A-Za-z0-9\-._~+/]+=*")  # RFC 6750, section 2.1
+
+
+def check_token_endpoint(text: str) -> None:
+    """Raises ValueError for a URL to which a secret must not be sent. The error quotes nothing of the URL."""
+    try:
+        parts = urlsplit(text)
+        host, port = parts.hostname or "", parts.port
+    except ValueError:
+        host, port = "", None
+    if not host or port == 0 or parts.scheme not in ("http", "https") or parts.fragment or "@" in parts.netloc:
+        raise ValueError("write it as https://host/path, without user and password")
+    if parts.scheme == "http" and not _is_loopback(host):
+        raise ValueError("http would send the secret readable; http is for localhost only")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def with_credentials(security: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns checked settings with a `TokenProvider` in place of the settings of OAUTHBEARER.
+
+    Imports the module of a provider and calls its factory. Raises ConfigError and MissingExtra.
+    """
+    ready = {key: value for key, value in security.items() if not key.startswith("sasl_oauth_")}
+    if security.get("sasl_mechanism") == "AWS_MSK_IAM":
+        try:
+            import botocore.session  # noqa: F401
+        except ImportError as error:
+            raise MissingExtra("AWS_MSK_IAM needs botocore: pip install 'zk-partition-allocator[msk]'") from error
+    if security.get("sasl_mechanism") != "OAUTHBEARER":
+        return ready
+    given = security.get("sasl_oauth_token_provider")
+    if isinstance(given, str):
+        ready["sasl_oauth_token_provider"] = _named(given)
+    elif given is not None:
+        ready["sasl_oauth_token_provider"] = TokenProvider(given, f"token provider {type(given).__qualname__}")
+    else:
+        names = ("token_endpoint", "client_id", "client_secret", "scope")
+        ready["sasl_oauth_token_provider"] = _of_endpoint(*(security.get(f"sasl_oauth_{name}") for name in names))
+    return ready
+
+
+@functools.cache
+def _named(target: str) -> TokenProvider:
+    what = f"sasl_oauth_token_provider {target!r}"
+    factory = find(target, what, here=True)
+    try:
+        provider = factory()
+    except Exception as error:
+        raise ConfigError(f"{what}: the factory raised {shown(error)}") from error
+    return TokenProvider(provider, f"token provider {target!r}")
+
+
+@functools.cache
+def _of_endpoint(endpoint: str, client_id: str, client_secret: str, scope: str | None) -> TokenProvider:
+    provider = ClientCredentials(endpoint, client_id, client_secret, scope)
+    return TokenProvider(provider, f"token endpoint {endpoint}")
+
+
+class TokenError(Exception):
+    """No token, with a text for people."""
+
+
+class TokenProvider(AbstractTokenProvider):  # type: ignore[misc]
+    """Calls a provider, one call at a time, and checks its tokens. `str()` of it names the provider."""
+
+    def __init__(self, provider: Any, name: str) -> None:
+        if not callable(getattr(provider, "token", None)):
+            raise ConfigError(f"{name}: {type(provider).__name__} has no method token()")
+        self._provider = provider
+        self._name = name
+        self._turn = threading.Lock()
+
+    def __str__(self) -> str:
+        return self._name
+
+    def token(self) -> str:
+        if not self._turn.acquire(timeout=TURN_S):
+            raise TokenError(f"an earlier call has not returned after {TURN_S:g} s")
+        try:
+            token = self._provider.token()
+        finally:
+            self._turn.release()
+        if not isinstance(token, str):
+            if asyncio.iscoroutine(token):
+                token.close()
+            raise TokenError(f"token() returned {type(token).__name__}; it must be a plain function that returns str")
+        return token
+
+    def extensions(self) -> Mapping[str, str]:
+        extensions: Mapping[str, str] = getattr(self._provider, "extensions", dict)()
+        return extensions
+
+    def refused(self) -> None:
+        """Called when a broker refused the last token."""
+        if isinstance(self._provider, ClientCredentials):
+            self._provider.forget()
+
+
+class ClientCredentials:
+    """Tokens of an OAuth 2.0 endpoint by the client credentials grant (RFC 6749, section 4.4).
+
+    Keeps a token and renews it after 80 % of its lifetime. If the endpoint fails then, the token serves until it
+    expires. A token without `expires_in` serves once. `token` blocks for a bounded time; TLS is verified.
+    """
+
+    def __init__(self, endpoint: str, client_id: str, client_secret: str, scope: str | None) -> None:
+        self._endpoint = endpoint
+        self._client = (client_id, client_secret)
+        self._form = {"grant_type": "client_credentials", **({"scope": scope} if scope else {})}
+        self._token: str | None = None
+        self._renew_at = self._expires_at = 0.0
+
+    def token(self) -> str:
+        # the time of the wall clock: it goes on while the machine is suspended
+        if self._token is not None and time.time() < self._renew_at:
+            return self._token
+        try:
+            return self._fetch()
+        except TokenError as error:
+            left_s = self._expires_at - time.time()
+            if self._token is None or left_s <= 0:
+                raise
+            log.warning(
+                "token endpoint %s: %s; the last token is valid for another %.0f s", self._endpoint, error, left_s
+            )
+            return self._token
+
+    def forget(self) -> None:
+        self._token = None
+
+    def _fetch(self) -> str:
+        asked_at = time.time()
+        try:
+            response = asyncio.run(self._ask())
+        except Exception as error:  # noqa: BLE001 - OSError, and tornado's errors without a response
+            raise TokenError(self._masked(f"no answer: {shown(error)}")) from None
+        try:
+            body = json.loads(response.body or b"null")
+        except ValueError:
+            body = None
+        answer = body if isinstance(body, dict) else {}
+        token, kind, lifetime = answer.get("access_token"), answer.get("token_type", "Bearer"), answer.get("expires_in")
+        if response.code != 200:
+            # RFC 6749, section 5.2. The response may quote the request
+            said = [str(answer[name])[:200] for name in ("error", "error_description") if answer.get(name)]
+            raise TokenError(self._masked(": ".join([f"it answers {response.code}", *(said or [response.reason])])))
+        if not isinstance(token, str) or not TOKEN.fullmatch(token) or str(kind).lower() != "bearer":
+            raise TokenError("its answer has no access_token of token_type Bearer")
+        try:
+            lifetime_s = 0.0 if lifetime is None else max(0.0, float(lifetime))
+        except (TypeError, ValueError):
+            raise TokenError("its answer has an expires_in that is not a number of seconds") from None
+        self._token = token
+        self._renew_at, self._expires_at = asked_at + RENEWED_AFTER * lifetime_s, asked_at + lifetime_s
+        return token
+
+    async def _ask(self) -> Any:
+        from tornado.httpclient import AsyncHTTPClient, HTTPRequest  # few processes need it
+
+        name, secret = self._client
+        request = HTTPRequest(
+            self._endpoint,
+            method="POST",
+            body=urlencode(self._form),
+            headers={"Accept": "application/json", "Content-Type": "application/x-www-form-urlencoded"},
+            # RFC 6749, section 2.3.1
+            auth_username=quote_plus(name),
+            auth_password=quote_plus(secret),
+            connect_timeout=ENDPOINT_TIMEOUT_S,
+            request_timeout=ENDPOINT_TIMEOUT_S,
+            follow_redirects=False,  # the secret is for this host alone
+            ssl_options=ssl.create_default_context() if self._endpoint.startswith("https") else None,
+        )
+        client = AsyncHTTPClient(force_instance=True, max_body_size=MAX_BYTES)
+        try:
+            return await client.fetch(request, raise_error=False)
+        finally:
+            client.close()
+
+    def _masked(self, text: str) -> str:
+        for secret in {self._client[1], quote_plus(self._client[1])}:
+            text = text.replace(secret, MASK)
+        return plain(text)

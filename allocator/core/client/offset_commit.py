@@ -1,0 +1,153 @@
+"""OffsetCommit on the wire, v0 to v9 (https://kafka.apache.org/protocol#The_Messages_OffsetCommit).
+
+A service may commit after each record. kafka-python makes an object for each partition of the request and of the
+response. That takes longer than the rest of the commit in this client.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+import kafka.errors as kafka_errors
+from kafka.protocol.consumer import OffsetCommitRequest
+
+from allocator.core.client.request_writer import OwnRequest, RequestWriter
+from allocator.core.client.response_reader import INT32, AnswerReader
+from allocator.core.types import OffsetAndMetadata, TopicPartition
+
+__all__ = ["API_KEY", "NEWEST", "OffsetCommit", "OffsetCommitAnswer", "read_response"]
+
+API_KEY: Final = 8
+# from v10 on, topics have ids instead of names
+NEWEST: Final = 9
+# from this version on, lengths and counts are compact, and each structure may have tagged fields
+_FLEXIBLE: Final = 8
+
+_INT64: Final = struct.Struct(">q")
+_RESULT: Final = struct.Struct(">ih")
+_RESULT_AND_TAGS: Final = struct.Struct(">ihB")
+_OFFSET: Final = struct.Struct(">iq")
+_OFFSET_AND_TIME: Final = struct.Struct(">iqq")  # v1
+_OFFSET_AND_EPOCH: Final = struct.Struct(">iqi")  # v6 on
+_BROKERS_CLOCK: Final = -1
+
+
+class OffsetCommit(OwnRequest):
+    """An OffsetCommit request. `version` is negotiated between `oldest` and `newest`.
+
+    `retention_s`: how long the broker keeps the offset (v2 to v4 only); None: the broker's setting.
+    """
+
+    API_KEY = API_KEY
+    THEIRS = OffsetCommitRequest
+    max_version = NEWEST
+
+    def __init__(
+        self,
+        group: str,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata],
+        *,
+        generation: int,
+        member_id: str,
+        instance_id: str | None,
+        retention_s: float | None,
+        oldest: int,
+        newest: int,
+    ) -> None:
+        super().__init__(oldest, newest)
+        self.offsets = offsets
+        self._group = group
+        self._generation = generation
+        self._member_id = member_id
+        self._instance_id = instance_id
+        self._retention_s = retention_s
+
+    def __repr__(self) -> str:
+        return f"<OffsetCommit v{self.API_VERSION} of {len(self.offsets)} partitions for {self._group!r}>"
+
+    def encode(self, *, framed: bool, header: bool) -> bytearray:
+        assert framed and header and self.header is not None  # noqa: PT018 - the one way in which it is sent
+        version = self.header.request_api_version
+        out = RequestWriter(self.header, flexible=version >= _FLEXIBLE)
+        out.text(self._group)
+        if version >= 1:
+            out.data += INT32.pack(self._generation)
+            out.text(self._member_id)
+        if version >= 7:
+            out.text(self._instance_id)
+        if 2 <= version <= 4:
+            out.data += _INT64.pack(-1 if self._retention_s is None else int(self._retention_s * 1000))
+        self._topics(out, version)
+        out.tags()
+        return out.framed()
+
+    def _topics(self, out: RequestWriter, version: int) -> None:
+        topics: dict[str, list[tuple[int, OffsetAndMetadata]]] = {}
+        for (topic, partition), value in self.offsets.items():
+            topics.setdefault(topic, []).append((partition, value))
+        out.count(len(topics))
+        last: Any = None
+        rest = b""
+        for topic, parts in topics.items():
+            out.text(topic)
+            out.count(len(parts))
+            for partition, (offset, metadata, epoch) in parts:
+                if version >= 6:
+                    out.data += _OFFSET_AND_EPOCH.pack(partition, offset, -1 if epoch is None else epoch)
+                elif version == 1:
+                    out.data += _OFFSET_AND_TIME.pack(partition, offset, _BROKERS_CLOCK)
+                else:
+                    out.data += _OFFSET.pack(partition, offset)
+                if metadata != last or not rest:  # usually the same text for all partitions
+                    rest, last = out.encoded(metadata or "") + out.no_tags, metadata
+                out.data += rest
+            out.tags()
+
+
+class OffsetCommitAnswer(NamedTuple):
+    # kafka-python reads these two attributes of every response
+    API_VERSION: int
+    throttle_time_ms: int
+    results: list[tuple[TopicPartition, int]]
+    """The error code of each partition."""
+
+
+def _codes(reader: AnswerReader) -> list[tuple[int, int]]:
+    """Partition numbers and error codes of one topic."""
+    count = reader.count()
+    size = _RESULT.size + reader.flexible
+    start, end = reader.pos, reader.pos + count * size
+    # tagged fields may follow each structure; brokers send none so far
+    if not reader.flexible or not any(reader.frame[start + _RESULT.size : end : size]):
+        chunk = reader.taken(count * size)
+        return [
+            (partition, code)
+            for partition, code, *_ in (_RESULT_AND_TAGS if reader.flexible else _RESULT).iter_unpack(chunk)
+        ]
+    found = []
+    for _ in range(count):
+        partition, code = reader.unpack(_RESULT)
+        found.append((partition, code))
+        reader.tags()
+    return found
+
+
+def read_response(frame: memoryview, version: int) -> tuple[int, OffsetCommitAnswer]:
+    """The correlation id and the answer in `frame` (without its length). Raises `KafkaProtocolError`."""
+    try:
+        reader = AnswerReader(frame, version, flexible=version >= _FLEXIBLE)
+        correlation_id = reader.header()
+        throttle = reader.unpack(INT32)[0] if version >= 3 else 0
+        results = []
+        for _ in range(reader.count()):
+            topic = reader.text()
+            results += [(TopicPartition(topic, partition), code) for partition, code in _codes(reader)]
+            reader.tags()
+        reader.tags()
+    except (struct.error, IndexError, ValueError) as error:
+        raise kafka_errors.KafkaProtocolError(
+            f"an OffsetCommit answer v{version} of {len(frame)} bytes that does not decode: {error}"
+        ) from error
+    return correlation_id, OffsetCommitAnswer(version, throttle, results)

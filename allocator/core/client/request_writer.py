@@ -1,0 +1,109 @@
+"""Encodes the primitive types of Kafka's requests (https://kafka.apache.org/protocol)."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, ClassVar, Final, NamedTuple
+
+import kafka.errors as kafka_errors
+from kafka.protocol.broker_version_data import BrokerVersionData
+
+from allocator.core.client.response_reader import INT32
+from allocator.core.varint import uvarint
+
+__all__ = ["OwnRequest", "RequestHeader", "RequestWriter", "negotiated"]
+
+_HEADER: Final = struct.Struct(">hhi")
+_INT16: Final = struct.Struct(">h")
+_LONGEST: Final = 32767  # maximum bytes of a text in versions that are not compact
+_FRAME: Final = bytes(INT32.size)  # length of the request, written last
+
+
+class RequestHeader(NamedTuple):
+    """The header fields that the connection needs to match the response."""
+
+    correlation_id: int
+    request_api_key: int
+    request_api_version: int
+    client_id: str
+
+
+class OwnRequest:
+    """A request that this library encodes itself, with the methods of kafka-python's requests that a connection calls.
+
+    Its version is negotiated between `min_version` and `max_version`.
+    """
+
+    API_KEY: ClassVar[int]
+    THEIRS: ClassVar[Any]
+    """kafka-python's class of the same request."""
+    min_version = 0
+    max_version: int
+    """The newest that this library encodes; a request may lower it."""
+
+    def __init__(self, min_version: int, max_version: int) -> None:
+        self.API_VERSION: int | None = None  # set once the broker is known
+        self.header: RequestHeader | None = None
+        self.min_version = min_version
+        self.max_version = max_version
+
+    def expect_response(self) -> bool:
+        return True
+
+    def with_header(self, correlation_id: int = 0, client_id: str = "") -> None:
+        assert self.API_VERSION is not None
+        self.header = RequestHeader(correlation_id, self.API_KEY, self.API_VERSION, client_id)
+
+
+def negotiated(versions: BrokerVersionData, request: Any) -> int:
+    """The newest version of a request, or of a class of requests, that the broker has.
+
+    Raises kafka-python's `IncompatibleBrokerVersion`.
+    """
+    theirs = getattr(request, "THEIRS", None)
+    if theirs is None:  # kafka-python's, which keeps its limits to itself
+        return int(versions.api_version(request))
+    return int(versions.api_version(theirs, min_version=request.min_version, max_version=request.max_version))
+
+
+class RequestWriter:
+    """Appends to `data`, which begins with the header. In a flexible version lengths and counts are compact, and tagged
+    fields may follow each structure (KIP-482); this writer writes none.
+
+    Raises kafka-python's `KafkaProtocolError` for a text that is too long.
+    """
+
+    def __init__(self, header: RequestHeader, *, flexible: bool) -> None:
+        self.flexible = flexible
+        self.no_tags = b"\0" if flexible else b""
+        client_id = header.client_id.encode()
+        self.data = bytearray(_FRAME)
+        self.data += _HEADER.pack(header.request_api_key, header.request_api_version, header.correlation_id)
+        self.data += _INT16.pack(len(client_id)) + client_id + self.no_tags  # this text is not compact in any version
+
+    def framed(self) -> bytearray:
+        """The request with its length in front."""
+        INT32.pack_into(self.data, 0, len(self.data) - INT32.size)
+        return self.data
+
+    def text(self, value: str | None) -> None:
+        self.data += self.encoded(value)
+
+    def encoded(self, value: str | None) -> bytes:
+        """The encoded text, for callers that write the same text many times."""
+        if value is None:
+            return b"\0" if self.flexible else b"\xff\xff"
+        data = value.encode()
+        if self.flexible:
+            return uvarint(len(data) + 1) + data
+        if len(data) > _LONGEST:
+            raise kafka_errors.KafkaProtocolError(
+                f"a text of {len(data)} bytes ({value[:20]!r}...) where this broker's protocol ends at {_LONGEST}"
+            )
+        return _INT16.pack(len(data)) + data
+
+    def count(self, count: int) -> None:
+        self.data += uvarint(count + 1) if self.flexible else INT32.pack(count)
+
+    def tags(self) -> None:
+        self.data += self.no_tags

@@ -1,0 +1,141 @@
+"""TLS and SASL settings under kafka-python's names: checked before the first connection, never logged."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import ssl
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from allocator.core.client.oauth import check_token_endpoint
+from allocator.core.client.proxy import Proxy
+from allocator.core.errors import ConfigError
+
+__all__ = ["KEYS", "check_security", "mechanism_faults", "tls_context", "warn_of_clear_text"]
+
+log = logging.getLogger(__name__)
+
+KEYS = (
+    "proxy_url",
+    "sasl_kerberos_domain_name",
+    "sasl_kerberos_name",
+    "sasl_kerberos_service_name",
+    "sasl_mechanism",
+    "sasl_oauth_client_id",
+    "sasl_oauth_client_secret",
+    "sasl_oauth_scope",
+    "sasl_oauth_token_endpoint",
+    "sasl_oauth_token_provider",
+    "sasl_plain_password",
+    "sasl_plain_username",
+    "security_protocol",
+    "ssl_cafile",
+    "ssl_certfile",
+    "ssl_check_hostname",
+    "ssl_context",
+    "ssl_crlfile",
+    "ssl_keyfile",
+    "ssl_password",
+)
+OF_ENDPOINT = ("sasl_oauth_client_id", "sasl_oauth_client_secret", "sasl_oauth_scope")
+PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+
+
+def check_security(settings: Mapping[str, Any] | None) -> dict[str, Any]:
+    """A checked copy of `settings`. Raises `ConfigError` with the wrong key and, for a typo, the nearest valid key."""
+    checked = dict(settings or {})
+    for key in checked:
+        if key not in KEYS:
+            near = difflib.get_close_matches(str(key), KEYS, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"valid: {', '.join(KEYS)}"
+            raise ConfigError(f"security: unknown setting {key!r}; {hint}")
+    protocol = checked.get("security_protocol", "PLAINTEXT")
+    if protocol not in PROTOCOLS:
+        near = difflib.get_close_matches(str(protocol).upper(), PROTOCOLS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"valid: {', '.join(PROTOCOLS)}"
+        raise ConfigError(f"security: security_protocol is {protocol!r}; {hint}")
+    if protocol.startswith("SASL") and not checked.get("sasl_mechanism"):
+        raise ConfigError(f"security: security_protocol {protocol} needs sasl_mechanism")
+    if checked.get("proxy_url") is not None:
+        Proxy.of(checked["proxy_url"])
+    # an incomplete TLS or SASL configuration would silently connect in clear text
+    unused = [k for k in checked if k.startswith("sasl_") and not protocol.startswith("SASL")]
+    unused += [k for k in checked if k.startswith("ssl_") and not protocol.endswith("SSL")]
+    if unused:
+        raise ConfigError(f"security: {', '.join(unused)} have no effect with security_protocol {protocol}")
+    for names, why in mechanism_faults(checked):
+        raise ConfigError(f"security: {' with '.join(names)}: {why}")
+    for name in ("sasl_oauth_token_endpoint", *OF_ENDPOINT):
+        value = checked.get(name)
+        if value is not None and (not isinstance(value, str) or not value):
+            raise ConfigError(f"security: {name} is {type(value).__name__}; it must be a text that is not empty")
+    if checked.get("sasl_oauth_token_endpoint") is not None:
+        try:
+            check_token_endpoint(checked["sasl_oauth_token_endpoint"])
+        except ValueError as error:
+            raise ConfigError(f"security: sasl_oauth_token_endpoint: {error}") from None
+    return checked
+
+
+def mechanism_faults(settings: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yields settings that OAUTHBEARER or AWS_MSK_IAM lacks, or that have no effect: their names, and why."""
+    mechanism, provider, endpoint = "sasl_mechanism", "sasl_oauth_token_provider", "sasl_oauth_token_endpoint"
+    given = {name for name, value in settings.items() if value is not None}
+    if settings.get(mechanism) == "AWS_MSK_IAM" and settings.get("security_protocol") != "SASL_SSL":
+        yield (mechanism, "security_protocol"), "AWS_MSK_IAM needs SASL_SSL"
+    if settings.get(mechanism) != "OAUTHBEARER":
+        for name in (provider, endpoint, *OF_ENDPOINT):
+            if name in given:
+                yield (name, mechanism), 'it belongs to "OAUTHBEARER"'
+    elif (provider in given) == (endpoint in given):
+        yield (provider, endpoint), "OAUTHBEARER needs exactly one of them"
+    else:
+        for name in OF_ENDPOINT:
+            if provider in given and name in given:
+                yield (name, endpoint), "it belongs to a token endpoint"
+            if endpoint in given and name not in given and name != "sasl_oauth_scope":
+                yield (endpoint, name), "the endpoint needs it"
+
+
+def tls_context(settings: Mapping[str, Any]) -> ssl.SSLContext | None:
+    """The TLS context for these settings; None for plain text. Reads certificate files; raises `ConfigError`."""
+    if not settings.get("security_protocol", "PLAINTEXT").endswith("SSL"):
+        return None
+    try:
+        return settings.get("ssl_context") or _load_context(settings)
+    except (OSError, ssl.SSLError, ValueError) as exc:
+        names = ("ssl_cafile", "ssl_certfile", "ssl_keyfile", "ssl_crlfile")
+        files = {name: settings[name] for name in names if settings.get(name)}
+        raise ConfigError(f"security: cannot load TLS files {files}: {exc}") from exc
+
+
+def _load_context(settings: Mapping[str, Any]) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.check_hostname = settings.get("ssl_check_hostname", True)
+    if settings.get("ssl_cafile"):
+        context.load_verify_locations(settings["ssl_cafile"])
+    else:
+        context.load_default_certs()
+    if settings.get("ssl_certfile"):
+        # empty, because without a password OpenSSL would prompt on the terminal
+        context.load_cert_chain(
+            settings["ssl_certfile"], settings.get("ssl_keyfile"), settings.get("ssl_password") or ""
+        )
+    if settings.get("ssl_crlfile"):
+        context.load_verify_locations(settings["ssl_crlfile"])
+        context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
+    return context
+
+
+def warn_of_clear_text(settings: Mapping[str, Any]) -> None:
+    """Log a warning if SASL sends the password in clear text."""
+    mechanism = settings.get("sasl_mechanism")
+    if settings.get("security_protocol") == "SASL_PLAINTEXT" and mechanism in ("PLAIN", "OAUTHBEARER"):
+        log.warning(
+            "sasl_mechanism %s sends the %s to the brokers unencrypted with security_protocol SASL_PLAINTEXT; use "
+            "SASL_SSL, or a mechanism that does not send it (SCRAM-SHA-512)",
+            mechanism,
+            "password" if mechanism == "PLAIN" else "token",
+        )

@@ -1,0 +1,5 @@
+"""Operator commands that the members and the leader of a group obey.
+
+In: see the packages inside.
+Out: their faces.
+"""

@@ -1,0 +1,66 @@
+"""Converts topics, partitions and offsets that users pass: any collection, and types of other clients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from allocator.core.types import OffsetAndMetadata, PartitionKey, PartitionLike, TopicPartition
+
+__all__ = ["as_offset", "as_offsets", "as_partition", "as_partitions", "as_topics"]
+
+
+def as_topics(given: tuple[Any, ...]) -> tuple[str, ...]:
+    """Names one by one, or one collection of them. Raises TypeError for what is neither."""
+    if len(given) == 1 and not isinstance(given[0], str):
+        if not isinstance(given[0], Iterable):
+            raise TypeError(f"a topic name is a string, not {given[0]!r}")
+        given = tuple(given[0])
+    return given
+
+
+def as_partition(given: Any) -> TopicPartition:
+    """A TopicPartition of any client, or a plain tuple (topic, number). Raises TypeError for anything else."""
+    if isinstance(given, TopicPartition):
+        return given
+    if _is_partition(given):
+        return TopicPartition(*given)
+    raise TypeError(f"a partition is a TopicPartition or a tuple (topic, number), not {given!r}")
+
+
+def as_partitions(given: Iterable[PartitionLike | Iterable[PartitionLike]]) -> tuple[TopicPartition, ...]:
+    """Partitions one by one, or in collections, each once and in the order given. Raises TypeError."""
+    found: list[TopicPartition] = []
+    for each in given:
+        several = isinstance(each, Iterable) and not isinstance(each, str) and not _is_partition(each)
+        found.extend(map(as_partition, each) if several else (as_partition(each),))
+    return tuple(dict.fromkeys(found))
+
+
+def as_offset(given: Any) -> OffsetAndMetadata:
+    """An int, or a tuple (offset, metadata, leader epoch) of which the last two may be missing or None.
+
+    Raises TypeError for anything else.
+    """
+    if isinstance(given, int) and not isinstance(given, bool):
+        return OffsetAndMetadata(given, "", -1)
+    if isinstance(given, tuple) and 1 <= len(given) <= 3:
+        offset, metadata, epoch = (*given, None, None)[:3]
+        metadata, epoch = "" if metadata is None else metadata, -1 if epoch is None else epoch
+        if _is_number(offset) and isinstance(metadata, str) and _is_number(epoch):
+            plain = OffsetAndMetadata(offset, metadata, epoch)
+            return given if isinstance(given, OffsetAndMetadata) and given == plain else plain
+    raise TypeError(f"an offset is an int, an OffsetAndMetadata or a tuple (offset, metadata), not {given!r}")
+
+
+def as_offsets(given: Mapping[PartitionKey, Any]) -> dict[TopicPartition, OffsetAndMetadata]:
+    """By partition. Raises TypeError."""
+    return {as_partition(partition): as_offset(offset) for partition, offset in given.items()}
+
+
+def _is_partition(given: Any) -> bool:
+    return isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], str) and _is_number(given[1])
+
+
+def _is_number(given: Any) -> bool:
+    return isinstance(given, int) and not isinstance(given, bool)

@@ -1,0 +1,728 @@
+"""A member of a group that reads the partitions it owns."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+from allocator.core.client.log_offsets import EARLIEST, LATEST, Found, list_offsets
+from allocator.core.consumer.arguments import as_offset, as_offsets, as_partition, as_partitions, as_topics
+from allocator.core.consumer.core import ConsumerCore
+from allocator.core.consumer.measures import lags, reference_metrics
+from allocator.core.consumer.membership_config import MembershipConfig
+from allocator.core.consumer.process import RunningConsumer, dead_letters, processor
+from allocator.core.consumer.process import retry_topics as retries_later
+from allocator.core.consumer.reading import Reading
+from allocator.core.errors import Closed, ConfigError, IllegalState, NotOwned
+from allocator.core.fetch.batch import Batch, deserialized
+from allocator.core.measures import Measures
+from allocator.core.membership.names import default_client_id
+from allocator.core.settings import DEFAULT, HANDLING_DEFAULT
+from allocator.core.spellings import names_arguments
+from allocator.core.subscription.listener import check_listener
+from allocator.core.subscription.loss import Committed, RecordsLost, as_written, listed
+from allocator.core.tasks import ClosesOnce, warn_unclosed
+from allocator.core.types import (
+    Assignors,
+    Deserializer,
+    GroupProtocol,
+    IsolationLevel,
+    Listener,
+    LoadSource,
+    MembershipName,
+    Offset,
+    OffsetAndMetadata,
+    OffsetAndTimestamp,
+    OffsetReset,
+    OffsetStorage,
+    OnCommit,
+    Ordering,
+    PartitionKey,
+    PartitionLike,
+    Record,
+    TopicPartition,
+    Workers,
+)
+from allocator.handlers.processor import Processor
+from allocator.protocols.order_topic import OrderTopic
+from allocator.sinks import TransactionalSink
+
+__all__ = ["Consumer"]
+
+
+@names_arguments
+class Consumer:
+    """Reads the partitions that its group assigns to it, and no others.
+
+    Guarantee: the consumer delivers a record, and commits an offset, only while this member owns the partition and its
+    lease is valid. Delivered records are committed after you request the next batch; after a crash the last
+    uncommitted records come again, and none is skipped.
+
+        async with Consumer("orders", brokers="b1:9092", group="billing", zookeeper="z1:2181") as consumer:
+            async for batch in consumer:
+                for record in batch:
+                    handle(record.value)
+
+    One task may read at a time. Any task of the same loop may call `commit`, `seek`, `pause` and the like.
+    Topics and partitions are accepted one by one or in any collection. A partition may be another client's
+    TopicPartition or a plain tuple (topic, number), an offset an int or a tuple (offset, metadata).
+
+    Topics may also be subscribed later, with `subscribe`. Reading before that raises IllegalState.
+
+    An error of one partition, such as OffsetOutOfRange or CorruptRecordError, is raised after the records before it,
+    and again at each call (at most every 0.1 s) until its cause is gone or you seek. Calls between read the other
+    partitions.
+
+    A partition that moves waits until the reader is done with its batch: a slow handler delays the rebalance of the
+    partitions of that batch, and of no others.
+
+    docs/reference/settings.md lists the settings with their defaults, ranges and memberships. These arguments are
+    for Python alone:
+
+    partitions             chosen by hand, with membership "fixed"
+    assignor               a name, "package.module:function", a callable, or several of them in order of preference
+    key_deserializer       a function from the bytes of a key to the key; it is not called for None
+    value_deserializer     the same for values. `allocator.schemas.RegistryDeserializer` decodes by a schema registry
+    listener               hears of partitions that are assigned and revoked: a `RebalanceListener`, or any object with
+                           `on_partitions_assigned` and `on_partitions_revoked`, such as those of other clients; with
+                           an `on_records_lost` it hears of records that the log no longer has
+    zookeeper_options      credentials, ACL, SASL and TLS to ZooKeeper
+    security               TLS and SASL to Kafka, under kafka-python's names
+    sink                   keeps the offsets in your database (`allocator.sinks`): the group begins where the sink says.
+                           Commits to Kafka go on, for those who look at the lag
+    """
+
+    def __init__(
+        self,
+        *topics: str,
+        brokers: str | Sequence[str],
+        group: str | None,
+        zookeeper: str | None = DEFAULT["zookeeper"],
+        membership: MembershipName = DEFAULT["membership"],
+        pattern: str | None = DEFAULT["pattern"],
+        partitions: Iterable[PartitionLike] = (),
+        assignor: Assignors | None = DEFAULT["assignor"],
+        client_id: str | None = DEFAULT["client_id"],
+        session_timeout_s: float = DEFAULT["session_timeout_s"],
+        root: str = DEFAULT["root"],
+        zookeeper_options: Mapping[str, Any] | None = DEFAULT["zookeeper_options"],
+        security: Mapping[str, Any] | None = DEFAULT["security"],
+        auto_offset_reset: OffsetReset | int = DEFAULT["auto_offset_reset"],
+        auto_commit_interval_s: float | None = DEFAULT["auto_commit_interval_s"],
+        key_deserializer: Deserializer = None,
+        value_deserializer: Deserializer = None,
+        max_wait_s: float = DEFAULT["max_wait_s"],
+        min_bytes: int = DEFAULT["min_bytes"],
+        max_bytes: int = DEFAULT["max_bytes"],
+        max_partition_bytes: int = DEFAULT["max_partition_bytes"],
+        prefetch_bytes: int = DEFAULT["prefetch_bytes"],
+        isolation_level: IsolationLevel = DEFAULT["isolation_level"],
+        weight: float = DEFAULT["weight"],
+        rack: str | None = DEFAULT["rack"],
+        listener: Listener | None = None,
+        connect_timeout_s: float = DEFAULT["connect_timeout_s"],
+        group_protocol: GroupProtocol = DEFAULT["group_protocol"],
+        rebalance_timeout_s: float = DEFAULT["rebalance_timeout_s"],
+        heartbeat_interval_s: float = DEFAULT["heartbeat_interval_s"],
+        max_poll_interval_s: float | None = DEFAULT["max_poll_interval_s"],
+        instance_id: str | None = DEFAULT["instance_id"],
+        restart_grace_s: float = DEFAULT["restart_grace_s"],
+        follow_load: LoadSource | None = DEFAULT["follow_load"],
+        load_tolerance: float = DEFAULT["load_tolerance"],
+        offsets: OffsetStorage | None = DEFAULT["offsets"],
+        settle_s: float = DEFAULT["settle_s"],
+        sink: TransactionalSink[Any] | None = None,
+    ) -> None:
+        self.group = group
+        self.client_id = client_id or default_client_id(instance_id=instance_id if restart_grace_s else None)
+        self._engine = ConsumerCore(
+            MembershipConfig.of(
+                membership=membership,
+                group=group,
+                client_id=self.client_id,
+                topics=as_topics(topics),
+                pattern=pattern,
+                partitions=as_partitions(partitions),
+                assignor=assignor,
+                weight=weight,
+                rack=rack,
+                session_timeout_s=session_timeout_s,
+                connect_timeout_s=connect_timeout_s,
+                zookeeper=zookeeper,
+                root=root,
+                zookeeper_options=zookeeper_options,
+                heartbeat_interval_s=heartbeat_interval_s,
+                group_protocol=group_protocol,
+                rebalance_timeout_s=rebalance_timeout_s,
+                max_poll_interval_s=max_poll_interval_s,
+                instance_id=instance_id,
+                restart_grace_s=restart_grace_s,
+                follow_load=follow_load,
+                load_tolerance=load_tolerance,
+                offsets=offsets,
+                settle_s=settle_s,
+            ),
+            brokers=brokers,
+            listener=listener,
+            auto_commit_interval_s=auto_commit_interval_s,
+            commit_on_revoke=auto_commit_interval_s is not None,
+            auto_offset_reset=auto_offset_reset,
+            security=security,
+            max_wait_s=max_wait_s,
+            min_bytes=min_bytes,
+            max_bytes=max_bytes,
+            max_partition_bytes=max_partition_bytes,
+            prefetch_bytes=prefetch_bytes,
+            isolation_level=isolation_level,
+            key_deserializer=key_deserializer,
+            value_deserializer=value_deserializer,
+            sink=sink,
+            order_topic=None if group is None else OrderTopic(Consumer, brokers, group, security=security),
+        )
+        self._isolation_level = isolation_level
+        self._deserializers = key_deserializer, value_deserializer
+        self._reading = Reading(self._engine, self._deserializers)
+        self._started = False
+        self._closed = False
+        self._closing = ClosesOnce()
+
+    # -- life ----------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Connects and joins the group.
+
+        Raises BrokersUnavailable or ZooKeeperUnavailable within `connect_timeout_s`, and InstanceIdInUse if another
+        member of a Kafka group still has the `instance_id` then. If a topic does not exist, logs a warning and waits
+        for it.
+        """
+        if self._started:
+            raise RuntimeError("start() was called already; make a new Consumer")
+        self._started = True
+        try:
+            await self._engine.start()
+        except BaseException:
+            self._closed = True
+            self._reading.close()
+            raise
+
+    async def close(self, *, commit: bool = True, restart: bool = True) -> None:
+        """Commits done records, releases every partition, and leaves the group.
+
+        May be called twice: each call returns once the consumer is closed.
+
+        If a task is reading, `close` waits until it requests more records; that request raises Closed. If the reader
+        itself calls `close`, or a task that it started since it began to read, the records delivered last are not done,
+        and come again.
+
+        `commit` False: records that are done but not committed come again at their next owner.
+
+        `restart` False: the partitions move to other members at once, although `restart_grace_s` reserves them for the
+        next process of this `instance_id`. Without a reservation it has no effect.
+        """
+        if not self._started or (self._closed and not self._closing.begun):  # it did not start, or failed to
+            self._closed = True
+            return
+        self._closed = True
+        self._reading.close()  # again in each call: the reader itself may be the second caller
+        await self._closing.run(partial(self._engine.close, commit=commit, restart=restart))
+
+    async def stop(self) -> None:
+        """Like `close`, under aiokafka's name."""
+        await self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_started", False) and not self._closed:  # an argument may have been refused
+            warn_unclosed(self, self.group or "")
+
+    async def __aenter__(self) -> Consumer:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    def __aiter__(self) -> Consumer:
+        return self
+
+    async def __anext__(self) -> Batch:
+        try:
+            batch = await self.getbatch()
+        except Closed:
+            raise StopAsyncIteration from None
+        assert batch is not None
+        return batch
+
+    async def getbatch(self, timeout_s: float | None = None) -> Batch | None:
+        """Returns the next batch of one partition, or None after `timeout_s` seconds (None: no limit, 0: does not
+        wait).
+
+        The call marks the batch before it as done.
+        """
+        return await self._readable().batch(timeout_s)
+
+    async def getone(self, timeout_s: float | None = None) -> Record | None:
+        """Returns the next record, or None after `timeout_s` seconds. The call marks the record before it as done."""
+        return await self._readable().one(timeout_s)
+
+    async def getmany(
+        self, timeout_s: float | None = None, max_records: int | None = None
+    ) -> dict[TopicPartition, list[Record]]:
+        """Returns records by partition: waits up to `timeout_s` seconds for the first, then adds those that have
+        already arrived."""
+        return await self._readable().many(timeout_s, max_records)
+
+    def _readable(self) -> Reading:
+        if self._engine.load.source == "handler_s" and self._engine.processor is None:
+            raise ConfigError(
+                'follow_load = "handler_s": the time of a handler is known where the library calls it; use '
+                '`process`, or follow_load "records", "bytes" or "reported"'
+            )
+        return self._begun()
+
+    def _begun(self) -> Reading:
+        self._must_be_started()
+        if not self._engine.ever_chosen:
+            raise IllegalState("nothing is subscribed or assigned; name topics, or call subscribe() or assign() first")
+        return self._reading
+
+    async def process(
+        self,
+        handler: Callable[[Record], object],
+        *,
+        ordering: Ordering = HANDLING_DEFAULT["ordering"],
+        concurrency: int = HANDLING_DEFAULT["concurrency"],
+        workers: Workers = HANDLING_DEFAULT["workers"],
+        in_hand_records: int = HANDLING_DEFAULT["in_hand_records"],
+        in_hand_bytes: int = HANDLING_DEFAULT["in_hand_bytes"],
+        retries: int = HANDLING_DEFAULT["retries"],
+        retry_backoff_s: float = HANDLING_DEFAULT["retry_backoff_s"],
+        retry_backoff_max_s: float = HANDLING_DEFAULT["retry_backoff_max_s"],
+        retry_limit_s: float | None = HANDLING_DEFAULT["retry_limit_s"],
+        retry_on: Iterable[type[BaseException]] | None = HANDLING_DEFAULT["retry_on"],
+        dead_letter_on: Iterable[type[BaseException]] | None = HANDLING_DEFAULT["dead_letter_on"],
+        skip_on: Iterable[type[BaseException]] | None = HANDLING_DEFAULT["skip_on"],
+        stop_on: Iterable[type[BaseException]] | None = HANDLING_DEFAULT["stop_on"],
+        retry_topics: Sequence[str] | None = HANDLING_DEFAULT["retry_topics"],
+        create_retry_topics: bool = HANDLING_DEFAULT["create_retry_topics"],
+        dead_letter_topic: str | None = HANDLING_DEFAULT["dead_letter_topic"],
+        drain_timeout_s: float = HANDLING_DEFAULT["drain_timeout_s"],
+        commit_interval_s: float = HANDLING_DEFAULT["commit_interval_s"],
+    ) -> None:
+        """Calls `handler` for every record, until the consumer is closed or this call is cancelled.
+
+        A coroutine function runs on the loop, any other in a thread. If the function returns, the record is done; if it
+        raises, the record has failed. A commit stores exactly the done records: its offset is the lowest one that is
+        not done, and its metadata names the done records beyond it, so that a restart or another member repeats only
+        the others. Nothing else may read from this consumer or commit during the call; `auto_commit_interval_s` has no
+        effect.
+
+            async with Consumer("orders", brokers="b1:9092", group="billing", zookeeper="z1:2181") as consumer:
+                await consumer.process(bill, ordering="key", concurrency=100, dead_letter_topic="orders.failed")
+
+        A cancelled call drains first, for at most `drain_timeout_s`, and commits. Afterwards the consumer still owns
+        its partitions, and reading continues at the first record that is not done. If a call of the handler runs on,
+        the next call of `process` begins when it has ended. docs/reference/settings.md lists the settings.
+
+        Raises HandlerFailed when a record can be neither handled nor stored elsewhere, ConfigError for bad settings
+        before any read, and the errors of reading.
+        """
+        self._begun()
+        given = {
+            "ordering": ordering,
+            "concurrency": concurrency,
+            "workers": workers,
+            "in_hand_records": in_hand_records,
+            "in_hand_bytes": in_hand_bytes,
+            "retries": retries,
+            "retry_backoff_s": retry_backoff_s,
+            "retry_backoff_max_s": retry_backoff_max_s,
+            "retry_limit_s": retry_limit_s,
+            "retry_on": retry_on,
+            "dead_letter_on": dead_letter_on,
+            "skip_on": skip_on,
+            "stop_on": stop_on,
+            "retry_topics": retry_topics,
+            "create_retry_topics": create_retry_topics,
+            "dead_letter_topic": dead_letter_topic,
+            "drain_timeout_s": drain_timeout_s,
+            "commit_interval_s": commit_interval_s,
+        }
+        if self._engine.sink is not None and ordering != "partition":
+            raise ConfigError(f"ordering = {ordering!r}: a sink takes the records of a partition in order")
+        made, settings = processor(handler, self._deserialize(), self.group, given)
+        engine = Processor(
+            made,
+            settings,
+            dead_letters=dead_letters(dead_letter_topic, self._engine),
+            retry_topics=retries_later(given, self._engine),
+        )
+        await engine.run(RunningConsumer(self, self._engine, engine))
+
+    def _deserialize(self) -> Callable[[Record], Record] | None:
+        key, value = self._deserializers
+        if key is None and value is None:
+            return None
+        return lambda record: deserialized(record, key, value)
+
+    def report_load(self, partition: PartitionLike, load: float) -> None:
+        """Reports the present load of a partition, with `follow_load="reported"`.
+
+        `load` is in any unit that all members share, for example bytes or seconds of work per second. It is valid until
+        the next call; the group uses its mean over ten minutes. It has no effect for a partition that this member does
+        not own. Raises ValueError for a number that is not finite or below 0.
+        """
+        if not 0 <= load < float("inf"):
+            raise ValueError(f"load = {load!r}: must be a number from 0 on")
+        self._engine.load.reported[TopicPartition(*partition)] = float(load)
+
+    # -- offsets -------------------------------------------------------------------------------------------------
+
+    async def commit(self, offsets: Mapping[PartitionKey, Offset] | None = None) -> None:
+        """Commits these offsets (each the next one to read). Without offsets, marks all delivered records as done and
+        commits them.
+
+        Raises NotOwned for a partition that this member does not own, ConfigError for an offset below 0, CommitFailed
+        when the lease has expired or the coordinator refuses.
+        """
+        if offsets is None:
+            await self._engine.commit_progress(in_hand=True)
+            return
+        await self._engine.commit(as_offsets(offsets))
+
+    def commit_async(
+        self, offsets: Mapping[PartitionKey, Offset] | None = None, callback: OnCommit | None = None
+    ) -> None:
+        """Like `commit`, but returns at once. Commits keep the order of the calls, and `close` waits for them.
+
+        When the commit has succeeded or failed, `callback(offsets, error)` is called; `error` is None on success.
+        Without a callback, an error is logged. Raises NotOwned, and CommitFailed when the lease has expired.
+        """
+        progress = self._engine.progress
+        wanted = as_offsets(progress.uncommitted(in_hand=True)) if offsets is None else as_offsets(offsets)
+        self._engine.commit_async(wanted, callback)
+
+    async def committed(self, partition: PartitionLike) -> OffsetAndMetadata | None:
+        """Returns the committed offset of the group from the coordinator, or None. This member need not own the
+        partition.
+
+        The metadata is the user's, "" if there was none. The leader epoch is -1 if it is unknown.
+        """
+        partition = as_partition(partition)
+        found = (await self._engine.offsets.fetch([partition])).get(partition)
+        return None if found is None else as_written(found)
+
+    async def position(self, partition: PartitionLike) -> int:
+        """Returns the next offset to deliver; waits until it is known.
+
+        Raises NotOwned, and the error that keeps the consumer from finding one.
+        """
+        partition = as_partition(partition)
+        while True:
+            self._engine.must_own([partition])
+            position = self._engine.state.position(partition)
+            if position is not None:
+                return int(position.offset)
+            error = self._engine.fetcher.fault(partition)
+            if error is not None:
+                raise error.with_traceback(None)
+            await self._engine.fetcher.news(0.1)
+
+    def seek(self, partition: PartitionLike, offset: Offset) -> None:
+        """Continues from `offset`, whatever the position was. Raises NotOwned.
+
+        If `offset` comes from `committed`, the consumer first compares it with the log, by its leader epoch and the id
+        of its topic.
+        """
+        partition, position = as_partition(partition), as_offset(offset)
+        self._engine.must_own([partition])
+        self._engine.state.seek(partition, position)
+        done = position.done if isinstance(position, Committed) else None
+        self._engine.progress.rewind(partition, position.offset, done)
+        self._engine.fetcher.wake()
+
+    async def seek_to_beginning(self, *partitions: PartitionLike | Iterable[PartitionLike]) -> None:
+        """Seeks to the oldest record of these partitions, or of all owned ones.
+
+        Raises NotOwned, also if this member owns no partition, and BrokerError if a leader does not respond within 30
+        s.
+        """
+        await self._seek_to(partitions, EARLIEST)
+
+    async def seek_to_end(self, *partitions: PartitionLike | Iterable[PartitionLike]) -> None:
+        """Seeks to the end of these partitions, or of all owned ones.
+
+        Raises NotOwned, also if this member owns no partition, and BrokerError if a leader does not respond within 30
+        s.
+        """
+        await self._seek_to(partitions, LATEST)
+
+    async def seek_to_committed(
+        self, *partitions: PartitionLike | Iterable[PartitionLike]
+    ) -> dict[TopicPartition, int | None]:
+        """Seeks to the committed offsets of these partitions, or of all owned ones, and returns them.
+
+        A partition without a committed offset keeps its position; its value is None. Raises NotOwned, also if this
+        member owns no partition, IllegalState without a group, and NoOffsetsError.
+        """
+        chosen = self._owned(partitions)
+        found = await self._engine.offsets.fetch(chosen)
+        for partition, offset in found.items():
+            self.seek(partition, as_written(offset))
+        return {partition: found[partition].offset if partition in found else None for partition in chosen}
+
+    async def _seek_to(self, partitions: Iterable[PartitionLike | Iterable[PartitionLike]], where: int) -> None:
+        found = await self._list_offsets(dict.fromkeys(self._owned(partitions), where))
+        for partition, there in found.items():
+            if there is not None:
+                self.seek(partition, listed(there))
+
+    def _owned(self, partitions: Iterable[PartitionLike | Iterable[PartitionLike]]) -> tuple[TopicPartition, ...]:
+        """Returns these partitions, or all owned ones. Raises NotOwned."""
+        chosen = as_partitions(partitions) or tuple(sorted(self.assignment()))
+        if not chosen:
+            raise NotOwned(
+                f"{self.group}: no partition is assigned to this member at present; a listener's "
+                "on_partitions_assigned is the place to seek what the group assigns"
+            )
+        self._engine.must_own(chosen)
+        return chosen
+
+    def pause(self, *partitions: PartitionLike | Iterable[PartitionLike]) -> None:
+        """Delivers no records of these partitions until `resume`. The member still owns them. Raises NotOwned."""
+        chosen = as_partitions(partitions)
+        self._engine.must_own(chosen)
+        for partition in chosen:
+            self._engine.state.pause(partition)
+            self._reading.put_back(partition)
+        self._engine.fetcher.wake()
+
+    def resume(self, *partitions: PartitionLike | Iterable[PartitionLike]) -> None:
+        """Ends a pause. Raises NotOwned."""
+        chosen = as_partitions(partitions)
+        self._engine.must_own(chosen)
+        for partition in chosen:
+            self._engine.state.resume(partition)
+        self._engine.fetcher.wake()
+
+    def paused(self) -> frozenset[TopicPartition]:
+        """The paused partitions."""
+        return frozenset(self._engine.state.paused_partitions())
+
+    def may_act(self) -> bool:
+        """Whether records may be handled and offsets committed at this instant.
+
+        Check it before each record that was delivered a while ago, because the lease may have expired since.
+        """
+        return self._engine.membership.may_act()
+
+    async def until_may_act(self) -> None:
+        """Returns once `may_act` is true; at once if it is."""
+        await self._engine.until_may_act()
+
+    # -- subscription --------------------------------------------------------------------------------------------
+
+    def subscribe(
+        self,
+        topics: str | Iterable[str] = (),
+        *more: str,
+        pattern: str | None = None,
+        listener: Listener | None = None,
+    ) -> None:
+        """Subscribes to these topics, and replaces the earlier subscription. May be called before `start`.
+
+        The rebalance that follows releases the partitions of topics that are no longer subscribed. `listener` replaces
+        the earlier listener, which stays if none is given.
+
+        Raises ConfigError, or IllegalState after `assign`, and changes nothing.
+        """
+        wanted = as_topics((topics, *more) if more else (topics,))
+        if not wanted and pattern is None:
+            raise ConfigError("subscribe needs topics or a pattern; unsubscribe() ends a subscription")
+        check_listener(listener)
+        self._engine.subscribe(wanted, pattern)
+        if listener is not None:
+            self._engine.state.rebalance_listener = listener
+
+    def unsubscribe(self) -> None:
+        """Ends the subscription: drains and releases all partitions.
+
+        No more records are delivered, and done records are committed as in a rebalance. The consumer stays in its
+        group, without partitions, so that it can `subscribe` again.
+        """
+        self._engine.subscribe((), None)
+
+    def assign(self, partitions: Iterable[PartitionLike]) -> None:
+        """Assigns these partitions and no others; only with membership "fixed".
+
+        They are assigned when this returns, so `seek` may follow at once; before `start`, they are assigned when
+        `start` returns. Partitions that were assigned before and are not named now can be committed until the records
+        in hand are done. Without partitions it works like `unsubscribe`.
+
+        Raises IllegalState when topics are subscribed or a group assigns, and ConfigError for a partition that its
+        topic does not have; in both cases it changes nothing.
+        """
+        self._engine.assign(as_partitions(partitions))
+
+    def subscription(self) -> frozenset[str]:
+        """The subscribed topics; with a pattern, the known topics that match. None after `assign`."""
+        return self._engine.subscription()
+
+    # -- metadata and offsets of the cluster ---------------------------------------------------------------------
+
+    async def topics(self) -> set[str]:
+        """Returns every topic that this user may see, without Kafka's internal ones. Raises BrokerError."""
+        self._must_be_started()
+        return set(await self._engine.client.list_topics())
+
+    async def partitions_for_topic(self, topic: str) -> set[int] | None:
+        """Asks the brokers for the partition numbers of a topic; None if it does not exist.
+
+        The topic need not be subscribed, and is not created. Raises BrokersUnavailable.
+        """
+        self._must_be_started()
+        await self._engine.client.refresh([topic])
+        found = self._engine.client.partitions(topic)
+        return None if found is None else set(found)
+
+    async def beginning_offsets(self, partitions: Iterable[PartitionLike]) -> dict[TopicPartition, int]:
+        """Returns the offset of the oldest record of each partition. The member need not own them. Positions stay.
+
+        Raises TopicNotFound, and BrokerError if a leader does not respond within 30 s.
+        """
+        return await self._ends(partitions, EARLIEST)
+
+    async def end_offsets(self, partitions: Iterable[PartitionLike]) -> dict[TopicPartition, int]:
+        """Returns the offset after the last record of each partition. With the isolation level "read_committed" it
+        returns the last stable offset: the first offset of a transaction that is still open, or the end.
+
+        The member need not own the partitions. Positions stay. Raises as `beginning_offsets`.
+        """
+        return await self._ends(partitions, LATEST)
+
+    async def offsets_for_times(
+        self, timestamps: Mapping[PartitionKey, int]
+    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        """Returns for each partition the first record at or after a time, in milliseconds since the epoch; None if
+        there is none.
+
+        The member need not own the partitions. Positions stay. Brokers before 0.10.1 know only the times of log
+        segments: the offset is then the start of a segment at or before that record, with timestamp -1.
+
+        Raises ConfigError (a ValueError) for a time below 0, otherwise as `beginning_offsets`.
+        """
+        at = {as_partition(partition): time for partition, time in timestamps.items()}
+        for (topic, number), time in at.items():
+            if not isinstance(time, int) or isinstance(time, bool) or time < 0:
+                raise ConfigError(f"{topic}:{number}: a time is in milliseconds since the epoch, not {time!r}")
+        return await self._list_offsets(at)
+
+    async def _ends(self, partitions: Iterable[PartitionLike], where: int) -> dict[TopicPartition, int]:
+        found = await self._list_offsets(dict.fromkeys(as_partitions(partitions), where))
+        return {partition: there.offset for partition, there in found.items() if there is not None}
+
+    async def _list_offsets(self, at: Mapping[TopicPartition, int]) -> Found:
+        self._must_be_started()
+        return await list_offsets(self._engine.client, at, isolation_level=self._isolation_level)
+
+    def _must_be_started(self) -> None:
+        if not self._started:
+            raise Closed("the consumer is not started; use `async with`, or call start() first")
+
+    # -- state ---------------------------------------------------------------------------------------------------
+
+    def assignment(self) -> frozenset[TopicPartition]:
+        """The partitions that this member owns now."""
+        return self._engine.assignment
+
+    def fence(self, partition: PartitionLike) -> int:
+        """The fencing token of this ownership: a number that grows with each new owner of the partition.
+
+        A store that remembers the highest number it has seen, and refuses writes with a lower one, is safe from a
+        process that was paused and continues after it lost the partition. `batch.fence` and `record.fence` have the
+        number of the ownership under which they were delivered. docs/howto/effects-once.md says what each membership
+        promises. Raises NotOwned.
+        """
+        partition = as_partition(partition)
+        self._engine.must_own([partition])
+        return self._engine.membership.fence(partition)
+
+    async def next_owners(self, *partitions: PartitionLike | Iterable[PartitionLike]) -> dict[TopicPartition, str]:
+        """Returns the ids of the members that get these partitions next. For a listener's `on_partitions_revoked`.
+
+        The member releases the partitions when that method returns, so the method may pass state on:
+        docs/howto/handover.md. A partition is left out if its next owner is unknown: the assignment names none, or the
+        membership does not report it (only "zookeeper" does). Raises AllocatorError if ZooKeeper does not respond.
+        """
+        return dict(await self._engine.membership.next_owners(frozenset(as_partitions(partitions))))
+
+    async def former_owners(self, *partitions: PartitionLike | Iterable[PartitionLike]) -> dict[TopicPartition, str]:
+        """Returns the ids of the members that committed these partitions last. For a listener's
+        `on_partitions_assigned`.
+
+        It works with every membership, because the id is in the metadata of the commit. It is this member's own id if
+        no other member has committed since. A partition is left out if it has no committed offset, if another client
+        committed it, if its user added metadata, or if offsets are in ZooKeeper. Raises IllegalState without a group,
+        and AllocatorError if the coordinator does not respond.
+        """
+        found = await self._engine.offsets.fetch(set(as_partitions(partitions)))
+        members = {partition: as_written(offset).member for partition, offset in found.items()}
+        return {partition: member for partition, member in members.items() if member is not None}
+
+    def high_watermark(self, partition: PartitionLike) -> int | None:
+        """The offset after the partition's last record as of the last fetch; None before the first fetch."""
+        partition = as_partition(partition)
+        self._engine.must_own([partition])
+        return self._engine.state.high_watermark(partition)
+
+    def lag(self) -> dict[TopicPartition, int]:
+        """The number of records between the position and the end of each owned partition whose end is known
+        from fetches."""
+        return lags(self._engine.state)
+
+    def unreachable(self) -> frozenset[TopicPartition]:
+        """The owned partitions that the consumer wants to read and cannot.
+
+        Their position or leader is unknown, or the leader does not respond. A new partition is among them for a moment.
+        """
+        state = self._engine.state
+        unknown = {partition for partition in state.assigned_partitions() if state.high_watermark(partition) is None}
+        return frozenset(unknown | self._engine.fetcher.unreachable()) - self.paused()
+
+    @property
+    def measures(self) -> Measures:
+        """How long joins, syncs, heartbeats and commits took, and how often they happened."""
+        return self._engine.client.measures
+
+    def metrics(self) -> dict[str, float]:
+        """Metrics under the names of Kafka's own clients; see `allocator.web.metrics` for Prometheus."""
+        return reference_metrics(self.measures, self.lag(), len(self.assignment()))
+
+    def topic_id(self, partition: PartitionLike) -> uuid.UUID | None:
+        """The id of the topic that the position belongs to; None if it is unknown, or the brokers are older
+        than 2.8."""
+        partition = as_partition(partition)
+        self._engine.must_own([partition])
+        found: uuid.UUID | None = self._engine.state.topic_id(partition)
+        return found
+
+    @property
+    def losses(self) -> tuple[RecordsLost, ...]:
+        """The latest losses, at most 100: which offsets were skipped, and where the consumer continued."""
+        return tuple(self._engine.losses)
+
+    @property
+    def generation(self) -> int:
+        """Number of the assignment that this member follows."""
+        return self._engine.membership.generation
+
+    @property
+    def member_id(self) -> str:
+        """The name of this member's znode; a new one for each ZooKeeper session."""
+        return self._engine.membership.member_id

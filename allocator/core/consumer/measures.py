@@ -1,0 +1,108 @@
+"""The lag of a group, for assignors that balance work, and metrics under the names of Kafka's own clients."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from functools import partial
+
+from allocator.core.client.client import KafkaClient
+from allocator.core.client.log_offsets import EARLIEST, LATEST, list_offsets
+from allocator.core.measures import Effort, Measures
+from allocator.core.membership.zookeeper.load_report import LoadMeter, LoadReport
+from allocator.core.subscription.state import SubscriptionState
+from allocator.core.types import LoadSource, OffsetAndMetadata, TopicPartition
+
+__all__ = ["OwnLoad", "lag", "lags", "reference_metrics"]
+
+TIMEOUT_S = 2.0  # short, because a rebalance waits for it
+Committed = Callable[[Collection[TopicPartition]], Awaitable[Mapping[TopicPartition, OffsetAndMetadata]]]
+
+
+async def lag(
+    client: KafkaClient, committed: Committed, reset: object, partitions: Collection[TopicPartition]
+) -> dict[TopicPartition, float]:
+    """Records from the committed offset to the end of the log, where both are known.
+
+    Without a committed offset it counts from where `reset` ("earliest", "latest", a time, ...) would begin: the whole
+    log with "earliest", nothing with "latest"; else the partition is left out, as is one without a leader. Records, not
+    bytes: Kafka tells no consumer how large they are.
+    Raises BrokerError, NoOffsetsError.
+    """
+    asked = [partition for partition in partitions if client.leader(partition) is not None]
+    if not asked:
+        return {}
+    ends = await list_offsets(client, dict.fromkeys(asked, LATEST), timeout_s=TIMEOUT_S)
+    begins = {partition: found.offset for partition, found in (await committed(asked)).items()}
+    new = [partition for partition in asked if partition not in begins]
+    if new and reset in ("earliest", "latest"):
+        found = ends
+        if reset == "earliest":
+            found = await list_offsets(client, dict.fromkeys(new, EARLIEST), timeout_s=TIMEOUT_S)
+        begins.update({p: there.offset for p in new if (there := found[p]) is not None})
+    return {
+        partition: float(max(0, there.offset - begins[partition]))
+        for partition in asked
+        if (there := ends[partition]) is not None and partition in begins
+    }
+
+
+def lags(state: SubscriptionState) -> dict[TopicPartition, int]:
+    """Records between the position and the end of each partition, of those whose end is known from a fetch."""
+    found = {partition: state.partition_lag(partition) for partition in state.assigned_partitions()}
+    return {partition: lag for partition, lag in found.items() if lag is not None}
+
+
+class OwnLoad:
+    """The load of the partitions that one consumer owns, for `follow_load`."""
+
+    def __init__(self, state: SubscriptionState, measures: Measures) -> None:
+        self._state = state
+        self._measures = measures
+        self._meter = LoadMeter()
+        self.source: LoadSource | None = None
+        """None until `measure` is called, which it is not where load moves nothing."""
+        self.reported: dict[TopicPartition, float] = {}
+        """What the user reported last."""
+
+    def measure(self, source: LoadSource) -> Callable[[], LoadReport]:
+        """Begins to measure. Each call of the result is one measurement, and returns what to tell the group then."""
+        self.source = source
+        self._measures.fetched = Effort() if source == "bytes" else None
+        self._measures.handled = Effort() if source == "handler_s" else None
+        return partial(self._report, source)
+
+    def _report(self, source: LoadSource) -> LoadReport:
+        owned = self._state.assigned_partitions()
+        if source == "reported":
+            self.reported = {partition: load for partition, load in self.reported.items() if partition in owned}
+            return LoadReport.of(source, self._meter.of_loads(self.reported))
+        found = {partition: self._state.high_watermark(partition) for partition in owned}
+        ends = {partition: end for partition, end in found.items() if end is not None}
+        work = self._measures.fetched or self._measures.handled
+        if work is None:
+            return LoadReport.of(source, self._meter.of_ends(ends))
+        work.keep(owned)
+        return LoadReport.of(source, self._meter.of_work(ends, work.by_partition))
+
+
+def reference_metrics(measures: Measures, lag: Mapping[TopicPartition, int], assigned: int) -> dict[str, float]:
+    """The metrics of kafka-python's coordinator and fetcher: times in milliseconds, rates per second.
+
+    Times and rates are those of the last 30 to 60 seconds. `last-heartbeat-seconds-ago` is missing before the first
+    heartbeat, `records-lag-max` before the first fetch.
+    """
+    found: dict[str, float] = {"assigned-partitions": assigned}
+    for name, measure in (
+        ("join-time", measures.join),
+        ("sync-time", measures.sync),
+        ("commit-latency", measures.commit),
+        ("heartbeat-response-time", measures.heartbeat),
+    ):
+        found[f"{name}-avg"] = 1000 * measure.avg_s
+        found[f"{name}-max"] = 1000 * measure.max_s
+        found[f"{name.split('-')[0]}-rate"] = measure.rate
+    if measures.last_heartbeat_age_s is not None:
+        found["last-heartbeat-seconds-ago"] = measures.last_heartbeat_age_s
+    if lag:
+        found["records-lag-max"] = max(lag.values())
+    return found

@@ -1,0 +1,514 @@
+"""Chooses the membership of a consumer: one setting, and one options class for each membership.
+
+The options classes take their fields from the flat keywords of `Consumer`. A class knows the requirements and
+contradictions of its membership, and creates it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple, Optional
+
+from allocator.core.assignors import Assignor, naive_allocator, resolve
+from allocator.core.assignors.kiel import KielAssignor, KielFunction
+from allocator.core.client.client import KafkaClient
+from allocator.core.errors import AllocatorError, ConfigError
+from allocator.core.foreign import shown
+from allocator.core.membership.fixed import FixedMembership
+from allocator.core.membership.membership import AssignmentListener, Membership
+from allocator.core.membership.patterns import check_pattern
+from allocator.core.membership.view import Load
+from allocator.core.membership.zookeeper.load_report import LoadReport
+from allocator.core.membership.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
+from allocator.core.membership.zookeeper.orders import OrderKeeper, Orders
+from allocator.core.membership.zookeeper.znodes import Paths
+from allocator.core.names import check_group, check_topic
+from allocator.core.offsets.coordinator import Coordinator
+from allocator.core.offsets.storage import StoredOffsets
+from allocator.core.settings import DEFAULT, MASK, SETTINGS, keyword_faults
+from allocator.core.types import (
+    Assignors,
+    GroupProtocol,
+    LoadSource,
+    MembershipName,
+    OffsetStorage,
+    Partitions,
+    TopicPartition,
+)
+from allocator.core.zookeeper.client import ZooKeeper
+from allocator.protocols.kafka_classic.membership import KafkaMembership
+from allocator.protocols.kafka_classic.settings import KafkaGroupSettings, KafkaSettings
+from allocator.protocols.kip848.membership import Kip848Membership
+from allocator.protocols.kip848.settings import Kip848GroupSettings, Kip848Settings
+from allocator.protocols.legacy.kiel import KielMembership, KielSettings
+from allocator.protocols.legacy.old_consumer import ConsumersMembership, PykafkaMembership
+from allocator.protocols.legacy.owners import OwnersSettings
+
+__all__ = ["OPTIONS", "Fault", "MembershipConfig", "assignors_of"]
+
+
+class Fault(NamedTuple):
+    """Settings that are valid one by one but contradict each other, by their flat names."""
+
+    settings: tuple[str, ...]
+    why: str
+    error: AllocatorError | None = None
+    """Creates the error. `MembershipConfig.check` raises it unchanged if it is no ConfigError."""
+
+    def text(self, values: Mapping[str, Any]) -> str:
+        """ "offsets = 'kafka' with membership = 'kiel': ..." """
+        return f"{' with '.join(self._shown(name, values.get(name)) for name in self.settings)}: {self.why}"
+
+    @staticmethod
+    def _shown(name: str, value: Any) -> str:
+        if name in SETTINGS and SETTINGS[name].secret:
+            return f"{name} = {MASK}"
+        return f"{name} not set" if value in (None, "", ()) else f"{name} = {shown(value)}"
+
+
+class Connections(NamedTuple):
+    """The parts of a consumer that its membership works with."""
+
+    client: KafkaClient
+    listener: AssignmentListener
+    coordinator: Coordinator
+    load: Load
+    """The load of partitions, for assignors that use it."""
+    offsets: StoredOffsets | None
+    """The committed offsets of the group. Their storage changes when the group is adopted from another layout."""
+    measure: Callable[[LoadSource], Callable[[], LoadReport]] | None = None
+    """Starts to measure the load of the owned partitions; the result returns the load."""
+    ordered: Callable[[Orders, OrderKeeper], None] | None = None
+    """Called with the orders of operators, if the membership has any."""
+    expected: Callable[[Partitions, bool], None] | None = None
+    """Called with partitions before the member gets them; see `ZooKeeperMembership`."""
+
+
+@dataclass(frozen=True)
+class MembershipOptions:
+    """The settings that only one membership has."""
+
+    storages: ClassVar[tuple[OffsetStorage, ...]] = ("kafka",)
+    """The allowed storages of the group's offsets, the default first. Other clients in such a group use the default."""
+    on_zookeeper: ClassVar[bool] = False
+    orders_topic: ClassVar[bool] = False
+    """Whether a topic of the group stores the orders of operators."""
+
+    def faults(self, config: MembershipConfig) -> Iterator[Fault]:
+        """Finds contradictions that show without connecting."""
+        yield from _attempt(("assignor", "membership"), lambda: self.check_assignor(config))
+
+    def check_assignor(self, config: MembershipConfig) -> None:
+        """Raises AllocatorError for assignors that do not work with this membership."""
+        config.assignors()
+
+    def make(self, config: MembershipConfig, connections: Connections) -> Membership:
+        """Creates the membership without any I/O."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class FixedOptions(MembershipOptions):
+    storages: ClassVar[tuple[OffsetStorage, ...]] = ("kafka", "both", "zookeeper")
+
+    def check_assignor(self, config: MembershipConfig) -> None:
+        """Accepts any value, because this membership uses no assignor."""
+
+    def make(self, config: MembershipConfig, connections: Connections) -> Membership:
+        return FixedMembership(
+            connections.client,
+            connections.listener,
+            name=config.client_id,
+            topics=frozenset(config.topics),
+            pattern=config.pattern,
+            partitions=config.partitions,
+        )
+
+
+@dataclass(frozen=True)
+class KafkaOptions(MembershipOptions):
+    """Kafka's group protocols: the classic one, and KIP-848's."""
+
+    orders_topic: ClassVar[bool] = True
+
+    group_protocol: GroupProtocol = DEFAULT["group_protocol"]
+    session_timeout_s: float = DEFAULT["session_timeout_s"]
+    heartbeat_interval_s: float = DEFAULT["heartbeat_interval_s"]
+    rebalance_timeout_s: float = DEFAULT["rebalance_timeout_s"]
+    instance_id: Optional[str] = DEFAULT["instance_id"]
+
+    def faults(self, config: MembershipConfig) -> Iterator[Fault]:
+        if self.group_protocol == "consumer":
+            yield from _attempt(("assignor", "group_protocol"), lambda: self._kip848(config))
+            return
+        yield from super().faults(config)
+        yield from _attempt(("heartbeat_interval_s", "session_timeout_s"), lambda: self._classic(config))
+
+    def make(self, config: MembershipConfig, connections: Connections) -> Membership:
+        assert config.group is not None
+        if self.group_protocol == "consumer":
+            return Kip848Membership(
+                connections.client,
+                config.group,
+                connections.listener,
+                Kip848Settings(
+                    topics=frozenset(config.topics),
+                    pattern=config.pattern,
+                    connect_timeout_s=config.connect_timeout_s,
+                    group=self._kip848(config),
+                ),
+                coordinator=connections.coordinator,
+            )
+        return KafkaMembership(
+            connections.client,
+            config.group,
+            connections.listener,
+            config.assignors(),
+            KafkaSettings(
+                name=config.client_id,
+                topics=frozenset(config.topics),
+                pattern=config.pattern,
+                weight=config.weight,
+                rack=config.rack,
+                connect_timeout_s=config.connect_timeout_s,
+                group=self._classic(config),
+            ),
+            load=connections.load,
+            coordinator=connections.coordinator,
+        )
+
+    def _classic(self, config: MembershipConfig) -> KafkaGroupSettings:
+        return KafkaGroupSettings(
+            session_timeout_s=self.session_timeout_s,
+            heartbeat_interval_s=self.heartbeat_interval_s,
+            rebalance_timeout_s=self.rebalance_timeout_s,
+            max_poll_interval_s=config.max_poll_interval_s,
+            instance_id=self.instance_id,
+        )
+
+    def _kip848(self, config: MembershipConfig) -> Kip848GroupSettings:
+        if config.assignor is not None and (not isinstance(config.assignor, str) or ":" in config.assignor):
+            raise ConfigError("the broker assigns: name one assignor that it has ('uniform', 'range'), or none")
+        return Kip848GroupSettings(
+            rebalance_timeout_s=self.rebalance_timeout_s,
+            max_poll_interval_s=config.max_poll_interval_s,
+            instance_id=self.instance_id,
+            rack=config.rack,
+            server_assignor=config.assignor,
+        )
+
+
+@dataclass(frozen=True)
+class EnsembleOptions(MembershipOptions):
+    """Options that every membership on ZooKeeper has."""
+
+    storages: ClassVar[tuple[OffsetStorage, ...]] = ("kafka", "both", "zookeeper")
+    on_zookeeper: ClassVar[bool] = True
+
+    zookeeper: Optional[str] = DEFAULT["zookeeper"]
+    root: str = DEFAULT["root"]
+    session_timeout_s: float = DEFAULT["session_timeout_s"]
+    zookeeper_options: Optional[Mapping[str, Any]] = field(default=DEFAULT["zookeeper_options"], repr=False)
+
+    def faults(self, config: MembershipConfig) -> Iterator[Fault]:
+        if not self.zookeeper:
+            yield Fault(("zookeeper", "membership"), "this membership needs it")
+        if config.group is not None:
+            yield from _attempt(("group", "membership"), lambda: check_group(config.group))
+        yield from super().faults(config)
+
+    def under(self, root: str, config: MembershipConfig, connections: Connections) -> ZooKeeperMembership:
+        """Creates a member of this project's protocol under another root."""
+        assert config.group is not None
+        return ZooKeeperMembership(
+            self.ensemble(),
+            Paths(root, config.group),
+            connections.listener,
+            connections.client,
+            self.functions(config),
+            ZooKeeperSettings(
+                name=config.client_id,
+                topics=frozenset(config.topics),
+                pattern=config.pattern,
+                weight=config.weight,
+                rack=config.rack,
+                connect_timeout_s=config.connect_timeout_s,
+                max_poll_interval_s=config.max_poll_interval_s,
+                **self.place(),
+            ),
+            load=connections.load,
+            measured=self.measured(connections),
+            ordered=connections.ordered,
+            expected=connections.expected,
+            measures=connections.client.measures,
+        )
+
+    def place(self) -> dict[str, Any]:
+        """The settings for restarts and for following load, under the names of `ZooKeeperSettings`."""
+        return {}
+
+    def measured(self, connections: Connections) -> Callable[[], LoadReport] | None:
+        """Returns the function that reports the member's load to the group."""
+        return None
+
+    def functions(self, config: MembershipConfig) -> dict[str, Assignor]:
+        """Returns the assignors that the member offers, by name, the preferred one first."""
+        return config.assignors()
+
+    def ensemble(self) -> ZooKeeper:
+        assert self.zookeeper is not None
+        return ZooKeeper(self.zookeeper, session_timeout_s=self.session_timeout_s, options=self.zookeeper_options)
+
+
+@dataclass(frozen=True)
+class ZooKeeperOptions(EnsembleOptions):
+    """This project's own protocol."""
+
+    instance_id: Optional[str] = DEFAULT["instance_id"]
+    restart_grace_s: float = DEFAULT["restart_grace_s"]
+    follow_load: Optional[LoadSource] = DEFAULT["follow_load"]
+    load_tolerance: float = DEFAULT["load_tolerance"]
+
+    def faults(self, config: MembershipConfig) -> Iterator[Fault]:
+        yield from super().faults(config)
+        if self.restart_grace_s and not self.instance_id:
+            yield Fault(
+                ("restart_grace_s", "instance_id"),
+                "the next process is recognised by its instance_id; set one, different for each process",
+            )
+
+    def make(self, config: MembershipConfig, connections: Connections) -> Membership:
+        return self.under(self.root, config, connections)
+
+    def place(self) -> dict[str, Any]:
+        return {
+            "instance_id": self.instance_id,
+            "restart_grace_s": self.restart_grace_s,
+            "load_tolerance": None if self.follow_load is None else self.load_tolerance,
+        }
+
+    def measured(self, connections: Connections) -> Callable[[], LoadReport] | None:
+        if self.follow_load is None or connections.measure is None:
+            return None
+        return connections.measure(self.follow_load)
+
+    def functions(self, config: MembershipConfig) -> dict[str, Assignor]:
+        # members without `follow_load`, such as those of older versions, agree on one of the other assignors
+        by_load = {} if self.follow_load is None else assignors_of(f"load-{self.follow_load}")
+        return {**by_load, **config.assignors()}
+
+
+@dataclass(frozen=True)
+class KielOptions(EnsembleOptions):
+    """A group that also has members of kiel 0.9.3."""
+
+    storages: ClassVar[tuple[OffsetStorage, ...]] = ("zookeeper", "both")
+
+    settle_s: float = DEFAULT["settle_s"]
+
+    def faults(self, config: MembershipConfig) -> Iterator[Fault]:
+        if not config.chosen:
+            yield Fault(
+                ("topics", "membership"),
+                "nothing is subscribed, but members of kiel's assign partitions to a member without topics too, and "
+                "nobody would read those; name topics, or close the consumer",
+            )
+        yield from super().faults(config)
+
+    def check_assignor(self, config: MembershipConfig) -> None:
+        self._function(config)
+
+    def make(self, config: MembershipConfig, connections: Connections) -> Membership:
+        assert config.group is not None
+        assert connections.offsets is not None
+        return KielMembership(
+            self.ensemble(),
+            config.group,
+            connections.listener,
+            connections.client,
+            KielSettings(**_of_owners(config), settle_s=self.settle_s),
+            connections.offsets,
+            lambda root: self.under(root, config, connections),
+            function=self._function(config),
+            measures=connections.client.measures,
+        )
+
+    def _function(self, config: MembershipConfig) -> KielFunction:
+        """Returns the allocator function of kiel's members. They have no other."""
+        offered = config.assignors()
+        if set(offered) == {"naive"}:
+            return naive_allocator
+        function = next(iter(offered.values()))
+        if len(offered) == 1 and isinstance(function, KielAssignor):
+            return function.function
+        raise ConfigError(
+            "members of kiel's can only work with a function(members, partitions); give the one that they were given, "
+            "or none"
+        )
+
+
+@dataclass(frozen=True)
+class ConsumersOptions(EnsembleOptions):
+    """A group that also has members of Kafka's own client of 0.8."""
+
+    storages: ClassVar[tuple[OffsetStorage, ...]] = (
+        "zookeeper",
+        "both",
+        "kafka",
+    )  # Java's `offsets.storage`, and `dual.commit.enabled`
+    made: ClassVar[type[Any]] = ConsumersMembership
+
+    def check_assignor(self, config: MembershipConfig) -> None:
+        if config.assignor not in (None, "range"):
+            raise ConfigError("all members of such a group use range")
+
+    def make(self, config: MembershipConfig, connections: Connections) -> Membership:
+        made: Membership = self.made(
+            self.ensemble(),
+            config.group,
+            connections.listener,
+            connections.client,
+            OwnersSettings(**_of_owners(config)),
+            measures=connections.client.measures,
+        )
+        return made
+
+
+@dataclass(frozen=True)
+class PykafkaOptions(ConsumersOptions):
+    """A group that also has members of pykafka's BalancedConsumer."""
+
+    storages: ClassVar[tuple[OffsetStorage, ...]] = ("kafka", "both")
+    made: ClassVar[type[Any]] = PykafkaMembership
+
+
+OPTIONS: Mapping[MembershipName, type[MembershipOptions]] = {
+    "zookeeper": ZooKeeperOptions,
+    "kafka": KafkaOptions,
+    "fixed": FixedOptions,
+    "kiel": KielOptions,
+    "consumers": ConsumersOptions,
+    "pykafka": PykafkaOptions,
+}
+
+
+@dataclass(frozen=True)
+class MembershipConfig:
+    """How a consumer joins: the settings of every membership, and the options of the chosen one. Times in seconds.
+
+    `of` creates it from the flat keywords. `check` raises one ConfigError that lists every fault. The options of the
+    other memberships are checked for their type only, so that a service moves by changing `membership` alone.
+    """
+
+    membership: MembershipName
+    group: Optional[str]
+    client_id: str
+    options: MembershipOptions
+    topics: Sequence[str] = ()
+    pattern: Optional[str] = DEFAULT["pattern"]
+    partitions: Sequence[TopicPartition] = ()
+    assignor: Optional[Assignors] = DEFAULT["assignor"]
+    weight: float = DEFAULT["weight"]
+    rack: Optional[str] = DEFAULT["rack"]
+    connect_timeout_s: float = DEFAULT["connect_timeout_s"]
+    max_poll_interval_s: Optional[float] = DEFAULT["max_poll_interval_s"]
+    offsets: Optional[OffsetStorage] = DEFAULT["offsets"]
+
+    @classmethod
+    def of(cls, **keywords: Any) -> MembershipConfig:
+        """Raises ConfigError for keywords of the wrong type or out of range, and for an unknown membership."""
+        faults = keyword_faults(keywords)
+        if faults:
+            # on their own, because the other checks would fail on a wrong type
+            raise ConfigError("; ".join(faults.values()))
+        kind = OPTIONS[keywords["membership"]]
+        common = {each.name for each in dataclasses.fields(cls)}
+        own = {each.name for each in dataclasses.fields(kind)}
+        return cls(
+            options=kind(**{name: value for name, value in keywords.items() if name in own}),
+            **{name: value for name, value in keywords.items() if name in common},
+        )
+
+    @property
+    def chosen(self) -> bool:
+        """Whether topics are subscribed or partitions are chosen by hand."""
+        return bool(self.topics or self.pattern or self.partitions)
+
+    @property
+    def storage(self) -> OffsetStorage:
+        """Where the group's offsets are stored: the setting `offsets`, or the default of the membership."""
+        return self.offsets or self.options.storages[0]
+
+    def check(self) -> None:
+        """Finds all faults that show without connecting."""
+        faults = [*self.faults()]
+        for fault in faults:
+            if fault.error is not None and not isinstance(fault.error, ConfigError):
+                raise fault.error
+        if faults:
+            values = {**vars(self), **vars(self.options)}
+            raise ConfigError("; ".join(fault.text(values) for fault in faults))
+
+    def faults(self) -> Iterator[Fault]:
+        """Finds contradictions. The same code serves Python's keywords, the daemon's file and Spark's options."""
+        chosen = tuple(name for name in ("topics", "pattern", "partitions") if getattr(self, name))
+        if len(chosen) > 1:
+            yield Fault(chosen, "they exclude each other; give one of them")
+        if self.partitions and self.membership != "fixed":
+            yield Fault(("partitions", "membership"), 'partitions are chosen by hand only with membership="fixed"')
+        if self.group is None and self.membership != "fixed":
+            yield Fault(("group", "membership"), 'only membership="fixed" can do without')
+        if self.offsets is not None and self.offsets not in self.options.storages:
+            yield Fault(("offsets", "membership"), f"they are in one of: {', '.join(self.options.storages)}")
+        yield from _attempt(("pattern", "membership"), lambda: check_pattern(self.pattern or None, self.membership))
+        for topic in (*self.topics, *(topic for topic, _ in self.partitions)):
+            yield from _attempt(("topics",), lambda topic=topic: check_topic(topic))  # type: ignore[misc]
+        yield from self.options.faults(self)
+
+    def make(
+        self,
+        client: KafkaClient,
+        listener: AssignmentListener,
+        coordinator: Coordinator,
+        load: Load,
+        offsets: StoredOffsets | None,
+        measure: Callable[[LoadSource], Callable[[], LoadReport]] | None = None,
+        ordered: Callable[[Orders, OrderKeeper], None] | None = None,
+        expected: Callable[[Partitions, bool], None] | None = None,
+    ) -> Membership:
+        """Creates the membership without any I/O."""
+        connections = Connections(client, listener, coordinator, load, offsets, measure, ordered, expected)
+        return self.options.make(self, connections)
+
+    def assignors(self) -> dict[str, Assignor]:
+        """Returns the assignors by name, the preferred one first."""
+        return assignors_of("naive" if self.assignor is None else self.assignor)
+
+
+def assignors_of(given: Any) -> dict[str, Assignor]:
+    """Returns the assignors of the setting `assignor` by name, the preferred one first. Raises AllocatorError."""
+    if not isinstance(given, (str, list, tuple)) and not callable(given):
+        raise ConfigError("it must be a name, a function, or a list of them")
+    offered = [given] if isinstance(given, str) or callable(given) else list(given)
+    if not offered:
+        raise ConfigError("the list is empty; name at least one, e.g. 'naive'")
+    return {found.name: found for found in map(resolve, offered)}
+
+
+def _of_owners(config: MembershipConfig) -> dict[str, Any]:
+    return {
+        "name": config.client_id,
+        "topics": frozenset(config.topics),
+        "pattern": config.pattern,
+        "connect_timeout_s": config.connect_timeout_s,
+        "max_poll_interval_s": config.max_poll_interval_s,
+    }
+
+
+def _attempt(settings: tuple[str, ...], action: Callable[[], Any]) -> Iterator[Fault]:
+    try:
+        action()
+    except AllocatorError as error:
+        yield Fault(settings, str(error), error)

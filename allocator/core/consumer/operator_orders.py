@@ -1,0 +1,188 @@
+"""Carries out the orders of operators that the owners of partitions honour: pause, skip, quarantine, seek."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+from allocator.core.client.log_offsets import EARLIEST, LATEST, list_offsets
+from allocator.core.clock import wall_ms
+from allocator.core.commands.record_orders import RecordOrders
+from allocator.core.errors import AllocatorError
+from allocator.core.membership.zookeeper.orders import OWNERS_KINDS, Order, OrderKeeper, OrderResult, Orders
+from allocator.core.types import NO_PARTITIONS, Partitions, TopicPartition
+from allocator.operate.order_report import order_text
+
+if TYPE_CHECKING:
+    from allocator.core.consumer.core import ConsumerCore, SinkMember
+
+__all__ = ["OperatorOrders"]
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 0.2
+
+
+class OperatorOrders:
+    """Applies the orders in effect to the partitions of one member, whenever orders or partitions change.
+
+    Each new owner applies an order again, because it stays in its znode or topic. A seek is carried out once: the owner
+    at that time executes it and writes the result. An order that this member cannot carry out gets a result with the
+    reason.
+    """
+
+    def __init__(self, core: ConsumerCore) -> None:
+        self._core = core
+        self._orders = Orders()
+        self._store: OrderKeeper | None = None
+        self._under_way: set[tuple[str, TopicPartition]] = set()
+        self._held_back: set[TopicPartition] = set()
+        """Partitions whose sink is about to go to the offset of a seek."""
+        self._told: set[str] = set()
+        """Ids of the orders that this member has reported as impossible."""
+        self._in_effect: dict[str, str] = {}
+        """The text of each order that this member follows for its partitions, by id."""
+
+    def take(self, orders: Orders, store: OrderKeeper) -> None:
+        """Called by the membership or `order_topic`, on the loop, when the orders have changed or one has expired."""
+        self._orders, self._store = orders, store
+        self.apply()
+
+    def apply(self) -> None:
+        """Applies the orders. Also called when the consumer was assigned partitions or starts to process."""
+        if self._store is None:
+            return
+        in_force = self._orders.in_force(wall_ms(), OWNERS_KINDS)
+        processor = self._core.processor
+        refused = frozenset({"skip", "quarantine"}) if processor is None else processor.refuses
+        paused: set[TopicPartition] = set()
+        quarantined: dict[TopicPartition, str] = {}
+        skipped: defaultdict[TopicPartition, set[int]] = defaultdict(set)
+        in_effect: dict[str, str] = {}
+        for order in in_force:
+            ours = order.partitions & self._core.state.assigned_partitions()
+            words = f"{order_text(order)}, by {order.who}" + (f": {order.why}" if order.why else "")
+            if ours and order.kind != "seek" and order.kind not in refused:
+                in_effect[order.id] = words
+            if order.kind == "pause":
+                paused |= order.partitions
+            elif order.kind == "seek":
+                self._seek_all(order, ours & order.left)
+            elif order.kind in refused:
+                self._refuse(order, ours)
+            elif order.kind == "quarantine":
+                quarantined.update(dict.fromkeys(order.partitions, words))
+            else:
+                for partition in order.partitions:
+                    skipped[partition].add(order.arguments["offset"])
+        for words in [each for id, each in in_effect.items() if id not in self._in_effect]:
+            log.warning("%s: an order takes effect: %s", self._core.group, words)
+        for words in [each for id, each in self._in_effect.items() if id not in in_effect]:
+            log.warning("%s: an order is no longer in effect here: %s", self._core.group, words)
+        self._in_effect = in_effect
+        self._core.state.hold_back(frozenset(paused | self._held_back))
+        self._core.fetcher.wake()
+        if processor is not None:
+            offsets = {partition: frozenset(each) for partition, each in skipped.items()}
+            processor.order(RecordOrders(frozenset(paused), quarantined, offsets))
+
+    def _refuse(self, order: Order, ours: Partitions) -> None:
+        if not ours or order.id in self._told:
+            return
+        self._told.add(order.id)
+        why = {
+            "skip": "this member reads its records itself, or in batches; use seek",
+            "quarantine": "this member has no dead-letter topic for its records; use pause",
+        }[order.kind]
+        log.error("%s: the order %s (%s) is not kept: %s", self._core.group, order_text(order), order.id, why)
+        self._core.start_task(self._report(order, ours, f"not kept: {why}"), "order")
+
+    def _seek_all(self, order: Order, partitions: Partitions) -> None:
+        for partition in partitions:
+            if (order.id, partition) not in self._under_way:
+                self._under_way.add((order.id, partition))
+                self._core.start_task(self._seek(order, partition), "order")
+
+    async def _seek(self, order: Order, partition: TopicPartition) -> None:
+        """Seeks, commits, and then writes the result.
+
+        In that order, because the owner that follows a crash seeks again only while there is no result.
+        """
+        core = self._core
+        sought: tuple[int, int, str] | None = None
+        try:
+            # with a sink, a position shows that this member has registered
+            while core.state.is_assigned(partition) and core.state.position(partition) is None:
+                await core.fetcher.news(RETRY_S)
+            while core.state.is_assigned(partition):
+                try:
+                    fence = core.membership.fence(partition)
+                    # a partition that left and came back is at another position
+                    if sought is None or sought[0] != fence:
+                        found = await self._seek_once(order, partition)
+                        sought = None if found is None else (fence, *found)
+                    if sought is not None:
+                        _, offset, what = sought
+                        await core.commit_sought(partition, offset)
+                        await self._report(order, frozenset({partition}), what)
+                        return
+                except AllocatorError as error:
+                    log.warning("%s: %s:%d: the ordered seek waits: %s", core.group, *partition, error)
+                await asyncio.sleep(RETRY_S)
+        finally:
+            self._under_way.discard((order.id, partition))
+
+    async def _seek_once(self, order: Order, partition: TopicPartition) -> tuple[int, str] | None:
+        """Returns the offset and the words for the result. None: the partition is about to leave."""
+        core = self._core
+        before = core.state.position(partition)
+        offset = await self._offset(partition, order.arguments["to"])
+        if not core.sought(partition, offset):
+            return None
+        if core.sink_member is not None and not await self._seek_sink(core.sink_member, partition, offset):
+            return None
+        what = f"sought to {offset}" + ("" if before is None else f" from {before.offset}")
+        log.warning("%s: %s:%d: %s, as %s ordered", core.group, *partition, what, order.who)
+        return offset, what
+
+    async def _seek_sink(self, sink: SinkMember, partition: TopicPartition, offset: int) -> bool:
+        """Takes the sink to `offset`, and delivers nothing of the partition before. Returns False if it has left."""
+        core, fence = self._core, self._core.membership.fence(partition)
+        self._held_back.add(partition)
+        self.apply()
+        try:
+            while core.state.is_assigned(partition) and core.membership.fence(partition) == fence:
+                try:
+                    await sink.rewind(partition, offset)
+                    return True
+                except AllocatorError as error:
+                    log.warning("%s: %s:%d: the sink does not go to %d yet: %s", core.group, *partition, offset, error)
+                    await asyncio.sleep(RETRY_S)
+            return False
+        finally:
+            self._held_back.discard(partition)
+            self.apply()
+
+    async def _offset(self, partition: TopicPartition, to: str) -> int:
+        if to.isdigit():
+            return int(to)
+        at: Any = {"earliest": EARLIEST, "latest": LATEST}.get(to)
+        found = await list_offsets(self._core.client, {partition: int(to.partition(":")[2]) if at is None else at})
+        if found[partition] is None:  # no record has this or a later time
+            found = await list_offsets(self._core.client, {partition: LATEST})
+        there = found[partition]
+        assert there is not None
+        return int(there.offset)
+
+    async def _report(self, order: Order, partitions: Partitions, what: str) -> None:
+        assert self._store is not None
+        result = OrderResult(wall_ms(), self._core.membership.member_id, partitions, what)
+        while self._core.state.assigned_partitions() & partitions != NO_PARTITIONS:
+            try:
+                await self._store.add_result(order.id, result)
+                return
+            except AllocatorError as error:
+                log.warning("%s: the result of order %s is not written yet: %s", self._core.group, order.id, error)
+                await asyncio.sleep(RETRY_S)

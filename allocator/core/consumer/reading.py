@@ -1,0 +1,275 @@
+"""Delivers records to one reader: whole batches, single records, or several records at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Collection, Iterator
+from contextvars import ContextVar
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from allocator.core.consumer.core import ConsumerCore
+from allocator.core.errors import Closed, ConfigError, CorruptRecordError, DeserializationError
+from allocator.core.fetch.batch import Batch
+from allocator.core.types import Deserializer, LoadingDeserializer, Record, TopicPartition
+
+__all__ = ["Reading"]
+
+
+# for each `Reading`, the mark of the reader that the current task is, or that started the current task
+_read_here: ContextVar[WeakKeyDictionary[Reading, object]] = ContextVar("allocator_read_here")
+
+
+class Reading:
+    """The reader task, and its position in the current batch.
+
+    A request for more records marks the delivered ones as done.
+    """
+
+    def __init__(self, engine: ConsumerCore, deserializers: tuple[Deserializer, Deserializer] = (None, None)) -> None:
+        """`deserializers`: of keys and of values."""
+        self._engine = engine
+        # deserializers that load something before they are called
+        self._loaders = [
+            (part, each) for part, each in zip(("key", "value"), deserializers) if isinstance(each, LoadingDeserializer)
+        ]
+        self._loaded = True
+        """Whether everything that the deserializers need for the current batch is loaded."""
+        self._loading = False
+        self._load_error: BaseException | None = None
+        self._next_error: Exception | None = None
+        # the rest of a batch that `getone` or `getmany` began, with its epoch
+        self._rest: Batch | None = None
+        self._records: Iterator[Record] | None = None
+        self._epoch: int | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._reader: asyncio.Task[Any] | None = None
+        self._mark: object = None
+        """A new value for each reader."""
+        self._busy = False
+        self._closed = False
+
+    def close(self) -> None:
+        """Makes the reader get `Closed`, now or at its next call."""
+        self._closed = True
+        self._engine.fetcher.wake()
+        if self._reader is None or self._reader.done() or self._called_by_reader():
+            # The delivered records may not be handled yet: they are not committed, and the next owner reads them again.
+            # A reader in another task finishes its batch first, requests the next one and gets `Closed`.
+            self._engine.progress.abandon()
+        else:
+            # the reader may end without another request
+            self._reader.add_done_callback(lambda _: self._engine.progress.abandon())
+
+    def _called_by_reader(self) -> bool:
+        """Whether the reader itself calls, or a task that it started with gather, wait_for or create_task.
+
+        The reader usually waits for such a task, so waiting for the reader would never end.
+        """
+        known = _read_here.get(None)
+        return known is not None and known.get(self) is self._mark
+
+    def _is_read(self) -> None:
+        """Makes the current task the reader."""
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        task = asyncio.current_task(self._loop)
+        if task is self._reader:
+            return
+        self._reader, self._mark = task, object()
+        # a copy: tasks that were started earlier hold the old one
+        known = WeakKeyDictionary(_read_here.get({}))
+        known[self] = self._mark
+        _read_here.set(known)
+
+    def put_back(self, partition: TopicPartition) -> None:
+        """Drops the rest of the batch, so that it is fetched again."""
+        if self._rest is not None and (self._rest.topic, self._rest.partition) == partition:
+            # the fetcher has moved past it: the rest of the batch would be skipped
+            self._keep(None)
+            self._engine.state.fetch_again(partition)
+
+    async def batch(self, timeout_s: float | None) -> Batch | None:
+        with self._reading_more():
+            self._cut_rest()
+            batch = await self._take(timeout_s)
+            if batch is not None:
+                self._engine.deliver(batch, batch.next_offset)
+                self._keep(None)
+            return batch
+
+    async def one(self, timeout_s: float | None) -> Record | None:
+        with self._reading_more():
+            while True:
+                batch = await self._take(timeout_s)
+                if batch is None:
+                    return None
+                if self._records is None:
+                    self._records = iter(batch)
+                try:
+                    record = next(self._records, None)
+                except DeserializationError as error:
+                    # the next call goes on after it
+                    self._engine.deliver(batch, error.offset + 1)
+                    self._keep(batch.from_offset(error.offset + 1))
+                    raise
+                if record is not None:
+                    self._engine.deliver(batch, record.offset + 1)
+                    return record
+                # the batch may end after its last record (compaction, control records)
+                self._engine.deliver(batch, batch.next_offset)
+                self._engine.progress.finish()
+                self._keep(None)
+
+    async def many(self, timeout_s: float | None, max_records: int | None) -> dict[TopicPartition, list[Record]]:
+        if max_records is not None and max_records < 1:
+            raise ConfigError(f"max_records must be at least 1, not {max_records!r}")
+        found: dict[TopicPartition, list[Record]] = {}
+        count = 0
+        with self._reading_more():
+            batch = await self._take(timeout_s)
+            while batch is not None:
+                records, end = self._some_of(batch, None if max_records is None else max_records - count)
+                self._engine.deliver(batch, end)
+                if end >= batch.next_offset:
+                    self._keep(None)
+                if records:
+                    found.setdefault(TopicPartition(batch.topic, batch.partition), []).extend(records)
+                    count += len(records)
+                if end < batch.next_offset or count == max_records:
+                    break
+                batch = await self._take_also(found)
+        return found
+
+    async def _take_also(self, found: Collection[Any]) -> Batch | None:
+        """The next batch, without waiting. An error must not cost the user the records found so far: it comes next."""
+        try:
+            return await self._take(0)
+        except Exception as error:
+            if not found:
+                raise
+            self._next_error = error
+            return None
+
+    def _some_of(self, batch: Batch, limit: int | None) -> tuple[list[Record], int]:
+        """At most `limit` records, and the position after them."""
+        records: list[Record] = []
+        # keep one iterator for all calls: a new iterator decodes the whole record batch again, for perhaps one record
+        if self._records is None:
+            self._records = iter(batch)
+        while limit is None or len(records) < limit:
+            try:
+                record = next(self._records, None)
+            except DeserializationError as error:
+                if records:
+                    # deliver the records before it first; the next call reaches it again
+                    self._keep(batch.from_offset(error.offset))
+                    return records, error.offset
+                self._engine.deliver(batch, error.offset + 1)
+                self._keep(batch.from_offset(error.offset + 1))
+                raise
+            except CorruptRecordError:
+                if records:
+                    break  # as above; the iterator raises it again
+                raise
+            if record is None:
+                return records, batch.next_offset
+            records.append(record)
+        return records, records[-1].offset + 1
+
+    async def _take(self, timeout_s: float | None) -> Batch | None:
+        """The rest of the current batch, else the next one; None after the timeout."""
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        if self._next_error is not None:
+            error, self._next_error = self._next_error, None
+            raise error
+        while True:
+            if self._closed:
+                raise Closed(f"the consumer of group {self._engine.group!r} is closed")
+            if self._rest is not None and not self._still_wanted(self._rest):
+                self._keep(None)
+            if self._rest is None:
+                batch = self._engine.fetcher.take()
+                if batch is not None:
+                    self._keep(batch)
+                    self._loaded = not self._loaders
+                    if self._loaded or self._load(batch):
+                        return batch
+            elif self._engine.may_deliver and (self._loaded or self._load(self._rest)):
+                return self._rest
+            left = None if end is None else end - time.monotonic()
+            if left is not None and left <= 0:
+                return None
+            # each event that ends this wait wakes the fetcher
+            await self._engine.news(left)
+
+    def _load(self, batch: Batch) -> bool:
+        """Whether all that the deserializers need is loaded; starts to load it otherwise.
+
+        A task loads it, so that a reader with a timeout or a cancelled one does not begin again.
+        """
+        if self._load_error is not None:
+            error, self._load_error = self._load_error, None
+            raise error
+        if self._loading:
+            self._engine.may_take()  # raises an error that the reader must see
+            return False
+        missing = []
+        with contextlib.suppress(CorruptRecordError):  # the reader comes to it
+            for part, loader in self._loaders:
+                ids = loader.missing(getattr(record, part) for record in batch.raw())
+                if ids:
+                    missing.append((loader, ids))
+        if missing:
+            self._loading = True
+            self._engine.start_task(self._load_all(batch, missing), "loading of deserializers")
+        self._loaded = not missing
+        return self._loaded
+
+    async def _load_all(self, batch: Batch, missing: list[tuple[LoadingDeserializer, Collection[Any]]]) -> None:
+        try:
+            for loader, ids in missing:
+                await loader.load(ids)
+            if self._rest is batch:
+                # not checked again: the first failed id may be due again, and the batch would never be delivered
+                self._loaded = True
+        except Exception as error:  # noqa: BLE001 - the reader raises it
+            self._load_error = error
+        finally:
+            self._loading = False
+            self._engine.fetcher.wake()
+
+    def _still_wanted(self, batch: Batch) -> bool:
+        """False after a seek or a revocation since the fetcher delivered it."""
+        partition = TopicPartition(batch.topic, batch.partition)
+        return self._engine.state.is_fetchable(partition) and self._engine.state.epoch(partition) == self._epoch
+
+    def _keep(self, batch: Batch | None) -> None:
+        self._rest = batch
+        self._records = None
+        if batch is not None:
+            self._epoch = self._engine.state.epoch(TopicPartition(batch.topic, batch.partition))
+
+    def _cut_rest(self) -> None:
+        """Removes the records that `getone` has delivered from the rest of the batch."""
+        if self._rest is not None and self._records is not None and self._still_wanted(self._rest):
+            position = self._engine.state.position(TopicPartition(self._rest.topic, self._rest.partition))
+            if position is not None:
+                self._keep(self._rest.from_offset(position.offset))
+
+    def _reading_more(self) -> Reading:
+        """Marks the delivered records as done, because the user requests more. A context; two must not overlap."""
+        if self._busy:
+            raise RuntimeError("two tasks read from one consumer; records would be taken as done before they are")
+        self._is_read()
+        self._engine.progress.finish()
+        self._engine.polled()
+        return self
+
+    def __enter__(self) -> None:
+        self._busy = True
+
+    def __exit__(self, *_: object) -> None:
+        self._busy = False

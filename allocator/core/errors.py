@@ -1,0 +1,326 @@
+"""All errors of the public API.
+
+The text of an error names the cause, the place and the remedy. `retriable`: the same call may succeed later without
+any change. `client/` translates the errors of kafka-python (`kafka.errors`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from allocator.core.foreign import shown
+
+if TYPE_CHECKING:
+    from allocator.core.types import TopicPartition
+
+__all__ = [
+    "AllocatorError",
+    "AlreadyStored",
+    "AssignorError",
+    "BadAssignment",
+    "BrokerError",
+    "BrokersUnavailable",
+    "Closed",
+    "CommitFailed",
+    "ConfigError",
+    "CorruptRecordError",
+    "DeserializationError",
+    "Fenced",
+    "GenerationEnded",
+    "GroupClosed",
+    "GroupNameError",
+    "HandlerCutOff",
+    "HandlerFailed",
+    "IllegalState",
+    "InconsistentAssignor",
+    "InstanceIdInUse",
+    "LogTruncated",
+    "MissingExtra",
+    "NoOffsetsError",
+    "NotAssigned",
+    "NotOwned",
+    "OffsetOutOfRange",
+    "RecordTooLarge",
+    "ResourceLost",
+    "SinkError",
+    "TopicAuthorizationFailed",
+    "TopicNotFound",
+    "TopicRecreated",
+    "ZooKeeperUnavailable",
+]
+
+
+class AllocatorError(Exception):
+    """Base class of all errors of this library."""
+
+    retriable: bool = False
+
+
+class ConfigError(AllocatorError, ValueError):
+    """A setting is unknown, of the wrong type, out of range, or contradicts another one."""
+
+
+class MissingExtra(AllocatorError, ImportError):
+    """A feature needs a package of an extra, which the text names."""
+
+
+class GroupNameError(ConfigError):
+    """A group name that is not valid as a znode name or a Kafka group id."""
+
+
+class AssignorError(AllocatorError):
+    """An allocator function cannot be found, imported or called."""
+
+
+class BadAssignment(AssignorError):
+    """An allocator function did not assign each partition exactly once to a known member."""
+
+
+class InconsistentAssignor(AssignorError):
+    """This member and the rest of its group have no allocator function in common."""
+
+
+class InstanceIdInUse(AllocatorError):
+    """Another live member of the group has the same `instance_id`. This one gets no partitions until that one ends.
+
+    With `group_protocol="consumer"` a process that was killed counts as live until its session has ended.
+    """
+
+
+class ResourceLost(AllocatorError):
+    """A resource of an `Allocation` was lost while it was held: the session of the member ended."""
+
+
+class ZooKeeperUnavailable(AllocatorError):
+    """No ZooKeeper node responded in time, or they refuse the credentials."""
+
+    retriable = True
+
+
+class BrokersUnavailable(AllocatorError):
+    """No Kafka broker responded in time."""
+
+    retriable = True
+
+
+class BrokerError(AllocatorError):
+    """A broker refused a request, or the connection ended before the response.
+
+    `code` is Kafka's numeric error code, or None without a response.
+    """
+
+    def __init__(self, message: str, *, code: int | None = None, retriable: bool = False) -> None:
+        super().__init__(message)
+        self.code = code
+        self.retriable = retriable
+
+
+class TopicAuthorizationFailed(BrokerError):
+    """The broker does not let this user read a topic."""
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(f"not authorised to read topic {topic!r}; grant this user READ and DESCRIBE on it", code=29)
+        self.topic = topic
+
+
+class TopicNotFound(AllocatorError):
+    """The cluster has no such topic."""
+
+    retriable = True
+
+    def __init__(self, topics: Sequence[str]) -> None:
+        super().__init__(f"the cluster has no topic {', '.join(map(repr, topics))}; create it or correct the name")
+        self.topics = tuple(topics)
+
+
+class NotOwned(AllocatorError):
+    """This member does not own the partition (any more)."""
+
+
+class CommitFailed(AllocatorError):
+    """Offsets were not committed: the partition moved, the lease expired, or the coordinator refused them."""
+
+
+class Fenced(CommitFailed):
+    """Offsets were not committed because the group has removed this member, or has moved the partition.
+
+    The new owner reads the uncommitted records again. Drop the records that you have read, and do not repeat the
+    commit. The member joins again by itself, and calls its listener with the lost and the new partitions.
+    """
+
+
+class SinkError(AllocatorError):
+    """The database of a sink (`allocator.sinks`) cannot be reached, or refused what the sink needs."""
+
+    retriable = True
+
+
+class AlreadyStored(AllocatorError):
+    """Records are written to a sink again, or not in the order of the log."""
+
+    def __init__(self, partition: TopicPartition, offset: int, stored: int) -> None:
+        super().__init__(
+            f"{partition.topic}:{partition.partition}: a write from offset {offset} on comes out of turn: the sink "
+            f"is at offset {stored}. Write a partition's records in the order of the log; after a seek to a lower "
+            "offset, call the sink's rewind() first"
+        )
+        self.partition = partition
+        self.offset = offset
+        self.stored = stored
+
+
+class NoOffsetsError(AllocatorError):
+    """The coordinator does not return the committed offsets, or a partition has no start position.
+
+    `partitions`: the affected ones; empty for the whole group.
+    """
+
+    partitions: frozenset[TopicPartition] = frozenset()
+
+
+class NotAssigned(NotOwned, KeyError):
+    """The partition is not in the assignment. Also a `KeyError`, as in kafka-python."""
+
+    def __init__(self, partition: TopicPartition) -> None:
+        super().__init__(partition)
+        self.partition = partition
+
+    def __str__(self) -> str:
+        return f"{self.partition.topic}:{self.partition.partition} is not assigned; assign it or wait for the group to"
+
+
+class IllegalState(AllocatorError):
+    """The call is not possible in this state, for example `subscribe` after `assign`."""
+
+
+class _AtOffset(AllocatorError):
+    """An error of one partition at one offset."""
+
+    def __init__(self, topic: str, partition: int, offset: int, why: str) -> None:
+        super().__init__(f"{topic}:{partition} at offset {offset}: {why}")
+        self.topic = topic
+        self.partition = partition
+        self.offset = offset
+
+
+class OffsetOutOfRange(_AtOffset):
+    """The position is outside the partition's log and `auto_offset_reset` is "none"."""
+
+
+class LogTruncated(OffsetOutOfRange):
+    """After an unclean election the log differs from the records that were read before the position.
+
+    `divergent_offset`: the first offset that differs; the record there is new. None: the leader has no data from that
+    time, so only a reset helps.
+    """
+
+    def __init__(self, topic: str, partition: int, offset: int, divergent_offset: int | None) -> None:
+        where = "at an unknown offset" if divergent_offset is None else f"from offset {divergent_offset} on"
+        go_on = "to an end of the log" if divergent_offset is None else f"to {divergent_offset}"
+        super().__init__(
+            topic,
+            partition,
+            offset,
+            f"the log differs {where} from the records that were read, because a leader without them was elected, and "
+            f"auto_offset_reset is 'none'; seek {go_on} to read the present records",
+        )
+        self.divergent_offset = divergent_offset
+
+
+class TopicRecreated(OffsetOutOfRange):
+    """The topic was deleted and created again, so the position belongs to the former topic."""
+
+    def __init__(self, topic: str, partition: int, offset: int) -> None:
+        super().__init__(
+            topic,
+            partition,
+            offset,
+            "the topic was deleted and created again since, and auto_offset_reset is 'none'; seek to an offset of the "
+            "new topic, 0 for all of it",
+        )
+
+
+class RecordTooLarge(_AtOffset):
+    """A record is larger than the fetch size, and brokers of this version cannot send it."""
+
+
+class CorruptRecordError(_AtOffset):
+    """A record batch cannot be decoded: wrong checksum, length or format.
+
+    `next_offset`: the start of the next record batch, None if unknown. Seek there to continue.
+    """
+
+    def __init__(self, topic: str, partition: int, offset: int, why: str, *, next_offset: int | None = None) -> None:
+        past = "past it" if next_offset is None else f"to {next_offset}"
+        super().__init__(topic, partition, offset, f"{why}; seek {past} to continue, or compare with another replica")
+        self.next_offset = next_offset
+
+
+class DeserializationError(_AtOffset):
+    """The user's deserializer raised (its error is the `__cause__`). `part` is "key" or "value"."""
+
+    def __init__(self, topic: str, partition: int, offset: int, part: str, cause: BaseException) -> None:
+        why = f"the {part} deserializer raised {shown(cause)}"
+        super().__init__(
+            topic, partition, offset, f"{why}; continue with batch.from_offset({offset + 1}) or seek past it"
+        )
+        self.part = part
+
+
+class OrderRefused(AllocatorError):
+    """An order to a group that the group could not honour. Nothing was written."""
+
+
+class Closed(AllocatorError):
+    """The object is closed, by a call of `close` or after an error."""
+
+
+class GroupClosed(Closed):
+    """`ConsumerGroup.next` has no next generation, because the group is closed."""
+
+
+class GenerationEnded(AllocatorError):
+    """A generation has ended: the reason why its functions stop, or why a commit in it is refused.
+
+    Functions find it in `Generation.ended`, and from Python 3.11 on as the argument of their `CancelledError`. Call
+    `ConsumerGroup.next` for the next generation. It, or another member, reads uncommitted records again.
+    """
+
+
+class HandlerCutOff(AllocatorError):
+    """Calls of a handler had not ended when the time to drain was over. Their records are handled again.
+
+    `running`: the partitions whose calls run on, because nothing can end them but the end of the process.
+    """
+
+    def __init__(
+        self, handler: str, places: Iterable[str], timeout_s: float, running: frozenset[TopicPartition]
+    ) -> None:
+        end = "still runs and ends with the process" if running else "is cut off"
+        super().__init__(
+            f"handler {handler!r} did not end within drain_timeout_s = {timeout_s:g} at {', '.join(places)}; it {end}, "
+            "and its records are handled again"
+        )
+        self.running = running
+
+
+class HandlerFailed(AllocatorError):
+    """A handler failed at a record after all retries. The record is not skipped: it is the next one to read."""
+
+    def __init__(
+        self, handler: str, topic: str, partition: int, offset: int, attempts: int, error: BaseException
+    ) -> None:
+        tried = f"{attempts} times" if attempts > 1 else "once"
+        self.what = f"handler {handler!r} failed {tried} at {topic}:{partition} offset {offset}: {shown(error)}"
+        """The message without its remedy."""
+        super().__init__(f"{self.what}; correct it, or set a dead-letter topic for such records")
+        self.topic = topic
+        self.partition = partition
+        self.offset = offset
+
+
+# tracebacks, Spark's messages and the span attribute `error.type` name the public path
+for _error in [value for value in globals().values() if isinstance(value, type)]:
+    if _error.__module__ == __name__:
+        _error.__module__ = "allocator.errors"

@@ -1,0 +1,181 @@
+"""Columns as pyarrow has them. pyarrow is imported when it is needed, not before.
+
+Offsets, timestamps, keys and values of the compiled decoder are handed over as they lie in memory; pyarrow's buffers
+hold on to that memory. The plain decoder's are copied.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import groupby
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+from allocator.core.errors import MissingExtra
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from allocator.core.fetch.decode import Columns
+
+__all__ = ["field", "pyarrow", "record_batch", "schema"]
+
+# the first pyarrow version that builds arrays of views from several buffers
+OLDEST = 19
+FIELDS = ("offset", "timestamp", "timestamp_type", "key", "value", "headers")
+
+
+@cache
+def pyarrow() -> Any:
+    """The module. Raises `MissingExtra`."""
+    needed = f"Arrow columns need pyarrow {OLDEST} or newer: pip install 'zk-partition-allocator[arrow]'"
+    try:
+        import pyarrow
+    except ImportError as error:
+        raise MissingExtra(needed) from error
+    if int(pyarrow.__version__.split(".")[0]) < OLDEST:
+        raise MissingExtra(f"{needed}; {pyarrow.__version__} is installed")
+    return pyarrow
+
+
+@cache
+def schema(*, views: bool = True) -> pa.Schema:
+    """The columns of `Batch.to_arrow`."""
+    pa = pyarrow()
+    binary, string = (pa.binary_view(), pa.string_view()) if views else (pa.binary(), pa.string())
+    header = pa.struct([pa.field("key", string, nullable=False), pa.field("value", binary)])
+    return pa.schema(
+        [
+            pa.field("offset", pa.int64(), nullable=False),
+            pa.field("timestamp", pa.timestamp("ms", tz="UTC")),
+            pa.field("timestamp_type", pa.int8()),
+            pa.field("key", binary),
+            pa.field("value", binary),
+            pa.field("headers", pa.list_(pa.field("item", header, nullable=False)), nullable=False),
+        ]
+    )
+
+
+def record_batch(columns: Columns | None, first: int, last: int) -> list[pa.Array]:
+    """An array for each of `FIELDS`, of rows `first` up to, not including, `last`; None: no record at all."""
+    return [field(name, columns, first, last) for name in FIELDS]
+
+
+def field(name: str, columns: Columns | None, first: int, last: int) -> pa.Array:
+    """One column by its name."""
+    if columns is None:
+        return _none_of(schema().field(name).type)
+    array = _MAKERS[name](columns)
+    return array if first == 0 and last == len(columns) else array.slice(first, last - first)
+
+
+def _offsets(columns: Any) -> pa.Array:
+    pa = pyarrow()
+    if _compiled(columns):
+        return pa.Array.from_buffers(pa.int64(), len(columns), [None, _buffer(columns, 2)], null_count=0)
+    return pa.array([offset for part in columns.parts for offset in part.offsets], pa.int64())
+
+
+def _timestamps(columns: Any) -> pa.Array:
+    pa = pyarrow()
+    kind = schema().field("timestamp").type
+    if not _compiled(columns):
+        times = [None if time == -1 else time for part in columns.parts for time in part.timestamps]
+        return pa.array(times, pa.int64()).view(kind)
+    buffers = [None, _buffer(columns, 3)]
+    if not columns.untimed:
+        return pa.Array.from_buffers(kind, len(columns), buffers, null_count=0)
+    from pyarrow import compute
+
+    times = pa.Array.from_buffers(pa.int64(), len(columns), buffers, null_count=0)
+    return compute.if_else(compute.equal(times, -1), None, times).view(kind)
+
+
+def _timestamp_types(columns: Any) -> pa.Array:
+    pa = pyarrow()
+    arrays = []
+    for kind, group in groupby(columns.timestamp_types, itemgetter(0)):
+        rows = sum(rows for _, rows in group)
+        if kind is None:
+            arrays.append(pa.nulls(rows, pa.int8()))
+        else:
+            arrays.append(pa.Array.from_buffers(pa.int8(), rows, [None, pa.py_buffer(bytes((kind,)) * rows)], 0))
+    return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
+
+
+def _keys(columns: Any) -> pa.Array:
+    if _compiled(columns):
+        return _views(columns, 0, 4, columns.null_keys)
+    pa = pyarrow()
+    return pa.array([part.key(row) for part in columns.parts for row in range(len(part))], pa.binary_view())
+
+
+def _values(columns: Any) -> pa.Array:
+    if _compiled(columns):
+        return _views(columns, 1, 5, columns.null_values)
+    pa = pyarrow()
+    return pa.array([part.value(row) for part in columns.parts for row in range(len(part))], pa.binary_view())
+
+
+def _headers(columns: Any) -> pa.Array:
+    pa = pyarrow()
+    kind = schema().field("headers").type
+    rows = len(columns)
+    if not _compiled(columns):
+        return pa.array(
+            [
+                [{"key": _text(name), "value": value} for name, value in part.headers(row)]
+                for part in columns.parts
+                for row in range(len(part))
+            ],
+            kind,
+        )
+    found = columns.header_columns()
+    if found is None:
+        ends = pa.py_buffer(bytes(4 * (rows + 1)))
+        return pa.Array.from_buffers(kind, rows, [None, ends], 0, children=[_none_of(kind.value_type)])
+    ends, count, name_views, value_views, value_bits, nulls = found
+    data = [pa.py_buffer(buffer) for buffer in columns.buffers]
+    names = pa.Array.from_buffers(pa.string_view(), count, [None, pa.py_buffer(name_views), *data], 0)
+    try:
+        names.validate(full=True)
+    except pa.ArrowInvalid:
+        # header names should be UTF-8; other bytes do not fit into a text column
+        raw = names.view(pa.binary_view()).to_pylist()
+        names = pa.array([name.decode("utf-8", "replace") for name in raw], pa.string_view())
+    present = pa.py_buffer(value_bits) if nulls else None
+    values = pa.Array.from_buffers(pa.binary_view(), count, [present, pa.py_buffer(value_views), *data], nulls)
+    items = pa.StructArray.from_arrays([names, values], fields=list(kind.value_type))
+    return pa.Array.from_buffers(kind, rows, [None, pa.py_buffer(ends)], 0, children=[items])
+
+
+_MAKERS = dict(zip(FIELDS, (_offsets, _timestamps, _timestamp_types, _keys, _values, _headers)))
+
+
+def _none_of(kind: pa.DataType) -> pa.Array:
+    # not pa.array([]): it imports pandas, if installed, which takes half a second
+    return pyarrow().nulls(0, kind)
+
+
+def _text(name: str) -> str:
+    """Replaces bytes that are not UTF-8, as for names of the compiled decoder."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+def _compiled(columns: Any) -> bool:
+    return hasattr(columns, "memory")
+
+
+def _buffer(columns: Any, number: int) -> pa.Buffer:
+    start, size = columns.layout[number]
+    return pyarrow().py_buffer(columns.memory).slice(start, size)
+
+
+def _views(columns: Any, views: int, bits: int, nulls: int) -> pa.Array:
+    pa = pyarrow()
+    buffers = [
+        _buffer(columns, bits) if nulls else None,
+        _buffer(columns, views),
+        *(pa.py_buffer(buffer) for buffer in columns.buffers),
+    ]
+    return pa.Array.from_buffers(pa.binary_view(), len(columns), buffers, nulls)

@@ -1,0 +1,390 @@
+"""Batches: records of one partition, decoded on first use."""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate, islice
+from typing import TYPE_CHECKING, Any, Final, overload
+
+from allocator.core.errors import AllocatorError, DeserializationError, MissingExtra
+from allocator.core.fetch import arrow
+from allocator.core.fetch.decode import Columns, RecordSet
+from allocator.core.html import SHOWN, paragraph, table
+from allocator.core.record import Record
+from allocator.core.types import ColumnDeserializer, Deserializer
+
+if TYPE_CHECKING:
+    import pandas
+    import pyarrow
+
+    from allocator.core.fetch.columns import Segment
+
+__all__ = ["Batch", "deserialized"]
+
+# before each record batch: its first offset and its length; and the position of the format's number
+_OFFSET_LENGTH: Final = struct.Struct(">qi")
+_MAGIC_AT: Final = 16
+
+
+class Batch(Sequence[Record]):
+    """Consecutive records of one partition, still the bytes that the broker sent.
+
+    Iterating gives `Record`s and decodes one record batch of the wire at a time; batches that are not reached
+    are not decoded. `batch[i]` is a record, `batch[a:b]` and `batch.from_offset(n)` are batches of the same bytes.
+    `to_arrow()`, `keys` and `values` give columns without an object for each record. Records, slices and columns hold
+    on to the bytes that they need; a batch may be shared by threads.
+    `high_watermark` is the partition's when the broker answered, `leader_epoch` that of the last record (None before
+    Kafka 0.11).
+
+    Deserializers are called for each record as it is reached, not for null keys and values. When one raises,
+    the iterator raises `DeserializationError` and may be asked for the record after it:
+    `next(records)` on the same iterator, or `batch.from_offset(error.offset + 1)`. Bytes that do not decode raise
+    `CorruptRecordError`, at each `next` again.
+    """
+
+    __slots__ = (
+        "_end",
+        "_ends",
+        "_first",
+        "_found",
+        "_key_deserializer",
+        "_last",
+        "_start",
+        "_stop",
+        "_value_deserializer",
+        "high_watermark",
+        "partition",
+        "topic",
+    )
+
+    def __init__(
+        self,
+        topic: str,
+        partition: int,
+        found: RecordSet,
+        *,
+        start: int = 0,
+        high_watermark: int = -1,
+        key_deserializer: Deserializer = None,
+        value_deserializer: Deserializer = None,
+    ) -> None:
+        """Caller: fetch, with what `decode.scan` found; records below offset `start` are left out."""
+        self.topic = topic
+        self.partition = partition
+        self.high_watermark = high_watermark
+        self._found = found
+        # the segments with wanted records
+        self._first = 0
+        self._end = len(found.segments)
+        self._start = start
+        # the offset after this batch; invisible records may follow its last record
+        self._stop = found.next_offset
+        self._key_deserializer = key_deserializer
+        self._value_deserializer = value_deserializer
+        # for each segment, the number of records up to its end; computed at the first use
+        self._ends: list[int] | None = None
+        # the segment decoded last, as random access mostly stays within one
+        self._last: tuple[int, Columns] | None = None
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the first records as a table. Decodes no more than these."""
+        head = paragraph(f"{self.topic}:{self.partition}, offsets {self.base_offset} to {self.next_offset - 1}")
+        rows: list[tuple[object, ...]] = []
+        try:
+            for record in islice(self, SHOWN):
+                rows.append((record.offset, record.timestamp, _short(record.key), _short(record.value)))
+        except AllocatorError as error:
+            head += paragraph(str(error))
+        return head + table(("offset", "timestamp", "key", "value"), rows, len(self))
+
+    @property
+    def base_offset(self) -> int:
+        """No record here is below this offset."""
+        first = self._found.segments[self._first].base_offset if self._first < self._end else self._stop
+        return max(self._start, first)
+
+    @property
+    def next_offset(self) -> int:
+        """The position after this batch; beyond its last record where markers or removed records follow."""
+        return self._stop
+
+    @property
+    def leader_epoch(self) -> int | None:
+        return self._found.segments[self._end - 1].leader_epoch if self._first < self._end else None
+
+    @property
+    def fence(self) -> int | None:
+        """The number of the ownership under which the records were delivered (`Consumer.fence`).
+
+        None for a batch that no consumer delivered.
+        """
+        return self._found.fence
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the wire of the record batches that are touched."""
+        return sum(segment.size for segment in self._found.segments[self._first : self._end])
+
+    def __len__(self) -> int:
+        """The number of records. Decodes only record batches that do not say it: cut ones, and compressed old ones."""
+        ends = self._row_ends()
+        return ends[-1] if ends else 0
+
+    def __iter__(self) -> Iterator[Record]:
+        records = self._found.records(self._first, self._end, self._start, self._stop)
+        # no Python frame for each record in the common case
+        plain = self._key_deserializer is None and self._value_deserializer is None
+        return records if plain else map(self._deserialized, records)
+
+    @overload
+    def __getitem__(self, index: int) -> Record: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Batch: ...
+
+    def __getitem__(self, index: int | slice) -> Record | Batch:
+        if isinstance(index, slice):
+            return self._slice(index)
+        wanted = index + len(self) if index < 0 else index
+        if not 0 <= wanted < len(self):
+            raise IndexError(f"record {index} of a batch of {len(self)}")
+        number, within = self._locate(wanted)
+        columns, first, _ = self._part(number)
+        record = next(columns.records(first + within, first + within + 1))
+        plain = self._key_deserializer is None and self._value_deserializer is None
+        return record if plain else self._deserialized(record)
+
+    def raw(self) -> Batch:
+        """The same records, with keys and values as bytes."""
+        if self._key_deserializer is None and self._value_deserializer is None:
+            return self
+        other = self._between(self._start, self._stop)
+        other._key_deserializer = other._value_deserializer = None
+        return other
+
+    def from_offset(self, offset: int) -> Batch:
+        """The records at `offset` and above, of the same bytes."""
+        return self._between(max(offset, self._start), self._stop)
+
+    def until_offset(self, offset: int) -> Batch:
+        """The records below `offset`, of the same bytes."""
+        return self._between(self._start, min(offset, self._stop))
+
+    def encoded(self) -> Iterator[tuple[Batch, int, memoryview | None]]:
+        """What a mirror sends on: each record batch of the wire as a `Batch` of its own, its codec, and its bytes.
+
+        The bytes are None where they hold other records too, or are not of format v2 (neighbours of one codec come
+        together then).
+        """
+        at = 0
+        older: Segment | None = None
+        for segment in self._found.segments[self._first : self._end]:
+            data = None
+            if segment.magic == 2:
+                at, data = self._wire(segment, at)
+            whole = data is not None and self._whole(segment)
+            if older is not None and (whole or segment.codec != older.codec):
+                yield self._between(max(self._start, older.base_offset), segment.base_offset), older.codec, None
+                older = None
+            if whole:
+                yield self._between(segment.base_offset, segment.next_offset), segment.codec, data
+            elif older is None:
+                older = segment
+        if older is not None:
+            yield self._between(max(self._start, older.base_offset), self._stop), older.codec, None
+
+    # -- columns
+
+    def to_arrow(
+        self, *, views: bool = True, key: ColumnDeserializer = None, value: ColumnDeserializer = None
+    ) -> pyarrow.RecordBatch:
+        """All records as one pyarrow.RecordBatch; needs `zk-partition-allocator[arrow]`, or raises `MissingExtra`.
+
+        Columns: offset (int64), timestamp (ms, UTC; null where there is none), timestamp_type (int8, as in `Record`),
+        key and value (binary_view), headers (list of key: string_view, value: binary_view). Topic, partition and
+        high watermark are in the schema's metadata. Names of headers that are not UTF-8 have U+FFFD instead.
+
+        Nothing is copied: keys and values longer than 12 bytes are views of the bytes that the broker sent, or of what
+        they were decompressed to, which live as long as the columns do. Many libraries know these types, some do not
+        (Spark, and pyarrow's own `take` and `filter`): with `views=False` the bytes are copied once, into columns of
+        the types string and binary.
+
+        `key` and `value` take the whole column and return one of the same length to stand in its place; the
+        deserializers of single records are not called. What they raise comes out as a `DeserializationError` at the
+        first offset. Bytes that do not decode raise `CorruptRecordError`. Record batches that decompress to more than
+        1 GiB together raise `OverflowError`: slice the batch then.
+        """
+        columns, first, last = self._columns()
+        pa = arrow.pyarrow()
+        where = {"topic": self.topic, "partition": str(self.partition), "high_watermark": str(self.high_watermark)}
+        schema = arrow.schema(views=views).with_metadata(where)
+        arrays = arrow.record_batch(columns, first, last)
+        if not views:
+            arrays = [array if array.type == kind else array.cast(kind) for array, kind in zip(arrays, schema.types)]
+        for name, function in (("key", key), ("value", value)):
+            if function is not None:
+                number = schema.get_field_index(name)
+                arrays[number] = self._transformed(function, arrays[number], name)
+                schema = schema.set(number, pa.field(name, arrays[number].type))
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """`to_arrow` as a DataFrame, with topic and partition before its columns, so that frames can be concatenated.
+
+        Keys and values are bytes objects. Needs pandas too, or raises `MissingExtra`.
+        """
+        try:
+            import pandas  # noqa: F401
+        except ImportError as error:
+            raise MissingExtra("DataFrames need pandas: pip install pandas 'zk-partition-allocator[arrow]'") from error
+        frame = self.to_arrow(views=False).to_pandas()
+        frame.insert(0, "topic", self.topic)
+        frame.insert(1, "partition", self.partition)
+        return frame
+
+    @property
+    def keys(self) -> pyarrow.Array:
+        """The raw keys, as in `to_arrow`; not copied."""
+        return arrow.field("key", *self._columns())
+
+    @property
+    def values(self) -> pyarrow.Array:
+        """The raw values, as in `to_arrow`; not copied."""
+        return arrow.field("value", *self._columns())
+
+    def __repr__(self) -> str:
+        return (
+            f"<Batch {self.topic}:{self.partition} offsets {self.base_offset} to {self.next_offset - 1}, "
+            f"{self.nbytes} bytes>"
+        )
+
+    # -- inside
+
+    def _between(self, start: int, stop: int) -> Batch:
+        other = Batch(
+            self.topic,
+            self.partition,
+            self._found,
+            start=start,
+            high_watermark=self.high_watermark,
+            key_deserializer=self._key_deserializer,
+            value_deserializer=self._value_deserializer,
+        )
+        other._stop = max(start, stop)
+        segments = self._found.segments
+        other._first, other._end = self._first, self._end
+        while other._first < other._end and segments[other._first].next_offset <= start:
+            other._first += 1
+        while other._first < other._end and segments[other._end - 1].base_offset >= stop:
+            other._end -= 1
+        return other
+
+    def _wire(self, segment: Segment, at: int) -> tuple[int, memoryview]:
+        """The bytes of one batch of v2, looked for from position `at` on; and the position after it."""
+        data = self._found.data
+        while True:
+            base, length = _OFFSET_LENGTH.unpack_from(data, at)
+            end = at + _OFFSET_LENGTH.size + length
+            if base == segment.base_offset and data[at + _MAGIC_AT] == 2:
+                return end, memoryview(data)[at:end]
+            at = end
+
+    def _slice(self, index: slice) -> Batch:
+        first, last, step = index.indices(len(self))
+        if step != 1:
+            raise ValueError(f"a batch is cut in steps of 1, not {step}; iterate over it to skip records")
+        start = self._offset_at(first) if first < len(self) else self._stop
+        if last <= first:
+            return self._between(start, start)
+        return self._between(start, self._stop if last == len(self) else self._offset_at(last - 1) + 1)
+
+    def _offset_at(self, index: int) -> int:
+        number, within = self._locate(index)
+        columns, first, _ = self._part(number)
+        return columns.offset(first + within)
+
+    def _locate(self, index: int) -> tuple[int, int]:
+        """The segment that holds record `index`, and which of its visible records that is."""
+        ends = self._row_ends()
+        number = bisect_right(ends, index)
+        return self._first + number, index - (ends[number - 1] if number else 0)
+
+    def _row_ends(self) -> list[int]:
+        if self._ends is None:
+            self._ends = list(accumulate(self._counts()))
+        return self._ends
+
+    def _counts(self) -> Iterator[int]:
+        for number in range(self._first, self._end):
+            segment = self._found.segments[number]
+            if segment.count >= 0 and self._whole(segment):
+                yield segment.count
+            else:
+                _, first, last = self._part(number)
+                yield last - first
+
+    def _whole(self, segment: Segment) -> bool:
+        return segment.base_offset >= self._start and segment.next_offset <= self._stop
+
+    def _part(self, number: int) -> tuple[Columns, int, int]:
+        """The records of one segment, the first row that belongs here and the one after the last."""
+        last = self._last
+        if last is not None and last[0] == number:
+            columns = last[1]
+        else:
+            columns = self._found.columns(number, number + 1)
+            self._last = (number, columns)
+        return self._cut(columns, number, number + 1)
+
+    def _columns(self) -> tuple[Columns | None, int, int]:
+        """The columns of all segments."""
+        if self._first == self._end:
+            return None, 0, 0
+        return self._cut(self._found.columns(self._first, self._end), self._first, self._end)
+
+    def _cut(self, columns: Columns, first: int, end: int) -> tuple[Columns, int, int]:
+        segments = self._found.segments
+        low = 0 if segments[first].base_offset >= self._start else columns.find(self._start)
+        high = len(columns) if segments[end - 1].next_offset <= self._stop else columns.find(self._stop)
+        return columns, low, high
+
+    def _transformed(self, function: Callable[[Any], Any], array: Any, part: str) -> Any:
+        try:
+            made = function(array)
+            if len(made) != len(array):
+                raise ValueError(f"{len(made)} values for {len(array)} records")
+        except Exception as error:
+            # the error must name the batch, whatever the user's code raises
+            raise DeserializationError(self.topic, self.partition, self.base_offset, part, error) from error
+        return made
+
+    def _deserialized(self, record: Record) -> Record:
+        return deserialized(record, self._key_deserializer, self._value_deserializer)
+
+
+def _short(value: Any) -> str:
+    """A key or a value in a table: text as text, other bytes as Python writes them."""
+    if not isinstance(value, bytes):
+        return "null" if value is None else str(value)
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return repr(value[:200])
+
+
+def deserialized(record: Record, key: Deserializer, value: Deserializer) -> Record:
+    """`record` itself, with its key and value through these. Raises DeserializationError."""
+    return record.deserialized(_apply(key, record, "key"), _apply(value, record, "value"))
+
+
+def _apply(deserializer: Deserializer, record: Record, part: str) -> Any:
+    data = record.key if part == "key" else record.value
+    if deserializer is None or data is None:
+        return data
+    try:
+        return deserializer(data)
+    except Exception as error:
+        # the error must name the record, whatever the user's code raises
+        raise DeserializationError(record.topic, record.partition, record.offset, part, error) from error

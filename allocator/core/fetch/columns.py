@@ -1,0 +1,218 @@
+"""Decoded records as columns, in plain Python: lists of numbers."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate, chain, repeat
+from typing import Final, Optional
+
+from allocator.core.record import PlainRecord
+
+__all__ = ["ColumnPart", "Columns", "Segment", "decode_headers", "varint"]
+
+Headers = list[tuple[str, Optional[bytes]]]
+NO_HEADERS: Final[Mapping[int, int]] = {}
+
+
+class ColumnPart:
+    """The records of one record batch: positions in a buffer instead of objects. A `record.Source`.
+
+    `keys_at` and `values_at` are the (start, end) pairs of each record in `buffer`, flattened: record i lies at
+    [2*i] to [2*i+1]; a start of -1 is a null. `headers_at` has the position of the header block of each record that
+    has one, by index. `timestamp_type` as in `allocator.Record`.
+    """
+
+    __slots__ = (
+        "buffer",
+        "fence",
+        "headers_at",
+        "keys_at",
+        "leader_epoch",
+        "offsets",
+        "partition",
+        "timestamp_type",
+        "timestamps",
+        "topic",
+        "values_at",
+    )
+
+    def __init__(
+        self,
+        buffer: bytes,
+        offsets: Sequence[int],
+        timestamps: Sequence[int],
+        timestamp_type: int | None,
+        keys_at: Sequence[int],
+        values_at: Sequence[int],
+        headers_at: Mapping[int, int] = NO_HEADERS,
+    ) -> None:
+        self.topic = ""
+        self.partition = -1
+        self.leader_epoch: int | None = None
+        self.fence: int | None = None
+        self.buffer = buffer
+        self.offsets = offsets
+        self.timestamps = timestamps
+        self.timestamp_type = timestamp_type
+        self.keys_at = keys_at
+        self.values_at = values_at
+        self.headers_at = headers_at
+
+    def belongs(self, topic: str, partition: int, leader_epoch: int | None, fence: int | None) -> ColumnPart:
+        """This source, as records name it."""
+        self.topic, self.partition, self.leader_epoch, self.fence = topic, partition, leader_epoch, fence
+        return self
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def key(self, row: int) -> bytes | None:
+        return self._bytes(self.keys_at, row)
+
+    def value(self, row: int) -> bytes | None:
+        return self._bytes(self.values_at, row)
+
+    def headers(self, row: int) -> Headers:
+        """The headers of one record, in a new list."""
+        at = self.headers_at.get(row)
+        return [] if at is None else decode_headers(self.buffer, at)
+
+    def _bytes(self, at: Sequence[int], row: int) -> bytes | None:
+        start = at[2 * row]
+        return self.buffer[start : at[2 * row + 1]] if start >= 0 else None
+
+
+class Columns:
+    """The records of consecutive record batches."""
+
+    __slots__ = ("parts", "rows", "starts")
+
+    def __init__(self, parts: Sequence[ColumnPart]) -> None:
+        self.parts = parts
+        # the row that each part begins at
+        self.starts = [0, *accumulate(map(len, parts))]
+        self.rows = self.starts.pop()
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def find(self, offset: int) -> int:
+        """The first row at `offset` or above; the number of rows if all are below."""
+        for part, start in zip(self.parts, self.starts):
+            if part.offsets[-1] >= offset:
+                return start + bisect_left(part.offsets, offset)
+        return self.rows
+
+    def offset(self, row: int) -> int:
+        """The offset of one record."""
+        if not 0 <= row < self.rows:
+            raise IndexError(row)
+        number = bisect_right(self.starts, row) - 1
+        return self.parts[number].offsets[row - self.starts[number]]
+
+    def records(self, first: int = 0, last: int | None = None) -> Iterator[PlainRecord]:
+        """Records of rows `first` up to, not including, `last`."""
+        last = self.rows if last is None else last
+        cuts = (
+            (part, max(first - start, 0), min(last - start, len(part)))
+            for part, start in zip(self.parts, self.starts)
+            if start < last and start + len(part) > first
+        )
+        return chain.from_iterable(map(PlainRecord.at, repeat(part), range(low, high)) for part, low, high in cuts)
+
+    @property
+    def timestamp_types(self) -> list[tuple[int | None, int]]:
+        """(timestamp type, number of rows) of each part."""
+        return [(part.timestamp_type, len(part)) for part in self.parts]
+
+
+class Segment:
+    """One record batch on the wire, or a run of uncompressed messages of the old formats.
+
+    `count` is -1 where only decoding tells it: a compressed old-format set. `part` is there already where finding
+    the end meant walking through the records. `size` is bytes on the wire.
+    """
+
+    __slots__ = (
+        "base_offset",
+        "base_timestamp",
+        "codec",
+        "count",
+        "end",
+        "leader_epoch",
+        "log_append_time",
+        "magic",
+        "next_offset",
+        "part",
+        "size",
+        "start",
+    )
+
+    def __init__(
+        self,
+        *,
+        magic: int,
+        base_offset: int,
+        next_offset: int,
+        count: int,
+        codec: int,
+        start: int,
+        end: int,
+        size: int,
+        base_timestamp: int = -1,
+        log_append_time: int | None = None,
+        leader_epoch: int | None = None,
+        part: ColumnPart | None = None,
+    ) -> None:
+        self.magic = magic
+        self.base_offset = base_offset
+        self.next_offset = next_offset
+        self.count = count
+        self.codec = codec
+        # of the records' bytes within the record set
+        self.start = start
+        self.end = end
+        self.size = size
+        self.base_timestamp = base_timestamp
+        # the broker's time in ms, which holds for each record; None: records have their own
+        self.log_append_time = log_append_time
+        self.leader_epoch = leader_epoch
+        self.part = part
+
+    @property
+    def timestamp_type(self) -> int | None:
+        return None if self.magic == 0 else int(self.log_append_time is not None)
+
+
+def varint(buffer: bytes, pos: int) -> tuple[int, int]:
+    """The zigzag varint at `pos`, and the position after it. Raises `ValueError` if it has more than 64 bits,
+    `IndexError` if the buffer ends first."""
+    byte = buffer[pos]
+    pos += 1
+    value = byte & 0x7F
+    shift = 7
+    while byte & 0x80:
+        byte = buffer[pos]
+        pos += 1
+        value |= (byte & 0x7F) << shift
+        shift += 7
+        if shift >= 70 and byte > 1:
+            raise ValueError("a varint of more than 64 bits")
+    return (value >> 1) ^ -(value & 1), pos
+
+
+def decode_headers(buffer: bytes, pos: int) -> Headers:
+    """The headers whose count is at `pos`. Names that are not UTF-8 survive a round trip (surrogateescape)."""
+    count, pos = varint(buffer, pos)
+    headers: Headers = []
+    for _ in range(count):
+        size, pos = varint(buffer, pos)
+        name = buffer[pos : pos + size].decode("utf-8", "surrogateescape")
+        size, pos = varint(buffer, pos + size)
+        if size < 0:
+            headers.append((name, None))
+        else:
+            headers.append((name, buffer[pos : pos + size]))
+            pos += size
+    return headers

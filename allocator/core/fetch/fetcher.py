@@ -1,0 +1,444 @@
+"""Records of the assigned partitions, fetched ahead from all brokers at once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, NamedTuple
+
+from allocator.core.errors import AllocatorError, Closed, ConfigError, CorruptRecordError
+from allocator.core.fetch.batch import Batch
+from allocator.core.fetch.brokers import BrokerFetchers
+from allocator.core.fetch.buffer import ByteBudget, Chunk, Failure, OutOfRange, PartitionBuffer
+from allocator.core.settings import DEFAULT, SECONDS, check_keywords
+from allocator.core.subscription import LogTruncation, RecordsLost, SubscriptionState, reset_timestamp
+from allocator.core.subscription.loss import PositionOfOldTopic, PositionOutOfRange
+from allocator.core.subscription.partition import ResetStrategy
+from allocator.core.types import Deserializer, TopicPartition
+
+if TYPE_CHECKING:
+    from allocator.core.client.client import KafkaClient
+
+__all__ = ["Fetcher"]
+
+log = logging.getLogger(__name__)
+
+
+class _Resetting(NamedTuple):
+    """A position that was given up; kept until the reset has found another one."""
+
+    position: int
+    why: str
+    recreated: bool
+    epoch: int | None  # of the state, since the position was given up
+
+
+class _Fault:
+    """An error of a partition, raised again and again until its cause is gone. `epoch`: valid only under this epoch of
+    the state; None: until the partition is read again."""
+
+    __slots__ = ("epoch", "error", "raised")
+
+    def __init__(self, error: AllocatorError, epoch: int | None, raised: bool) -> None:
+        self.error = error
+        self.epoch = epoch
+        self.raised = raised
+
+
+class Fetcher:
+    """Fetches the fetchable partitions of `state` ahead of the consumer and delivers `Batch`es.
+
+    Guarantees:
+    - Batches of a partition come in the order of offsets, without a gap, from its position on. Records that were
+      requested before a seek, a reset or a reassignment are dropped, and a paused partition delivers nothing.
+    - Fetched and requested bytes stay within `prefetch_bytes`. One response may exceed it: a broker sends a record
+      batch that is larger than the request whole, so that a consumer can go on (KIP-74).
+    - Partitions do not delay each other: one that is paused, failing or not consumed keeps only its own share when
+      others need the room.
+    - `take` raises an error of a partition after all records that were read before it, and again at each call
+      until the error is resolved, with pauses of `retry_backoff_s`. The other partitions go on: between two errors
+      comes a batch of theirs, if one is ready.
+
+    Partitions that await a reset get their position here (ListOffsets). The consumer has to seek partitions that have
+    neither a position nor a reset. `lost` is called when a reset replaced a position that the log does not have,
+    before a record from there is delivered. `gate` is asked before each delivery: nothing is delivered, and no error of
+    a partition raised, while it returns False; what it raises comes out of `take`.
+
+    Start and close it in the event loop that it runs in, or use `async with`.
+    """
+
+    def __init__(
+        self,
+        client: KafkaClient,
+        state: SubscriptionState,
+        *,
+        max_wait_s: float = DEFAULT["max_wait_s"],
+        min_bytes: int = DEFAULT["min_bytes"],
+        max_bytes: int = DEFAULT["max_bytes"],
+        max_partition_bytes: int = DEFAULT["max_partition_bytes"],
+        prefetch_bytes: int = DEFAULT["prefetch_bytes"],
+        auto_offset_reset: ResetStrategy = DEFAULT["auto_offset_reset"],
+        isolation_level: str = DEFAULT["isolation_level"],
+        rack: str | None = None,  # of this machine: read replicas in the same rack, if brokers select them (KIP-392)
+        key_deserializer: Deserializer = None,
+        value_deserializer: Deserializer = None,
+        retry_backoff_s: float = 0.1,  # more: slower recovery after an error; less: more requests meanwhile
+        lost: Callable[[RecordsLost], None] | None = None,
+        gate: Callable[[], bool] | None = None,
+    ) -> None:
+        check_keywords(
+            {
+                "min_bytes": min_bytes,
+                "max_bytes": max_bytes,
+                "max_partition_bytes": max_partition_bytes,
+                "prefetch_bytes": prefetch_bytes,
+                "max_wait_s": max_wait_s,
+                "retry_backoff_s": retry_backoff_s,
+                "auto_offset_reset": auto_offset_reset,
+                "isolation_level": isolation_level,
+                "rack": rack,
+            },
+            retry_backoff_s=SECONDS,
+        )
+        for name, given in (("key_deserializer", key_deserializer), ("value_deserializer", value_deserializer)):
+            if given is not None and not callable(given):
+                raise ConfigError(f"{name} is {given!r}, not a function of bytes")
+        self._state = state
+        self._reset = auto_offset_reset
+        self._lost = lost
+        self._gate = gate
+        self._resetting: dict[TopicPartition, _Resetting] = {}
+        self._has_reset = reset_timestamp(auto_offset_reset) is not None
+        self._key_deserializer = key_deserializer
+        self._value_deserializer = value_deserializer
+        self._budget = ByteBudget(
+            prefetch_bytes=prefetch_bytes, max_bytes=max_bytes, max_partition_bytes=max_partition_bytes
+        )
+        self._brokers = BrokerFetchers(
+            client,
+            state,
+            self,
+            max_wait_s=max_wait_s,
+            min_bytes=min_bytes,
+            budget=self._budget,
+            isolation_level=isolation_level,
+            retry_backoff_s=retry_backoff_s,
+            rack=rack or "",
+        )
+        # partitions with something to deliver, the next one first; those that are not fetchable wait in _parked
+        self._ready: OrderedDict[TopicPartition, PartitionBuffer] = OrderedDict()
+        self._parked: dict[TopicPartition, PartitionBuffer] = {}
+        self._seen_version = -1
+        self._faults: dict[TopicPartition, _Fault] = {}
+        self._retry_backoff_s = retry_backoff_s
+        # a fault that was raised already is not raised again before
+        self._repeat_at = 0.0
+        # whether a batch that is ready comes before the next repetition: a reader that pauses after each error would
+        # otherwise get errors only
+        self._batch_first = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._waiting: set[asyncio.Future[bool]] = set()
+        self._closed = False
+        self.broken: BaseException | None = None
+        """The unexpected error that ended fetching."""
+
+    async def start(self) -> None:
+        """Start to fetch. Raises `Closed` after `close`."""
+        if self._closed:
+            raise Closed("this fetcher is closed; create a new one")
+        self._brokers.start()
+
+    async def close(self) -> None:
+        """End every task and drop fetched records; callers that wait for a batch get `Closed`. Idempotent."""
+        self._closed = True
+        self._let_go()
+        await self._brokers.close()
+        self._ready.clear()
+        self._parked.clear()
+
+    async def __aenter__(self) -> Fetcher:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    @property
+    def buffered_bytes(self) -> int:
+        """The bytes that were fetched and not delivered, without requests under way."""
+        return self._budget.held
+
+    async def news(self, timeout_s: float | None = None) -> bool:
+        """Wait until `take` may return or raise something, or `wake` is called; False after `timeout_s`."""
+        if timeout_s is not None and timeout_s <= 0:
+            return False
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[bool] = self._loop.create_future()
+        timer = None if timeout_s is None else self._loop.call_later(timeout_s, _finish, waiter, False)
+        self._waiting.add(waiter)
+        try:
+            return await waiter
+        finally:
+            self._waiting.discard(waiter)
+            if timer is not None:
+                timer.cancel()
+
+    def unreachable(self) -> set[TopicPartition]:
+        """The partitions to fetch whose leader is unknown or failed, or has not responded for a while."""
+        return self._brokers.unreachable()
+
+    def leader_epoch(self, tp: TopicPartition, offset: int) -> int:
+        """The epoch of the record before `offset`; -1 if that was not read since the last seek, or Kafka is older than
+        0.11.
+
+        Store it with a position or a commit at `offset`: it tells a truncated log from one that grew (KIP-320).
+        """
+        epoch = self._brokers.leader_epoch(tp, offset)
+        # a partition that is being released has no buffer any more
+        return epoch if epoch >= 0 else self._state.leader_epoch(tp, offset)
+
+    def wake(self) -> None:
+        """Read the state again. Caller: the consumer, after changing the assignment, positions or pauses."""
+        self._brokers.wake()
+        self._let_go()
+
+    def prepare(self, partitions: Iterable[TopicPartition]) -> None:
+        """Connect to the leaders of partitions that will soon be assigned. Caller: the consumer, in its event loop."""
+        for tp in partitions:
+            self._brokers.prepare(tp)
+
+    def discard(self, partitions: Iterable[TopicPartition]) -> None:
+        """Drop the fetched records of these, and deliver none until they are assigned again or sought.
+
+        Caller: the consumer, when they are revoked or lost.
+        """
+        for tp in partitions:
+            self._ready.pop(tp, None)
+            self._parked.pop(tp, None)
+            self._faults.pop(tp, None)
+            self._brokers.discard(tp)
+
+    def halt(self, tp: TopicPartition, error: AllocatorError) -> None:
+        """Stop a partition until it is sought. Caller: the consumer, when `error` stopped the decoding of a batch."""
+        self._ready.pop(tp, None)
+        self._parked.pop(tp, None)
+        self._brokers.halt(tp)
+        self._raised(tp, error)
+
+    def halted(self) -> list[TopicPartition]:
+        """Partitions that are stopped until they are sought; their errors were raised."""
+        return self._brokers.halted()
+
+    # -- called by the fetch loop
+
+    def arrived(self, buffer: PartitionBuffer) -> None:
+        """`buffer` has something to deliver."""
+        self._parked.pop(buffer.tp, None)
+        self._ready[buffer.tp] = buffer
+        self._let_go()
+
+    def fail(self, tp: TopicPartition, error: AllocatorError, *, lasting: bool = False) -> None:
+        """`take` raises `error` until the partition is sought, reset or revoked; `lasting`: until it is `healed`."""
+        before = self.fault(tp)
+        raised = before is not None and type(before) is type(error)
+        self._faults[tp] = _Fault(error, None if lasting else self._state.epoch(tp), raised)
+        self._let_go()
+
+    def healed(self, tp: TopicPartition) -> None:
+        """A lasting error of `tp` is over."""
+        if tp in self._faults and self._faults[tp].epoch is None:
+            del self._faults[tp]
+
+    def fault(self, tp: TopicPartition) -> AllocatorError | None:
+        """The error that stops a partition at present."""
+        fault = self._faults.get(tp)
+        if fault is None:
+            return None
+        if not self._state.is_assigned(tp) or fault.epoch not in (None, self._state.epoch(tp)):
+            del self._faults[tp]
+            return None
+        return fault.error
+
+    def broke(self, error: BaseException) -> None:
+        """An unexpected error ended fetching. Every `take` raises it, so that no caller waits for ever."""
+        self.broken = error
+        self._let_go()
+
+    def recreated(self, tp: TopicPartition) -> None:
+        """The position of `tp` is an offset of a deleted topic: reset it, or report `TopicRecreated`."""
+        position = self._state.position(tp)
+        if position is None:
+            return
+        if self._has_reset:
+            self._begin_reset(tp, position.offset, "the topic was deleted and created again", recreated=True)
+        else:
+            self._state.halt_recreated(tp)
+            self.fail(tp, PositionOfOldTopic(tp.topic, tp.partition, position.offset))
+
+    def reset(self, tp: TopicPartition, offset: int, epoch: int) -> None:
+        """The reset that was requested under `epoch` found `offset`."""
+        before = self._resetting.pop(tp, None)
+        if before is None or before.epoch != epoch:
+            return  # there was no position before, or another reset came later
+        first = 0 if before.recreated else before.position
+        last = offset - 1 if offset > first else None
+        start = None if last is None else first
+        self._tell_loss(RecordsLost(tp, before.position, offset, start, last, before.why, before.recreated))
+
+    def cut(self, what: LogTruncation) -> None:
+        """The log of a new leader ends before the position. `what` says where reading continues."""
+        tp, position, why = what.partition, what.position.offset, "the log of its new leader was cut before it"
+        if what.divergent is not None:
+            self._tell_loss(RecordsLost(tp, position, what.divergent.offset, None, None, why))
+            return
+        log.warning("%s:%d at offset %d: %s; resetting to %s", tp.topic, tp.partition, position, why, self._reset)
+        self._resetting[tp] = _Resetting(position, why, False, self._state.epoch(tp))
+
+    # -- delivering
+
+    def take(self, topic: str | None = None) -> Batch | None:
+        """Returns the next batch, or None if none is ready; with `topic`, of that topic only.
+
+        The fetchable partitions take turns. It changes no position: call
+        `state.update_position(tp, batch.next_offset, fetcher.leader_epoch(tp, batch.next_offset))` when taking the
+        batch, or when done with it at the latest.
+
+        Raises the error of a partition at each call until it is resolved, at most once in `retry_backoff_s`. Calls
+        between continue with the other partitions: `OffsetOutOfRange` (reset strategy "none"), `RecordTooLarge`,
+        `CorruptRecordError` and refusals by the broker stop that partition until it is sought;
+        `TopicAuthorizationFailed` does not. Raises `Closed`.
+        """
+        if self._gate is not None and not self._gate():
+            return None
+        if self._closed:
+            raise Closed("this fetcher is closed; create a new one")
+        if self._faults:
+            self._raise_a_fault(topic)
+        if self._state.version != self._seen_version:
+            self._seen_version = self._state.version
+            self._brokers.wake()
+            # paused partitions may have been resumed
+            self._ready.update(self._parked)
+            self._parked.clear()
+        for _ in range(len(self._ready)):
+            tp, buffer = self._ready.popitem(last=False)
+            if not self._brokers.is_current(buffer):
+                continue
+            if topic is not None and tp.topic != topic:
+                self._ready[tp] = buffer
+                continue
+            if not self._state.is_fetchable(tp):
+                self._parked[tp] = buffer
+                continue
+            try:
+                batch = self._next_of(buffer)
+            finally:
+                if buffer.queue:
+                    self._ready[tp] = buffer  # behind the others
+            if batch is not None:
+                self._batch_first = False
+                return batch
+        if self._batch_first:
+            self._batch_first = False
+            self._raise_a_fault(topic)
+        if self.broken is not None:
+            raise self.broken
+        return None
+
+    def _raise_a_fault(self, topic: str | None) -> None:
+        """Raises the error of a partition whose turn it is, if any."""
+        may_repeat = time.monotonic() >= self._repeat_at and not self._batch_first
+        for tp in list(self._faults):
+            error = self.fault(tp)
+            if error is None or not self._state.is_wanted(tp) or topic not in (None, tp.topic):
+                continue
+            if may_repeat or not self._faults[tp].raised:
+                lasting = self._faults.pop(tp).epoch is None  # behind the others
+                raise self._raised(tp, error, lasting=lasting).with_traceback(None)
+
+    def _raised(self, tp: TopicPartition, error: AllocatorError, *, lasting: bool = False) -> AllocatorError:
+        """Returns `error`, which `take` raises now and, after a pause, again."""
+        self._faults[tp] = _Fault(error, None if lasting else self._state.epoch(tp), True)
+        self._repeat_at = time.monotonic() + self._retry_backoff_s
+        self._batch_first = True
+        asyncio.get_running_loop().call_later(self._retry_backoff_s, self._let_go)
+        return error
+
+    def _next_of(self, buffer: PartitionBuffer) -> Batch | None:
+        """The next batch of one partition; raises its error when that comes next."""
+        tp, state = buffer.tp, self._state
+        while buffer.queue:
+            item = buffer.queue[0]
+            if isinstance(item, OutOfRange):
+                position = state.position(tp)
+                if position is None or position.offset < item.offset:
+                    # a reset now would skip records that the consumer holds; it updates the position first
+                    return None
+                buffer.pop()
+                self._out_of_range(tp, item.offset)
+                return None
+            buffer.pop()
+            self._brokers.room_changed()
+            if isinstance(item, Failure):
+                raise self._raised(tp, item.error)
+            try:
+                batch = self._batch(tp, item)
+            except CorruptRecordError as error:
+                # records after the damaged ones must not be delivered as if none were missing
+                self._brokers.halt(tp)
+                raise self._raised(tp, error) from None
+            if batch is not None:
+                return batch
+        return None
+
+    def _batch(self, tp: TopicPartition, chunk: Chunk) -> Batch | None:
+        """None if the chunk has no visible record; then the position is moved past it here."""
+        state, found = self._state, chunk.found
+        found.fence = state.fence(tp)
+        batch = Batch(
+            tp.topic,
+            tp.partition,
+            found,
+            start=chunk.start,
+            high_watermark=chunk.high_watermark,
+            key_deserializer=self._key_deserializer,
+            value_deserializer=self._value_deserializer,
+        )
+        # only the first segment can be cut to nothing, so two segments always have a record
+        if len(found.segments) > 1 or (found.segments and len(batch)):
+            return batch
+        position = state.position(tp)
+        if position is not None and position.offset == chunk.start:
+            # markers and aborted records have an epoch too; without it no truncation would be noticed from here on
+            state.update_position(tp, found.next_offset, self.leader_epoch(tp, found.next_offset))
+        return None
+
+    def _out_of_range(self, tp: TopicPartition, offset: int) -> None:
+        if not self._has_reset:
+            why = "the log does not reach there and auto_offset_reset is 'none'; seek to an offset that it has"
+            raise self._raised(tp, PositionOutOfRange(tp.topic, tp.partition, offset, why))
+        self._begin_reset(tp, offset, "the log does not have it")
+        self._brokers.wake()
+
+    def _begin_reset(self, tp: TopicPartition, position: int, why: str, *, recreated: bool = False) -> None:
+        log.warning("%s:%d at offset %d: %s; resetting to %s", tp.topic, tp.partition, position, why, self._reset)
+        self._state.request_offset_reset(tp, self._reset)
+        self._resetting[tp] = _Resetting(position, why, recreated, self._state.epoch(tp))
+
+    def _tell_loss(self, loss: RecordsLost) -> None:
+        log.warning("%s", loss)
+        if self._lost is not None:
+            self._lost(loss)
+
+    def _let_go(self) -> None:
+        for waiter in self._waiting:
+            _finish(waiter, True)
+
+
+def _finish(waiter: asyncio.Future[bool], result: bool) -> None:
+    if not waiter.done():
+        waiter.set_result(result)

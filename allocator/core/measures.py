@@ -1,0 +1,124 @@
+"""Durations and counts of a consumer, for metrics. No I/O, no dependency."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Container, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Optional
+
+from allocator.core.types import TopicPartition
+
+__all__ = ["Effort", "Measure", "Measures"]
+
+_NOTHING: AbstractContextManager[Any] = nullcontext()
+
+SAMPLE_S = 30.0  # length of a sample, as in Kafka's own clients; averages and rates cover the last two
+
+
+class Measure:
+    """Durations of one kind of operation, in seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.count = 0
+        """Since the start, like `total_s`."""
+        self.total_s = 0.0
+        self._clock = clock
+        self._began = clock()
+        # count, sum and maximum of the current and the last sample
+        self._now: list[float] = [0, 0.0, 0.0]
+        self._before: list[float] = [0, 0.0, 0.0]
+
+    def add(self, seconds: float) -> None:
+        self._turn()
+        self.count += 1
+        self.total_s += seconds
+        self._now = [self._now[0] + 1, self._now[1] + seconds, max(self._now[2], seconds)]
+
+    @property
+    def avg_s(self) -> float:
+        """Average of the last 30 to 60 seconds, 0 without an event; `max_s` and `rate` likewise."""
+        self._turn()
+        count = self._now[0] + self._before[0]
+        return (self._now[1] + self._before[1]) / count if count else 0.0
+
+    @property
+    def max_s(self) -> float:
+        self._turn()
+        return max(self._now[2], self._before[2])
+
+    @property
+    def rate(self) -> float:
+        """Events per second."""
+        self._turn()
+        # otherwise one event in a sample that has just begun would look like many per second
+        return (self._now[0] + self._before[0]) / (SAMPLE_S + self._clock() - self._began)
+
+    def _turn(self) -> None:
+        passed = self._clock() - self._began
+        if passed >= SAMPLE_S:
+            self._before = self._now if passed < 2 * SAMPLE_S else [0, 0.0, 0.0]
+            self._now = [0, 0.0, 0.0]
+            self._began = self._clock() - passed % SAMPLE_S
+
+
+class Effort:
+    """The cost of the offsets of each partition: bytes, or seconds of the handler."""
+
+    def __init__(self) -> None:
+        self.by_partition: dict[TopicPartition, tuple[int, float]] = {}
+        """(number of offsets, their cost), since the first offset of the partition."""
+
+    def add(self, partition: TopicPartition, offsets: int, amount: float) -> None:
+        """Adds the cost of some offsets; 0 offsets if a call failed."""
+        before = self.by_partition.get(partition, (0, 0.0))
+        self.by_partition[partition] = (before[0] + offsets, before[1] + amount)
+
+    def keep(self, partitions: Container[TopicPartition]) -> None:
+        """Drops all other partitions."""
+        self.by_partition = {each: work for each, work in self.by_partition.items() if each in partitions}
+
+
+class Measures:
+    """All measures of one consumer."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self.join = Measure(clock)
+        """From JoinGroup to its response, which comes when the whole group has joined."""
+        self.sync = Measure(clock)
+        self.heartbeat = Measure(clock)
+        """Heartbeats to Kafka's coordinator; with ZooKeeper, the writes that renew the lease."""
+        self.commit = Measure(clock)
+        self.last_heartbeat: float | None = None
+        """Time of the last heartbeat, by `clock`."""
+        self.partitions_assigned = self.partitions_revoked = self.partitions_lost = 0
+        """Counts since the start."""
+        self.resets = self.records_lost = 0
+        """Number of resets of lost positions, and of skipped offsets, since the start."""
+        self.handler_failures = self.records_skipped = self.dead_letters = 0
+        """Numbers of failed calls of the handler, of skipped records and of dead letters, since the start."""
+        self.records_delayed = 0
+        """Records that were written to a retry topic, since the start."""
+        self.due_ms: dict[TopicPartition, int] = {}
+        """When the first record that a retry topic's partition holds back is due, in milliseconds since the epoch."""
+        self.records_not_repeated = 0
+        """Records that were done before a restart or a move, and were not handled again, since the start."""
+        self.windows_narrowed = 0
+        """How often a partition got no new records because what is done would not fit into a commit."""
+        self.done_sets_cut = 0
+        """Commits that could not name all records that are done beyond their offset, since the start."""
+        self.fetched: Optional[Effort] = None
+        """Bytes of records as the broker sends them, compressed; None: not measured."""
+        self.handled: Optional[Effort] = None
+        """Handler seconds for the records that are done; None: not measured."""
+        self.spans: Optional[Callable[[str, Mapping[str, Any]], AbstractContextManager[Any]]] = None
+        """Starts the span of a "fetch", "commit" or "rebalance"; None: tracing is off."""
+
+    def span(self, what: str, **about: Any) -> AbstractContextManager[Any]:
+        """Traces a request or rebalance. Single records have no spans."""
+        return _NOTHING if self.spans is None else self.spans(what, about)
+
+    @property
+    def last_heartbeat_age_s(self) -> float | None:
+        return None if self.last_heartbeat is None else self.clock() - self.last_heartbeat

@@ -1,0 +1,210 @@
+"""Partitions without a group: those that the user names, or all partitions of the topics that the user names.
+
+Guarantee: none about other processes. With this membership the user says that no other process reads these partitions,
+or that it does not matter. Reading starts and stops as in any other membership, so a service can be tried without a
+group. It is called `fixed`, not static: in Kafka, a static member is a member of a group with an instance id (KIP-345).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Iterable
+
+from allocator.core.errors import AllocatorError, ConfigError
+from allocator.core.membership.membership import AssignmentListener, GroupMembership, PartitionCountSource, stop_all
+from allocator.core.membership.patterns import TopicSelection
+from allocator.core.tasks import TaskGroup, wait_for_event
+from allocator.core.types import NO_PARTITIONS, Partitions, TopicPartition
+
+__all__ = ["FixedMembership", "does_not_exist"]
+
+log = logging.getLogger(__name__)
+
+
+def does_not_exist(client: PartitionCountSource, partition: TopicPartition) -> ConfigError | None:
+    """The error for a partition that its topic does not have; None if it exists, or the topic is not known."""
+    topic, number = partition
+    known = client.partitions(topic)
+    if known is None or number in known:
+        return None
+    return ConfigError(f"partition {topic}:{number} does not exist; the topic has {len(known)} partitions")
+
+
+class FixedMembership(GroupMembership):
+    """A member without a group. It owns the partitions that the user chose.
+
+    These are `partitions`, or else every partition of `topics`, or of the topics whose name begins with a match of
+    `pattern`. New partitions follow within `topic_poll_s` seconds. If the metadata does not list a topic, the member
+    keeps its partitions: a starting broker may report existing topics as missing.
+    """
+
+    def __init__(
+        self,
+        client: PartitionCountSource,
+        listener: AssignmentListener,
+        *,
+        name: str = "",
+        topics: frozenset[str] = frozenset(),
+        pattern: str | None = None,
+        partitions: Iterable[TopicPartition] = (),
+        topic_poll_s: float = 10.0,
+    ) -> None:
+        self.member_id = name
+        self.generation = 0
+        """Grows with each change of the held partitions."""
+        self.ended: BaseException | None = None
+        self._client = client
+        self._listener = listener
+        self._selection = TopicSelection(topics, pattern)
+        self._partitions = frozenset(partitions)
+        self._topic_poll_s = topic_poll_s
+        self._held: Partitions = NO_PARTITIONS
+        self._leaving: Partitions = NO_PARTITIONS
+        """Revoked partitions that are still being drained."""
+        self._active = False
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def held(self) -> Partitions:
+        return self._held
+
+    def fence(self, partition: TopicPartition) -> int:
+        return 0  # without a group, no order of owners exists
+
+    async def confirm(self) -> bool:
+        return self.may_act()
+
+    def may_act(self) -> bool:
+        return self._active and self.ended is None
+
+    def polled(self) -> None:
+        """Does nothing: without a group, a user who does not poll delays no other member."""
+
+    def subscribe(self, topics: Iterable[str], pattern: str | None = None) -> None:
+        """Replaces the earlier choice, including partitions that the user named."""
+        self._choose(TopicSelection(topics, pattern), NO_PARTITIONS)
+
+    def assign(self, partitions: Iterable[TopicPartition]) -> Partitions:
+        """Replaces the earlier choice by these partitions.
+
+        Returns the partitions that the member owns from this moment on. The caller passes them to the listener, which
+        may still be draining some of them since the choice before. Raises ConfigError for a partition that does not
+        exist, and changes nothing.
+        """
+        wanted = frozenset(partitions)
+        self._check(wanted)
+        self._choose(TopicSelection(), wanted)
+        if not self._active:
+            return NO_PARTITIONS
+        gained = self._wanted() - self._held
+        if gained:
+            self.generation += 1
+            self._held |= gained
+            self._leaving -= gained
+        return gained
+
+    def _choose(self, selection: TopicSelection, partitions: Partitions) -> None:
+        self._selection, self._partitions = selection, partitions
+        if self._active:
+            revoked = self._held - self._wanted()
+            self._held -= revoked
+            self._leaving |= revoked
+            self._follow()
+            self._changed.set()
+
+    async def connect(self) -> None:
+        pass
+
+    async def join(self) -> None:
+        """Starts the partitions that the client's metadata has. Raises ConfigError for one that does not exist."""
+        if self._task is not None:
+            raise RuntimeError("join() was called already")
+        self._changed, self._stop = asyncio.Event(), asyncio.Event()
+        self._check(self._partitions)
+        self._follow()
+        self._active = True
+        await self._take()
+        self._changed.set()  # notices metadata that changed before `_run` listens
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="membership")
+
+    async def leave(self) -> None:
+        if self._task is None:
+            self._active = False
+            return
+        self._stop.set()
+        self._changed.set()
+        try:
+            await asyncio.shield(self._task)
+        except asyncio.CancelledError:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+            raise
+        finally:
+            self._task, self._active = None, False
+
+    async def _run(self) -> None:
+        remove = self._client.on_metadata(self._changed.set)
+        try:
+            await TaskGroup().run(self._keep_up(), topics=self._poll_topics())
+        except Exception as error:
+            log.exception("reading the chosen partitions ended")
+            self.ended = error
+            self._listener.failed(error)
+        finally:
+            remove()
+            held, self._held, self._leaving = self._held | self._leaving, NO_PARTITIONS, NO_PARTITIONS
+            if held:
+                await self._listener.lost(held)
+
+    async def _keep_up(self) -> None:
+        while not self._stop.is_set():
+            await self._changed.wait()
+            self._changed.clear()
+            await self._take()
+        await self._take()
+
+    async def _take(self) -> None:
+        self._leaving |= self._held - self._wanted()
+        self._held -= self._leaving
+        revoked = self._leaving
+        if revoked:
+            self.generation += 1
+            await stop_all(self._listener, revoked)
+            self._leaving -= revoked
+        gained = self._wanted() - self._held - self._leaving  # the choice may have changed in the meantime
+        if gained:
+            self.generation += 1
+            log.info("starts %d partitions", len(gained))
+            self._held |= gained
+            await self._listener.assigned(gained)
+
+    def _wanted(self) -> Partitions:
+        if self._stop.is_set():
+            return NO_PARTITIONS
+        if self._partitions:
+            return self._partitions
+        found = set()
+        for topic in self._selection.among(self._client.topics() | {p.topic for p in self._held}):
+            partitions = self._client.partitions(topic)
+            if partitions is None:
+                found |= {p for p in self._held if p.topic == topic}
+            else:
+                found |= {TopicPartition(topic, number) for number in partitions}
+        return frozenset(found)
+
+    def _check(self, partitions: Partitions) -> None:
+        for partition in sorted(partitions):
+            error = does_not_exist(self._client, partition)
+            if error is not None:
+                raise error
+
+    def _follow(self) -> None:
+        self._selection.follow(self._client, frozenset(p.topic for p in self._partitions))
+
+    async def _poll_topics(self) -> None:
+        while not await wait_for_event(self._stop, self._topic_poll_s):
+            if not self._partitions:
+                with contextlib.suppress(AllocatorError):  # the next turn tries again
+                    await self._client.refresh()

@@ -1,0 +1,327 @@
+"""Decides how long a member may act on its partitions, by its own clock.
+
+A group reassigns the partitions of a silent member after the session timeout. A member that is cut off or paused must
+stop before that, and can rely only on its own clock. Its lease ends at the time until which it may act; each exchange
+that the group acknowledges renews the lease.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+
+from allocator.core.clock import boot_clock
+from allocator.core.measures import Measures
+from allocator.core.membership.membership import AssignmentListener
+from allocator.core.tasks import wait_for_event
+from allocator.core.zookeeper.client import ConnectionLost, NoZnode, SessionState, ZooKeeper
+
+__all__ = ["EnsembleLease", "KafkaLease", "Lease", "LeaseRenewer", "MembershipLost"]
+
+log = logging.getLogger(__name__)
+
+
+class Lease:
+    """The right to deliver records and to send commits, for three quarters of the session timeout.
+
+    Guarantee: `valid` turns False before the group can end the session, whatever this process does in between. The
+    lease counts from the *start* of the last acknowledged exchange, and the group counts from that moment or later.
+    The remaining quarter of the session timeout is the margin for clocks that run at different speeds.
+    """
+
+    MARGIN = 0.25
+
+    def __init__(self, clock: Callable[[], float] = boot_clock) -> None:
+        self.clock = clock
+        self.ends = float("-inf")
+
+    def renew(self, started: float, session_timeout_s: float) -> None:
+        """An exchange that began at `started` (by `clock`) was acknowledged."""
+        self.ends = max(self.ends, started + session_timeout_s * (1 - self.MARGIN))
+
+    def end(self) -> None:
+        """The session is lost."""
+        self.ends = float("-inf")
+
+    @property
+    def valid(self) -> bool:
+        return self.clock() < self.ends
+
+    @property
+    def remaining_s(self) -> float:
+        """Seconds left, negative when the lease has lapsed."""
+        return self.ends - self.clock()
+
+
+class EnsembleLease(Lease):
+    """The lease of a ZooKeeper session, where one server acknowledges and another one counts.
+
+    The leader of the ensemble counts the session timeout. It learns that a session lives when the session is created
+    or moves to another server, and from the other servers, which report at every half tick the sessions that they were
+    in touch with. A report that was due is lost when its server dies. So an acknowledgement does not prove that the
+    leader knows of this exchange; it proves that the leader knows of one that was acknowledged a quarter of the session
+    timeout earlier. (A quarter is at least half a tick, since a timeout is at least two ticks, unless
+    minSessionTimeout is set lower.) The lease counts from the start of that earlier exchange.
+    """
+
+    def __init__(self, clock: Callable[[], float] = boot_clock) -> None:
+        super().__init__(clock)
+        # (start, acknowledgement) of the newest exchange that the leader surely knows of, and of all later ones
+        self._proofs = deque([(float("-inf"), float("-inf"))])
+
+    def prove(self, started: float, session_timeout_s: float, connected: float) -> None:
+        """An exchange that began at `started` was acknowledged.
+
+        `connected`: when this process asked its server for the connection, which the server reports at once.
+        """
+        margin, now = session_timeout_s * self.MARGIN, self.clock()
+        self._proofs.append((started, now))
+        while self._proofs[1][1] <= now - margin:
+            self._proofs.popleft()
+        reported = max(self._proofs[0][0], connected)
+        self.renew(min(started, reported + margin), session_timeout_s)
+
+
+class _Confirmations:
+    """Callers that wait for a proof of life which began after they asked."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._waiting: list[tuple[float, asyncio.Future[bool]]] = []
+
+    async def confirm(self) -> bool:
+        """False: the session ended first."""
+        future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._waiting.append((self._clock(), future))
+        return await future
+
+    def proved(self, started: float) -> None:
+        """An exchange that began at `started` was acknowledged."""
+        for asked, future in self._waiting:
+            if asked <= started and not future.done():
+                future.set_result(True)
+        self._waiting = [each for each in self._waiting if not each[1].done()]
+
+    def end(self) -> None:
+        for _, future in self._waiting:
+            if not future.done():
+                future.set_result(False)
+        self._waiting.clear()
+
+
+class _Suspension:
+    """Calls `suspended` and `resumed` of a listener, in turn, and a function when the lease lapses."""
+
+    def __init__(self, group: str, listener: AssignmentListener) -> None:
+        self.active = False
+        self._group = group
+        self._listener = listener
+        self._timer: asyncio.TimerHandle | None = None
+
+    def suspend(self, why: str) -> None:
+        if not self.active:
+            self.active = True
+            log.warning("%s: this member pauses: %s", self._group, why)
+            self._listener.suspended(why)
+
+    def resume(self) -> None:
+        if self.active:
+            self.active = False
+            self._listener.resumed()
+
+    def call_after(self, delay_s: float, lapsed: Callable[[], None]) -> None:
+        """Replaces the call that was planned before."""
+        self.stop()
+        self._timer = asyncio.get_running_loop().call_later(delay_s, lapsed)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+# -- ZooKeeper ----------------------------------------------------------------------------------------------------
+
+# of the session timeout, between two proofs. A hair more than the margin: then the proof before the last one is old
+# enough to count in full
+PACE = EnsembleLease.MARGIN + 0.01
+
+
+class MembershipLost(Exception):
+    """The session has ended, or the member's znode is gone. The membership catches this and joins again."""
+
+
+class LeaseRenewer:
+    """Renews the lease by writing the member's own znode about every quarter of the session timeout.
+
+    A write, because a server that is cut off from its ensemble goes on serving reads for a while, and the rest of the
+    ensemble may expire the session in that time. Only a write proves that a majority still knows the session. It also
+    proves that the znode still exists.
+
+    Calls `suspended` of the listener when the lease lapses or the connection is lost, and `resumed` after the next
+    proof.
+    """
+
+    def __init__(
+        self, zk: ZooKeeper, group: str, listener: AssignmentListener, clock: Callable[[], float], measures: Measures
+    ) -> None:
+        self.lease = EnsembleLease(clock)
+        self._zk = zk
+        self._measures = measures
+        self._suspension = _Suspension(group, listener)
+        self._confirmations = _Confirmations(clock)
+        self._over = False  # True from the end of a session until the next one begins
+        self._sooner: asyncio.Event
+        self._granted: asyncio.Event
+
+    @property
+    def may_act(self) -> bool:
+        return self.lease.valid and not self._over and not self._suspension.active
+
+    def begin(self) -> None:
+        """Starts a session. Call it in the event loop, before `keep`."""
+        self._over = False
+        self._sooner = asyncio.Event()
+        self._granted = asyncio.Event()
+
+    async def granted(self) -> None:
+        """Waits for the first proof that this session lives."""
+        await self._granted.wait()
+
+    async def keep(self, path: str, data: bytes) -> None:
+        """Runs until cancelled. Raises MembershipLost when the znode at `path` does not belong to this session."""
+        loop = asyncio.get_running_loop()
+        newest = -1
+        while True:
+            self._sooner.clear()
+            began, started = loop.time(), self.lease.clock()
+            self._measures.last_heartbeat = sent = self._measures.clock()
+            try:
+                stat = await self._zk.set(path, data)
+            except NoZnode:
+                raise MembershipLost("its znode was deleted") from None
+            except ConnectionLost:
+                # the change of the session state suspends; `prove_now` wakes this loop after the reconnect
+                await wait_for_event(self._sooner, 0.2)
+                continue
+            if stat.owner != self._zk.session_id:
+                raise MembershipLost("its znode belongs to another session")
+            if stat.version <= newest:
+                # the ensemble may have lost this member's claim as well, so the member owns nothing any more
+                raise MembershipLost("ZooKeeper has forgotten writes that it acknowledged; is its data an old copy?")
+            newest = stat.version
+            self._measures.heartbeat.add(self._measures.clock() - sent)
+            self._renew(started)
+            pause = self._zk.session_timeout_s * PACE - (loop.time() - began)
+            if pause > 0:
+                await wait_for_event(self._sooner, pause)
+
+    async def confirm(self) -> bool:
+        """Implements `Membership.confirm`."""
+        self.prove_now()
+        return await self._confirmations.confirm()
+
+    def prove_now(self) -> None:
+        """The connection is back: writes the next proof at once."""
+        self._sooner.set()
+
+    def suspend(self, why: str) -> None:
+        """Stops until the next proof."""
+        self._suspension.suspend(why)
+
+    def revoke(self) -> None:
+        """Ends the lease of this session for good: no response that is still under way renews it.
+
+        May be called from any thread, also if the event loop is blocked.
+        """
+        self._over = True
+
+    def end(self) -> None:
+        """Ends the renewal, because the session is over."""
+        self.revoke()
+        self.lease.end()
+        self._suspension.stop()
+        self._confirmations.end()
+
+    def _renew(self, started: float) -> None:
+        if self._over:
+            return
+        self.lease.prove(started, self._zk.session_timeout_s, self._zk.connected_at)
+        if not self.lease.valid:
+            return  # the response took longer than the lease lasts
+        self._confirmations.proved(started)
+        self._suspension.call_after(self.lease.remaining_s, self._lapsed)
+        if self._zk.state is SessionState.CONNECTED:
+            self._suspension.resume()
+        self._granted.set()
+
+    def _lapsed(self) -> None:
+        if self.lease.valid:  # uvloop's timers may fire a millisecond early
+            self._suspension.call_after(self.lease.remaining_s, self._lapsed)
+        else:
+            self.suspend("its lease has lapsed, because ZooKeeper did not acknowledge a write in time")
+
+
+# -- Kafka --------------------------------------------------------------------------------------------------------
+
+MAX_MARGIN_S = 5.0
+
+
+class KafkaLease:
+    """The right to deliver records and to send commits, while neither of the coordinator's two timeouts can be over.
+
+    Session timeout: the coordinator removes a member that sends nothing for so long. It counts from the start of the
+    last acknowledged request. Rebalance timeout: the coordinator also removes a member that sends heartbeats but does
+    not join a rebalance for so long. It counts from the start of the last request whose response did not say that a
+    rebalance is going on. Both have a margin for clocks that run at different speeds.
+
+    Calls `suspended` of the listener when the lease lapses, and `resumed` after the next proof.
+    """
+
+    def __init__(self, group: str, listener: AssignmentListener, clock: Callable[[], float]) -> None:
+        self._session = Lease(clock)
+        self._rebalance = Lease(clock)
+        self._suspension = _Suspension(group, listener)
+        self._confirmations = _Confirmations(clock)
+
+    @property
+    def valid(self) -> bool:
+        return not self._suspension.active and self._session.valid and self._rebalance.valid
+
+    @property
+    def remaining_s(self) -> float:
+        return min(self._session.remaining_s, self._rebalance.remaining_s)
+
+    def renew(self, started: float, session_timeout_s: float, rebalance_timeout_s: float, *, rebalancing: bool) -> None:
+        """A request that began at `started` was acknowledged."""
+        self._session.renew(started, session_timeout_s)
+        if not rebalancing:
+            margin = min(rebalance_timeout_s * Lease.MARGIN, MAX_MARGIN_S)
+            self._rebalance.ends = max(self._rebalance.ends, started + rebalance_timeout_s - margin)
+        if self.remaining_s > 0:  # otherwise the response took longer than the lease lasts
+            self._confirmations.proved(started)
+            self._suspension.call_after(self.remaining_s, self._lapsed)
+            self._suspension.resume()
+
+    async def confirm(self) -> bool:
+        """Implements `Membership.confirm`. Heartbeats continue at their own interval."""
+        return await self._confirmations.confirm()
+
+    def end(self) -> None:
+        """Ends the lease, because the membership is over or lost."""
+        self._session.end()
+        self._rebalance.end()
+        self._suspension.stop()
+        self._confirmations.end()
+
+    def _lapsed(self) -> None:
+        if self.remaining_s > 0:  # uvloop's timers may fire a millisecond early
+            self._suspension.call_after(self.remaining_s, self._lapsed)
+        else:
+            self._suspension.suspend(
+                "the coordinator has not responded for most of the session timeout"
+                if self._session.remaining_s <= 0
+                else "this member has not joined the rebalance in time"
+            )

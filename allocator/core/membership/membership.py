@@ -1,0 +1,176 @@
+"""The interface between a group protocol and the consumer.
+
+A consumer holds a `Membership`, which says which partitions this member owns. The membership calls an
+`AssignmentListener` when it gains or loses partitions, and asks a `PartitionCountSource` how many partitions topics
+have. Code above this module does not depend on the protocol of the group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Protocol
+
+from allocator.core.errors import IllegalState
+from allocator.core.offsets.messages import Committer
+from allocator.core.types import Partitions, TopicPartition
+from allocator.core.zookeeper.client import ZooKeeper
+
+__all__ = ["AssignmentListener", "GroupMembership", "Membership", "PartitionCountSource", "stop_all"]
+
+
+class AssignmentListener(Protocol):
+    """Processes the partitions of a member. The membership calls it, one call at a time except `revoked`."""
+
+    async def assigned(self, partitions: Partitions) -> None:
+        """Start these partitions: this member owns them from now on."""
+
+    async def revoked(self, partitions: Partitions) -> Partitions | None:
+        """Stop these partitions, drain and commit them. The membership releases them when this returns.
+
+        May return some of them: these are still in use. The membership releases the others, and calls again for
+        these. Cancelled if the session is lost.
+        """
+
+    async def lost(self, partitions: Partitions) -> None:
+        """Stop these partitions and commit nothing: another member may own them already."""
+
+    def suspended(self, why: str) -> None:
+        """Deliver and commit nothing until `resumed`. The member still owns its partitions."""
+
+    def resumed(self) -> None:
+        """The lease is valid again."""
+
+    def failed(self, error: BaseException) -> None:
+        """Pass this error to the user. No call of the user caused it."""
+
+
+async def stop_all(listener: AssignmentListener, partitions: Partitions) -> None:
+    """Calls `revoked` until none of these partitions is in use."""
+    left: Partitions | None = partitions
+    while left:
+        left = await listener.revoked(left)
+
+
+class PartitionCountSource(Protocol):
+    """The methods of the Kafka client that a membership uses. `KafkaClient` implements it."""
+
+    def follow(self, topics: Iterable[str]) -> None: ...
+
+    def follow_all(self) -> None: ...
+
+    async def refresh(self, topics: Iterable[str] | None = None) -> None: ...
+
+    def partitions(self, topic: str) -> tuple[int, ...] | None: ...
+
+    def topics(self, internal: bool = False) -> frozenset[str]: ...
+
+    def racks(self, tp: TopicPartition) -> tuple[str | None, ...]: ...
+
+    def on_metadata(self, callback: Callable[[], None]) -> Callable[[], None]: ...
+
+
+class Membership(Protocol):
+    """One member of a group: which partitions it owns, and whether it may still act on them."""
+
+    @property
+    def ended(self) -> BaseException | None:
+        """The error that ended the membership for good; None while it lasts, and after `leave`."""
+
+    @property
+    def member_id(self) -> str:
+        """The member's id in the group; empty before it joined."""
+
+    @property
+    def generation(self) -> int:
+        """Number of the assignment that this member follows."""
+
+    @property
+    def held(self) -> Partitions:
+        """The partitions that this member owns now."""
+
+    @property
+    def committer(self) -> Committer | None:
+        """The identity that commits carry; None if Kafka does not know the members of the group."""
+
+    async def connect(self) -> None:
+        """Connects to the service that coordinates the group, while the caller does other work before `join`.
+
+        Optional: `join` connects otherwise. After an error the caller must call `leave`.
+        """
+
+    async def join(self) -> None:
+        """Becomes a member. Returns once the group knows the member, perhaps before it owns a partition."""
+
+    async def leave(self) -> None:
+        """Drains, commits and releases everything, then leaves. Safe to call twice."""
+
+    def leave_for_good(self) -> None:
+        """Makes the next `leave` reserve nothing for another process of the same instance id. Only some memberships
+        reserve partitions."""
+
+    def may_act(self) -> bool:
+        """Whether the member may deliver records and send commits at this instant."""
+
+    def fence(self, partition: TopicPartition) -> int:
+        """The fencing token of this ownership: a number that grows with each new owner of the partition.
+
+        Set before `assigned` is called. docs/howto/effects-once.md says how far each membership keeps the promise.
+        """
+
+    async def confirm(self) -> bool:
+        """Requests an acknowledgement from the group, and waits for it.
+
+        Returns False if the membership ended first. After True, the member owned every partition that still has the
+        same fence throughout the call.
+        """
+
+    async def next_owners(self, partitions: Partitions) -> Mapping[TopicPartition, str]:
+        """Returns the ids of the members that get these partitions once this member has released them, if known.
+
+        Raises AllocatorError.
+        """
+
+    def polled(self) -> None:
+        """Call it when the user asks for records. After `max_poll_interval_s` seconds without a call, the member leaves
+        the group. It joins again at the next call."""
+
+    def subscribe(self, topics: Iterable[str], pattern: str | None = None) -> None:
+        """Replaces the subscription; takes effect with the rebalance that this causes. Raises ConfigError."""
+
+    def assign(self, partitions: Iterable[TopicPartition]) -> Partitions:
+        """Replaces the subscription by these partitions. Returns those that the member owns from this moment on.
+
+        Raises IllegalState if a group assigns the partitions, ConfigError for a partition that does not exist.
+        """
+
+    def join_again_if(self, admitted: Callable[[ZooKeeper], Awaitable[bool]]) -> None:
+        """After a lost ZooKeeper session, joins only when `admitted` returns True; it is called in the new session.
+
+        Does nothing for a membership without ZooKeeper.
+        """
+
+
+class GroupMembership:
+    """The parts of `Membership` that all group protocols but one share."""
+
+    _fences: dict[TopicPartition, int]
+    """Fencing tokens of the partitions that this member holds or has held."""
+
+    def fence(self, partition: TopicPartition) -> int:
+        return self._fences[partition]
+
+    async def next_owners(self, partitions: Partitions) -> Mapping[TopicPartition, str]:
+        return {}
+
+    @property
+    def committer(self) -> Committer | None:
+        return None
+
+    def leave_for_good(self) -> None:
+        pass
+
+    def assign(self, partitions: Iterable[TopicPartition]) -> Partitions:
+        raise IllegalState('the group assigns the partitions; use membership="fixed" to assign them by hand')
+
+    def join_again_if(self, admitted: Callable[[ZooKeeper], Awaitable[bool]]) -> None:
+        pass

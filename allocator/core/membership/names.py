@@ -1,0 +1,47 @@
+"""The names of members in tables, the page, logs and errors.
+
+allocator-web1-4242-3f9a#12     the default client id has the host and the process id; 12 is the member's sequence
+                                number in ZooKeeper, which differs for two sessions of one process
+billing@web1:4242#12            a client id that the user chose, which many members may share
+billing@10.0.0.7#6f1c2d3e       a member of Kafka's own protocol: the first digits of its UUID
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import socket
+from typing import Optional
+
+from allocator.core.membership.zookeeper.znodes import MemberInfo, sequence
+
+__all__ = ["default_client_id", "member_name"]
+
+UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\Z")
+ID_DIGITS = 8  # length of the short form of an id without a sequence number
+
+
+def default_client_id(program: str = "allocator", instance_id: Optional[str] = None) -> str:
+    """A client id that is unique across processes and hosts: "allocator-web1-4242-3f9a".
+
+    With `instance_id` the next process has the same one: "allocator-billing-7".
+    """
+    if instance_id is not None:
+        return f"{program}-{instance_id}"
+    return f"{program}-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
+
+
+def member_name(member: str, info: Optional[MemberInfo]) -> str:
+    """The name of the member with the id `member`; only its short id if its znode is gone (`info` None)."""
+    number, uuid = sequence(member), UUID.search(member)
+    short = number if number is not None else (member if uuid is None else uuid.group())[:ID_DIGITS]
+    return f"#{short}" if info is None else f"{_with_host(info)}#{short}"
+
+
+def _with_host(info: MemberInfo) -> str:
+    """The client id, with host and process id unless it contains them."""
+    name, host, pid = info.name, info.host, info.pid
+    if host in name and (pid is None or re.search(rf"(?<![0-9]){pid}(?![0-9])", name)):
+        return name
+    return f"{name}@{host}" if pid is None else f"{name}@{host}:{pid}"

@@ -1,0 +1,125 @@
+"""The topics that a member subscribes to, by name and by pattern.
+
+A member matches its own pattern with Python's `re` (`TopicSelection`). The leader of a ZooKeeper group matches the
+patterns of other members with RE2 (`topic_pattern`; https://github.com/google/re2/wiki/Syntax), as brokers do in
+KIP-848: RE2 takes time linear in the topic's name, but `re` can take years for a short expression, and the group would
+wait for its leader.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+
+from allocator.core.errors import ConfigError, MissingExtra
+from allocator.core.membership.membership import PartitionCountSource
+from allocator.core.names import check_pattern_syntax
+
+__all__ = [
+    "ANY_TOPIC",
+    "TopicPattern",
+    "TopicSelection",
+    "check_pattern",
+    "compiled",
+    "topic_pattern",
+    "with_topics",
+]
+
+ANY_TOPIC = ".*"
+"""Works without google-re2."""
+# bytes of one compiled expression; bounds the time of one match; two thousand plain names fit
+MEMORY = 256 << 10
+
+
+class TopicSelection:
+    """The topics that a member reads: the named ones, and those that match the pattern at the start of their name.
+
+    Raises ConfigError for a pattern that is not a regular expression.
+    """
+
+    def __init__(self, topics: Iterable[str] = (), pattern: str | None = None) -> None:
+        self.topics = frozenset(topics)
+        self.pattern = compiled(pattern)
+
+    def __contains__(self, topic: str) -> bool:
+        return topic in self.topics or (self.pattern is not None and bool(self.pattern.match(topic)))
+
+    def among(self, existing: Iterable[str]) -> frozenset[str]:
+        """The named topics, and those of `existing` that match the pattern."""
+        if self.pattern is None:
+            return self.topics
+        return self.topics.union(filter(self.pattern.match, existing))
+
+    def follow(self, source: PartitionCountSource, also: frozenset[str] = frozenset()) -> None:
+        """Makes `source` refresh the metadata of these topics."""
+        if self.pattern is not None:
+            source.follow_all()
+        else:
+            source.follow(self.topics | also)
+
+
+class TopicPattern:
+    """A RE2 expression, matched at the start of a topic's name as `re.match` does. Caches its results."""
+
+    def __init__(self, text: str) -> None:
+        self._found: dict[str, bool] = {}
+        if text == ANY_TOPIC:
+            self._match: Callable[[str], object] = bool
+            return
+        try:
+            import re2
+        except ImportError as error:
+            raise MissingExtra(
+                f"pattern {text[:200]!r}: patterns in ZooKeeper need google-re2: pip install "
+                "'zk-partition-allocator[patterns]'"
+            ) from error
+        options = re2.Options()
+        options.log_errors = False
+        options.never_capture = True
+        options.max_mem = MEMORY
+        try:
+            self._match = re2.compile(text, options).match
+        except (re2.error, UnicodeEncodeError) as error:
+            why = error.args[0].decode(errors="replace") if isinstance(error, re2.error) else error
+            raise ConfigError(
+                f"pattern {text[:200]!r} is not a valid RE2 expression: {why}. RE2 works without lookaround, "
+                "backreferences and \\Z, and refuses expressions that are too large"
+            ) from None
+
+    def matches(self, topic: str) -> bool:
+        found = self._found.get(topic)
+        if found is None:
+            found = self._found[topic] = bool(self._match(topic))
+        return found
+
+
+@lru_cache(maxsize=256)
+def topic_pattern(text: str) -> TopicPattern:
+    """The compiled expression. Raises ConfigError if RE2 does not accept it, MissingExtra without google-re2."""
+    return TopicPattern(text)
+
+
+def with_topics(topics: Sequence[str], pattern: str | None, more: Sequence[str]) -> tuple[Sequence[str], str | None]:
+    """A subscription (topics, or a pattern) and `more` topics, in the syntax of both `re` and RE2."""
+    if pattern is None:
+        return tuple(dict.fromkeys([*topics, *more])), None
+    if not more or pattern == ANY_TOPIC:
+        return topics, pattern
+    names = "|".join(topic.replace(".", r"\.") for topic in more)
+    return topics, f"(?:{pattern})|(?:{names})$"
+
+
+def compiled(pattern: str | None) -> re.Pattern[str] | None:
+    """Raises ConfigError for a pattern that is not a regular expression."""
+    if pattern is None:
+        return None
+    check_pattern_syntax(pattern)
+    return re.compile(pattern)
+
+
+def check_pattern(pattern: str | None, membership: str) -> None:
+    """Raises ConfigError if the membership does not support the pattern, MissingExtra if it needs google-re2."""
+    compiled(pattern)
+    if membership == "zookeeper" and pattern is not None:
+        topic_pattern(pattern)

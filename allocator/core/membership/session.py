@@ -1,0 +1,432 @@
+"""The life of a member in ZooKeeper sessions: it joins, may lose its session and join again, and leaves.
+
+Guarantee, for every layout of znodes: the member acts only while its lease is valid (`LeaseRenewer`). When a session
+ends, the member loses all its partitions (`AssignmentListener.lost`) before it joins again. `leave` returns when the
+member has drained, committed and released all partitions, or when the end of the session has released them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+from allocator.core.errors import ZooKeeperUnavailable
+from allocator.core.measures import Measures
+from allocator.core.membership.lease import LeaseRenewer, MembershipLost
+from allocator.core.membership.membership import AssignmentListener, GroupMembership
+from allocator.core.tasks import TaskGroup, first_of, wait_for_event, within
+from allocator.core.types import NO_PARTITIONS, Partitions, TopicPartition
+from allocator.core.zookeeper.client import ConnectionLost, NoZnode, SessionState, ZooKeeper, ZooKeeperError
+
+__all__ = ["PollTimer", "SessionMembership", "Watchdog"]
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 0.1  # more: a member whose znodes were deleted joins later; less: more requests while they are deleted
+
+
+ADMISSION_S = 0.5  # more: a member that may join again does so later; less: more reads while it may not
+
+
+class _Silence(Exception):
+    """The user has not polled for too long. Caught in this module."""
+
+
+class SessionMembership(GroupMembership):
+    """The behaviour that all layouts of znodes share. A layout registers the member, follows the assignment, and names
+    the znodes to delete.
+
+    `settings` has `connect_timeout_s` and `max_poll_interval_s`, in seconds or None; `group` and `base` name the group
+    and its znode in messages. The constructor does no I/O.
+    """
+
+    def __init__(
+        self,
+        zk: ZooKeeper,
+        group: str,
+        base: str,
+        listener: AssignmentListener,
+        settings: Any,
+        measures: Measures | None,
+        clock: Callable[[], float],
+    ) -> None:
+        self.member_id = ""
+        self.generation = 0
+        self.ended: BaseException | None = None
+        self.admitted: Callable[[ZooKeeper], Awaitable[bool]] | None = None
+        """Called in each session but the first, before the member registers. The member waits while this
+        returns False."""
+        self._zk = zk
+        self._group = group
+        self._base = base
+        self._listener = listener
+        self._settings = settings
+        self._held: Partitions = NO_PARTITIONS
+        self._draining: Partitions = NO_PARTITIONS
+        self._starting: Partitions = NO_PARTITIONS  # a part of `_held` for which `assigned` has not returned
+        self._started: asyncio.Future[None] | None = None
+        self._fences: dict[TopicPartition, int] = {}
+        self._leaving = False
+        self._renewing = False  # leaving, to come back with another subscription
+        self._polls = PollTimer(settings.max_poll_interval_s, clock)
+        self._opened = False
+        self._task: asyncio.Task[None] | None = None
+        self._keeper = LeaseRenewer(zk, group, listener, clock, measures or Measures())
+
+    # -- implemented by a layout ---------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        """Raises ConfigError for settings that cannot be written to ZooKeeper, before any I/O."""
+
+    async def _register(self) -> None:
+        """Creates the member's znodes in this session, and sets `member_id`."""
+        raise NotImplementedError
+
+    def _proof(self) -> tuple[str, bytes]:
+        """The member's own znode and its data; writing it again proves that the session lives."""
+        raise NotImplementedError
+
+    async def _take_part(self, scope: TaskGroup) -> None:
+        """Runs while the lease lasts. Returns when the member leaves (or leaves to join again), with nothing held."""
+        raise NotImplementedError
+
+    def _znodes(self) -> Iterable[str]:
+        """The znodes to delete when the membership ends while the session lives."""
+        raise NotImplementedError
+
+    # -- the surface ---------------------------------------------------------------------------------------------
+
+    @property
+    def shown(self) -> str:
+        """The display name of the member; empty before it joined."""
+        return self.member_id
+
+    @property
+    def held(self) -> Partitions:
+        return self._held
+
+    def may_act(self) -> bool:
+        return self._keeper.may_act
+
+    async def confirm(self) -> bool:
+        return await self._keeper.confirm()
+
+    def polled(self) -> None:
+        self._polls.polled()
+
+    def join_again_if(self, admitted: Callable[[ZooKeeper], Awaitable[bool]]) -> None:
+        self.admitted = admitted
+
+    async def connect(self) -> None:
+        """Opens the session; raises ZooKeeperUnavailable when that takes too long."""
+        if not self._opened:
+            self._check()
+            self._opened = True
+            await self._zk.connect(self._settings.connect_timeout_s)
+
+    async def join(self) -> None:
+        """Connects and becomes a member; raises ZooKeeperUnavailable when that takes too long."""
+        if self._task is not None:
+            raise RuntimeError("join() was called already")
+        self._changed = asyncio.Event()
+        self._connected = asyncio.Event()
+        self._session_lost = asyncio.Event()
+        self._polls.polled()
+        self._keeper.begin()  # the connection may be lost before the first session has a member
+        await self.connect()
+        remove = self._zk.on_state(self._state_changed)
+        if self._zk.state is SessionState.CONNECTED:  # `connect` may have been a while ago
+            self._connected.set()
+        joined: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._task = asyncio.get_running_loop().create_task(self._run(joined, remove), name="membership")
+        try:
+            await within(joined, self._settings.connect_timeout_s)
+        except BaseException as error:
+            await self._abandon()
+            if isinstance(error, asyncio.TimeoutError):
+                raise ZooKeeperUnavailable(
+                    f"ZooKeeper {self._zk.hosts} accepted a session but did not let the member join {self._base} "
+                    f"within {self._settings.connect_timeout_s} s"
+                ) from None
+            raise
+
+    async def leave(self) -> None:
+        if self._task is None:
+            await self._zk.close()
+            return
+        self._leaving = True
+        if not self._held | self._draining:
+            # nothing to release: do not wait for ZooKeeper, which may not respond
+            await self._abandon()
+            return
+        self._changed.set()
+        self._connected.set()
+        try:
+            await asyncio.shield(self._task)
+        except asyncio.CancelledError:
+            # the caller gave up: stop at once, since the end of the session releases the partitions
+            await self._abandon()
+            raise
+        self._task = None
+
+    async def _abandon(self) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait({task})
+            if not task.cancelled():
+                task.exception()
+        await self._zk.close()
+
+    # -- sessions ------------------------------------------------------------------------------------------------
+
+    async def _run(self, joined: asyncio.Future[None], remove_listener: Callable[[], None]) -> None:
+        """Runs one iteration for each session, until the member leaves."""
+        try:
+            while True:
+                await self._connected.wait()
+                if self._leaving:
+                    return
+                self._session_lost.clear()
+                try:
+                    await self._session(joined)
+                except _Silence as error:
+                    log.warning("%s: %s left: %s", self._group, self.shown, error)
+                    await self._until_polled()
+                except (MembershipLost, ConnectionLost) as error:
+                    log.warning("%s: %s lost its session: %s", self._group, self.shown, error)
+                except NoZnode as error:
+                    # a znode was deleted right after this member created it; `join` has a timeout for this
+                    log.warning("%s: %s cannot join yet: %s", self._group, self.shown or "a member", error)
+                    await asyncio.sleep(RETRY_S)
+                except ZooKeeperError as error:
+                    if not joined.done():
+                        joined.set_exception(error)
+                        return
+                    log.error("%s: %s", self._group, error)
+                    self._listener.failed(error)
+                    await asyncio.sleep(1.0)
+        except Exception as error:
+            log.exception("%s: membership of %s ended", self._group, self.shown)
+            self.ended = error
+            if not joined.done():
+                joined.set_exception(error)
+            else:
+                self._listener.failed(error)
+        finally:
+            remove_listener()
+            self._keeper.end()
+            await self._zk.close()
+
+    async def _session(self, joined: asyncio.Future[None]) -> None:
+        """Joins, takes part, and leaves, all within one ZooKeeper session."""
+        self._renewing = False
+        if joined.done():
+            await self._admission()
+        await self._register()
+        try:
+            self._keeper.begin()
+            scope = TaskGroup()
+            await scope.run(
+                self._live(scope, joined),
+                lease=self._keeper.keep(*self._proof()),
+                loss=self._wait_for_loss(),
+                silence=self._wait_for_silence(joined),
+            )
+            # everything is released: only the znodes are left to delete
+        finally:
+            await self._end_session()
+
+    async def _live(self, scope: TaskGroup, joined: asyncio.Future[None]) -> None:
+        if self._polls.limit_s is not None:
+            # if the event loop blocks, kazoo's own thread keeps the session alive without a limit
+            scope.start(Watchdog(self._polls.limit_s, self._give_way).watch(), "watchdog")
+        await self._keeper.granted()
+        if not joined.done():
+            self._polls.polled()  # the user could not poll during `join`
+            joined.set_result(None)
+        self._changed.set()  # read the present assignment
+        await self._take_part(scope)
+
+    def _give_way(self) -> None:
+        """Ends the session from the watchdog's thread, while the event loop is blocked."""
+        # first the lease: it may last longer than the session, and the end of the session frees the partitions
+        self._keeper.revoke()
+        self._zk.abort(f"the event loop stood still for {self._polls.limit_s:g} s (max_poll_interval_s)")
+
+    async def _admission(self) -> None:
+        """Waits until this member may join again; `leave` cancels this, as the member holds nothing."""
+        while self.admitted is not None and not await self.admitted(self._zk):
+            if await wait_for_event(self._session_lost, ADMISSION_S):
+                await self._wait_for_loss()
+
+    async def _end_session(self) -> None:
+        self._keeper.end()
+        lost, self._held, self._draining = self._held | self._draining, NO_PARTITIONS, NO_PARTITIONS
+        self._starting = NO_PARTITIONS
+        # the member may not act any more, so the next owners need not wait until its user knows
+        deleted = asyncio.ensure_future(self._delete_znodes(released=not lost))
+        try:
+            if lost:
+                await self._listener.lost(lost)
+        finally:
+            await deleted
+
+    async def _delete_znodes(self, released: bool) -> None:
+        if self._zk.state is SessionState.CONNECTED:
+            # the session may live on after the member's znode was deleted, and with it the claim
+            with contextlib.suppress(asyncio.TimeoutError):
+                await within(self._delete_ours(released), 2.0)
+
+    async def _delete_ours(self, released: bool) -> None:
+        """`released`: whether the member itself released all partitions."""
+        await asyncio.gather(*map(self._zk.delete, self._znodes()), return_exceptions=True)
+
+    def _state_changed(self, state: SessionState) -> None:
+        if state is SessionState.CONNECTED:
+            self._connected.set()
+            self._keeper.prove_now()
+            return
+        self._connected.clear()
+        if state is SessionState.LOST:
+            self._session_lost.set()
+            self._keeper.end()
+        self._keeper.suspend(f"the ZooKeeper session is {state.value}")
+
+    async def _wait_for_loss(self) -> None:
+        await self._session_lost.wait()
+        raise MembershipLost("it expired")
+
+    async def _wait_for_silence(self, joined: asyncio.Future[None]) -> None:
+        await asyncio.wait({joined})
+        await self._polls.silence()
+        raise _Silence(f"its user asked for nothing for {self._polls.limit_s:g} s")
+
+    async def _until_polled(self) -> None:
+        await first_of(self._polls.heard(), self._until_leaving())
+
+    async def _until_leaving(self) -> None:
+        while not self._leaving:
+            await self._changed.wait()
+            self._changed.clear()
+
+    # -- partitions ----------------------------------------------------------------------------------------------
+
+    def _start(self, partitions: Partitions, scope: TaskGroup) -> None:
+        """Calls `assigned`, and does not wait for it: the user's callback must not delay other partitions. The member
+        gains no more partitions until it returns."""
+        self._starting, self._started = partitions, asyncio.get_running_loop().create_future()
+        scope.start(self._call_assigned(partitions, self._started), "assigned")
+
+    async def _call_assigned(self, partitions: Partitions, started: asyncio.Future[None]) -> None:
+        await self._listener.assigned(partitions)
+        self._starting = NO_PARTITIONS
+        started.set_result(None)
+        self._changed.set()
+
+    def _release(self, partitions: Partitions, scope: TaskGroup) -> None:
+        self._held -= partitions
+        self._draining |= partitions
+        # those that the user still hears of must not delay the others
+        for part in (partitions - self._starting, partitions & self._starting):
+            if part:
+                scope.start(self._drain(part), "drain")
+
+    async def _drain(self, partitions: Partitions) -> None:
+        log.info("%s: %s releases %d partitions", self._group, self.shown, len(partitions))
+        if self._started is not None and partitions & self._starting:
+            await asyncio.wait({self._started})
+        while partitions:
+            in_use = None
+            try:
+                in_use = await self._listener.revoked(partitions)
+            except Exception:
+                # the next owner reads uncommitted records again; keeping the partitions would stop the whole group
+                log.exception("%s: releasing partitions of %s failed", self._group, self.shown)
+            released = partitions - (in_use or NO_PARTITIONS)
+            await self._drained(released)
+            self._draining -= released
+            self._changed.set()
+            partitions -= released
+
+    async def _drained(self, partitions: Partitions) -> None:
+        """Called after the drain. The partitions count as the member's until this returns."""
+
+
+class PollTimer:
+    """Measures whether the user polls often enough (`max_poll_interval_s`).
+
+    `limit_s` None: no limit.
+    """
+
+    def __init__(self, limit_s: float | None, clock: Callable[[], float]) -> None:
+        self.limit_s = limit_s
+        self._clock = clock
+        self._last = clock()
+        self._heard: asyncio.Event | None = None
+
+    def polled(self) -> None:
+        """Call it when the user asks for records."""
+        self._last = self._clock()
+        if self._heard is not None:
+            self._heard.set()
+
+    @property
+    def silent(self) -> bool:
+        return self.limit_s is not None and self._clock() >= self._last + self.limit_s
+
+    async def silence(self) -> None:
+        """Returns once the user has not polled for too long."""
+        while not self.silent:
+            if self.limit_s is None:
+                await asyncio.get_running_loop().create_future()
+            else:
+                await asyncio.sleep(self._last + self.limit_s - self._clock())
+
+    async def heard(self) -> None:
+        """Returns when the user polls again; at once if the last poll is recent enough."""
+        self._heard = asyncio.Event()
+        while self.silent:
+            self._heard.clear()
+            await self._heard.wait()
+
+
+GRACE_S = 0.5  # after a pause of the whole process, lets the loop feed the watchdog first
+
+
+class Watchdog:
+    """Calls `bite` once, in a separate thread, after the event loop was blocked for `limit_s` seconds.
+
+    `watch` feeds the watchdog and ends it. The call is late by at most a quarter of `limit_s` plus half a second.
+    """
+
+    def __init__(self, limit_s: float, bite: Callable[[], None]) -> None:
+        self._limit_s = limit_s
+        self._bite = bite
+        self._fed = 0.0
+        self._ended = threading.Event()
+
+    async def watch(self) -> None:
+        """Runs until cancelled."""
+        self._fed = time.monotonic()
+        threading.Thread(target=self._run, name="allocator-watchdog", daemon=True).start()
+        try:
+            while True:
+                await asyncio.sleep(self._limit_s / 4)
+                self._fed = time.monotonic()
+        finally:
+            self._ended.set()
+
+    def _run(self) -> None:
+        while not self._ended.wait(max(0.0, self._left_s())):
+            if self._left_s() <= 0 and not self._ended.wait(GRACE_S) and self._left_s() <= 0:
+                self._bite()
+                return
+
+    def _left_s(self) -> float:
+        return self._fed + self._limit_s - time.monotonic()

@@ -1,0 +1,92 @@
+"""Checks the content of a group's znodes: size limits before parsing, types afterwards.
+
+A znode with invalid content raises `InvalidZnode`, which names the znode. The memory that a check takes is bounded.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from allocator.core.errors import AllocatorError
+from allocator.core.foreign import plain, shown
+
+__all__ = ["FORMAT", "InvalidZnode", "check_mapping", "check_number", "check_text", "check_texts", "parse_object"]
+
+FORMAT = 1
+# A group of 1 000 members, 1 000 topics and 1 000 000 partitions stays below each limit, even while all of them move
+MAX_STRINGS = 4_100_000  # names of topics and ranges
+MAX_NUMBERS = 200_000  # this library writes a few for each member
+LONGEST_NUMBER = 40  # digits; parsing millions of digits takes minutes
+MAX_CONTAINERS = 200_000  # this library writes a few for each member. The parser takes many seconds for millions
+
+
+class InvalidZnode(AllocatorError):
+    """The data of a znode is not in any format that this library writes. `version` is the version of that data, if
+    known."""
+
+    version = -1
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(f"znode {plain(path)} is not readable: {why}; delete it if nothing else owns it")
+
+
+def parse_object(path: str, data: bytes) -> dict[str, Any]:
+    if data.count(b"[") + data.count(b"{") > MAX_CONTAINERS:
+        raise InvalidZnode(path, "more lists and objects than any group needs")
+    if data.count(b'"') > 2 * MAX_STRINGS:
+        raise InvalidZnode(path, "more texts than any group needs")
+    numbers = _Numbers()
+    try:
+        doc = json.loads(data, parse_int=numbers.whole, parse_float=numbers.fraction)
+    except (ValueError, RecursionError) as error:
+        raise InvalidZnode(path, shown(error)) from error
+    if not isinstance(doc, dict):
+        raise InvalidZnode(path, f"a JSON object is expected, not {type(doc).__name__}")
+    if doc.get("format") != FORMAT:
+        raise InvalidZnode(path, f"format {shown(doc.get('format'))}; this version reads format {FORMAT}")
+    return doc
+
+
+class _Numbers:
+    """Reads the numbers of one JSON text, up to MAX_NUMBERS of them."""
+
+    def __init__(self) -> None:
+        self._left = MAX_NUMBERS
+
+    def whole(self, text: str) -> int:
+        self._count(text)
+        return int(text)
+
+    def fraction(self, text: str) -> float:
+        self._count(text)
+        return float(text)
+
+    def _count(self, text: str) -> None:
+        self._left -= 1
+        if self._left < 0 or len(text) > LONGEST_NUMBER:
+            raise ValueError("more or longer numbers than any group needs")
+
+
+def check_text(path: str, what: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise InvalidZnode(path, f"{what} is {type(value).__name__}, not text")
+    return value
+
+
+def check_texts(path: str, what: str, value: object) -> list[str]:
+    if not isinstance(value, list):
+        raise InvalidZnode(path, f"{what} is {type(value).__name__}, not a list")
+    return [check_text(path, what, item) for item in value]
+
+
+def check_number(path: str, what: str, value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**62:
+        raise InvalidZnode(path, f"{what} is {shown(value)}, not a count")
+    return value
+
+
+def check_mapping(path: str, what: str, value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise InvalidZnode(path, f"{what} is {type(value).__name__}, not an object")
+    return value

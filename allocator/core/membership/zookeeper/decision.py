@@ -1,0 +1,217 @@
+"""Decides which member gets which partitions. The leader and `allocator group plan` call it.
+
+In: the members, the partition counts, the present document, the orders in effect, and the allocator functions. Out: a
+`GroupDecision`. Nothing is written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Optional
+
+from allocator.core.assignors import Assignor, GroupView, Member, choose, left_out
+from allocator.core.assignors.constraints import Constraints, steer
+from allocator.core.assignors.load import LoadAssignor, balance, moved
+from allocator.core.assignors.registry import built_in
+from allocator.core.errors import AllocatorError
+from allocator.core.foreign import shown
+from allocator.core.membership.patterns import topic_pattern
+from allocator.core.membership.zookeeper.following import LoadHistory
+from allocator.core.membership.zookeeper.orders import Order
+from allocator.core.membership.zookeeper.seats import away, standby, view_ids
+from allocator.core.membership.zookeeper.steering import constraints_of
+from allocator.core.membership.zookeeper.znodes import SMALL_PARTITIONS, AssignmentDocument, MemberInfo, OrderState
+from allocator.core.settings import DEFAULT
+from allocator.core.types import NO_PARTITIONS, Partitions, TopicPartition
+
+__all__ = ["GroupDecision", "GroupLoad", "ViewBuilder", "counts_of", "decide", "subscription"]
+
+ViewBuilder = Callable[
+    [Assignor, "tuple[Member, ...]", Mapping[str, int], Mapping[str, Partitions]], Awaitable[GroupView]
+]
+"""Arguments: assignor, members, partition counts, owned partitions. Returns the view of the group that the assignor
+needs."""
+
+
+@dataclass(frozen=True)
+class GroupDecision:
+    """The assignment that the group moves to. A budget of moves may make it several steps."""
+
+    target: Mapping[str, Partitions]
+    """The partitions of each member that takes part."""
+    strategy: str
+    refused: Mapping[str, str]
+    """Members without a function in common with the group, each with the reason."""
+    left_out: Partitions
+    """Partitions that the assignment gives to no member."""
+    excluded: Partitions = NO_PARTITIONS
+    """Partitions of `left_out` that an order excludes."""
+    shadows: Mapping[str, OrderState] = field(default_factory=dict)
+    """For each "shadow" order, by id: how the assignment of its function would differ."""
+    load_history: Optional[LoadHistory] = None
+    """The history including this decision's moves; None if no partition moves because of a lasting imbalance."""
+
+
+@dataclass(frozen=True)
+class GroupLoad:
+    """The inputs of a decision by load."""
+
+    loads: Mapping[TopicPartition, float] = field(default_factory=dict)
+    """The loads that members have reported."""
+    uneven: bool = False
+    """Whether an imbalance has lasted long enough that partitions should move."""
+    now_ms: int = 0
+    """Milliseconds since the epoch."""
+
+
+SMALL_BY_LOAD = 2_000  # partitions; smaller than SMALL_PARTITIONS because the leader checks the load regularly
+
+# one thread: a process with several groups computes one decision after the other
+_LARGE = ThreadPoolExecutor(1, thread_name_prefix="allocator-decide")
+
+
+async def _computed(
+    compute: Callable[[], dict[str, Partitions]], counts: Mapping[str, int], small: int = SMALL_PARTITIONS
+) -> dict[str, Partitions]:
+    """Computes a large assignment in a thread, so that the event loop can renew the lease."""
+    if sum(counts.values()) < small:
+        return compute()
+    return await asyncio.get_running_loop().run_in_executor(_LARGE, compute)
+
+
+def subscription(info: MemberInfo, topics: Collection[str]) -> frozenset[str]:
+    """Returns the topics of a member: those that it names, and those of `topics` that match its pattern."""
+    if info.pattern is None:
+        return info.topics
+    return info.topics | set(filter(topic_pattern(info.pattern).matches, topics))
+
+
+async def decide(
+    members: Mapping[str, MemberInfo],
+    counts: Mapping[str, int],
+    document: AssignmentDocument,
+    orders: Sequence[Order],
+    assignors: Mapping[str, Assignor],
+    build: ViewBuilder,
+    load: GroupLoad | None = None,
+) -> GroupDecision:
+    """Computes a decision. `members` are in join order, `assignors` are those that this process offers, by name.
+
+    `load` is None if no loads are known. Raises AllocatorError if the function fails, returns no valid assignment, or
+    is not among `assignors`.
+    """
+    waiting = standby(document, members)
+    strategy, refused = choose([(member, info.strategies) for member, info in members.items() if member not in waiting])
+    refused.update(waiting)
+    assignor = assignors.get(strategy)
+    if assignor is None:
+        raise AllocatorError(f"the group agreed on {shown(strategy)}, which this leader does not offer")
+    # the functions see absent members that may come back, so that a restart moves no partition of the others
+    missing = away(document, members)
+    everybody = {**members, **missing}
+    ids = view_ids(document, everybody)
+    # members usually share one subscription
+    subscribed: dict[tuple[frozenset[str], Optional[str]], frozenset[str]] = {}
+    for info in everybody.values():
+        if (info.topics, info.pattern) not in subscribed:
+            subscribed[info.topics, info.pattern] = subscription(info, counts)
+    taking_part = tuple(
+        Member(
+            id=ids[member],
+            name=info.name,
+            topics=subscribed[info.topics, info.pattern],
+            weight=info.weight,
+            rack=info.rack,
+            host=info.host,
+        )
+        for member, info in ((member, everybody[member]) for member in ids)
+        if member not in refused
+    )
+    owned = {ids[member]: parts for member, parts in document.owners.items() if member in ids}
+    held = dict(owned)
+    for member, parts in document.promised.items():
+        if member in ids:
+            held[ids[member]] = held.get(ids[member], NO_PARTITIONS) | parts
+    constraints = constraints_of(orders, everybody, missing).renamed(ids)
+    history = None
+    if isinstance(assignor, LoadAssignor):
+        by_load = _ByLoad(assignor, next(iter(members.values())).load_tolerance, load or GroupLoad(), document)
+        view = GroupView(taking_part, dict(counts), held, load=by_load.load.loads)
+        target = await _computed(partial(by_load.target, view, constraints), counts, SMALL_BY_LOAD)
+        history = by_load.history
+    else:
+        view = await build(assignor, taking_part, counts, owned)
+        target = await _computed(partial(steer, assignor, view, constraints, held), counts)
+    shadows = {}
+    for order in orders:
+        if order.kind == "shadow":
+            name = order.arguments["function"]
+            other = assignors.get(name) or built_in(name)
+            if other is None:
+                why = f"the leader offers no function {shown(name)}; members have to name it in `assignor`"
+                shadows[order.id] = OrderState("not kept", why)
+                continue
+            try:
+                seen = await build(other, taking_part, counts, owned)
+                shadows[order.id] = OrderState("kept", difference(target, steer(other, seen, constraints, held)))
+            except AllocatorError as error:
+                shadows[order.id] = OrderState("not kept", str(error)[:1000])
+    without = left_out(view, target)
+    target = {member: target[seen] for member, seen in ids.items() if seen in target}
+    return GroupDecision(target, strategy, refused, without, without & constraints.nobody, shadows, history)
+
+
+class _ByLoad:
+    """Assigns the partitions of a group that follows load. `history` is set if a lasting imbalance moves partitions."""
+
+    def __init__(
+        self, assignor: LoadAssignor, tolerance: float | None, load: GroupLoad, document: AssignmentDocument
+    ) -> None:
+        self._assignor = assignor
+        self._tolerance = DEFAULT["load_tolerance"] if tolerance is None else tolerance
+        self.load = load
+        self._before = document.load_history
+        self.history: LoadHistory | None = None
+
+    def target(self, view: GroupView, constraints: Constraints) -> dict[str, Partitions]:
+        now_ms, total = self.load.now_ms, sum(view.partitions.values())
+        resting = self._before.resting(now_ms)
+        found = steer(self._assignor, view, constraints)
+        further = partial(balance, view.members, loads=view.load, tolerance=self._tolerance, constraints=constraints)
+        # the share of a new member comes with the change of the group: it needs no budget
+        newcomers = {member.id for member in view.members if not view.owned.get(member.id)}
+        moves = further(found, resting=resting, newcomers=newcomers)
+        found = moved(found, moves)
+        if self.load.uneven:
+            resting |= {move.partition for move in moves}
+            moves = further(found, resting=resting, most=self._before.allowance(total, now_ms))
+            found = moved(found, moves)
+            if moves:
+                self.history = self._before.with_moves((move.partition for move in moves), total, now_ms)
+        return found
+
+
+def difference(present: Mapping[str, Partitions], other: Mapping[str, Partitions]) -> str:
+    """Describes in one line how a second assignment differs from the first."""
+    total = sum(map(len, present.values()))
+    elsewhere = total - sum(len(parts & other.get(member, NO_PARTITIONS)) for member, parts in present.items())
+    now, then = (sorted(map(len, found.values())) or [0] for found in (present, other))
+    return (
+        f"{elsewhere} of {total} partitions would be elsewhere; "
+        f"members would have {then[0]} to {then[-1]}, now {now[0]} to {now[-1]}"
+    )
+
+
+def counts_of(document: AssignmentDocument) -> dict[str, int]:
+    """Supplies the partition counts of the previous leader, for a new leader that cannot reach Kafka."""
+    counts: dict[str, int] = {}
+    everything = [*document.owners.values(), *document.promised.values()]
+    everything += [entry.partitions for entry in document.waiting.values()]
+    for parts in everything:
+        for topic, partition in parts:
+            counts[topic] = max(counts.get(topic, 0), partition + 1)
+    return counts

@@ -1,0 +1,191 @@
+"""Measures the load of a member's partitions, and encodes its report for a znode. Pure.
+
+    <root>/<group>/loads/<id>      ephemeral    zlib(JSON): {"format": 1, "source": "records", "loads": {"orders":
+                                                [[0, 12.5], [3, 0]]}}
+
+A load is a smoothed rate per second. With the source "records" it is the rate at which producers append records, not
+the rate at which this member handles them: the load of a slow member must include the work that it falls behind with.
+With "bytes" or "handler_s" it is that rate times the average bytes, or handler seconds, of the records that the member
+has handled lately.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from math import exp
+
+from allocator.core.foreign import shown
+from allocator.core.membership.zookeeper.checked import FORMAT, InvalidZnode, check_mapping, check_text
+from allocator.core.membership.zookeeper.znodes import MAX_PARTITIONS, SHARD_BYTES, inflate
+from allocator.core.types import TopicPartition
+
+__all__ = ["REPORT_S", "LoadMeter", "LoadReport", "Mean"]
+
+REPORT_S = 30.0  # least time between two reports of a member. more: the leader sees a change later; less: more writes
+NOTABLE = 0.05  # share of a member's load that must change before it reports. more: fewer writes; less: fresher reports
+AVERAGE_S = 600.0  # time constant of the mean. more: a short peak counts less; less: a lasting change shows sooner
+KNOWN_S = 50.0  # of measuring before a mean is known. more: a new owner reports later; less: it reports noise
+
+
+class Mean:
+    """The exponentially weighted mean of a rate, with the time constant AVERAGE_S. It starts at the first rate, not at
+    0."""
+
+    __slots__ = ("_sum", "_weight", "seconds")
+
+    def __init__(self) -> None:
+        self._sum = 0.0
+        self._weight = 0.0
+        self.seconds = 0.0
+        """How long the rate has been measured."""
+
+    def add(self, rate: float, seconds: float) -> None:
+        """Adds a rate that held for the last `seconds` (more than 0)."""
+        keep = exp(-seconds / AVERAGE_S)
+        self._sum = self._sum * keep + rate * (1 - keep)
+        self._weight = self._weight * keep + (1 - keep)
+        self.seconds += seconds
+
+    @property
+    def value(self) -> float | None:
+        """The mean; None until the rate has been measured for KNOWN_S."""
+        return self._sum / self._weight if self.seconds >= KNOWN_S else None
+
+
+class _Cost:
+    """The average cost of one offset, over about AVERAGE_S."""
+
+    __slots__ = ("_amount", "_offsets")
+
+    def __init__(self) -> None:
+        self._offsets = 0.0
+        self._amount = 0.0
+
+    def add(self, offsets: int, amount: float, seconds: float) -> None:
+        """Adds the cost of some offsets: they took `amount` in the last `seconds`."""
+        keep = exp(-seconds / AVERAGE_S)
+        self._offsets = self._offsets * keep + offsets
+        self._amount = self._amount * keep + amount
+
+    @property
+    def value(self) -> float | None:
+        """The average cost of one offset; None if no offsets were added."""
+        return self._amount / self._offsets if self._offsets else None
+
+
+class LoadMeter:
+    """Smooths the loads of the partitions that a member owns.
+
+    Each call passes all owned partitions; the meter forgets the others. `clock` returns monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._seen: dict[TopicPartition, tuple[float, float]] = {}
+        self._means: dict[TopicPartition, Mean] = {}
+        self._done: dict[TopicPartition, tuple[int, float]] = {}
+        self._costs: dict[TopicPartition, _Cost] = {}
+
+    def of_ends(self, ends: Mapping[TopicPartition, int]) -> dict[TopicPartition, float]:
+        """Returns the records per second of each partition once they are known. `ends` are log end offsets."""
+        return self._smoothed({partition: float(end) for partition, end in ends.items()}, counts=True)
+
+    def of_work(
+        self, ends: Mapping[TopicPartition, int], work: Mapping[TopicPartition, tuple[int, float]]
+    ) -> dict[TopicPartition, float]:
+        """Returns the work that arrives per second for each partition once it is known.
+
+        `ends` is as in `of_ends`. `work` gives (offsets, cost) for each partition: running totals of the offsets that
+        were handled and of what they cost. A partition without new records has the load 0.
+        """
+        now = self._clock()
+        seconds = {partition: now - self._seen[partition][0] for partition in ends if partition in self._seen}
+        self._costs = {partition: self._costs.get(partition) or _Cost() for partition in ends}
+        for partition in ends:
+            offsets, amount = work.get(partition, (0, 0.0))
+            before = self._done.get(partition, (0, 0.0))
+            # the totals restart when a partition comes back from another member
+            if offsets < before[0] or amount < before[1]:
+                before = (0, 0.0)
+            self._costs[partition].add(offsets - before[0], amount - before[1], seconds.get(partition, 0.0))
+        self._done = {partition: work[partition] for partition in ends if partition in work}
+        found = {}
+        for partition, rate in self.of_ends(ends).items():
+            cost = self._costs[partition].value
+            if cost is not None or not rate:
+                found[partition] = rate * (cost or 0.0)
+        return found
+
+    def of_loads(self, loads: Mapping[TopicPartition, float]) -> dict[TopicPartition, float]:
+        """Returns the means of these present loads once they are known."""
+        return self._smoothed(loads, counts=False)
+
+    def _smoothed(self, found: Mapping[TopicPartition, float], counts: bool) -> dict[TopicPartition, float]:
+        now = self._clock()
+        self._means = {partition: self._means.get(partition) or Mean() for partition in found}
+        for partition, value in found.items():
+            at, before = self._seen.get(partition, (now, value))
+            if now > at:
+                self._means[partition].add(max(0.0, value - before) / (now - at) if counts else value, now - at)
+        self._seen = {partition: (now, value) for partition, value in found.items()}
+        values = ((partition, mean.value) for partition, mean in self._means.items())
+        return {partition: value for partition, value in values if value is not None}
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """The loads that one member reports."""
+
+    source: str
+    """The value of the setting `follow_load`: what the loads count."""
+    loads: Mapping[TopicPartition, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, source: str, loads: Mapping[TopicPartition, float]) -> LoadReport:
+        """Creates a report. Rounds each load to three significant digits."""
+        return cls(source, {partition: float(f"{load:.3g}") for partition, load in loads.items()})
+
+    def differs_notably(self, before: LoadReport | None) -> bool:
+        """Whether the loads differ enough from the last report to write a new one."""
+        if before is None or before.source != self.source or before.loads.keys() != self.loads.keys():
+            return True
+        changed = sum(abs(load - before.loads[partition]) for partition, load in self.loads.items())
+        return changed > NOTABLE * sum(self.loads.values())
+
+    def encode(self) -> bytes:
+        loads: dict[str, list[list[float]]] = {}
+        for (topic, number), load in sorted(self.loads.items()):
+            loads.setdefault(topic, []).append([number, load])
+        doc = {"format": FORMAT, "source": self.source, "loads": loads}
+        return zlib.compress(json.dumps(doc, separators=(",", ":")).encode(), 6)
+
+    @classmethod
+    def decode(cls, path: str, data: bytes) -> LoadReport:
+        """Decodes a report. Raises InvalidZnode."""
+        if len(data) > SHARD_BYTES:
+            raise InvalidZnode(path, f"{len(data)} bytes")
+        doc = inflate(path, data)
+        found: dict[TopicPartition, float] = {}
+        for topic, entries in check_mapping(path, "loads", doc.get("loads")).items():
+            if not isinstance(entries, list) or len(found) + len(entries) > MAX_PARTITIONS:
+                raise InvalidZnode(path, f"loads of topic {shown(topic)}")
+            for entry in entries:
+                if not _is_load(entry):
+                    raise InvalidZnode(path, f"load {shown(entry)} of topic {shown(topic)}")
+                found[TopicPartition(topic, entry[0])] = float(entry[1])
+        return cls(check_text(path, "source", doc.get("source")), found)
+
+
+def _is_load(entry: object) -> bool:
+    return (
+        isinstance(entry, list)
+        and len(entry) == 2
+        and type(entry[0]) is int
+        and 0 <= entry[0] < MAX_PARTITIONS
+        and type(entry[1]) in (int, float)
+        and 0 <= entry[1] < 1e30
+    )

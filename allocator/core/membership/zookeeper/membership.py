@@ -1,0 +1,463 @@
+"""Exclusive ownership of partitions through ZooKeeper.
+
+Guarantee: a partition has at most one owner at any instant, as long as each member's clock runs at about the same
+speed as the ensemble's (wall clocks do not matter). A member starts a partition only after it has written its claim, in
+one transaction with a check that the assignment which gives it the partition still stands. The leader assigns a
+partition to another member only after its owner has written a claim without it, or after the owner's session has ended.
+A member that is cut off or paused stops by its own clock before its session can end.
+
+In steady state a member watches two znodes, the assignment and its predecessor, and writes its own znode every
+quarter of the session timeout. A rebalance costs one write by the leader for each wave of releases, one read of the
+assignment by each member, and one or two writes of its claim by each member that gains or loses something.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from allocator import __version__
+from allocator.core.assignors import Assignor
+from allocator.core.clock import boot_clock, wall_ms
+from allocator.core.errors import InconsistentAssignor, InstanceIdInUse
+from allocator.core.measures import Measures
+from allocator.core.membership.lease import MembershipLost
+from allocator.core.membership.membership import AssignmentListener, PartitionCountSource
+from allocator.core.membership.names import member_name
+from allocator.core.membership.session import SessionMembership
+from allocator.core.membership.view import Load
+from allocator.core.membership.zookeeper.leader import Leader, LeaderSettings
+from allocator.core.membership.zookeeper.load_report import REPORT_S, LoadReport
+from allocator.core.membership.zookeeper.order_store import OrderStore
+from allocator.core.membership.zookeeper.orders import KINDS, OrderKeeper, Orders
+from allocator.core.membership.zookeeper.seats import FEATURE, IN_USE
+from allocator.core.membership.zookeeper.store import Store
+from allocator.core.membership.zookeeper.znodes import (
+    AssignmentDocument,
+    Claim,
+    InvalidZnode,
+    MemberInfo,
+    Paths,
+    in_join_order,
+)
+from allocator.core.settings import DEFAULT
+from allocator.core.tasks import TaskGroup, wait_for_event
+from allocator.core.types import NO_PARTITIONS, Partitions, TopicPartition
+from allocator.core.zookeeper.client import (
+    BadVersion,
+    ConnectionLost,
+    NoZnode,
+    Op,
+    Watched,
+    ZnodeExists,
+    ZooKeeper,
+    ZooKeeperError,
+)
+from allocator.core.zookeeper.ephemeral import EphemeralZnodes
+
+__all__ = ["ZooKeeperMembership", "ZooKeeperSettings"]
+
+log = logging.getLogger(__name__)
+
+ORDERS_AGAIN_S = 60.0  # how long a member waits before it reads unreadable orders again
+
+
+@dataclass(frozen=True)
+class ZooKeeperSettings:
+    """The settings of one member. Times in seconds."""
+
+    name: str = ""
+    topics: frozenset[str] = frozenset()
+    pattern: str | None = None
+    weight: float = DEFAULT["weight"]
+    rack: str | None = None
+    connect_timeout_s: float | None = DEFAULT["connect_timeout_s"]  # limit of `join`; None: no limit
+    # a member that does not poll for longer loses its partitions; None: no limit
+    max_poll_interval_s: float | None = None
+    instance_id: str | None = DEFAULT["instance_id"]
+    restart_grace_s: float = DEFAULT["restart_grace_s"]  # 0: as without an instance id
+    load_tolerance: float | None = None  # None: the member does not follow load
+    report_s: float = REPORT_S
+    leader: LeaderSettings = field(default_factory=LeaderSettings)
+
+
+class ZooKeeperMembership(SessionMembership):
+    """One member of one group; the module's docstring has the guarantee.
+
+    `topics` knows which partitions exist in Kafka. `assignors` are this member's allocator functions by name, the
+    preferred one first; `load` returns how much work each partition is, for those that ask for it. `measured` returns
+    the load of the partitions that this member owns, which it reports to the group. `followed` is called
+    with each assignment once this member holds as much of it as it can at present. `ordered` is called with the orders
+    of operators, at first and when they change or one expires. `expected` is called with (partitions, free) before this
+    member gets them. `free` True: no other member holds them any more or can get them unless this member's claim fails,
+    so their committed offsets may be read. `assigned` follows if the claim succeeds; otherwise the call counts for
+    nothing. `measures` gets the times of the lease renewals. The constructor does no I/O.
+    """
+
+    def __init__(
+        self,
+        zk: ZooKeeper,
+        paths: Paths,
+        listener: AssignmentListener,
+        topics: PartitionCountSource,
+        assignors: Mapping[str, Assignor],
+        settings: ZooKeeperSettings,
+        *,
+        load: Load | None = None,
+        measured: Callable[[], LoadReport] | None = None,
+        followed: Callable[[AssignmentDocument], None] | None = None,
+        ordered: Callable[[Orders, OrderKeeper], None] | None = None,
+        expected: Callable[[Partitions, bool], None] | None = None,
+        measures: Measures | None = None,
+        clock: Callable[[], float] = boot_clock,
+    ) -> None:
+        super().__init__(zk, paths.group, paths.base, listener, settings, measures, clock)
+        self._clock = clock
+        self._paths = paths
+        self._store = Store(zk, paths)
+        self._topics = topics
+        self._assignors = dict(assignors)
+        self._load = load
+        self._measured = measured
+        self._followed = followed
+        self._ordered = ordered
+        self._expected = expected
+        self._info = MemberInfo(
+            name=settings.name,
+            host=socket.gethostname(),
+            topics=settings.topics,
+            pattern=settings.pattern,
+            weight=settings.weight,
+            rack=settings.rack,
+            strategies=tuple(self._assignors),
+            pid=os.getpid(),
+            orders=tuple(KINDS),
+            instance_id=settings.instance_id if settings.restart_grace_s else None,
+            restart_grace_s=settings.restart_grace_s,
+            features=(FEATURE,),
+            load_tolerance=settings.load_tolerance,
+            version=__version__,
+        )
+        self._prefix = f"m-{uuid.uuid4().hex[:16]}-"
+        self._member_znode, self._claim_znode = EphemeralZnodes(zk), EphemeralZnodes(zk)
+        self._tried = False  # whether a registration was tried
+        self._leader: Leader | None = None
+        self._claim = Claim(0)
+        self._refused: str | None = None
+        self._in_use: asyncio.TimerHandle | None = None
+        self._for_good = False
+
+    # -- the surface ---------------------------------------------------------------------------------------------
+
+    @property
+    def leading(self) -> bool:
+        """Whether this member is the leader at present."""
+        return self._leader is not None
+
+    @property
+    def shown(self) -> str:
+        return member_name(self.member_id, self._info)
+
+    async def next_owners(self, partitions: Partitions) -> Mapping[TopicPartition, str]:
+        document, _ = await self._store.document()
+        promised = {} if document is None else document.promised
+        return {p: member for member, parts in promised.items() for p in parts & partitions}
+
+    def subscribe(self, topics: Iterable[str], pattern: str | None = None) -> None:
+        """Replaces the subscription: the member drains, commits, releases everything, and joins again as a new one."""
+        info = replace(self._info, topics=frozenset(topics), pattern=pattern)
+        info.encode()  # raises ConfigError before anything changes
+        self._info = info
+        if self._task is not None:
+            self._renewing = True
+            self._changed.set()
+
+    def leave_for_good(self) -> None:
+        """Makes the next `leave` end the reservation of `restart_grace_s`, so that the partitions move at once."""
+        self._for_good = True
+
+    # -- sessions ------------------------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        self._info.encode()
+
+    def _proof(self) -> tuple[str, bytes]:
+        return self._paths.member(self.member_id), self._info.encode()
+
+    def _znodes(self) -> Iterable[str]:
+        return self._paths.claim(self.member_id), self._paths.member(self.member_id)
+
+    async def _delete_ours(self, released: bool) -> None:
+        claim, member = self._znodes()
+        # the leader is notified of the end of the member before the end of its claim
+        ops = [Op("delete", member)]
+        if released and self._claim.held:
+            # without this write, observers cannot tell a member that left from one that crashed
+            empty = Claim(self._claim.revision, NO_PARTITIONS, self._claim.generation)
+            ops.append(Op("set", claim, empty.encode()))
+        ops.append(Op("delete", claim))
+        if self._info.instance_id is not None and ((self._for_good and self._leaving) or self._polls.silent):
+            # a user who does not poll must not keep partitions from the other members, so this checks the poll interval
+            # too
+            ops.insert(0, Op("create", self._paths.left_mark(self.member_id)))
+        try:
+            await self._zk.multi(ops)
+        except ZooKeeperError:  # one of them was deleted by hand
+            await super()._delete_ours(released)
+        if self._measured is not None:
+            with contextlib.suppress(ZooKeeperError):
+                await self._zk.delete(self._paths.load(self.member_id))
+
+    async def _take_part(self, scope: TaskGroup) -> None:
+        scope.start(self._elect(), "election")
+        if self._ordered is not None:
+            scope.start(self._obey(self._ordered), "orders")
+        if self._measured is not None:
+            scope.start(self._report_load(self._measured), "load")
+        await self._follow(scope)
+
+    async def _register(self) -> None:
+        if self._tried:
+            await self._store.prepare()
+            # no process acts for the member of an earlier attempt, and its claim would keep partitions from all others
+            await self._member_znode.delete()
+            await self._claim_znode.delete()
+        self._info = replace(self._info, session_timeout_s=self._zk.session_timeout_s)
+        try:
+            path = await self._create_member()
+        except NoZnode:  # it is the first member of the group, or an operator has deleted the group
+            await self._store.prepare()
+            path = await self._create_member()
+        self.member_id = path.rsplit("/", 1)[1]
+        self._claim = Claim(0)
+        with contextlib.suppress(ZnodeExists):
+            await self._claim_znode.create({self._paths.claim(self.member_id): self._claim.encode()})
+        self._refused = None
+        self._document = Watched(partial(self._store.document, only=self.member_id), self._changed.set)
+        log.info("%s: joined as %s (znode %s)", self._paths.group, self.shown, path)
+
+    async def _create_member(self) -> str:
+        if self._info.instance_id is not None:
+            await self._zk.ensure_path(self._paths.left)
+        self._tried = True
+        return await self._member_znode.create_sequential(f"{self._paths.members}/{self._prefix}", self._info.encode())
+
+    # -- orders --------------------------------------------------------------------------------------------------
+
+    async def _obey(self, ordered: Callable[[Orders, OrderKeeper], None]) -> None:
+        """Passes the orders to the listener whenever their znode changes. One watch covers all orders."""
+        store, changed = OrderStore(self._zk, self._paths), asyncio.Event()
+        orders = Watched(store.read, changed.set)
+        wait_s: float | None = 0.0
+        while True:
+            await wait_for_event(changed, wait_s)
+            changed.clear()
+            wait_s = None
+            try:
+                found = await orders.get()
+            except ConnectionLost:
+                wait_s = 0.05
+            except (InvalidZnode, ZooKeeperError) as error:
+                log.error("%s: the orders stay as they were: %s", self._paths.group, error)
+                wait_s = ORDERS_AGAIN_S
+            else:
+                ordered(found, store)
+                now_ms = wall_ms()
+                expiry = found.next_expiry(now_ms)
+                # limits the delay, so that a clock that is set back does not delay the next check for hours
+                wait_s = None if expiry is None else min((expiry - now_ms) / 1000 + 0.001, ORDERS_AGAIN_S)
+
+    # -- load ----------------------------------------------------------------------------------------------------
+
+    async def _report_load(self, measured: Callable[[], LoadReport]) -> None:
+        """Writes the load of this member's partitions whenever it has changed notably."""
+        last: LoadReport | None = None
+        while True:
+            await asyncio.sleep(self._settings.report_s)
+            report = measured()
+            if report.loads and report.differs_notably(last):
+                try:
+                    await self._store.write_load_report(self.member_id, report)
+                except ZooKeeperError as error:
+                    log.debug("%s: the load is reported later: %s", self._paths.group, error)
+                else:
+                    last = report
+
+    # -- leading -------------------------------------------------------------------------------------------------
+
+    async def _elect(self) -> None:
+        """Leads while this member is the oldest; otherwise watches only the next older member, so that a change wakes
+        one member and not all."""
+        while True:
+            gone = asyncio.Event()
+            try:
+                names = in_join_order(await self._members())
+                if self.member_id not in names:
+                    raise MembershipLost("its znode was deleted")
+                place = names.index(self.member_id)
+                if place == 0:
+                    await self._lead()
+                # this watch fires when the znode is deleted; the writes that renew the lease do not fire it
+                await self._zk.get_children(self._paths.member(names[place - 1]), gone.set)
+            except NoZnode:
+                continue
+            except ConnectionLost:
+                await asyncio.sleep(0.05)
+                continue
+            await gone.wait()
+
+    async def _members(self) -> list[str]:
+        try:
+            return await self._store.member_names()
+        except NoZnode:
+            return []  # the group's znodes were deleted
+
+    async def _lead(self) -> None:
+        self._leader = Leader(
+            self._store,
+            self.member_id,
+            self._topics,
+            self._assignors,
+            self._settings.leader,
+            self._load,
+            self._clock,
+        )
+        try:
+            await self._leader.run()
+        finally:
+            self._leader = None
+
+    # -- following -----------------------------------------------------------------------------------------------
+
+    async def _follow(self, scope: TaskGroup) -> None:
+        """Takes and releases partitions as the newest assignment says. Returns when the member leaves, and
+        then holds nothing."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            if self._leaving or self._renewing:
+                # ZooKeeper may not respond, so do not wait for it: the end of the session releases the partitions
+                self._release(self._held, scope)
+                if not self._draining:
+                    return
+                continue
+            try:
+                document, version = await self._read_document()
+                await self._apply(document, version, scope)
+                if document is not None and self._followed is not None:
+                    self._followed(document)
+            except ConnectionLost:
+                # the result of a pending write is unknown: the next turn writes the claim again
+                self._claim = Claim(-1)
+                await asyncio.sleep(0.05)
+                self._changed.set()
+
+    async def _read_document(self) -> tuple[AssignmentDocument | None, int]:
+        try:
+            document, version = await self._document.get()
+        except InvalidZnode as error:
+            log.error("%s: %s", self._paths.group, error)
+            document, version = None, -1
+        if document is None and self._leader is not None:
+            self._leader.start_over()
+        return document, version
+
+    async def _apply(self, document: AssignmentDocument | None, version: int, scope: TaskGroup) -> None:
+        if document is None:
+            return  # the claim still protects the held partitions until the leader writes a readable assignment
+        self.generation = max(self.generation, document.generation)
+        self._tell_refusal(document.refused.get(self.member_id))
+        mine = document.owners.get(self.member_id, NO_PARTITIONS)
+        self._release(self._held - mine, scope)
+        promised = document.promised.get(self.member_id)
+        if promised and self._expected is not None:
+            self._expected(promised, False)
+        gained = mine - self._held - self._draining
+        if gained and not self._starting:
+            await self._gain(gained, document, version, scope)
+        elif self._must_write(document):
+            await self._write_claim(Claim(document.revision, self._held | self._draining, document.generation))
+
+    async def _gain(self, gained: Partitions, document: AssignmentDocument, version: int, scope: TaskGroup) -> None:
+        if self._expected is not None:
+            # the former owners have released these partitions, or their sessions have ended. Nobody else can claim them
+            # until the check of the transaction
+            self._expected(gained, True)
+        claim = Claim(document.revision, self._held | self._draining | gained, document.generation)
+        try:
+            # the check fails if a newer assignment, which this member has not read, gives the partitions to another
+            transaction = await self._zk.multi(
+                [
+                    Op("check", self._paths.assignment, version=version),
+                    # a deleted assignment that the leader created again has had this version too
+                    Op("check", self._paths.base, version=document.writes or -1),
+                    Op("set", self._paths.claim(self.member_id), claim.encode()),
+                ]
+            )
+        except (BadVersion, NoZnode):
+            if await self._zk.exists(self._paths.claim(self.member_id)) is None:
+                raise MembershipLost("its claim was deleted") from None
+            return  # the watch on the assignment has fired, or is about to
+        self._claim = claim
+        self._held |= gained
+        # not the creation of the claim: an older member may get the partition after a younger one
+        self._fences.update(dict.fromkeys(gained, transaction))
+        log.info(
+            "%s: %s gains %d partitions, holds %d (generation %d)",
+            self._paths.group,
+            self.shown,
+            len(gained),
+            len(self._held),
+            document.generation,
+        )
+        self._start(gained, scope)
+
+    def _must_write(self, document: AssignmentDocument) -> bool:
+        if self._claim.held != self._held | self._draining:
+            return True
+        waiting = document.waiting.get(self.member_id)
+        if waiting is None or self._claim.revision >= waiting.since:
+            return False
+        # while all of it is drained there is nothing to release yet; the end of the drain writes the claim
+        return not waiting.partitions <= self._draining
+
+    async def _write_claim(self, claim: Claim) -> None:
+        try:
+            await self._zk.set(self._paths.claim(self.member_id), claim.encode())
+        except NoZnode:
+            raise MembershipLost("its claim was deleted") from None
+        self._claim = claim
+
+    def _tell_refusal(self, reason: str | None) -> None:
+        if reason == self._refused:
+            return
+        self._refused = reason
+        self._stop_waiting()
+        if reason is None:
+            return
+        text = f"group {self._paths.group!r} gives this member no partitions: {reason}"
+        if not reason.startswith(IN_USE):
+            self._listener.failed(InconsistentAssignor(text))
+            return
+        # usually this member is the next process of a crashed one, whose session has not ended yet
+        log.warning("%s; it waits until that one ends", text)
+        self._in_use = asyncio.get_running_loop().call_later(
+            2 * self._zk.session_timeout_s,
+            lambda: self._listener.failed(InstanceIdInUse(f"{text}; give each process an instance_id of its own")),
+        )
+
+    def _stop_waiting(self) -> None:
+        if self._in_use is not None:
+            self._in_use.cancel()
+            self._in_use = None
+
+    async def _end_session(self) -> None:
+        self._stop_waiting()
+        await super()._end_session()

@@ -1,0 +1,113 @@
+"""Reading and writing the orders of a group in ZooKeeper, for the leader, members, commands and the page.
+
+All orders of a group are in one znode, so one watch is enough to learn of every change. A write replaces all of them by
+compare-and-set: two operators who write at the same time both succeed, one after the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Iterable
+from typing import Optional
+
+from allocator.core.errors import AllocatorError
+from allocator.core.membership.zookeeper.orders import Order, OrderResult, Orders
+from allocator.core.membership.zookeeper.znodes import Paths
+from allocator.core.zookeeper.client import BadVersion, ZnodeExists, ZooKeeper, get_if_exists, retrying
+
+__all__ = ["NoSuchOrder", "OrderStore"]
+
+Watch = Callable[[], None]
+
+# limit of one write. more: a write survives a longer loss of the connection; less: its caller learns of the loss sooner
+WRITE_S = 10.0
+
+
+class NoSuchOrder(AllocatorError):
+    """The group has no order with that id."""
+
+    @classmethod
+    def of(cls, group: str, missing: Iterable[str], orders: Orders) -> NoSuchOrder:
+        """`missing`: the requested ids that `orders` does not contain."""
+        there = ", ".join(order.id for order in orders.entries)
+        return cls(
+            f"group {group!r} has no order {', '.join(sorted(missing))}"
+            + (f"; there are {there}" if there else "; there is none")
+        )
+
+
+class OrderStore:
+    """Reads and writes the orders of one group.
+
+    A `watch` is called once, when the orders may have changed; `Watched(store.read, changed)` renews it.
+    """
+
+    def __init__(self, zk: ZooKeeper, paths: Paths) -> None:
+        self._zk = zk
+        self.paths = paths
+
+    async def read(self, watch: Optional[Watch] = None) -> Orders:
+        """Returns the present orders; none if the znode does not exist. Raises InvalidZnode."""
+        return (await self._read(watch))[0]
+
+    async def put(self, order: Order, now_ms: int) -> Orders:
+        """Writes one order, which replaces an earlier one with the same subject. Returns all orders.
+
+        Raises ConfigError for too many orders, InvalidZnode if the znode is not readable, and NoZnode if the group does
+        not exist.
+        """
+        return await self._change(lambda orders: orders.put(order, now_ms))
+
+    async def remove(self, ids: Collection[str], now_ms: int) -> tuple[Order, ...]:
+        """Removes orders and returns the removed ones. If one id does not exist, raises NoSuchOrder and
+        removes none."""
+        removed: list[Order] = []
+
+        def change(orders: Orders) -> Orders:
+            found = {order_id: orders.find(order_id) for order_id in ids}
+            missing = [order_id for order_id, order in found.items() if order is None]
+            if missing and not removed:  # otherwise an earlier try removed them, although its response was lost
+                raise NoSuchOrder.of(self.paths.group, missing, orders)
+            removed[:] = [order for order in found.values() if order is not None] or removed
+            return orders.without(ids, now_ms)
+
+        await self._change(change)
+        return tuple(removed)
+
+    async def add_result(self, order_id: str, result: OrderResult) -> Orders:
+        """Adds a member's result to an order that is carried out once. Does nothing if the order was removed."""
+
+        def change(orders: Orders) -> Orders:
+            order = orders.find(order_id)
+            if order is None or result in order.results:
+                return orders
+            return orders.with_result(order_id, result)
+
+        return await self._change(change)
+
+    async def _read(self, watch: Optional[Watch]) -> tuple[Orders, int]:
+        found = await get_if_exists(self._zk, self.paths.orders, watch)
+        if found is None:
+            return Orders(), -1
+        data, stat = found
+        return Orders.decode(self.paths.orders, data), stat.version
+
+    async def _change(self, change: Callable[[Orders], Orders]) -> Orders:
+        """Applies `change` by compare-and-set. `change` is called again if another process wrote in the meantime."""
+
+        async def write() -> Orders:
+            while True:
+                before, version = await self._read(None)
+                after = change(before)
+                if after == before:
+                    return after
+                try:
+                    if version < 0:
+                        await self._zk.create(self.paths.orders, after.encode())
+                    else:
+                        await self._zk.set(self.paths.orders, after.encode(), version)
+                except (BadVersion, ZnodeExists):
+                    continue
+                return after
+
+        return await retrying(write, asyncio.get_running_loop().time() + WRITE_S)

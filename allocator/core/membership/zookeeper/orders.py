@@ -1,0 +1,501 @@
+"""The orders of an operator: the content of the znode `<root>/<group>/orders`, and its changes. Pure.
+
+The znode is persistent, plain JSON, and replaced by compare-and-set (`order_store`):
+
+    {"format": 1, "orders": [
+      {"id": "o-5f3a9c21", "kind": "cordon", "arguments": {"member": "billing-web1"}, "who": "alice@ops1",
+       "when": 1767225600000, "why": "its disk is failing", "expires": 1767312000000, "results": []}]}
+
+`when` and `expires` are milliseconds since the epoch, by the clock of the process that wrote them; `expires` may be
+null. `arguments` depend on the kind (`KINDS`). A partition argument is written as in all znodes: {"orders": "0-3,7"}.
+`results` is for kinds that are carried out once for each partition: {"when": ms, "by": "<member id>",
+"partitions": {"orders": "0"}, "what": "sought to 42"}. Such an order is done when its results name all its partitions.
+
+An order of an unknown kind, or with wrong arguments, stays in the znode and has no effect; `Order.fault` names the
+fault. The first write after a day removes expired and done orders.
+
+To add a kind, add an `OrderKind` to `_KINDS`. Its checks refuse wrong arguments before they are written. Its name goes
+into the znode of each member (`MemberInfo.orders`), so that members of older versions can be named. Then carry it out:
+in the leader if the leader honours the kind, or in the members if the owners honour it (read the orders with one watch,
+`OrderStore.read`, and call `OrderStore.add_result` if the kind is carried out once).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal, Optional, Protocol
+
+from allocator.core.errors import ConfigError
+from allocator.core.foreign import shown
+from allocator.core.membership.zookeeper.checked import (
+    FORMAT,
+    InvalidZnode,
+    check_mapping,
+    check_number,
+    check_text,
+    parse_object,
+)
+from allocator.core.membership.zookeeper.znodes import InflateBudget, from_ranges, to_ranges
+from allocator.core.types import NO_PARTITIONS, Partitions, TopicPartition
+
+__all__ = [
+    "KINDS",
+    "OWNERS_KINDS",
+    "Order",
+    "OrderKeeper",
+    "OrderKind",
+    "OrderResult",
+    "Orders",
+    "order_of",
+    "result_of",
+]
+
+ORDERS_BYTES = 500_000  # bytes of the znode; ZooKeeper's own limit is 1 MiB by default
+MAX_ORDERS = 1_000
+MAX_RESULTS = 1_000  # results of one order
+LONGEST_TEXT = 1_000  # characters of a reason or a name
+MAX_NAMES = 2_000  # members in one list
+MAX_COUNT = 1_000_000
+KEPT_MS = 86_400_000  # a day: how long an expired or done order stays visible
+
+ORDER_ID = re.compile(r"o-[0-9a-f]{8,32}\Z")
+POSITION = re.compile(r"(earliest|latest|(timestamp:)?[0-9]{1,18})\Z")
+KIND_NAME = re.compile(r"[a-z][a-z-]{0,39}\Z")
+
+Check = Callable[[Any], None]
+"""Checks an argument. Raises ValueError with the reason if the JSON value is not a valid argument."""
+
+
+def partitions_argument(value: Any) -> None:
+    """Checks {"orders": "0-3,7"}: at least one partition. Names of resources of an `Allocation` are allowed
+    as topics."""
+    if not isinstance(value, dict) or not value:
+        raise ValueError(f"{shown(value)} names no partitions")
+    try:
+        for topic in value:
+            if not 0 < len(check_text("", "the name", topic)) <= LONGEST_TEXT:
+                raise ValueError(f"{shown(value)} does not name partitions (a name has 1 to {LONGEST_TEXT} characters)")
+        InflateBudget().take("", value)
+    except InvalidZnode as error:
+        raise ValueError(f"{shown(value)} does not name partitions ({error})") from None
+
+
+def member_argument(value: Any) -> None:
+    """How an operator names a member: by id, by client id, or by the name that tables show."""
+    if not isinstance(value, str) or not 0 < len(value) <= LONGEST_TEXT:
+        raise ValueError(f"{shown(value)} names no member")
+
+
+def place_argument(value: Any) -> None:
+    """{"member": "..."} or {"rack": "..."}."""
+    if not isinstance(value, dict) or len(value) != 1 or next(iter(value)) not in ("member", "rack"):
+        raise ValueError(f'{shown(value)} is neither {{"member": NAME}} nor {{"rack": NAME}}')
+    member_argument(next(iter(value.values())))
+
+
+def places_argument(value: Any) -> None:
+    """Checks a list of places. An empty list stands for every place."""
+    if not isinstance(value, list) or len(value) > MAX_NAMES:
+        raise ValueError(f"{shown(value)} is no list of places")
+    for place in value:
+        place_argument(place)
+
+
+def names_argument(value: Any) -> None:
+    """Checks a list of names of members or processes."""
+    if not isinstance(value, list) or len(value) > MAX_NAMES:
+        raise ValueError(f"{shown(value)} is no list of names")
+    for name in value:
+        member_argument(name)
+
+
+def text_argument(value: Any) -> None:
+    if not isinstance(value, str) or not 0 < len(value) <= LONGEST_TEXT:
+        raise ValueError(f"{shown(value)} is no text of 1 to {LONGEST_TEXT} characters")
+
+
+def count_argument(value: Any) -> None:
+    """A number from 0 on."""
+    if type(value) is not int or not 0 <= value <= MAX_COUNT:
+        raise ValueError(f"{shown(value)} is no number from 0 to {MAX_COUNT}")
+
+
+def limit_argument(value: Any) -> None:
+    """A number from 1 on, or None for no limit."""
+    if value is not None:
+        count_argument(value)
+        if value == 0:
+            raise ValueError("0 lets nothing move; use the order freeze for that")
+
+
+def offset_argument(value: Any) -> None:
+    """An offset of a record."""
+    if type(value) is not int or not 0 <= value < 1 << 63:
+        raise ValueError(f"{shown(value)} is no offset")
+
+
+def position_argument(value: Any) -> None:
+    """ "earliest", "latest", an offset as text, or "timestamp:MILLISECONDS"."""
+    if not isinstance(value, str) or not POSITION.match(value):
+        raise ValueError(f"{shown(value)} is neither earliest, latest, an offset, nor timestamp:MILLISECONDS")
+
+
+@dataclass(frozen=True)
+class OrderKind:
+    """One kind of order."""
+
+    name: str
+    summary: str
+    """The effect of the order on the group, as the predicate of a sentence that starts with "the order"."""
+    arguments: Mapping[str, Check] = field(default_factory=dict)
+    subject: Optional[tuple[str, ...]] = None
+    """A new order replaces an earlier order of this kind with equal values of these arguments. (): a group has at most
+    one order of this kind. None: all arguments count."""
+    acts: Literal["leader", "owner"] = "leader"
+    """The actor that carries it out: the leader, or each member that owns some of its partitions."""
+    once: bool = False
+    """Whether it is carried out once for each of its partitions, and is then done."""
+
+
+_KINDS = (
+    OrderKind("cordon", "gives MEMBER no further partitions", {"member": member_argument}),
+    OrderKind("evacuate", "gives all partitions of MEMBER to others", {"member": member_argument}),
+    OrderKind(
+        "swap",
+        "gives all partitions of OLD to NEW, and to no other member",
+        {"old": member_argument, "new": member_argument},
+        subject=("old",),
+    ),
+    OrderKind(
+        "pin",
+        "keeps PARTITIONS at one member, or within one rack",
+        {"partitions": partitions_argument, "place": place_argument},
+        subject=("partitions",),
+    ),
+    OrderKind(
+        "exclude",
+        "keeps PARTITIONS away from some members or racks, or from every member",
+        {"partitions": partitions_argument, "places": places_argument},
+        subject=("partitions",),
+    ),
+    OrderKind("freeze", "moves no partition that has a live owner", subject=()),
+    OrderKind(
+        "budget",
+        "limits how many partitions are on the move at once, and in a minute",
+        {"at_once": limit_argument, "per_minute": limit_argument},
+        subject=(),
+    ),
+    OrderKind(
+        "shadow",
+        "computes a second allocator function beside the present one, and shows the difference",
+        {"function": text_argument},
+        subject=(),
+    ),
+    OrderKind(
+        "canary",
+        "gives each new member exactly COUNT partitions until it is promoted",
+        {"count": count_argument, "known": names_argument, "promoted": names_argument},
+        subject=(),
+    ),
+    OrderKind(
+        "pause",
+        "keeps the records of PARTITIONS from their owners' code",
+        {"partitions": partitions_argument},
+        subject=("partitions",),
+        acts="owner",
+    ),
+    OrderKind(
+        "quarantine",
+        "sends the records of PARTITIONS to the dead-letter topic, without a call of the handler",
+        {"partitions": partitions_argument},
+        subject=("partitions",),
+        acts="owner",
+    ),
+    OrderKind(
+        "skip",
+        "leaves out the record at OFFSET of a partition",
+        {"partitions": partitions_argument, "offset": offset_argument},
+        acts="owner",
+    ),
+    OrderKind(
+        "seek",
+        "has the owners of PARTITIONS go on at another place of the log",
+        {"partitions": partitions_argument, "to": position_argument},
+        subject=("partitions",),
+        acts="owner",
+        once=True,
+    ),
+)
+
+KINDS: Mapping[str, OrderKind] = {kind.name: kind for kind in _KINDS}
+"""Every kind that this version knows, by name."""
+
+OWNERS_KINDS = tuple(kind.name for kind in _KINDS if kind.acts == "owner")
+"""The kinds that the owners of partitions carry out themselves."""
+
+
+@dataclass(frozen=True)
+class OrderResult:
+    """The result of an order that is carried out once, for some of its partitions, by one member."""
+
+    when: int
+    """Milliseconds since the epoch."""
+    by: str
+    """Member id."""
+    partitions: frozenset[TopicPartition]
+    what: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {"when": self.when, "by": self.by, "partitions": to_ranges(self.partitions), "what": self.what}
+
+
+@dataclass(frozen=True)
+class Order:
+    """One order. The module's docstring describes `arguments`."""
+
+    id: str
+    kind: str
+    arguments: Mapping[str, Any]
+    who: str
+    when: int
+    """Milliseconds since the epoch."""
+    why: str = ""
+    expires: Optional[int] = None
+    """Milliseconds since the epoch, None for never."""
+    results: tuple[OrderResult, ...] = ()
+
+    @classmethod
+    def make(
+        cls,
+        kind: str,
+        arguments: Mapping[str, Any],
+        *,
+        who: str,
+        now_ms: int,
+        why: str = "",
+        expires: Optional[int] = None,
+    ) -> Order:
+        """Creates an order with a new id. Raises ConfigError for arguments that every member would refuse."""
+        if kind not in KINDS:
+            raise ConfigError(f"there is no order {shown(kind)}; known: {', '.join(sorted(KINDS))}")
+        if expires is not None and expires <= now_ms:
+            raise ConfigError(f"the order {kind} would have expired already; give a later time")
+        for what, text in (("who", who), ("why", why)):
+            if len(text) > LONGEST_TEXT:
+                raise ConfigError(f"{what} has {len(text)} characters; an order keeps at most {LONGEST_TEXT}")
+        order = cls(f"o-{secrets.token_hex(4)}", kind, dict(arguments), who, now_ms, why, expires)
+        if order.fault is not None:
+            raise ConfigError(f"the order {kind}: {order.fault}")
+        return order
+
+    @cached_property
+    def fault(self) -> Optional[str]:
+        """Why members of this version cannot carry it out; None for a valid order."""
+        kind = KINDS.get(self.kind)
+        if kind is None:
+            return f"this version knows no order {shown(self.kind)}"
+        if self.arguments.keys() != kind.arguments.keys():
+            wanted = ", ".join(kind.arguments) or "none"
+            return f"its arguments are {shown(list(self.arguments))}, and have to be {wanted}"
+        for name, check in kind.arguments.items():
+            try:
+                check(self.arguments[name])
+            except ValueError as error:
+                return f"{name}: {error}"
+        return None
+
+    @cached_property
+    def partitions(self) -> Partitions:
+        """The partitions that the order names; none for a kind about members, or for an order with a fault."""
+        ranges = self.arguments.get("partitions")
+        return NO_PARTITIONS if ranges is None or self.fault is not None else from_ranges(ranges)
+
+    @property
+    def subject(self) -> str:
+        """The kind and the identifying arguments. A new order replaces an earlier one with an equal subject."""
+        kind = KINDS.get(self.kind)
+        names = self.arguments if kind is None or kind.subject is None else kind.subject
+        return json.dumps([self.kind, {name: self.arguments.get(name) for name in names}], sort_keys=True)
+
+    @property
+    def once(self) -> bool:
+        """Whether it is carried out once for each of its partitions."""
+        return self.kind in KINDS and KINDS[self.kind].once
+
+    @cached_property
+    def left(self) -> Partitions:
+        """For an order that is carried out once: the partitions that have no result yet."""
+        return self.partitions.difference(*(result.partitions for result in self.results))
+
+    @property
+    def done(self) -> bool:
+        """Whether it is an order that is carried out once, and all its partitions have a result."""
+        return self.once and self.fault is None and not self.left
+
+    def expired(self, now_ms: int) -> bool:
+        """Whether it has expired or is done at `now_ms`."""
+        return self.expires is not None and self.expires <= now_ms
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "kind": self.kind,
+            "arguments": dict(self.arguments),
+            "who": self.who,
+            "when": self.when,
+            "why": self.why,
+            "expires": self.expires,
+            "results": [result.to_json() for result in self.results],
+        }
+
+    def _over(self, now_ms: int) -> bool:
+        """Whether it expired or was done more than a day ago."""
+        ended = self.expires if self.expired(now_ms) else None
+        if self.done:
+            ended = max((result.when for result in self.results), default=self.when)
+        return ended is not None and ended + KEPT_MS <= now_ms
+
+
+@dataclass(frozen=True)
+class Orders:
+    """All orders of a group, the oldest first. Immutable: methods such as `put` return a new object."""
+
+    entries: tuple[Order, ...] = ()
+
+    def in_force(self, now_ms: int, kinds: Collection[str] = ()) -> tuple[Order, ...]:
+        """Returns the orders in effect at `now_ms`, without those that have a fault; `kinds` empty: of every kind."""
+        return tuple(
+            order
+            for order in self.entries
+            if not order.expired(now_ms)
+            and not order.done
+            and order.fault is None
+            and (not kinds or order.kind in kinds)
+        )
+
+    def next_expiry(self, now_ms: int) -> Optional[int]:
+        """Returns when the next order expires, in milliseconds since the epoch; None if none expires."""
+        return min((o.expires for o in self.entries if o.expires is not None and o.expires > now_ms), default=None)
+
+    def find(self, order_id: str) -> Optional[Order]:
+        return next((order for order in self.entries if order.id == order_id), None)
+
+    def put(self, order: Order, now_ms: int) -> Orders:
+        """Returns the orders with this one added; it replaces those with its subject. Raises ConfigError for
+        too many orders."""
+        kept = tuple(
+            each
+            for each in self.entries
+            if each.subject != order.subject and each.id != order.id and not each._over(now_ms)
+        )
+        if len(kept) >= MAX_ORDERS:
+            raise ConfigError(f"the group has {len(kept)} orders, as many as it may have; remove some first")
+        return Orders((*kept, order))
+
+    def without(self, ids: Collection[str], now_ms: int) -> Orders:
+        return Orders(tuple(order for order in self.entries if order.id not in ids and not order._over(now_ms)))
+
+    def with_result(self, order_id: str, result: OrderResult) -> Orders:
+        """Returns the orders with one more result for that order; unchanged if the order does not exist."""
+        return Orders(
+            tuple(
+                replace(order, results=(*order.results, result))
+                if order.id == order_id and len(order.results) < MAX_RESULTS
+                else order
+                for order in self.entries
+            )
+        )
+
+    def encode(self) -> bytes:
+        """Raises ConfigError if the orders do not fit into a znode."""
+        document = {"format": FORMAT, "orders": [order.to_json() for order in self.entries]}
+        data = json.dumps(document, separators=(",", ":")).encode()
+        if len(data) > ORDERS_BYTES:
+            raise ConfigError(
+                f"the orders of the group would take {len(data)} bytes, more than the {ORDERS_BYTES} of their znode; "
+                "remove some first, or name partitions in ranges"
+            )
+        return data
+
+    @classmethod
+    def decode(cls, path: str, data: bytes) -> Orders:
+        """Decodes orders. An order with wrong arguments is kept (`Order.fault`). Raises InvalidZnode."""
+        if not data:
+            return cls()  # the znode was created and not written yet
+        if len(data) > ORDERS_BYTES:
+            raise InvalidZnode(path, f"{len(data)} bytes")
+        listed = parse_object(path, data).get("orders")
+        if not isinstance(listed, list) or len(listed) > MAX_ORDERS:
+            raise InvalidZnode(path, f"orders is no list of at most {MAX_ORDERS}")
+        budget = InflateBudget()
+        orders = tuple(order_of(path, each, budget) for each in listed)
+        if len({order.id for order in orders}) != len(orders):
+            raise InvalidZnode(path, "two orders have one id")
+        return cls(orders)
+
+
+class OrderKeeper(Protocol):
+    """Stores the orders of one group, in a znode or in a topic."""
+
+    async def read(self) -> Orders: ...
+
+    async def put(self, order: Order, now_ms: int) -> object:
+        """Writes one order; it replaces an earlier one with the same subject."""
+
+    async def remove(self, ids: Collection[str], now_ms: int) -> tuple[Order, ...]:
+        """Removes orders and returns the removed ones. If one id does not exist, raises NoSuchOrder and
+        removes none."""
+
+    async def add_result(self, order_id: str, result: OrderResult) -> object:
+        """Adds a member's result to an order that is carried out once. Does nothing if the order was removed."""
+
+
+def order_of(path: str, value: object, budget: InflateBudget) -> Order:
+    """Decodes one order. `budget` bounds the partitions of all orders together. Raises InvalidZnode."""
+    doc = check_mapping(path, "order", value)
+    found, kind = check_text(path, "id", doc.get("id")), check_text(path, "kind", doc.get("kind"))
+    if not ORDER_ID.match(found) or not KIND_NAME.match(kind):
+        raise InvalidZnode(path, f"order {shown(found)} of kind {shown(kind)}")
+    arguments = check_mapping(path, "arguments", doc.get("arguments"))
+    results = doc.get("results", [])
+    if not isinstance(results, list) or len(results) > MAX_RESULTS:
+        raise InvalidZnode(path, f"results of {found}")
+    expires = doc.get("expires")
+    order = Order(
+        id=found,
+        kind=kind,
+        arguments=arguments,
+        who=_bounded(path, "who", doc.get("who")),
+        when=check_number(path, "when", doc.get("when")),
+        why=_bounded(path, "why", doc.get("why", "")),
+        expires=None if expires is None else check_number(path, "expires", expires),
+        results=tuple(result_of(path, each, budget) for each in results),
+    )
+    if order.fault is None and "partitions" in arguments:
+        budget.take(path, arguments["partitions"])  # counts the partitions of all orders together
+    return order
+
+
+def result_of(path: str, value: object, budget: InflateBudget) -> OrderResult:
+    """Decodes one result. Raises InvalidZnode."""
+    doc = check_mapping(path, "result", value)
+    ranges = check_mapping(path, "partitions", doc.get("partitions"))
+    budget.take(path, ranges)
+    return OrderResult(
+        when=check_number(path, "when", doc.get("when")),
+        by=_bounded(path, "by", doc.get("by")),
+        partitions=from_ranges(ranges),
+        what=_bounded(path, "what", doc.get("what")),
+    )
+
+
+def _bounded(path: str, what: str, value: object) -> str:
+    text = check_text(path, what, value)
+    if len(text) > LONGEST_TEXT:
+        raise InvalidZnode(path, f"{what} has {len(text)} characters")
+    return text

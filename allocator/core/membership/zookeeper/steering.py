@@ -1,0 +1,326 @@
+"""The leader's orders as pure functions: which orders are in effect, their constraints, and their states.
+
+An order takes effect once every live member knows its kind. Until then it is `pending`, and its state names the members
+of older versions. An order that is in effect stays so when such a member joins later.
+
+An order names a member in one of these ways:
+
+- the id of the member
+- the client id
+- the instance id
+- the name in tables, billing@web1:4242#12: client id, host, process id, and the number of the session
+- that name without the number: billing@web1:4242
+- the number alone: #12
+
+With the client id, or the name without the number, the order also applies after the process has joined again in a new
+session. With the instance id it also applies to the process that replaces this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from allocator.core.assignors.constraints import Constraints
+from allocator.core.membership.names import member_name
+from allocator.core.membership.zookeeper.orders import KINDS, Order
+from allocator.core.membership.zookeeper.znodes import AssignmentDocument, MemberInfo, OrderState, sequence
+from allocator.core.types import NO_PARTITIONS, Partitions, TopicPartition
+
+__all__ = [
+    "LEADERS_KINDS",
+    "Budget",
+    "budget_of",
+    "constraints_of",
+    "counting",
+    "members_named",
+    "process_name",
+    "states_of",
+]
+
+LEADERS_KINDS = frozenset(kind.name for kind in KINDS.values() if kind.acts == "leader")
+SHOWN = 5  # names and partitions listed in one state
+
+Infos = Mapping[str, MemberInfo]
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Limits on how many partitions may leave a live owner. None: any number."""
+
+    at_once: int | None = None
+    per_minute: int | None = None
+
+
+def process_name(member: str, info: MemberInfo) -> str:
+    """Returns a member's name without the number of its session: "billing@web1:4242"."""
+    return member_name(member, info).rpartition("#")[0]
+
+
+def members_named(text: str, members: Infos) -> list[str]:
+    """Returns the ids of the live members that `text` names, in join order."""
+    found = []
+    for member, info in members.items():
+        shown = member_name(member, info)
+        if text in (member, info.name, info.instance_id, shown, shown.rpartition("#")[0], f"#{sequence(member)}"):
+            found.append(member)
+    return found
+
+
+def counting(
+    orders: Iterable[Order], members: Infos, before: Mapping[str, OrderState]
+) -> tuple[list[Order], dict[str, OrderState]]:
+    """Returns (the orders in effect, the states of the others).
+
+    `orders`: the unexpired orders of the kinds that the leader honours. `before`: the states in the present document.
+    """
+    count, pending = [], {}
+    for order in orders:
+        older = [member for member, info in members.items() if order.kind not in info.orders]
+        known = order.id in before and before[order.id].state != "pending"
+        if older and not known:
+            names = _some([member_name(member, members[member]) for member in older])
+            pending[order.id] = OrderState("pending", f"it counts once these members of older versions left: {names}")
+        else:
+            count.append(order)
+    return count, pending
+
+
+def budget_of(orders: Iterable[Order]) -> Budget:
+    """Returns the limits of the order `budget`; no limits if there is none."""
+    for order in orders:
+        if order.kind == "budget":
+            return Budget(order.arguments["at_once"], order.arguments["per_minute"])
+    return Budget()
+
+
+def canaries_of(order: Order, members: Infos) -> list[str]:
+    """Returns the live members that a canary order excludes."""
+    promoted = {member for text in order.arguments["promoted"] for member in members_named(text, members)}
+    known = set(order.arguments["known"])
+    return [
+        member for member, info in members.items() if member not in promoted and process_name(member, info) not in known
+    ]
+
+
+def places_named(places: Iterable[Mapping[str, str]], members: Infos) -> frozenset[str]:
+    """Returns the live members at places such as {"member": "web1"} or {"rack": "a"}."""
+    found: set[str] = set()
+    for place in places:
+        if "rack" in place:
+            found.update(member for member, info in members.items() if info.rack == place["rack"])
+        else:
+            found.update(members_named(place["member"], members))
+    return frozenset(found)
+
+
+def constraints_of(orders: Iterable[Order], members: Infos, absent: Collection[str] = ()) -> Constraints:
+    """Returns the constraints that these orders put on an assignment to these members.
+
+    `absent`: the members without a session. They keep their partitions but get no more, since these would wait for
+    their return.
+    """
+    cordoned = set(absent)
+    evacuated: set[str] = set()
+    swapped: dict[str, str] = {}
+    canaries: dict[str, int] = {}
+    pinned: dict[TopicPartition, frozenset[str]] = {}
+    barred: dict[TopicPartition, frozenset[str]] = {}
+    nobody: set[TopicPartition] = set()
+    frozen = False
+    for order in orders:
+        given = order.arguments
+        if order.kind == "cordon":
+            cordoned.update(members_named(given["member"], members))
+        elif order.kind == "evacuate":
+            evacuated.update(members_named(given["member"], members))
+        elif order.kind == "swap":
+            old, new = (members_named(given[name], members) for name in ("old", "new"))
+            # one member cannot replace two others, nor replace another while a third replaces it
+            if len(old) == len(new) == 1 and old != new and not {*old, *new} & {*swapped, *swapped.values()}:
+                swapped[old[0]] = new[0]
+        elif order.kind == "pin":
+            there = places_named([given["place"]], members)
+            pinned.update(dict.fromkeys(order.partitions, there))
+        elif order.kind == "exclude" and not given["places"]:
+            nobody |= order.partitions
+        elif order.kind == "exclude":
+            there = places_named(given["places"], members)
+            for partition in order.partitions:
+                barred[partition] = barred.get(partition, frozenset()) | there
+        elif order.kind == "canary":
+            canaries = dict.fromkeys(canaries_of(order, members), given["count"])
+        elif order.kind == "freeze":
+            frozen = True
+    # an evacuated member gets nothing, not even as the new member of a swap; an absent one gets it when it is back
+    swapped = {old: new for old, new in swapped.items() if new not in evacuated and new not in absent}
+    everyone = frozenset(members)
+    allowed = {}
+    for partition in pinned.keys() | barred.keys():
+        open_to = everyone - barred.get(partition, frozenset())
+        # an exclusion has priority over a pin: it exists because partitions fail at that place
+        allowed[partition] = pinned.get(partition, everyone) & open_to or open_to
+    return Constraints(
+        cordoned=frozenset(cordoned),
+        absent=frozenset(absent),
+        evacuated=frozenset(evacuated - swapped.keys()),
+        swapped=swapped,
+        allowed={partition: there for partition, there in allowed.items() if there},
+        nobody=frozenset(nobody),
+        canaries={member: count for member, count in canaries.items() if member not in swapped.values()},
+        frozen=frozen,
+    )
+
+
+# -- results of orders -----------------------------------------------------------------------------------------------
+
+
+def states_of(
+    orders: Iterable[Order],
+    members: Infos,
+    document: AssignmentDocument,
+    goal: Mapping[str, Partitions],
+    told: Mapping[str, OrderState],
+) -> dict[str, OrderState]:
+    """Returns the state of each order in effect, by id.
+
+    `document`: the present assignment. `goal`: the assignment that the leader aims at. `told`: states that the caller
+    has already computed.
+    """
+    orders = tuple(orders)
+    if not orders:
+        return {}
+    view = _Outcome(members, document, goal, orders)
+    return {order.id: told.get(order.id) or view.state(order) for order in orders}
+
+
+class _Outcome:
+    def __init__(
+        self, members: Infos, document: AssignmentDocument, goal: Mapping[str, Partitions], orders: Collection[Order]
+    ) -> None:
+        self._members = members
+        self._document = document
+        self._frozen = any(order.kind == "freeze" for order in orders)
+        self._evacuated = {
+            member
+            for order in orders
+            if order.kind == "evacuate"
+            for member in members_named(order.arguments["member"], members)
+        }
+        self._goal = goal
+        self._at: dict[TopicPartition, str] = {}
+        for member, partitions in document.owners.items():
+            self._at.update(dict.fromkeys(partitions, member))
+        for member, entry in document.waiting.items():
+            self._at.update(dict.fromkeys(entry.partitions, member))
+        self._to = {partition: member for member, partitions in goal.items() for partition in partitions}
+        without_owner = (
+            order.partitions for order in orders if order.kind == "exclude" and not order.arguments["places"]
+        )
+        self._known = document.left_out.union(self._at, self._to, *without_owner)
+
+    def state(self, order: Order) -> OrderState:
+        state: OrderState = getattr(self, f"_{order.kind}", self._plain)(order)
+        return state
+
+    def _plain(self, order: Order) -> OrderState:
+        return OrderState("kept")
+
+    def _has(self, member: str) -> Partitions:
+        entry = self._document.waiting.get(member)
+        waiting = NO_PARTITIONS if entry is None else entry.partitions
+        return self._document.owners.get(member, NO_PARTITIONS) | waiting
+
+    def _moving(self, partitions: Collection[TopicPartition], what: str) -> OrderState:
+        held = "; the group is frozen" if self._frozen else ""
+        return OrderState("waiting", f"{len(partitions)} partitions {what}{held}")
+
+    def _cordon(self, order: Order) -> OrderState:
+        named = members_named(order.arguments["member"], self._members)
+        if not named:
+            return OrderState("waiting", "no live member has this name")
+        has = frozenset().union(*map(self._has, named))
+        gained = [p for p, member in self._to.items() if member in named and p not in has]
+        if gained:
+            return OrderState("not kept", f"an order that comes first gives it {_partitions(gained)}")
+        return OrderState("kept")
+
+    def _evacuate(self, order: Order) -> OrderState:
+        named = members_named(order.arguments["member"], self._members)
+        if not named:
+            return OrderState("done", "no live member has this name")
+        left = frozenset().union(*map(self._has, named))
+        stuck = [p for p in left if self._to.get(p) in named]
+        if not left:
+            return OrderState("done", "it has no partitions")
+        if stuck and not self._frozen:
+            return OrderState("not kept", f"no other member may have {_partitions(stuck)}")
+        return self._moving(left, "are left to move")
+
+    def _swap(self, order: Order) -> OrderState:
+        old, new = (members_named(order.arguments[name], self._members) for name in ("old", "new"))
+        for which, found in (("old", old), ("new", new)):
+            if len(found) > 1:
+                return OrderState("not kept", f"{which} names {len(found)} members")
+        if not new:
+            return OrderState("waiting", "the new member has not joined")
+        if not old:
+            return OrderState("done", "the old member has left")
+        left = self._has(old[0])
+        stuck = [p for p in left if self._to.get(p) == old[0]]
+        if not left:
+            return OrderState("done", "the old member has no partitions")
+        if new[0] in self._evacuated:
+            return OrderState("not kept", "the new member is under the order evacuate")
+        if stuck and not self._frozen:
+            return OrderState("not kept", f"the new member may not have {_partitions(stuck)}")
+        return self._moving(left, "are left to move")
+
+    def _pin(self, order: Order) -> OrderState:
+        there = places_named([order.arguments["place"]], self._members)
+        if not there:
+            return OrderState("not kept", "no live member is there; the partitions are with others")
+        return self._placed(order, lambda member: member in there, "elsewhere")
+
+    def _exclude(self, order: Order) -> OrderState:
+        places = order.arguments["places"]
+        there = places_named(places, self._members) if places else frozenset(self._members)
+        return self._placed(order, lambda member: member not in there, "still there")
+
+    def _placed(self, order: Order, right: object, what: str) -> OrderState:
+        assert callable(right)
+        wrong = [p for p in order.partitions if p in self._to and not right(self._to[p])]
+        moving = [p for p in order.partitions if p in self._at and not right(self._at[p])]
+        if self._frozen and moving:
+            return self._moving(moving, f"are {what}")
+        if wrong:
+            return OrderState("not kept", f"no live member there can take {_partitions(wrong)}")
+        if moving:
+            return self._moving(moving, f"are {what}")
+        unknown = order.partitions - self._known if self._to else NO_PARTITIONS
+        if unknown:
+            state = "waiting" if unknown == order.partitions else "kept"
+            return OrderState(state, f"the group has no partition {_partitions(unknown)}")
+        return OrderState("kept")
+
+    def _canary(self, order: Order) -> OrderState:
+        canaries, count = canaries_of(order, self._members), order.arguments["count"]
+        if not canaries:
+            return OrderState("kept", "no new member has joined")
+        wrong = [each for each in canaries if len(self._goal.get(each, ())) != count]
+        moving = [each for each in canaries if len(self._document.owners.get(each, ())) != count]
+        names = _some([member_name(each, self._members[each]) for each in canaries])
+        if wrong and not self._frozen:
+            several = _some([member_name(each, self._members[each]) for each in wrong])
+            return OrderState("not kept", f"these cannot have exactly {count} partitions: {several}")
+        if moving:
+            return OrderState("waiting", f"new members: {names}" + ("; the group is frozen" if self._frozen else ""))
+        return OrderState("kept", f"new members: {names}")
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+
+
+def _partitions(partitions: Collection[TopicPartition]) -> str:
+    return _some([f"{topic}:{number}" for topic, number in sorted(partitions)])

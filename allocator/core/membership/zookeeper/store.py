@@ -1,0 +1,228 @@
+"""Reads and writes the znodes of a group. Members, the leader and observers use it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from typing import TypeVar
+
+from allocator.core.membership.zookeeper.load_report import LoadReport
+from allocator.core.membership.zookeeper.znodes import (
+    SMALL_PARTITIONS,
+    AssignmentDocument,
+    Claim,
+    Counts,
+    InflateBudget,
+    InvalidZnode,
+    MemberInfo,
+    Paths,
+    quick,
+    shard_names,
+    shard_revision,
+    split,
+)
+from allocator.core.types import NO_PARTITIONS, Partitions
+from allocator.core.zookeeper.client import NoZnode, Op, ZnodeExists, ZooKeeper, get_if_exists
+
+__all__ = ["Store", "valid"]
+
+Watch = Callable[[], None]
+T = TypeVar("T")
+
+
+async def valid(reading: Awaitable[T], problems: list[str]) -> T | None:
+    """The result of `reading`; None for an invalid znode, whose problem is added to `problems`."""
+    try:
+        return await reading
+    except InvalidZnode as error:
+        problems.append(str(error))
+        return None
+
+
+# one thread, so that only one znode at a time uses the memory for decoding
+_LARGE = ThreadPoolExecutor(1, thread_name_prefix="allocator-decode")
+
+
+class Store:
+    """Reads and writes the znodes of one group as values.
+
+    A `watch` is called once, when the znode may have changed.
+    """
+
+    def __init__(self, zk: ZooKeeper, paths: Paths) -> None:
+        self.zk = zk
+        self.paths = paths
+        self._swept = False  # whether this process has deleted all old shards, and has created none since
+
+    async def prepare(self) -> None:
+        """Creates the persistent znodes, usually in one transaction, because each write waits for the disks."""
+        paths = (self.paths.base, self.paths.members, self.paths.claims, self.paths.shards)
+        try:
+            await self.zk.multi([Op("create", path) for path in paths])
+        except (NoZnode, ZnodeExists):  # the root is missing too, or some of them exist
+            await asyncio.gather(*map(self.zk.ensure_path, paths))
+
+    async def member_names(self, watch: Watch | None = None) -> list[str]:
+        """Returns the names of all znodes under members/, unsorted and unchecked."""
+        return await self.zk.get_children(self.paths.members, watch)
+
+    async def claim_names(self, watch: Watch | None = None) -> list[str]:
+        """Returns the names of all znodes under claims/, unsorted and unchecked."""
+        return await self.zk.get_children(self.paths.claims, watch)
+
+    async def left_names(self, watch: Watch | None = None) -> list[str]:
+        """Returns the names of the members that left for good and whose mark the leader has not deleted yet."""
+        while True:
+            try:
+                return await self.zk.get_children(self.paths.left, watch)
+            except NoZnode:
+                if watch is None or await self.zk.exists(self.paths.left, watch) is None:
+                    return []
+
+    async def end_reservation(self, instance_id: str) -> Partitions:
+        """Ends the reservation of an absent member; returns its partitions.
+
+        The leader then assigns them to other members. Returns nothing if no partitions are reserved for the instance.
+        Raises InvalidZnode.
+        """
+        document, _ = await self.document()
+        for member, seat in ({} if document is None else document.seats).items():
+            if seat.info.instance_id == instance_id and seat.reserved_until_ms is not None:
+                assert document is not None
+                await self.zk.ensure_path(self.paths.left)
+                with contextlib.suppress(ZnodeExists):
+                    await self.zk.create(self.paths.left_mark(member))
+                return document.owners.get(member, NO_PARTITIONS)
+        return NO_PARTITIONS
+
+    async def member(self, member: str) -> MemberInfo | None:
+        """Returns a member's info; None when it has left. Raises InvalidZnode."""
+        path = self.paths.member(member)
+        try:
+            data, _ = await self.zk.get(path)
+        except NoZnode:
+            return None
+        return MemberInfo.decode(path, data)
+
+    async def claim(
+        self,
+        member: str,
+        watch: Watch | None = None,
+        *,
+        budget: InflateBudget | None = None,
+        deleted: Watch | None = None,
+    ) -> Claim | None:
+        """Returns a member's claim; None when there is none. Raises InvalidZnode.
+
+        `budget` covers all claims that the caller keeps. `deleted` is called before `watch` if the claim was deleted
+        without a change since this read.
+        """
+        path = self.paths.claim(member)
+        found = await get_if_exists(self.zk, path, watch, deleted=deleted)
+        if found is None:
+            return None
+        data, stat = found
+        claim = await _decoded(data, partial(Claim.decode, path, data, budget))
+        return replace(claim, version=stat.version, transaction=stat.zxid)
+
+    async def load_report(self, member: str, watch: Watch | None = None) -> LoadReport | None:
+        """Returns the load report of a member; None if it reports nothing. Raises InvalidZnode."""
+        path = self.paths.load(member)
+        found = await get_if_exists(self.zk, path, watch)
+        if found is None:
+            return None
+        data, _ = found
+        return LoadReport.decode(path, data)
+
+    async def write_load_report(self, member: str, report: LoadReport) -> None:
+        """Creates or replaces the load report of a member."""
+        path, data = self.paths.load(member), report.encode()
+        try:
+            await self.zk.set(path, data)
+        except NoZnode:
+            await self.zk.ensure_path(self.paths.loads)
+            with contextlib.suppress(ZnodeExists):
+                await self.zk.create(path, data, ephemeral=True)
+
+    async def document(
+        self, watch: Watch | None = None, *, only: str | None = None, counts: Counts | None = None
+    ) -> tuple[AssignmentDocument | None, int]:
+        """Returns (the assignment, the version of its znode); (None, -1) when there is none. Raises InvalidZnode.
+
+        `only`: reads only the entries of that member. `counts`: returns the partition count of a topic if it is known.
+        """
+        path = self.paths.assignment
+        while True:
+            found = await get_if_exists(self.zk, path, watch)
+            if found is None:
+                return None, -1
+            data, stat = found
+            try:
+                names = shard_names(path, data)
+                if names is not None:
+                    pieces = await asyncio.gather(*(self.zk.get(f"{self.paths.shards}/{name}") for name in names))
+                    data = b"".join(piece for piece, _ in pieces)
+                return await _decoded(data, partial(AssignmentDocument.decode, path, data, only, counts)), stat.version
+            except NoZnode:
+                # the next document was written after this read began, and its leader deleted the shards of this
+                # document
+                if (await self.zk.get(path))[1].version == stat.version:
+                    missing = InvalidZnode(path, "shards that it names are missing")
+                    missing.version = stat.version
+                    raise missing from None
+            except InvalidZnode as error:
+                # with the version the leader replaces this document, and not a valid one that was written since
+                error.version = stat.version
+                raise
+
+    async def writes(self) -> int:
+        """Returns the number of times that leaders wrote the assignment: the version of the group's own znode."""
+        stat = await self.zk.exists(self.paths.base)
+        return 0 if stat is None else stat.version
+
+    async def write_document(self, document: AssignmentDocument, version: int) -> int:
+        """Replaces the assignment if its znode still has `version` (-1: does not exist); returns the new version.
+
+        `document.writes` is the number of this write (0: any). Raises BadVersion or ZnodeExists when another leader
+        wrote first.
+        """
+        data = await _encoded(document)
+        head, shards = split(data, document.leader, document.revision)
+        for name, piece in shards.items():
+            with contextlib.suppress(ZnodeExists):
+                await self.zk.create(f"{self.paths.shards}/{name}", piece)
+        kind = "create" if version < 0 else "set"
+        # claims rest on both versions: that of the assignment alone starts again if the znode is deleted
+        counted = Op("set", self.paths.base, version=document.writes - 1)
+        await self.zk.multi([Op(kind, self.paths.assignment, head, version), counted])
+        # most documents have no shards, and then a list of the old ones would delay the leader's next step
+        if shards or not self._swept:
+            await self._sweep(set(shards), document.revision)
+            self._swept = not shards
+        return version + 1
+
+    async def _sweep(self, keep: set[str], revision: int) -> None:
+        """Deletes the shards of earlier documents. Spares those of later revisions: this leader may have been paused
+        since its write, and the shards belong to its successor."""
+        for name in await self.zk.get_children(self.paths.shards):
+            if name not in keep and shard_revision(name) <= revision:
+                with contextlib.suppress(NoZnode):
+                    await self.zk.delete(f"{self.paths.shards}/{name}")
+
+
+async def _encoded(document: AssignmentDocument) -> bytes:
+    """Encodes large data in a thread, as `_decoded` decodes it."""
+    if sum(map(len, document.owners.values())) < SMALL_PARTITIONS:
+        return document.encode()
+    return await asyncio.get_running_loop().run_in_executor(_LARGE, document.encode)
+
+
+async def _decoded(data: bytes, decode: Callable[[], T]) -> T:
+    """Decodes large data in a thread, so that the event loop can renew the lease."""
+    if quick(data):
+        return decode()
+    return await asyncio.get_running_loop().run_in_executor(_LARGE, decode)

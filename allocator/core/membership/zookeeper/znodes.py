@@ -1,0 +1,661 @@
+"""The znodes of a group and their formats.
+
+    <root>/<group>/members/<id>    ephemeral sequential  JSON: the member's name, host and subscription
+    <root>/<group>/claims/<id>     ephemeral             zlib(JSON): what that member holds, the revision it has seen
+    <root>/<group>/assignment      persistent            zlib(JSON): which member may hold what; by compare-and-set
+    <root>/<group>/shards/<name>   persistent            pieces of an assignment that is too large for one znode
+    <root>/<group>/orders          persistent            JSON: the orders of operators (`orders`); by compare-and-set
+    <root>/<group>/left/<id>       persistent, empty     that member does not come back; the leader deletes it
+    <root>/<group>/loads/<id>      ephemeral             zlib(JSON): the load of that member's partitions
+
+Reading checks everything. A znode with invalid content raises `InvalidZnode`, which names the znode, and costs no more
+than a bounded amount of memory.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import repeat
+from typing import Any, NamedTuple
+
+from allocator.core.errors import ConfigError, MissingExtra
+from allocator.core.foreign import shown
+from allocator.core.membership.patterns import topic_pattern
+from allocator.core.membership.zookeeper.checked import (
+    FORMAT,
+    LONGEST_NUMBER,
+    InvalidZnode,
+    check_mapping,
+    check_number,
+    check_text,
+    check_texts,
+    parse_object,
+)
+from allocator.core.membership.zookeeper.following import LoadHistory
+from allocator.core.names import check_group, check_path
+from allocator.core.types import NO_PARTITIONS, PartitionLike, Partitions, TopicPartition
+
+__all__ = [
+    "AssignmentDocument",
+    "Claim",
+    "InflateBudget",
+    "InvalidZnode",
+    "MemberInfo",
+    "OrderState",
+    "Paths",
+    "Seat",
+    "Waiting",
+    "inflate",
+    "quick",
+]
+
+Counts = Callable[[str], "int | None"]
+"""Returns the partition count of a topic, or None if it is not known."""
+
+SHARD_BYTES = 900_000  # a znode may hold 1 MiB by default (jute.maxbuffer); the rest is for path and headers
+MEMBER_BYTES = 64_000  # a larger znode is refused when written and ignored when read
+# These limits, and those of `checked`, bound the memory that a hostile znode can take. A group of 1 000 members, 1 000
+# topics and 1 000 000 partitions stays below each of them, even while all partitions move
+INFLATED_BYTES = 64_000_000
+MAX_GRACE_S = 86_400
+MAX_SEATS = 10_000  # seats: members with an instance id, absent ones included
+MAX_PARTITIONS = 1_000_000  # partitions that members hold in one group; as many more may be promised
+# bytes after inflation. A larger document, or one with more than SMALL_PARTITIONS partitions, takes long to decode
+SMALL_BYTES = 100_000
+SMALL_PARTITIONS = 20_000
+
+
+@dataclass(frozen=True)
+class Paths:
+    """The paths of the znodes of one group."""
+
+    root: str
+    group: str
+
+    def __post_init__(self) -> None:
+        check_group(self.group)
+        check_path("ZooKeeper root", self.root)
+
+    @property
+    def base(self) -> str:
+        return f"{self.root}/{self.group}"
+
+    @property
+    def members(self) -> str:
+        return f"{self.base}/members"
+
+    @property
+    def claims(self) -> str:
+        return f"{self.base}/claims"
+
+    @property
+    def assignment(self) -> str:
+        return f"{self.base}/assignment"
+
+    @property
+    def shards(self) -> str:
+        return f"{self.base}/shards"
+
+    @property
+    def orders(self) -> str:
+        return f"{self.base}/orders"
+
+    @property
+    def left(self) -> str:
+        return f"{self.base}/left"
+
+    @property
+    def loads(self) -> str:
+        return f"{self.base}/loads"
+
+    def member(self, member: str) -> str:
+        return f"{self.members}/{member}"
+
+    def claim(self, member: str) -> str:
+        return f"{self.claims}/{member}"
+
+    def left_mark(self, member: str) -> str:
+        return f"{self.left}/{member}"
+
+    def load(self, member: str) -> str:
+        return f"{self.loads}/{member}"
+
+
+# ZooKeeper counts in 32 bits: after 2147483647 comes -2147483648
+MEMBER_ID = re.compile(r"m-[0-9a-f]{16}-([0-9]{10}|-[0-9]{9}|-[1-9][0-9]{9})\Z")
+
+
+def sequence(member: str) -> int | None:
+    """Returns the sequence number that ZooKeeper gave a member; None if the name is not a member's."""
+    match = MEMBER_ID.match(member)
+    return None if match is None else int(match.group(1)) % 2**32
+
+
+def in_join_order(names: Iterable[str]) -> list[str]:
+    """Returns the members among `names`, oldest first. The first one leads."""
+    numbered = ((sequence(name), name) for name in names)
+    return [name for _, name in sorted((number, name) for number, name in numbered if number is not None)]
+
+
+@dataclass(frozen=True)
+class MemberInfo:
+    """The info that a member writes when it joins. It does not change while its znode exists."""
+
+    name: str
+    host: str
+    topics: frozenset[str] = frozenset()
+    pattern: str | None = None
+    weight: float = 1.0
+    rack: str | None = None
+    strategies: tuple[str, ...] = ("naive",)
+    pid: int | None = None
+    """None if the member's version does not write it. The same holds for `session_timeout_s`."""
+    session_timeout_s: float | None = None
+    """ZooKeeper declares the member dead after so many seconds of silence."""
+    orders: tuple[str, ...] = ()
+    """The kinds of orders that the member knows; none if its version has no orders."""
+    instance_id: str | None = None
+    """The name of the member that stays the same over restarts; None if its partitions are not reserved."""
+    restart_grace_s: float = 0.0
+    """How long its partitions are reserved for the next process with that name, in seconds."""
+    features: tuple[str, ...] = ()
+    """Later parts of the protocol that the member knows."""
+    load_tolerance: float | None = None
+    """The load tolerance of a member that follows load; None for others."""
+    version: str | None = None
+    """The version of this package in the member's process; None if that version does not write it."""
+
+    def encode(self) -> bytes:
+        """Raises ConfigError for info that every leader refuses, and MissingExtra if a package to check it is
+        missing."""
+        if self.pattern is not None:
+            topic_pattern(self.pattern)
+        data = json.dumps({"format": FORMAT, **self.to_json()}, separators=(",", ":")).encode()
+        if len(data) > MEMBER_BYTES:
+            raise ConfigError(
+                f"the subscription of member {self.name!r} takes {len(data)} bytes, more than the {MEMBER_BYTES} that "
+                "a member's znode may hold; subscribe by pattern instead"
+            )
+        return data
+
+    @classmethod
+    def decode(cls, path: str, data: bytes) -> MemberInfo:
+        if len(data) > MEMBER_BYTES:
+            raise InvalidZnode(path, f"{len(data)} bytes")
+        return cls.from_json(path, parse_object(path, data))
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "host": self.host,
+            "topics": sorted(self.topics),
+            "pattern": self.pattern,
+            "weight": self.weight,
+            "rack": self.rack,
+            "strategies": list(self.strategies),
+            "pid": self.pid,
+            "session_timeout_s": self.session_timeout_s,
+            "orders": list(self.orders),
+            **({"features": list(self.features)} if self.features else {}),
+            **({"load_tolerance": self.load_tolerance} if self.load_tolerance is not None else {}),
+            **({"version": self.version} if self.version is not None else {}),
+            **({"instance": [self.instance_id, self.restart_grace_s]} if self.instance_id is not None else {}),
+        }
+
+    @classmethod
+    def from_json(cls, path: str, doc: Mapping[str, Any]) -> MemberInfo:
+        pattern, rack, version = doc.get("pattern"), doc.get("rack"), doc.get("version")
+        weight, pid, session_s = doc.get("weight", 1.0), doc.get("pid"), doc.get("session_timeout_s")
+        if pattern is not None:
+            try:
+                topic_pattern(check_text(path, "pattern", pattern))
+            except (ConfigError, MissingExtra) as error:
+                raise InvalidZnode(path, str(error)) from error
+        if not isinstance(weight, (int, float)) or isinstance(weight, bool) or not 0 < weight < 1e9:
+            raise InvalidZnode(path, f"weight {shown(weight)}")
+        if session_s is not None and (type(session_s) not in (int, float) or not 0 < session_s < 1e9):
+            raise InvalidZnode(path, f"session_timeout_s {shown(session_s)}")
+        tolerance = doc.get("load_tolerance")
+        if tolerance is not None and (type(tolerance) not in (int, float) or not 1 < tolerance < 1e9):
+            raise InvalidZnode(path, f"load_tolerance {shown(tolerance)}")
+        instance_id, grace_s = _instance(path, doc.get("instance"))
+        return cls(
+            name=check_text(path, "name", doc.get("name")),
+            host=check_text(path, "host", doc.get("host")),
+            topics=frozenset(check_texts(path, "topics", doc.get("topics"))),
+            pattern=pattern,
+            weight=float(weight),
+            rack=None if rack is None else check_text(path, "rack", rack),
+            strategies=tuple(check_texts(path, "strategies", doc.get("strategies"))),
+            pid=None if pid is None else check_number(path, "pid", pid),
+            session_timeout_s=session_s,
+            orders=tuple(check_texts(path, "orders", doc.get("orders", []))),
+            instance_id=instance_id,
+            restart_grace_s=grace_s,
+            features=tuple(check_texts(path, "features", doc.get("features", []))),
+            load_tolerance=tolerance,
+            version=None if version is None else check_text(path, "version", version),
+        )
+
+
+def _instance(path: str, found: object) -> tuple[str | None, float]:
+    if found is None:
+        return None, 0.0
+    if not isinstance(found, list) or len(found) != 2:
+        raise InvalidZnode(path, f"instance {shown(found)}")
+    name, grace_s = check_text(path, "instance", found[0]), found[1]
+    if type(grace_s) not in (int, float) or not 0 <= grace_s <= MAX_GRACE_S:
+        raise InvalidZnode(path, f"restart_grace_s {shown(grace_s)}")
+    return name, float(grace_s)
+
+
+@dataclass(frozen=True)
+class Seat:
+    """The place of a member with an instance id. The next member with that id takes it over.
+
+    The document stores it, so that a leader can reserve the partitions of a member that it has never read.
+    """
+
+    info: MemberInfo
+    """The member's info without the process id and other fields that change when its process restarts."""
+    reserved_until_ms: int | None = None
+    """When the reservation ends, in milliseconds since the epoch by the leader's wall clock; None while the
+    member lives."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """The partitions that a member holds. The member adds a partition before it starts to read it, and removes it after
+    the release."""
+
+    revision: int
+    """Revision of the newest document that the member has acted on."""
+    held: Partitions = NO_PARTITIONS
+    generation: int = 0
+    """Generation of that document."""
+    version: int = field(default=0, compare=False)
+    """Version of the claim's znode when it was read."""
+    transaction: int = field(default=0, compare=False)
+    """Transaction id of the last write of the znode; 0 if the claim was not read from ZooKeeper."""
+
+    def encode(self) -> bytes:
+        return _deflate(
+            {
+                "format": FORMAT,
+                "revision": self.revision,
+                "generation": self.generation,
+                "held": to_ranges(self.held),
+            }
+        )
+
+    @classmethod
+    def decode(cls, path: str, data: bytes, budget: InflateBudget | None = None) -> Claim:
+        """Decodes a claim. `budget` is shared with the other claims that the caller keeps."""
+        budget = budget or InflateBudget()
+        budget.give_back(path)
+        doc = inflate(path, data)
+        held = check_mapping(path, "partitions", doc.get("held"))
+        budget.take(path, held)
+        return cls(
+            check_number(path, "revision", doc.get("revision")),
+            from_ranges(held),
+            check_number(path, "generation", doc.get("generation")),
+        )
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Partitions that were revoked from a member and that its claim may still hold."""
+
+    since: int
+    """Only a claim that has seen this revision or a later one can prove the release."""
+    partitions: Partitions
+
+
+class OrderState(NamedTuple):
+    """The state of an order, written by the leader."""
+
+    state: str
+    """"pending": members of older versions do not know its kind. "waiting": the group does not comply yet. "kept": the
+    group complies. "done": nothing is left to do, and it may be removed. "not kept": the group cannot comply, and goes
+    on without it."""
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class AssignmentDocument:
+    """The assignment. The leader replaces it by compare-and-set; a member follows the newest one that it has read.
+
+    Each partition is in `owners` of one member, or in `waiting` of one member, or in neither. `promised` names the
+    member that gets it once it is free. `generation` counts the computed assignments, `revision` every write.
+    """
+
+    generation: int = 0
+    revision: int = 0
+    leader: str = ""
+    strategy: str = ""
+    owners: Mapping[str, Partitions] = field(default_factory=dict)
+    promised: Mapping[str, Partitions] = field(default_factory=dict)
+    waiting: Mapping[str, Waiting] = field(default_factory=dict)
+    refused: Mapping[str, str] = field(default_factory=dict)
+    left_out: Partitions = NO_PARTITIONS
+    """Partitions that the allocator function, or an order, assigns to no member. Members do not read this field and the
+    next two; the leader and observers do."""
+    orders: Mapping[str, OrderState] = field(default_factory=dict)
+    """The states of the orders that the leader knows, by id."""
+    moved: tuple[tuple[int, int], ...] = ()
+    """(milliseconds since the epoch, partitions taken from live owners), for the last minute. Kept only while an order
+    sets a budget."""
+    load_history: LoadHistory = field(default_factory=LoadHistory)
+    """The moves for load. Only the leader and observers read it."""
+    seats: Mapping[str, Seat] = field(default_factory=dict)
+    """The seat of each live member with an instance id, and of each absent one that may come back, by member id. As for
+    `left_out`, only the leader and observers read it."""
+    problem: str | None = None
+    writes: int = 0
+    """Version of the group's own znode, to which each write of the assignment adds 1. Unlike the version of the
+    assignment's znode it does not start again when that znode is deleted. 0: the leader's version does not write it."""
+
+    def encode(self) -> bytes:
+        return _deflate(
+            {
+                "format": FORMAT,
+                "generation": self.generation,
+                "revision": self.revision,
+                **({"writes": self.writes} if self.writes else {}),
+                "leader": self.leader,
+                "strategy": self.strategy,
+                "owners": {m: to_ranges(p) for m, p in sorted(self.owners.items())},
+                "promised": {m: to_ranges(p) for m, p in sorted(self.promised.items())},
+                "waiting": {m: [w.since, to_ranges(w.partitions)] for m, w in sorted(self.waiting.items())},
+                "refused": dict(sorted(self.refused.items())),
+                **({"left_out": to_ranges(self.left_out)} if self.left_out else {}),
+                **(
+                    {"orders": {order: list(found) for order, found in sorted(self.orders.items())}}
+                    if self.orders
+                    else {}
+                ),
+                **({"moved": [list(entry) for entry in self.moved]} if self.moved else {}),
+                **({"load": _history_to_json(self.load_history)} if self.load_history != LoadHistory() else {}),
+                **(_seats_to_json(self.seats) if self.seats else {}),
+                "problem": self.problem,
+            }
+        )
+
+    @classmethod
+    def decode(
+        cls, path: str, data: bytes, only: str | None = None, counts: Counts | None = None
+    ) -> AssignmentDocument:
+        """`only`: decodes only the entries of that member, which is all that a member needs. With 100 members and 10
+        000 partitions this is forty times faster, and every member reads every document. `counts`: as in
+        `InflateBudget`."""
+        doc = inflate(path, data)
+
+        def entries(what: str) -> Iterable[tuple[str, Any]]:
+            found = check_mapping(path, what, doc.get(what))
+            return found.items() if only is None else [(only, found[only])] if only in found else []
+
+        # before any range is expanded
+        held, promised = InflateBudget(counts), InflateBudget(counts)
+        for _, ranges in entries("owners"):
+            held.take(path, ranges)
+        for member, entry in entries("waiting"):
+            if not isinstance(entry, list) or len(entry) != 2:
+                raise InvalidZnode(path, f"waiting of {shown(member)}")
+            held.take(path, entry[1])
+        for _, ranges in entries("promised"):
+            promised.take(path, ranges)
+        left_out = {} if only is not None else check_mapping(path, "left_out", doc.get("left_out", {}))
+        InflateBudget(counts).take(path, left_out)
+        waiting = {}
+        for member, entry in entries("waiting"):
+            waiting[member] = Waiting(check_number(path, "since", entry[0]), from_ranges(entry[1]))
+        problem = doc.get("problem")
+        return cls(
+            generation=check_number(path, "generation", doc.get("generation")),
+            revision=check_number(path, "revision", doc.get("revision")),
+            leader=check_text(path, "leader", doc.get("leader")),
+            strategy=check_text(path, "strategy", doc.get("strategy")),
+            owners={m: from_ranges(p) for m, p in entries("owners")},
+            promised={m: from_ranges(p) for m, p in entries("promised")},
+            waiting=waiting,
+            refused={m: check_text(path, "refused", why) for m, why in entries("refused")},
+            left_out=from_ranges(left_out),
+            orders={} if only is not None else _order_states(path, doc.get("orders", {})),
+            moved=() if only is not None else _moved(path, doc.get("moved", [])),
+            load_history=LoadHistory() if only is not None else _history_from_json(path, doc.get("load"), counts),
+            seats={} if only is not None else _seats_from_json(path, doc),
+            problem=None if problem is None else check_text(path, "problem", problem),
+            writes=check_number(path, "writes", doc.get("writes", 0)),
+        )
+
+    def but(self, **changes: Any) -> AssignmentDocument:
+        """Returns a copy with these fields replaced."""
+        return replace(self, **changes)
+
+
+def _order_states(path: str, value: object) -> dict[str, OrderState]:
+    found = {}
+    for order, entry in check_mapping(path, "orders", value).items():
+        texts = check_texts(path, "state of an order", entry)
+        if len(texts) != 2:
+            raise InvalidZnode(path, f"state of order {shown(order)}")
+        found[order] = OrderState(*texts)
+    return found
+
+
+def _moved(path: str, value: object) -> tuple[tuple[int, int], ...]:
+    if not isinstance(value, list) or not all(isinstance(entry, list) and len(entry) == 2 for entry in value):
+        raise InvalidZnode(path, f"moved is {shown(value)}")
+    return tuple((check_number(path, "moved", when), check_number(path, "moved", number)) for when, number in value)
+
+
+def _history_to_json(history: LoadHistory) -> list[Any]:
+    return [history.spent, history.at_ms, [[when, to_ranges(partitions)] for when, partitions in history.rests]]
+
+
+def _history_from_json(path: str, value: object, counts: Counts | None) -> LoadHistory:
+    if value is None:
+        return LoadHistory()
+    if not isinstance(value, list) or len(value) != 3 or not isinstance(value[2], list):
+        raise InvalidZnode(path, f"load is {shown(value)}")
+    spent, at_ms, entries = value
+    if type(spent) not in (int, float) or not 0 <= spent < 1e12:
+        raise InvalidZnode(path, f"load is {shown(value)}")
+    budget, rests = InflateBudget(counts), []
+    for entry in entries:
+        if not isinstance(entry, list) or len(entry) != 2:
+            raise InvalidZnode(path, f"load names {shown(entry)}")
+        budget.take(path, entry[1])
+        rests.append((check_number(path, "load", entry[0]), from_ranges(entry[1])))
+    return LoadHistory(spent, check_number(path, "load", at_ms), tuple(rests))
+
+
+def _seats_to_json(seats: Mapping[str, Seat]) -> dict[str, Any]:
+    """Stores the topics of each subscription once, because members usually share one."""
+    subscriptions = sorted({tuple(sorted(seat.info.topics)) for seat in seats.values()})
+    place = {topics: index for index, topics in enumerate(subscriptions)}
+    found = {}
+    for member, seat in sorted(seats.items()):
+        info = seat.info.to_json()
+        info["topics"] = place[tuple(info["topics"])]
+        found[member] = [info, seat.reserved_until_ms]
+    return {"subscriptions": subscriptions, "seats": found}
+
+
+def _seats_from_json(path: str, doc: Mapping[str, Any]) -> dict[str, Seat]:
+    lists = doc.get("subscriptions", [])
+    if not isinstance(lists, list):
+        raise InvalidZnode(path, f"subscriptions is {type(lists).__name__}, not a list")
+    # all seats with one subscription share one set, since a subscription may be long
+    subscriptions = [frozenset(check_texts(path, "subscriptions", topics)) for topics in lists]
+    found = check_mapping(path, "seats", doc.get("seats", {}))
+    if len(found) > MAX_SEATS:
+        raise InvalidZnode(path, f"{len(found)} seats")
+    seats = {}
+    for member, entry in found.items():
+        if not isinstance(entry, list) or len(entry) != 2:
+            raise InvalidZnode(path, f"seat of {shown(member)}")
+        info, until = dict(check_mapping(path, "seat", entry[0])), entry[1]
+        index = check_number(path, "topics", info.get("topics"))
+        if index >= len(lists):
+            raise InvalidZnode(path, f"seat of {shown(member)}")
+        seats[member] = Seat(
+            replace(MemberInfo.from_json(path, {**info, "topics": []}), topics=subscriptions[index]),
+            None if until is None else check_number(path, "reserved until", until),
+        )
+    return seats
+
+
+def split(data: bytes, leader: str, revision: int) -> tuple[bytes, dict[str, bytes]]:
+    """Encodes the document as a head and shards (name -> bytes). A small document has no shards."""
+    if len(data) <= SHARD_BYTES:
+        return data, {}
+    pieces = [data[start : start + SHARD_BYTES] for start in range(0, len(data), SHARD_BYTES)]
+    # with the leader's name, a deposed leader cannot overwrite the shards of its successor
+    names = [f"{revision}-{leader}-{number}" for number in range(len(pieces))]
+    head = json.dumps({"format": FORMAT, "shards": names}).encode()
+    return head, dict(zip(names, pieces))
+
+
+def shard_names(path: str, head: bytes) -> list[str] | None:
+    """Returns the shards that a head names; None when the head is the whole document."""
+    if not head.startswith(b"{"):
+        return None
+    names = check_texts(path, "shards", parse_object(path, head).get("shards"))
+    for name in names:
+        if "/" in name or name in (".", "..") or not name:
+            raise InvalidZnode(path, f"shard name {shown(name)}")
+    if len(names) * SHARD_BYTES > INFLATED_BYTES:
+        raise InvalidZnode(path, f"{len(names)} shards")
+    return names
+
+
+def shard_revision(name: str) -> int:
+    """Returns the revision of the document that a shard belongs to; -1 for the name of a foreign znode."""
+    number = name.partition("-")[0]
+    return int(number) if number.isascii() and number.isdigit() and len(number) <= LONGEST_NUMBER else -1
+
+
+def to_ranges(partitions: Iterable[PartitionLike]) -> dict[str, str]:
+    """Encodes partitions as {"orders": "0-3,7"}, which is short in JSON and deflates well."""
+    by_topic: dict[str, list[int]] = {}
+    for topic, partition in partitions:
+        by_topic.setdefault(topic, []).append(partition)
+    return {topic: _ranges(sorted(ids)) for topic, ids in sorted(by_topic.items())}
+
+
+def _ranges(ids: list[int]) -> str:
+    runs: list[tuple[int, int]] = []
+    for number in ids:
+        if runs and runs[-1][1] == number - 1:
+            runs[-1] = (runs[-1][0], number)
+        else:
+            runs.append((number, number))
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+class InflateBudget:
+    """Limits how many partitions may be decoded from those znodes of a group that are in memory together.
+
+    A few bytes can stand for a million partitions, but only one member may hold each. So znodes that name more than
+    `most` partitions in all, or several times the partition count of a topic, cannot be valid. `counts` may be older
+    than the znode, so its limit for a topic is loose. Thread-safe.
+    """
+
+    def __init__(self, counts: Counts | None = None, most: int = MAX_PARTITIONS) -> None:
+        self._counts = counts
+        self._most = most
+        self._total = 0
+        self._paths: dict[str, int] = {}
+        self._topics: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    @classmethod
+    def of_claims(cls) -> InflateBudget:
+        """Allows for claims that are read at different times: a moving partition may be in two of them."""
+        return cls(most=2 * MAX_PARTITIONS)
+
+    def take(self, path: str, ranges: object) -> None:
+        """Counts the partitions of `ranges` ({topic: "0-3,7"}) without creating them. Raises InvalidZnode."""
+        for topic, text in check_mapping(path, "partitions", ranges).items():
+            number = check_text(path, "partitions", text).count(",") + 1
+            if number <= self._most:
+                for run in text.split(","):
+                    found = RUN.match(run)
+                    if found is None or (found[2] and int(found[2]) < int(found[1])):
+                        raise InvalidZnode(path, f"partitions {shown(run)} of topic {shown(topic)}")
+                    if found[2]:
+                        number += int(found[2]) - int(found[1])
+            with self._lock:
+                self._paths[path] = self._paths.get(path, 0) + number
+                of_topic = self._topics[topic] = self._topics.get(topic, 0) + number
+                self._total += number
+                total = self._total
+            if total > self._most:
+                raise InvalidZnode(path, f"more than {self._most} partitions in all")
+            known = None if self._counts is None else self._counts(topic)
+            if known is not None and of_topic > 2 * known + SMALL_PARTITIONS:
+                raise InvalidZnode(path, f"{of_topic} partitions of topic {shown(topic)}, which has {known}")
+
+    def give_back(self, path: str) -> None:
+        """Returns the partitions of the znode at `path` to the budget, because it was deleted or is read again."""
+        with self._lock:
+            self._total -= self._paths.pop(path, 0)
+
+    def keep(self, paths: Iterable[str]) -> None:
+        """Returns the partitions of all other znodes to the budget, because they were deleted."""
+        for path in set(self._paths) - set(paths):
+            self.give_back(path)
+
+
+RUN = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6}))?\Z")  # of partitions, numbers below MAX_PARTITIONS
+
+
+def from_ranges(ranges: Mapping[str, str]) -> Partitions:
+    """The inverse of `to_ranges`, for ranges that an `InflateBudget` has allowed."""
+    found: list[TopicPartition] = []
+    for topic, text in ranges.items():
+        numbers: list[int] = []
+        for run in text.split(","):
+            first, dash, last = run.partition("-")
+            if dash:
+                numbers.extend(range(int(first), int(last) + 1))
+            else:  # the common case of many ranges, when partitions are assigned round-robin
+                numbers.append(int(first))
+        found.extend(map(TopicPartition, repeat(topic), numbers))
+    return frozenset(found)
+
+
+def _deflate(doc: Mapping[str, Any]) -> bytes:
+    return zlib.compress(json.dumps(doc, separators=(",", ":")).encode(), 6)
+
+
+def quick(data: bytes) -> bool:
+    """Returns whether a claim or document decodes in a few milliseconds. A larger one would block the event loop."""
+    try:
+        raw = data if data.startswith(b"{") else zlib.decompressobj().decompress(data, SMALL_BYTES)
+    except zlib.error:
+        return True
+    if len(raw) >= SMALL_BYTES:
+        return False
+    return sum(abs(int(last) - int(first)) for first, last in LONG.findall(raw)) < SMALL_PARTITIONS
+
+
+LONG = re.compile(rb'[",]([0-9]{1,6})-([0-9]{1,6})(?=[",])')
+
+
+def inflate(path: str, data: bytes) -> dict[str, Any]:
+    inflater = zlib.decompressobj()
+    try:
+        raw = inflater.decompress(data, INFLATED_BYTES)
+    except zlib.error as error:
+        raise InvalidZnode(path, str(error)) from error
+    if not inflater.eof:
+        raise InvalidZnode(path, "it is cut short or inflates beyond measure")
+    return parse_object(path, raw)

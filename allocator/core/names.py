@@ -1,0 +1,108 @@
+"""The rules for names and addresses. Each raises a ConfigError that quotes the wrong text."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+from allocator.core.errors import ConfigError, GroupNameError
+
+__all__ = [
+    "GROUP_NAME",
+    "KAFKA_PORT",
+    "ZOOKEEPER_PORT",
+    "check_group",
+    "check_path",
+    "check_pattern_syntax",
+    "check_topic",
+    "parse_address",
+    "parse_delay",
+    "parse_ensemble",
+]
+
+KAFKA_PORT: Final = 9092
+ZOOKEEPER_PORT: Final = 2181
+GROUP_NAME: Final = re.compile(r"[^/\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff]{1,249}\Z")
+"""A group name has to be a valid znode name. The pattern matches "." and ".." too; `check_group` refuses them."""
+
+_TOPIC_NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+_SCHEMES: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")  # as in the addresses that brokers advertise
+_ADDRESS: Final = re.compile(
+    r"(?:(?P<scheme>[^/]*)://)?"
+    r"(?:\[(?P<bracketed>[0-9a-fA-F:.]+(?:%\w+)?)\]|(?P<host>[^\s\x00-\x1f:/;,?#@\[\]]+))(?::(?P<port>[0-9]{1,5}))?"
+)
+_DELAY: Final = re.compile(r"([1-9][0-9]{0,6})([smhd])")
+_IPV6: Final = re.compile(r"[0-9a-fA-F.]*:[0-9a-fA-F.]*:[0-9a-fA-F:.]*(?:%\w+)?")
+
+
+def check_topic(name: Any) -> None:
+    """The rule of the brokers (Kafka's `Topic.validate`).
+
+    Without this check, a wrong name would look like a missing topic. Raises `TypeError` for a name that is not a
+    string.
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"a topic name must be a string, not {name!r}")
+    if name in (".", "..") or not _TOPIC_NAME.fullmatch(name):
+        raise ConfigError(
+            f"{name!r} is not a topic name: use 1 to 249 letters, digits, '.', '_' and '-', and not '.' or '..'"
+        )
+
+
+def check_group(name: Any) -> None:
+    """For groups in ZooKeeper, where the name is a znode. Kafka allows any name. Raises `GroupNameError`."""
+    if not isinstance(name, str) or not GROUP_NAME.match(name) or name in (".", ".."):
+        raise GroupNameError(
+            f"group name {name!r} cannot be a znode: it must have 1 to 249 characters, no '/', no control character, "
+            "and be neither '.' nor '..'"
+        )
+
+
+def check_pattern_syntax(pattern: str) -> None:
+    """Python's syntax. A pattern that a leader matches must also follow RE2's."""
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ConfigError(f"pattern {pattern!r} is not a regular expression: {error}") from None
+
+
+def parse_delay(text: str) -> int:
+    """Seconds of "30s", "10m", "1h" or "1d"; at least 1 second, at most 30 days."""
+    found = _DELAY.fullmatch(text)
+    seconds = int(found[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[found[2]] if found is not None else 0
+    if not 0 < seconds <= 30 * 86400:
+        raise ConfigError(f"{text!r} is not a delay: write a whole number with s, m, h or d, from 1s to 30d")
+    return seconds
+
+
+def parse_address(text: Any, port: int = KAFKA_PORT) -> tuple[str, int]:
+    """(host, port) of "host", "host:port", "[IPv6]:port" or "SCHEME://host:port"; `port` if the text has none."""
+    address = text.strip() if isinstance(text, str) else ""
+    if _IPV6.fullmatch(address):
+        return address, port
+    match = _ADDRESS.fullmatch(address)
+    if match is not None and (match["scheme"] or _SCHEMES[0]).upper() in _SCHEMES:
+        number = port if match["port"] is None else int(match["port"])
+        if 0 < number < 65536:
+            return match["bracketed"] or match["host"], number
+    raise ConfigError(f"{text!r} is not an address; write host or host:port")
+
+
+def parse_ensemble(text: Any) -> tuple[str, str]:
+    """(servers, chroot) of "host:port,host:port/chroot"; the chroot begins with "/", or is empty."""
+    if not isinstance(text, str) or not text:
+        raise ConfigError(f"ZooKeeper hosts must be 'host:port[,host:port...][/chroot]', not {text!r}")
+    servers, slash, chroot = text.partition("/")
+    for server in servers.split(","):
+        parse_address(server, ZOOKEEPER_PORT)
+    if slash and not chroot.strip("/"):
+        raise ConfigError(f"ZooKeeper hosts {text!r}: a chroot must follow the '/'; remove the '/' if there is none")
+    return servers, check_path("the chroot of ZooKeeper", f"/{chroot.strip('/')}") if slash else ""
+
+
+def check_path(what: str, path: str) -> str:
+    """Checks the path of a znode, and returns it."""
+    first, *parts = path.split("/")
+    if first or not parts or any(part in ("", ".", "..") for part in parts):
+        raise ConfigError(f"{what} {path!r} must be an absolute path such as '/allocator'")
+    return path

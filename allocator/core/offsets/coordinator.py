@@ -1,0 +1,172 @@
+"""The broker that coordinates a group: finding it, sending requests to it, finding it again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from kafka.protocol.admin import DescribeConfigsRequest
+from kafka.protocol.consumer import HeartbeatRequest, JoinGroupRequest, SyncGroupRequest
+from kafka.protocol.metadata import FindCoordinatorRequest
+
+from allocator.core.client.client import KafkaClient
+from allocator.core.client.configs import BROKER_RESOURCE, describe_configs
+from allocator.core.client.errors import FIND, GroupReaction, for_code, react
+from allocator.core.client.offset_commit import OffsetCommit
+from allocator.core.errors import AllocatorError, BrokerError
+from allocator.core.measures import Measure, Measures
+
+__all__ = ["METADATA_BYTES", "SHORTEST_RETENTION_S", "Coordinator"]
+
+log = logging.getLogger(__name__)
+
+MAX_VERSION = 3  # from v4 on, one request can name many groups; this client names its own
+
+# seconds for one request. more: a hung broker is replaced later; less: a slow one gets the request twice
+PATIENCE_S = 10.0
+
+METADATA = "offset.metadata.max.bytes"
+METADATA_BYTES = 4096  # Kafka's default
+RETENTION = "offsets.retention.minutes"
+SHORTEST_RETENTION_S = 24 * 3600.0  # Kafka's default up to 1.1; from 2.0 on it is seven days
+
+HEARTBEATS = {HeartbeatRequest.API_KEY, 68}  # 68: ConsumerGroupHeartbeat (KIP-848)
+MEASURED: dict[int, Callable[[Measures], Measure]] = {
+    JoinGroupRequest.API_KEY: lambda measures: measures.join,
+    SyncGroupRequest.API_KEY: lambda measures: measures.sync,
+    **dict.fromkeys(HEARTBEATS, lambda measures: measures.heartbeat),
+    OffsetCommit.API_KEY: lambda measures: measures.commit,
+}
+
+
+class Coordinator:
+    """The coordinator of `group`: found when needed, forgotten when it moved or died.
+
+    Before 0.8.2 there is none: any broker writes the offsets to ZooKeeper (`ask` sends to the least busy one).
+    """
+
+    def __init__(self, client: KafkaClient, group: str, retry_backoff_s: float) -> None:
+        self._client = client
+        self._group = group
+        self._retry_backoff_s = retry_backoff_s
+        self._node: int | None = None
+        self._finding: asyncio.Lock | None = None
+        self.failure: BrokerError | None = None
+        """Why the last lookup failed; None after a lookup that succeeded."""
+
+    @property
+    def node(self) -> int | None:
+        """Node id, if it is known."""
+        return self._node
+
+    @property
+    def measures(self) -> Measures:
+        """Of the consumer that asks."""
+        return self._client.measures
+
+    async def ask(self, request: Any, deadline: float, patience_s: float | None = None) -> Any:
+        """The coordinator's response to `request`, within `patience_s` of sending it.
+
+        Raises `BrokerError`; then the next request looks the coordinator up again.
+        """
+        node = await self.find(deadline)
+        measures = self._client.measures
+        started = measures.clock()
+        if request.API_KEY in HEARTBEATS:
+            measures.last_heartbeat = started
+        try:
+            if node is None:
+                answer = await self._client.send_any(request, self._timeout(deadline))
+            else:
+                answer = await self._client.send(node, request, self._timeout(deadline, patience_s))
+        except BrokerError:
+            self.forget(node)
+            raise
+        if request.API_KEY in MEASURED:
+            MEASURED[request.API_KEY](measures).add(measures.clock() - started)
+        return answer
+
+    async def settled(self, request_class: Any) -> None:
+        """Returns once no request of this kind is under way, whichever task sent it."""
+        await self._client.settled(request_class)
+
+    def forget(self, node: int | None = None) -> None:
+        """Find it again before the next request, unless another one than `node` was found in the meantime."""
+        if node is None or node == self._node:
+            self._node = None
+
+    def _timeout(self, deadline: float, patience_s: float | None = None) -> float:
+        if patience_s is None:
+            patience_s = min(self._client.request_timeout_s, PATIENCE_S)
+        return max(0.1, min(patience_s, deadline - time.monotonic()))
+
+    async def retention_s(self) -> float | None:
+        """Seconds that the coordinator keeps a committed offset which is not committed again.
+
+        It counts from the last commit where Kafka knows no members of the group, and before 2.1 (KIP-211) in every
+        group. Returns `SHORTEST_RETENTION_S` where the coordinator will never tell it (before 0.11, or without the
+        right to DESCRIBE_CONFIGS of the cluster), and None where it does not tell it now.
+        """
+        if self._client.api_version(DescribeConfigsRequest) is None:
+            return SHORTEST_RETENTION_S
+        node = self._node
+        if node is None:
+            return None
+        try:
+            found = await describe_configs(
+                self._client, BROKER_RESOURCE, str(node), [RETENTION], node=node, timeout_s=PATIENCE_S
+            )
+            return float(found[RETENTION]) * 60
+        except (AllocatorError, KeyError, ValueError) as error:
+            log.debug("%s: the offset retention cannot be read: %s", self._group, error)
+            return None if getattr(error, "retriable", False) else SHORTEST_RETENTION_S
+
+    async def metadata_bytes(self) -> int:
+        """The largest metadata of a commit, in bytes; Kafka's default where the coordinator does not tell its limit."""
+        node = self._node
+        if node is None or self._client.api_version(DescribeConfigsRequest) is None:
+            return METADATA_BYTES
+        try:
+            found = await describe_configs(
+                self._client, BROKER_RESOURCE, str(node), [METADATA], node=node, timeout_s=PATIENCE_S
+            )
+            return int(found[METADATA])
+        except (AllocatorError, KeyError, ValueError) as error:
+            log.debug("%s: the limit of a commit's metadata cannot be read: %s", self._group, error)
+            return METADATA_BYTES
+
+    async def find(self, deadline: float) -> int | None:
+        """Node id, looked up if unknown; None before 0.8.2. Raises `BrokerError` when refused or time is up."""
+        if self._node is not None:
+            return self._node
+        if self._client.api_version(FindCoordinatorRequest) is None:
+            return None
+        if self._finding is None:
+            self._finding = asyncio.Lock()
+        async with self._finding:
+            while self._node is None:
+                try:
+                    self._node = await self._ask_once(deadline)
+                except BrokerError as exc:
+                    self.failure = exc
+                    if not exc.retriable or time.monotonic() >= deadline:
+                        raise
+                    log.debug("group %s: no coordinator yet: %s", self._group, exc)
+                    await asyncio.sleep(self._retry_backoff_s)
+            return self._node
+
+    async def _ask_once(self, deadline: float) -> int:
+        # `key_type` 0 (a group) is the default and does not exist in v0
+        request = FindCoordinatorRequest(key=self._group, max_version=MAX_VERSION)
+        response = await self._client.send_any(request, self._timeout(deadline))
+        if response.error_code:
+            error = for_code(response.error_code, f"group {self._group!r}: cannot find its coordinator")
+            error.retriable = react(FIND, response.error_code) is GroupReaction.RETRY
+            raise error
+        self.failure = None
+        log.info("group %s: coordinator is broker %s", self._group, response.node_id)
+        self._client.note_broker(response.node_id, response.host, response.port)
+        return int(response.node_id)

@@ -1,0 +1,478 @@
+"""The committed offsets of a group: fetching and committing them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+
+from kafka.protocol.consumer import OffsetFetchRequest
+
+from allocator.core.client.client import KafkaClient
+from allocator.core.client.errors import COMMIT, MEMBER_COMMIT, OFFSET_FETCH, GroupReaction, for_code, react
+from allocator.core.client.offset_commit import OffsetCommit, OffsetCommitAnswer
+from allocator.core.errors import AllocatorError, BrokerError, CommitFailed, Fenced, NoOffsetsError
+from allocator.core.offsets.coordinator import Coordinator
+from allocator.core.offsets.messages import (
+    ALL_PARTITIONS,
+    OUTSIDE,
+    STABLE,
+    Committer,
+    Identity,
+    commit_request,
+    fetch_code,
+    fetch_request,
+    fetch_results,
+)
+from allocator.core.offsets.pending_commit import MOST_PARTITIONS, Offsets, PendingCommit, names_of, take_some
+from allocator.core.subscription.loss import as_committed, as_read
+from allocator.core.types import OffsetAndMetadata, OnCommit, TopicPartition
+
+__all__ = ["GroupOffsets"]
+
+log = logging.getLogger(__name__)
+
+UNKNOWN_ERROR = -1
+UNKNOWN_TOPIC_OR_PARTITION = 3
+UNKNOWN_MEMBER = 25
+FENCING = (
+    GroupReaction.LOST,
+    GroupReaction.RESET,
+    GroupReaction.FENCED,
+)  # not a member, or not a member of this generation
+RETRYING = (GroupReaction.RETRY, GroupReaction.REFIND, GroupReaction.CHECK_TOPIC)
+PASSING = (GroupReaction.REJOIN, GroupReaction.NEW_EPOCH)  # still a member, whose next attempt may succeed
+# more: a commit succeeds later after a failure of the coordinator; less: more requests to one that struggles
+BACKOFF_MAX_S = 1.0
+# retries of a partition after "unknown server error", which may be temporary. more: 0.8.1 has longer for its
+# ZooKeeper; less: callers learn sooner of a broken coordinator
+MOST_UNKNOWN = 5
+
+
+class GroupOffsets:
+    """Committed offsets of one group, in Kafka's coordinator (or in ZooKeeper through any broker on 0.8.1).
+
+    Guarantees: when `commit` returns, Kafka has stored the offsets. Commits take effect in the order of the calls: one
+    request at a time is under way, and all waiting commits go out together, later offsets over earlier ones. Many
+    partitions go out as several requests, so that the event loop is not held up for long. One exception: a broker that
+    does not respond within the request timeout may still apply that request after a newer commit. Then records are
+    read twice; none is lost.
+
+    0.8.1 stores the offset alone and drops its metadata silently.
+
+    With a `committer`, commits are those of a member of a Kafka group: they carry its generation and member id, the
+    coordinator refuses them once that generation is over, and partitions that the member has released in the meantime
+    are not committed. Without one they carry no member, and Kafka accepts them while it knows no members of the group.
+
+    `retention_s` is how long Kafka keeps the commits; None (and always on 0.8.2): as configured on the broker.
+
+    `in_zookeeper`: where clients before 0.8.2 keep them (and kiel always), through any broker up to Kafka 3.x.
+
+    `on_commit` is called with the result of each `commit_async` that has no callback of its own.
+
+    Pass the `coordinator` that a membership of the same group uses, if there is one. `timeout_s` bounds each call,
+    retries included. Use it in the event loop of `client`, which the caller closes. `close` waits for a request that a
+    cancelled commit left under way.
+    """
+
+    def __init__(
+        self,
+        client: KafkaClient,
+        group: str,
+        *,
+        retry_backoff_s: float = 0.1,
+        timeout_s: float = 30.0,
+        committer: Committer | None = None,
+        retention_s: float | None = None,
+        on_commit: OnCommit | None = None,
+        coordinator: Coordinator | None = None,
+        in_zookeeper: bool = False,
+    ) -> None:
+        self.group = group
+        self._client = client
+        self._retry_backoff_s = retry_backoff_s
+        self._timeout_s = timeout_s
+        self._on_commit = on_commit
+        self._retention = retention_s
+        self._coordinator = coordinator or Coordinator(client, group, retry_backoff_s)
+        self.committer = committer
+        """The member that commits; None: commits carry no member."""
+        self._in_zookeeper = in_zookeeper
+        self._tasks: set[asyncio.Task[None]] = set()  # tasks of `commit_async`
+        self._waiting: list[PendingCommit] = []  # waiting commits, in the order of the calls
+        self._turn: asyncio.Lock | None = None
+        self._abandoned = False  # whether a cancelled caller's request may still be under way
+        self._failures = 0  # failed commit requests in a row
+
+    @property
+    def coordinator(self) -> int | None:
+        """Node id of the coordinator, None while unknown (always, on 0.8.1)."""
+        return self._coordinator.node
+
+    async def find(self) -> int | None:
+        """Looks the coordinator up again; None on 0.8.1, which has none. Raises `NoOffsetsError` when refused."""
+        self._coordinator.forget()
+        try:
+            return await self._coordinator.find(time.monotonic() + self._timeout_s)
+        except BrokerError as exc:
+            error = NoOffsetsError(f"group {self.group!r} has no coordinator: {exc}")
+            error.retriable = exc.retriable
+            raise error from exc
+
+    async def close(self) -> None:
+        """Waits for every `commit_async` and for the request under way, at most the timeout. Idempotent."""
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        await self._coordinator.settled(OffsetCommit)
+
+    async def retention_s(self) -> float | None:
+        """Seconds that Kafka keeps a committed offset (see `Coordinator.retention_s`); None if not known at present."""
+        return await self._coordinator.retention_s() if self._retention is None else self._retention
+
+    async def settled(self) -> None:
+        """Waits until no request of a cancelled commit is under way."""
+        if self._abandoned:
+            await self._coordinator.settled(OffsetCommit)
+
+    # -- fetch ----------------------------------------------------------------------------------------------------
+
+    async def fetch(self, partitions: Iterable[TopicPartition] | None, *, require_stable: bool = False) -> Offsets:
+        """The committed offsets of these partitions; a partition without one is absent from the result.
+
+        `partitions` None: all of the group's. Brokers before 0.10.2 are then asked about every partition of the
+        cluster. `require_stable` waits for open transactions that may still commit an offset of one of them (KIP-447;
+        brokers from 2.5 on); without it, the result has the offsets from before such a transaction.
+
+        Raises `NoOffsetsError` with the cause if the coordinator refuses, does not respond in time, or is too old for
+        `require_stable`.
+        """
+        deadline = time.monotonic() + self._timeout_s
+        version = self._client.api_version(OffsetFetchRequest)
+        if require_stable and (version is None or version < STABLE):
+            raise NoOffsetsError(
+                f"group {self.group!r}: the brokers are older than 2.5 and do not tell which offsets an open "
+                "transaction may still change; fetch without require_stable"
+            )
+        if partitions is None and (self._in_zookeeper or version is None or version < ALL_PARTITIONS):
+            partitions = await self._all_partitions()
+        left = None if partitions is None else set(partitions)
+        found: Offsets = {}
+        while left is None or left:
+            refused: dict[TopicPartition, int] = {}
+            again: set[TopicPartition] = set()
+            asked = None if left is None else set(islice(left, MOST_PARTITIONS))
+            try:
+                again = await self._fetch_once(asked, found, refused, deadline, require_stable)
+            except BrokerError as exc:
+                cause = exc
+            else:
+                left = again if left is None or asked is None else (left - asked) | again
+                if not again:
+                    continue
+                some = min(again)
+                cause = BrokerError(f"{some.topic}:{some.partition} is not available yet", retriable=True)
+            if not cause.retriable or time.monotonic() >= deadline:
+                error = NoOffsetsError(f"group {self.group!r}: its committed offsets cannot be read: {cause}")
+                error.retriable = cause.retriable
+                error.partitions = frozenset(refused or again)
+                raise error from cause
+            await asyncio.sleep(self._retry_backoff_s)
+        return found
+
+    async def _fetch_once(
+        self,
+        asked: set[TopicPartition] | None,
+        found: Offsets,
+        refused: dict[TopicPartition, int],
+        deadline: float,
+        require_stable: bool,
+    ) -> set[TopicPartition]:
+        """Fills `found` and `refused` (error code by partition); returns the partitions to ask about again.
+
+        Raises `BrokerError`, also when a partition is refused.
+        """
+        identity = (self.committer.identity if self.committer is not None else None) or OUTSIDE
+        request = fetch_request(
+            self.group, asked, require_stable=require_stable, identity=identity, in_zookeeper=self._in_zookeeper
+        )
+        response = await self._coordinator.ask(request, deadline)
+        if fetch_code(response):
+            raise self._group_error(fetch_code(response), identity)
+        again = set() if asked is None else set(asked)  # an omitted partition is not one without an offset
+        unknown = set()
+        for tp, code, committed in fetch_results(response):
+            again.discard(tp)
+            if committed is not None:
+                metadata = as_read(committed.metadata or "", self._client.metadata.cluster_id)
+                found[tp] = committed._replace(metadata=metadata)
+            if code == 0:
+                continue
+            reaction = react(OFFSET_FETCH, code)
+            if reaction is GroupReaction.CHECK_TOPIC:
+                # v0 returns this code for every partition without an offset in ZooKeeper
+                if response.API_VERSION > 0:
+                    unknown.add(tp)
+            elif reaction is GroupReaction.FAIL:
+                refused[tp] = code
+            else:
+                if reaction is GroupReaction.REFIND:
+                    self._coordinator.forget()
+                again.add(tp)
+        if refused:
+            some = min(refused)
+            raise for_code(refused[some], f"{some.topic}:{some.partition}")
+        if unknown:
+            # A coordinator that has just started returns this code for partitions that it does not know yet. If the
+            # client accepted it as "no offset", these partitions would start from the beginning or the end.
+            await self._refresh({tp.topic for tp in unknown})
+            again |= {tp for tp in unknown if tp.partition in (self._client.partitions(tp.topic) or ())}
+        return again
+
+    async def _all_partitions(self) -> set[TopicPartition]:
+        await self._refresh(())  # such old brokers return all topics, whatever the request names
+        topics = self._client.topics()
+        return {TopicPartition(t, p) for t in topics for p in self._client.partitions(t) or ()}
+
+    async def _refresh(self, topics: Iterable[str]) -> None:
+        try:
+            await self._client.refresh(topics)
+        except AllocatorError as exc:
+            raise BrokerError(str(exc), retriable=exc.retriable) from exc
+
+    def _group_error(self, code: int, asker: Identity) -> BrokerError:
+        error = for_code(code, f"group {self.group!r}")
+        reaction = react(OFFSET_FETCH, code)
+        error.retriable = reaction is not GroupReaction.FAIL
+        if reaction is GroupReaction.REFIND:
+            self._coordinator.forget()
+        if asker.by_epoch and self.committer is not None and code in MEMBER_COMMIT:
+            self.committer.refused(code, asker)  # the next request has another epoch then, or no member
+        return error
+
+    # -- commit ---------------------------------------------------------------------------------------------------
+
+    async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+        """Commits each offset: the one of the next record to read. Returns when Kafka has stored all of them.
+
+        Retries partitions that may succeed later, and gives up those that the cluster does not have. Leaves out
+        metadata that is too large, with a warning. Raises `CommitFailed` with the partitions that were not committed
+        and why; all others were. It is `Fenced` if the group took one of them from the `committer`. Raises
+        `ConfigError` for an offset below 0, and sends nothing then.
+        A cancelled call may or may not have committed.
+        """
+        if not offsets:
+            return
+        await self._finish(self._enter(offsets))
+
+    def commit_async(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], callback: OnCommit | None = None
+    ) -> asyncio.Task[None]:
+        """As `commit`, without waiting: the commit has its place in the order when this returns.
+
+        Calls `callback` (else `on_commit`) with the offsets and None, or the error that `commit` would raise; without
+        either, logs a failure. An error of the callback is logged. The task may be awaited for the same result; `close`
+        waits for it.
+        """
+        call = self._enter(offsets)
+        task = asyncio.get_running_loop().create_task(self._finish(call), name="commit")
+        self._tasks.add(task)
+        task.add_done_callback(lambda done: self._committed(done, call, offsets, callback or self._on_commit))
+        return task
+
+    def _committed(
+        self,
+        task: asyncio.Task[None],
+        call: PendingCommit,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata],
+        callback: OnCommit | None,
+    ) -> None:
+        self._tasks.discard(task)
+        if task.cancelled():
+            self._withdraw(call)  # the task may not even have started
+            return
+        error = task.exception()
+        try:
+            if error is not None and not isinstance(error, AllocatorError):
+                log.error("group %s: a commit ended with an error of ours", self.group, exc_info=error)
+            elif callback is not None:
+                callback(offsets, error)
+            elif error is not None:
+                log.error("%s", error)
+        except Exception:
+            log.exception("group %s: the callback of a commit failed", self.group)
+
+    def _enter(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> PendingCommit:
+        """Gives a commit its place in the order; the caller then awaits `_finish`."""
+        cluster = self._client.metadata.cluster_id
+        texts = {each.metadata for each in offsets.values()}  # usually the same text for all partitions
+        sent = {text: as_committed(text or "", cluster) for text in texts}
+        call = PendingCommit({tp: OffsetAndMetadata(o, sent[text], epoch) for tp, (o, text, epoch) in offsets.items()})
+        self._waiting.append(call)
+        return call
+
+    async def _finish(self, call: PendingCommit) -> None:
+        """Returns when all of it is committed. Raises `CommitFailed`."""
+        deadline = time.monotonic() + self._timeout_s
+        if self._turn is None:
+            self._turn = asyncio.Lock()
+        try:
+            with self._client.measures.span("commit", partitions=len(call.left)):
+                async with self._turn:  # first come, first served
+                    # an earlier call may have committed these offsets along with its own
+                    while call.left and time.monotonic() < deadline:
+                        await self._send_some(deadline)
+                if call.failed or call.left:
+                    raise self._failure(call)
+        finally:
+            self._withdraw(call)
+
+    def _withdraw(self, call: PendingCommit) -> None:
+        """Later requests do not contain this commit."""
+        if call in self._waiting:
+            self._waiting.remove(call)
+
+    async def _send_some(self, deadline: float) -> None:
+        """Sends one request for all waiting callers, and notes the result for each of them."""
+        if self._abandoned:  # an earlier request must not take effect after this one
+            await self._coordinator.settled(OffsetCommit)
+            self._abandoned = False
+        callers = list(self._waiting)
+        some = take_some(callers, self.group)
+        identity = self._identity(callers, some)
+        if not some:
+            return
+        request = commit_request(self.group, some, identity, self._retention, in_zookeeper=self._in_zookeeper)
+        try:
+            response = await self._coordinator.ask(request, deadline)
+        except asyncio.CancelledError:
+            self._abandoned = True
+            raise
+        except BrokerError as exc:
+            for call in callers:
+                call.note(call.left, exc, final=not exc.retriable)
+            if exc.retriable:
+                await self._pause(deadline)
+            return
+        pause = self._read(response, callers, some, identity)
+        unknown = {tp for tp, code in response.results if code == UNKNOWN_TOPIC_OR_PARTITION}
+        if unknown:
+            await self._give_up_deleted(callers, unknown)
+        if pause:
+            await self._pause(deadline)
+        else:
+            self._failures = 0
+
+    async def _give_up_deleted(self, callers: Sequence[PendingCommit], unknown: set[TopicPartition]) -> None:
+        """Fails the commits of the partitions among `unknown` that the cluster does not have.
+
+        The brokers must say so twice: a broker learns of a new topic a moment later than others.
+        """
+        try:
+            await self._refresh({tp.topic for tp in unknown})
+        except BrokerError as exc:
+            log.debug("group %s: cannot look up the topics that the coordinator does not know: %s", self.group, exc)
+            return
+        for tp in unknown:
+            why = self._client.metadata.errors.get(tp.topic, UNKNOWN_TOPIC_OR_PARTITION)
+            if tp.partition in (self._client.partitions(tp.topic) or ()) or why != UNKNOWN_TOPIC_OR_PARTITION:
+                continue
+            error = BrokerError("the cluster does not have this partition (any more)", code=UNKNOWN_TOPIC_OR_PARTITION)
+            for call in callers:
+                if tp in call.left:
+                    call.missing[tp] = call.missing.get(tp, 0) + 1
+                    call.note([tp], error, final=call.missing[tp] > 1)
+
+    async def _pause(self, deadline: float) -> None:
+        """Waits before the next request: longer after each failure in a row, and not past the deadline."""
+        pause_s = min(BACKOFF_MAX_S, self._retry_backoff_s * (1 << min(self._failures, 10)))
+        self._failures += 1
+        await asyncio.sleep(max(0.0, min(pause_s, deadline - time.monotonic())))
+
+    def _read(
+        self, response: OffsetCommitAnswer, callers: Sequence[PendingCommit], sent: Offsets, identity: Identity
+    ) -> bool:
+        """Returns whether to pause before the next request."""
+        pause = False
+        errors: dict[int, BrokerError] = {}
+        omitted = set(sent)
+        for tp, code in response.results:
+            omitted.discard(tp)
+            if code == 0:
+                for call in callers:
+                    call.left.pop(tp, None)
+                continue
+            reaction = self._reaction(code, identity)
+            if reaction is GroupReaction.DROP_METADATA:
+                if sent[tp].metadata:
+                    log.warning(
+                        "group %s: metadata of %s:%d is too large (%d characters) and left out",
+                        self.group,
+                        tp.topic,
+                        tp.partition,
+                        len(sent[tp].metadata),
+                    )
+                    for call in callers:
+                        if tp in call.left:
+                            call.left[tp] = call.left[tp]._replace(metadata="")
+                    continue
+                reaction = GroupReaction.FAIL
+            if reaction is GroupReaction.REFIND:
+                self._coordinator.forget()
+            pause = pause or reaction in RETRYING
+            error = errors.setdefault(code, for_code(code, "the coordinator"))
+            for call in callers:
+                final = reaction is GroupReaction.FAIL
+                if code == UNKNOWN_ERROR and tp in call.left:
+                    call.unknown[tp] = call.unknown.get(tp, 0) + 1
+                    final = final or call.unknown[tp] > MOST_UNKNOWN
+                call.note([tp], error, final=final)
+        if omitted:
+            error = BrokerError("the coordinator's response omits it", retriable=True)
+            for call in callers:
+                call.note(omitted, error, final=False)
+        return pause or bool(omitted)
+
+    def _identity(self, callers: Iterable[PendingCommit], some: Offsets) -> Identity:
+        """The identity for the next request. Removes the partitions from `some` that the member may no longer
+        commit."""
+        if self.committer is None:
+            return OUTSIDE
+        identity, may_commit = self.committer.identity, self.committer.may_commit
+        foreign = [tp for tp in some if identity is None or not may_commit(tp)]
+        if foreign:
+            why = "this process is no member of the group" if identity is None else "this member does not hold it"
+            error = BrokerError(f"{why} (any more)", code=UNKNOWN_MEMBER)
+            for call in callers:
+                call.note(foreign, error, final=True)
+            for tp in foreign:
+                del some[tp]
+        return OUTSIDE if identity is None else identity
+
+    def _reaction(self, code: int, sent: Identity) -> GroupReaction:
+        """The reaction to an error code."""
+        if self.committer is None:
+            return react(COMMIT, code)
+        reaction = react(MEMBER_COMMIT, code)
+        if reaction not in (*FENCING, *PASSING):
+            return reaction
+        # a rebalance began, or ended, in the meantime: partitions still held are committed in the next generation
+        return GroupReaction.RETRY if self.committer.refused(code, sent) else GroupReaction.FAIL
+
+    def _failure(self, call: PendingCommit) -> CommitFailed:
+        reasons: dict[str, list[TopicPartition]] = {}
+        for tp, exc in call.failed.items():
+            reasons.setdefault(str(exc), []).append(tp)
+        for tp in call.left:
+            why = call.last.get(tp)
+            reason = f"not within {self._timeout_s:g} s" + (f", last: {why}" if why is not None else "")
+            reasons.setdefault(reason, []).append(tp)
+        what = "; ".join(f"{names_of(partitions)} ({reason})" for reason, partitions in reasons.items())
+        fenced = self.committer is not None and any(
+            exc.code is not None and react(MEMBER_COMMIT, exc.code) in FENCING for exc in call.failed.values()
+        )
+        error = (Fenced if fenced else CommitFailed)(f"group {self.group!r}: not committed: {what}")
+        # a deleted topic may be created again
+        error.retriable = all(exc.code == UNKNOWN_TOPIC_OR_PARTITION for exc in call.failed.values())
+        return error

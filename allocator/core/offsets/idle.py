@@ -1,0 +1,166 @@
+"""Committing the offsets of idle partitions again, before Kafka deletes them.
+
+Kafka deletes a committed offset after its retention. Where it knows the members of a group it keeps the group's offsets
+(from 2.1 on, KIP-211); it does not know the members of a ZooKeeper group.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from typing import Final
+
+from allocator.core.client.client import KafkaClient
+from allocator.core.clock import boot_clock
+from allocator.core.errors import AllocatorError
+from allocator.core.offsets.coordinator import SHORTEST_RETENTION_S
+from allocator.core.offsets.group_offsets import GroupOffsets
+from allocator.core.types import OffsetAndMetadata, TopicPartition
+
+__all__ = ["IdleOffsets", "KeptOffsets", "commit_again"]
+
+log = logging.getLogger(__name__)
+
+Known = Callable[[TopicPartition], "int | None"]
+
+# fraction of the retention. An offset is committed again at half of its retention at the latest. more: fewer requests;
+# less: the coordinator may be unavailable for longer
+PERIOD: Final = 0.25
+MAX_PERIOD_S: Final = 6 * 3600.0  # the setting may change with a restart of the brokers
+# how soon the member commits an offset again that another member committed, which may be old. more: a short-lived
+# member commits none; less: more turns
+CHECK_S: Final = 20.0
+IDLE_S: Final = 5.0  # seconds between turns while the member owns nothing
+
+
+class IdleOffsets:
+    """When each owned partition was committed last, and which of them to commit again.
+
+    About every quarter of the retention, one request commits all partitions that are due soon. Partitions that are
+    committed anyway cost nothing. `owned` returns the owned partitions with a committed offset, `again` commits them,
+    `retention_s` returns the retention.
+    """
+
+    def __init__(
+        self,
+        owned: Callable[[], Collection[TopicPartition]],
+        again: Callable[[Collection[TopicPartition]], Awaitable[None]],
+        retention_s: Callable[[], Awaitable[float | None]],
+        clock: Callable[[], float] = boot_clock,
+    ) -> None:
+        self._owned = owned
+        self._again = again
+        self._retention_s = retention_s
+        self._clock = clock
+        self._committed: dict[TopicPartition, float] = {}
+        self._period_s: float | None = None  # computed at the time `_learnt`
+        self._learnt = float("-inf")
+
+    def committed(self, partitions: Iterable[TopicPartition]) -> None:
+        """Notes that these offsets were committed just now."""
+        self._committed.update(dict.fromkeys(partitions, self._clock()))
+
+    def not_ours(self) -> set[TopicPartition]:
+        """Partitions without a known commit since this member owns them."""
+        return set(self._owned()) - self._committed.keys()
+
+    def due(self, period_s: float) -> set[TopicPartition]:
+        """The partitions to commit now: as soon as one commit is older than `period_s`, all older than half of it."""
+        owned, now = self._owned(), self._clock()
+        self._committed = {p: at for p, at in self._committed.items() if p in owned}
+        ages = {p: now - self._committed.get(p, float("-inf")) for p in owned}
+        if not any(age >= period_s for age in ages.values()):
+            return set()
+        return {p for p, age in ages.items() if age >= period_s / 2}
+
+    async def turn(self) -> float:
+        """Sends the due commits; returns the seconds until the next call."""
+        if not self._owned():
+            return IDLE_S
+        period_s = await self._period()
+        due = self.due(period_s)
+        if due:
+            try:
+                await self._again(due)
+            except AllocatorError as error:
+                log.debug("%d idle offsets are committed later: %s", len(due), error)
+            else:
+                self.committed(due)  # including those left out, which another member has committed
+        return min(period_s / 2, CHECK_S)
+
+    async def run(self) -> None:
+        """Runs until cancelled."""
+        while True:
+            pause_s = await self.turn()
+            await asyncio.sleep(pause_s)
+
+    async def _period(self) -> float:
+        now = self._clock()
+        if self._period_s is None or now - self._learnt >= MAX_PERIOD_S:
+            retention_s = await self._retention_s()
+            period_s = min(
+                MAX_PERIOD_S, max(1.0, PERIOD * (SHORTEST_RETENTION_S if retention_s is None else retention_s))
+            )
+            if retention_s is None:
+                return period_s  # the next turn asks again for the retention
+            self._period_s, self._learnt = period_s, now
+        return self._period_s
+
+
+class KeptOffsets(GroupOffsets):
+    """`GroupOffsets` for a member that Kafka does not know, and whose user commits any offsets at any time."""
+
+    def __init__(self, client: KafkaClient, group: str, *, timeout_s: float, retention_s: float | None) -> None:
+        super().__init__(client, group, timeout_s=timeout_s, retention_s=retention_s)
+        self._known: dict[TopicPartition, int] = {}
+        self._under_way = 0
+        self._idle = IdleOffsets(lambda: self._known.keys(), self._all_again, self.retention_s)
+        self._still_ours: Callable[[], bool] = bool
+
+    async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+        self._under_way += 1
+        try:
+            await super().commit(offsets)
+        finally:
+            self._under_way -= 1
+        self._known.update({p: value.offset for p, value in offsets.items()})
+        self._idle.committed(offsets)
+
+    async def keep(self, committed: Mapping[TopicPartition, OffsetAndMetadata], still_ours: Callable[[], bool]) -> None:
+        """Keeps these offsets, and those committed later, from expiring while `still_ours`. Runs until cancelled."""
+        self._known = {p: value.offset for p, value in committed.items()}
+        self._still_ours = still_ours
+        await self._idle.run()
+
+    async def _all_again(self, partitions: Collection[TopicPartition]) -> None:
+        if self._still_ours():
+            await commit_again(self, partitions, self._not_under_way, self.commit)
+
+    def _not_under_way(self, partition: TopicPartition) -> int | None:
+        return None if self._under_way or not self._still_ours() else self._known.get(partition)
+
+
+async def commit_again(
+    offsets: GroupOffsets,
+    partitions: Collection[TopicPartition],
+    known: Known,
+    commit: Callable[[dict[TopicPartition, OffsetAndMetadata]], Awaitable[None]],
+) -> None:
+    """Commits the committed offsets again, unchanged. Raises AllocatorError.
+
+    Leaves out a partition whose committed offset is not the `known` one (None: there is none, or not now), because
+    another process has committed it. Where Kafka has deleted the offset already, commits the known one.
+    """
+    committed = await offsets.fetch(partitions)
+    again = {}
+    for partition in partitions:
+        offset = known(partition)
+        found = committed.get(partition)
+        if offset is not None and found is None:
+            log.warning("%s:%d: the committed offset %d had expired; committed again", *partition, offset)
+            again[partition] = OffsetAndMetadata(offset, "", -1)
+        elif found is not None and found.offset == offset:
+            again[partition] = found
+    if again:
+        await commit(again)

@@ -1,0 +1,78 @@
+"""Commits that wait for their request: pure, no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from heapq import nsmallest
+from typing import Any
+
+from allocator.core.errors import AllocatorError, BrokerError, ConfigError
+from allocator.core.types import OffsetAndMetadata, TopicPartition
+
+__all__ = ["MOST_PARTITIONS", "Offsets", "PendingCommit", "names_of", "take_some"]
+
+Offsets = dict[TopicPartition, OffsetAndMetadata]
+
+# partitions of one request. more: encoding it and reading the response blocks the loop, and beyond `max.message.bytes`
+# of the offsets topic the coordinator refuses it; less: more round trips. 500 partitions cost about 2 ms at a time.
+MOST_PARTITIONS = 500
+MOST_BYTES = 250_000
+RECORD_BYTES = 100  # about the size of one record in the offsets topic, without names and metadata
+NAMED = 10  # maximum number of partitions that an error lists
+
+
+class PendingCommit:
+    """One call of `commit`: the offsets that are still to be committed, and those that have failed for good.
+
+    Raises ConfigError for an offset below 0: brokers store it in the place of the position.
+    """
+
+    def __init__(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+        for tp, value in offsets.items():
+            _check(tp, value.offset)
+        self.left: Offsets = dict(offsets)
+        self.unknown: dict[TopicPartition, int] = {}  # number of unknown errors
+        self.missing: dict[TopicPartition, int] = {}  # number of looks at metadata that did not find the partition
+        self.failed: dict[TopicPartition, BrokerError] = {}
+        self.last: dict[TopicPartition, AllocatorError] = {}  # why a partition is not committed yet
+
+    def note(self, partitions: Iterable[TopicPartition], exc: BrokerError, *, final: bool) -> None:
+        for tp in list(partitions):
+            if tp not in self.left:
+                continue
+            if final:
+                del self.left[tp]
+                self.failed[tp] = exc
+            else:
+                self.left[tp] = self.left.pop(tp)  # moves them behind the partitions that were not sent yet
+                self.last[tp] = exc
+
+
+def _check(tp: TopicPartition, offset: Any) -> None:
+    if not isinstance(offset, int) or isinstance(offset, bool) or not 0 <= offset < 2**63:
+        raise ConfigError(
+            f"{tp.topic}:{tp.partition}: offset {offset!r} cannot be committed; give the offset of the next record to "
+            "read, 0 or more. To take a committed offset away, stop the group and use Kafka's DeleteOffsets"
+        )
+
+
+def take_some(callers: Iterable[PendingCommit], group: str) -> Offsets:
+    """The part of their offsets that fits into one request, with the newest offset of each partition."""
+    some: Offsets = {}
+    room = MOST_BYTES
+    for call in callers:
+        for tp in some.keys() & call.left.keys():
+            some[tp] = call.left[tp]
+        for tp, value in call.left.items():
+            if len(some) >= MOST_PARTITIONS or room <= 0:
+                break
+            if tp not in some:
+                some[tp] = value
+                room -= RECORD_BYTES + len(group) + len(tp.topic) + len(value.metadata or "")
+    return some
+
+
+def names_of(partitions: Sequence[TopicPartition]) -> str:
+    names = ", ".join(f"{tp.topic}:{tp.partition}" for tp in nsmallest(NAMED, partitions))
+    more = len(partitions) - NAMED
+    return names if more <= 0 else f"{names} and {more} more"

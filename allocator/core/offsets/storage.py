@@ -1,0 +1,131 @@
+"""The offsets of a group in Kafka, in ZooKeeper as before 0.8.2, or in both during a transition."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from allocator.core.client.client import KafkaClient
+from allocator.core.client.errors import for_code
+from allocator.core.errors import AllocatorError, BrokerError, NoOffsetsError
+from allocator.core.offsets.coordinator import Coordinator
+from allocator.core.offsets.group_offsets import GroupOffsets
+from allocator.core.offsets.messages import fetch_request, fetch_results
+from allocator.core.offsets.pending_commit import Offsets, PendingCommit
+from allocator.core.types import OffsetAndMetadata, OffsetStorage, OnCommit, TopicPartition
+
+__all__ = ["StoredOffsets", "fetch_old_offsets"]
+
+
+class StoredOffsets(GroupOffsets):
+    """`GroupOffsets` with a choice of storage, which may change between two calls.
+
+    "kafka": as `GroupOffsets`. "zookeeper": under /consumers/<group>/offsets in the ZooKeeper of the brokers, where
+    kiel and the clients of 0.8.1 keep them; without metadata. "both": a commit succeeds when both have stored it, and
+    the greater of the two offsets counts (as in the Java client with `dual.commit.enabled`), so that members which read
+    one of them follow members which write the other.
+    """
+
+    def __init__(self, client: KafkaClient, group: str, storage: OffsetStorage, *, coordinator: Coordinator) -> None:
+        super().__init__(client, group, coordinator=coordinator)
+        self.storage = storage
+        self._old = GroupOffsets(client, group, coordinator=coordinator, in_zookeeper=True)
+
+    async def fetch(self, partitions: Iterable[TopicPartition] | None, *, require_stable: bool = False) -> Offsets:
+        if self.storage == "kafka":
+            return await super().fetch(partitions, require_stable=require_stable)
+        asked = None if partitions is None else set(partitions)
+        old = await self._old.fetch(asked)
+        if self.storage == "zookeeper":
+            return old
+        new = await super().fetch(asked, require_stable=require_stable)
+        return {p: max((o[p] for o in (new, old) if p in o), key=lambda o: o.offset) for p in {**old, **new}}
+
+    async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+        if self.storage == "kafka":
+            await super().commit(offsets)
+        elif self.storage == "zookeeper":
+            await self._old.commit(offsets)
+        else:
+            await _both(super().commit(offsets), self._old.commit(offsets))
+
+    def commit_async(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], callback: OnCommit | None = None
+    ) -> asyncio.Task[None]:
+        if self.storage == "kafka":
+            return super().commit_async(offsets, callback)
+        if self.storage == "zookeeper":
+            return self._old.commit_async(offsets, callback or self._on_commit)
+        # both commits have their place in the order when this returns; the callback gets one result for both
+        each = super().commit_async(offsets, _ignore), self._old.commit_async(offsets, _ignore)
+        task = asyncio.get_running_loop().create_task(_both(*each), name="commit")
+        self._tasks.add(task)
+        task.add_done_callback(
+            lambda done: self._committed(done, PendingCommit({}), offsets, callback or self._on_commit)
+        )
+        return task
+
+    async def settled(self) -> None:
+        await self._old.settled()
+        await super().settled()
+
+    async def close(self) -> None:
+        await self._old.close()
+        await super().close()
+
+    async def carry_over(self, partitions: Iterable[TopicPartition]) -> int:
+        """Copies offsets from ZooKeeper to Kafka, over those in Kafka; returns how many.
+
+        Raises NoOffsetsError or CommitFailed; then some may have been copied, and it may be called again.
+        """
+        found = await self._old.fetch(partitions)
+        await super().commit({p: OffsetAndMetadata(o.offset, "carried over from ZooKeeper") for p, o in found.items()})
+        return len(found)
+
+
+async def _both(*commits: Any) -> None:
+    """Waits for both; raises the first error. A success of the other one is not undone."""
+    for result in await asyncio.gather(*commits, return_exceptions=True):
+        if isinstance(result, BaseException):
+            raise result
+
+
+def _ignore(offsets: Mapping[TopicPartition, OffsetAndMetadata], error: AllocatorError | None) -> None:
+    pass
+
+
+UNKNOWN_PARTITION = 3  # ZooKeeper has no offset for it
+
+
+async def fetch_old_offsets(
+    client: KafkaClient, group: str, partitions: Iterable[TopicPartition]
+) -> dict[TopicPartition, OffsetAndMetadata]:
+    """The offsets that a group has in ZooKeeper; empty for brokers without ZooKeeper (Kafka 4, or KRaft).
+
+    OffsetCommit v0 writes to ZooKeeper whatever the broker's version, so clients that know only this version (kiel is
+    one) have their offsets there even on clusters of 2.x. OffsetFetch v0 reads them through any broker up to Kafka 3.
+
+    Raises NoOffsetsError when a broker does not respond: if that counted as "no offset", all records would come again.
+    """
+    request = fetch_request(group, partitions, in_zookeeper=True)
+    if client.api_version(request) is None:
+        return {}
+    found = {}
+    refused = {}
+    try:
+        response = await client.send_any(request)
+        for partition, code, committed in fetch_results(response):
+            if committed is not None:
+                found[partition] = committed
+            elif code not in (0, UNKNOWN_PARTITION):
+                refused[partition] = code
+        if refused:
+            some = min(refused)
+            raise for_code(refused[some], f"{some.topic}:{some.partition}")
+    except BrokerError as exc:
+        error = NoOffsetsError(f"group {group!r}: its offsets in ZooKeeper cannot be read: {exc}")
+        error.retriable = exc.retriable
+        error.partitions = frozenset(refused)
+        raise error from exc
+    return found

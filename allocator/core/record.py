@@ -1,0 +1,220 @@
+"""One record, which decodes its attributes on first use: the compiled `Record` if it was built, else `PlainRecord`.
+
+The environment variable `ALLOCATOR_PURE_PYTHON=1` disables the compiled one, here and in a build (setup.py).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+__all__ = ["PlainRecord", "Record", "accelerated"]
+
+Headers = list["tuple[str, bytes | None]"]
+_KEY, _VALUE, _HEADERS = 1, 2, 4
+
+
+class Source(Protocol):
+    """The columns of a record batch, from which a record decodes its attributes."""
+
+    topic: str
+    partition: int
+    offsets: Sequence[int]
+    timestamps: Sequence[int]
+    timestamp_type: int | None
+    leader_epoch: int | None
+    fence: int | None
+
+    def key(self, row: int) -> bytes | None: ...
+
+    def value(self, row: int) -> bytes | None: ...
+
+    def headers(self, row: int) -> Headers: ...
+
+
+class _GivenValues:
+    """The source of a record that a caller constructed."""
+
+    def __init__(
+        self,
+        topic: str,
+        partition: int,
+        offset: int,
+        timestamp: int,
+        kind: int | None,
+        epoch: int | None,
+        fence: int | None,
+    ) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.offsets: Sequence[int] = (offset,)
+        self.timestamps: Sequence[int] = (timestamp,)
+        self.timestamp_type = kind
+        self.leader_epoch = epoch
+        self.fence = fence
+
+    def key(self, row: int) -> bytes | None:
+        return None
+
+    def value(self, row: int) -> bytes | None:
+        return None
+
+    def headers(self, row: int) -> Headers:
+        return []
+
+
+class PlainRecord:
+    """One record, under the attribute names of kafka-python's and aiokafka's `ConsumerRecord`.
+
+    `timestamp` is milliseconds since the epoch, -1 without one; `timestamp_type` 0 is create time, 1 log-append
+    time, None in format v0; `headers` is a list of (str, bytes or None); `leader_epoch` is None before Kafka 0.11.
+    `fence` is `Consumer.fence` of the partition at the time of delivery, None for a record that no consumer delivered.
+    `serialized_key_size` and `serialized_value_size` are bytes on the wire, -1 for null; `checksum` is always None, as
+    single records have none since Kafka 0.11.
+
+    An attribute is decoded on first use, and cached. Until then the record keeps the bytes of the whole record batch
+    alive. So do not store a few records of many batches; store `record.value` or `copy.copy(record)`.
+    """
+
+    __slots__ = ("_headers", "_key", "_known", "_row", "_source", "_value")
+
+    def __init__(
+        self,
+        topic: str,
+        partition: int,
+        offset: int,
+        timestamp: int,
+        timestamp_type: int | None,
+        key: Any,
+        value: Any,
+        headers: Headers,
+        leader_epoch: int | None = None,
+        fence: int | None = None,
+    ) -> None:
+        self._source: Source = _GivenValues(topic, partition, offset, timestamp, timestamp_type, leader_epoch, fence)
+        self._row = 0
+        self._key, self._value, self._headers = key, value, headers
+        self._known = _KEY | _VALUE | _HEADERS
+
+    @classmethod
+    def at(cls, source: Source, row: int) -> PlainRecord:
+        """A record of a batch. Caller: the decoder."""
+        record = cls.__new__(cls)
+        record._source = source
+        record._row = row
+        record._known = 0
+        return record
+
+    @property
+    def topic(self) -> str:
+        return self._source.topic
+
+    @property
+    def partition(self) -> int:
+        return self._source.partition
+
+    @property
+    def offset(self) -> int:
+        return self._source.offsets[self._row]
+
+    @property
+    def timestamp(self) -> int:
+        return self._source.timestamps[self._row]
+
+    @property
+    def timestamp_type(self) -> int | None:
+        return self._source.timestamp_type
+
+    @property
+    def leader_epoch(self) -> int | None:
+        return self._source.leader_epoch
+
+    @property
+    def fence(self) -> int | None:
+        return self._source.fence
+
+    @property
+    def key(self) -> Any:
+        if not self._known & _KEY:
+            self._key = self._source.key(self._row)
+            self._known |= _KEY
+        return self._key
+
+    @property
+    def value(self) -> Any:
+        if not self._known & _VALUE:
+            self._value = self._source.value(self._row)
+            self._known |= _VALUE
+        return self._value
+
+    @property
+    def headers(self) -> Headers:
+        if not self._known & _HEADERS:
+            self._headers = self._source.headers(self._row)
+            self._known |= _HEADERS
+        return self._headers
+
+    @property
+    def serialized_key_size(self) -> int:
+        key = self._source.key(self._row)
+        return -1 if key is None else len(key)
+
+    @property
+    def serialized_value_size(self) -> int:
+        value = self._source.value(self._row)
+        return -1 if value is None else len(value)
+
+    @property
+    def checksum(self) -> None:
+        return None
+
+    def deserialized(self, key: Any, value: Any) -> PlainRecord:
+        """Replaces the bytes of key and value by these. Caller: `Batch`, before the user gets the record."""
+        self._key, self._value = key, value
+        self._known |= _KEY | _VALUE
+        return self
+
+    def _fields(self) -> tuple[Any, ...]:
+        return (
+            self.topic,
+            self.partition,
+            self.offset,
+            self.timestamp,
+            self.timestamp_type,
+            self.key,
+            self.value,
+            self.headers,
+            self.leader_epoch,
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return self._fields() == other._fields() if isinstance(other, PlainRecord) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (*self._fields(), self.fence)
+
+    def __repr__(self) -> str:
+        topic, partition, offset, timestamp, kind, key, value, headers, epoch = self._fields()
+        return (
+            f"Record(topic={topic!r}, partition={partition}, offset={offset}, timestamp={timestamp}, "
+            f"timestamp_type={kind}, key={key!r}, value={value!r}, headers={headers!r}, leader_epoch={epoch})"
+        )
+
+
+accelerated = False
+"""Whether the compiled decoder is used."""
+
+if TYPE_CHECKING:
+    Record = PlainRecord
+elif os.environ.get("ALLOCATOR_PURE_PYTHON", "0") in ("", "0"):
+    try:
+        from allocator.core._records import Record
+    except ImportError:
+        Record = PlainRecord
+    else:
+        accelerated = True
+else:
+    Record = PlainRecord

@@ -1,0 +1,723 @@
+"""Every setting of a consumer, declared once: its type, range, default, meaning, and where it applies.
+
+`SETTINGS` is the table. `Consumer`, `ConsumerGroupConfig`, `GroupedConsumer`, the daemon's file and environment, the
+options of Spark and docs/reference/settings.md take kinds, defaults and texts from it. A setting that one entrance has
+alone (the daemon's handlers, Spark's offsets) is a field made by `setting` in the section of that entrance.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import math
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, Union, get_args
+
+from allocator.core.errors import ConfigError
+from allocator.core.foreign import shown
+from allocator.core.names import (
+    check_path,
+    check_pattern_syntax,
+    check_topic,
+    parse_address,
+    parse_delay,
+    parse_ensemble,
+)
+from allocator.core.types import (
+    GroupProtocol,
+    IsolationLevel,
+    LoadSource,
+    MembershipName,
+    OffsetReset,
+    OffsetStorage,
+    Ordering,
+    Workers,
+)
+
+__all__ = [
+    "DEFAULT",
+    "HANDLING",
+    "HANDLING_DEFAULT",
+    "MASK",
+    "REQUIRED",
+    "SECONDS",
+    "SETTINGS",
+    "Addresses",
+    "Faults",
+    "Flag",
+    "Number",
+    "Setting",
+    "SettingKind",
+    "Text",
+    "Texts",
+    "Whole",
+    "check_keywords",
+    "keyword_faults",
+    "nearest",
+    "refusal",
+    "setting",
+    "shared",
+]
+
+MASK: Final = "***"
+REQUIRED: Final[Any] = dataclasses.MISSING
+Check = Callable[[str], object]
+"""Raises ValueError that says what is wrong with the text."""
+
+
+# -- kinds of values ---------------------------------------------------------------------------------------------------
+
+
+class SettingKind(Protocol):
+    """The values that a setting takes."""
+
+    @property
+    def allowed(self) -> str:
+        """The allowed values, as a phrase after "must be"."""
+
+    def read(self, value: Any) -> Any:
+        """Returns the typed value. Raises ValueError, with a text if there is more to say than `allowed`."""
+
+    def parse(self, text: str) -> Any:
+        """Parses the text of an environment variable or of a Spark option. Raises ValueError."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text that is not empty: one of `choices`, or one that `check` accepts."""
+
+    choices: tuple[str, ...] = ()
+    check: Check | None = None
+    what: str = "text"
+
+    @property
+    def allowed(self) -> str:
+        return " or ".join(json.dumps(choice) for choice in self.choices) if self.choices else self.what
+
+    def read(self, value: Any) -> str:
+        if not isinstance(value, str) or not value or (self.choices and value not in self.choices):
+            raise ValueError(_did_you_mean(value, self.choices))
+        if self.check:
+            self.check(value)
+        return value
+
+    def parse(self, text: str) -> str:
+        return text
+
+
+@dataclass(frozen=True)
+class Texts:
+    """A list of texts; one text with commas stands for its parts."""
+
+    what: str = "a list of texts"
+    check: Check | None = None
+
+    @property
+    def allowed(self) -> str:
+        return self.what
+
+    def read(self, value: Any) -> tuple[str, ...]:
+        if isinstance(value, str):
+            value = [part.strip() for part in value.split(",")]
+        if not isinstance(value, (list, tuple)) or not all(isinstance(item, str) for item in value):
+            raise ValueError
+        items = tuple(value)
+        if not items or "" in items:
+            raise ValueError("it has an empty entry" if items else "it is empty")
+        repeated = sorted({item for item in items if items.count(item) > 1})
+        if repeated:
+            raise ValueError(f"{repeated[0]!r} stands there twice")
+        for item in items:
+            if self.check:
+                self.check(item)
+        return items
+
+    def parse(self, text: str) -> str:
+        return text
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """Addresses of brokers, in any collection, or in one text with commas between them."""
+
+    allowed: str = '"host:port,host:port", or a list of "host:port"'
+
+    def read(self, value: Any) -> tuple[str, ...]:
+        if isinstance(value, str):
+            value = [part.strip() for part in value.split(",")]
+        if not isinstance(value, Collection) or isinstance(value, (bytes, Mapping)):
+            raise ValueError
+        items = tuple(value)
+        if not items or "" in items:
+            raise ValueError("it has an empty entry" if items else "it is empty")
+        for item in items:
+            parse_address(item)
+        return items
+
+    def parse(self, text: str) -> str:
+        return text
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number, such as seconds. Whole numbers are allowed."""
+
+    low: float = 0.0
+    high: float = math.inf
+    above: bool = False
+    """`low` itself is not allowed."""
+    unit: str = "seconds"
+
+    @property
+    def allowed(self) -> str:
+        edge = f"more than {self.low:g}" if self.above else f"at least {self.low:g}"
+        return f"a number ({self.unit}), {edge}" + (f", at most {self.high:g}" if self.high < math.inf else "")
+
+    def read(self, value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            raise ValueError
+        if value < self.low or value > self.high or (self.above and value == self.low):
+            if self.unit == "seconds" and self.low < value / 1000 <= self.high:
+                raise ValueError(f"{value:g} milliseconds are {value / 1000:g} seconds")
+            raise ValueError
+        return float(value)
+
+    def parse(self, text: str) -> float:
+        return float(text)
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A whole number: a count, or bytes."""
+
+    low: int = 0
+    high: int = 2**31 - 1
+    unit: str = ""
+
+    @property
+    def allowed(self) -> str:
+        return f"a whole number{f' ({self.unit})' if self.unit else ''} from {self.low} to {self.high}"
+
+    def read(self, value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not self.low <= value <= self.high:
+            raise ValueError
+        return value
+
+    def parse(self, text: str) -> int:
+        return int(text)
+
+
+@dataclass(frozen=True)
+class Flag:
+    allowed: str = "true or false"
+
+    def read(self, value: Any) -> bool:
+        if not isinstance(value, bool):
+            raise ValueError
+        return value
+
+    def parse(self, text: str) -> bool:
+        if text.lower() not in ("true", "false"):
+            raise ValueError
+        return text.lower() == "true"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A mapping with the setting names of another library, which checks its content."""
+
+    allowed: str = "a dict"
+
+    def read(self, value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            raise ValueError
+        return value
+
+    def parse(self, text: str) -> Any:
+        raise ValueError
+
+
+@dataclass(frozen=True)
+class Reset:
+    """A start position: a word, in upper or lower case, or a time."""
+
+    words: tuple[str, ...] = get_args(OffsetReset)
+
+    @property
+    def allowed(self) -> str:
+        return f"{Text(self.words).allowed} or a time (milliseconds since the epoch)"
+
+    def read(self, value: Any) -> Union[str, int]:
+        if isinstance(value, int) and not isinstance(value, bool):
+            return Whole(high=2**62).read(value)
+        Text(self.words).read(value.lower() if isinstance(value, str) else value)
+        return str(value)
+
+    def parse(self, text: str) -> Union[str, int]:
+        return int(text) if text.isdigit() else text
+
+
+# -- the table ---------------------------------------------------------------------------------------------------------
+
+ZOOKEEPER: Final = ("zookeeper", "kiel", "consumers", "pykafka")
+KAFKA: Final = ("kafka",)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting. A default of None means "not used"."""
+
+    kind: SettingKind
+    default: Any
+    text: str
+    """The meaning, for the docs: what it is, and the effect of a larger and of a smaller value."""
+    memberships: tuple[str, ...] = ()
+    """The memberships that use it; empty: all of them."""
+    optional: bool = False
+    """Whether None is allowed although it is not the default."""
+    secret: bool = False
+    group_default: Any = None
+    """The default in `ConsumerGroupConfig`, if it must differ."""
+    group_only: bool = False
+    """Whether only `ConsumerGroupConfig` has it, and `Consumer` does not."""
+
+    def accepts_none(self) -> bool:
+        return self.optional or self.default is None
+
+
+SECONDS: Final = Number(0, 86400, above=True)
+_BYTES: Final = Whole(1, unit="bytes")
+_NAME: Final = Text()
+
+SETTINGS: Final[Mapping[str, Setting]] = {
+    "brokers": Setting(
+        Addresses(),
+        REQUIRED,
+        "Some brokers of the cluster; the client learns the others from them. More: starts although some are down.",
+    ),
+    "group": Setting(
+        _NAME,
+        REQUIRED,
+        "The name under which members share partitions and commit offsets. None, which only `fixed` allows: nothing is "
+        "committed.",
+        optional=True,
+    ),
+    "topics": Setting(
+        Texts("a list of topics", check_topic), None, "The topics to subscribe to; excludes `pattern` and `partitions`."
+    ),
+    "pattern": Setting(
+        Text(check=check_pattern_syntax, what="a regular expression"),
+        None,
+        "Subscribes to topics whose name matches from its beginning, future ones too. With `zookeeper` the leader "
+        "matches it: RE2's syntax, without lookaround and backreferences; needs `zk-partition-allocator[patterns]`.",
+    ),
+    "membership": Setting(
+        Text(get_args(MembershipName)),
+        "zookeeper",
+        "Decides which partitions are this member's. `zookeeper`: this project's own protocol, on any cluster. "
+        "`kafka`: Kafka's group protocol (brokers from 0.9), without ZooKeeper, shared with other clients if they have "
+        "the same assignor. `fixed`: all partitions of the topics, or chosen ones, whatever others read. `kiel`, "
+        "`consumers`, `pykafka`: a group that has members of kiel 0.9.3, of Kafka's own client of 0.8, or of pykafka's "
+        "BalancedConsumer. Offsets stay where they are.",
+    ),
+    "assignor": Setting(
+        Texts("a list of assignors"),
+        None,
+        "Assignors that this member offers, the preferred one first: a name, `package.module:function`, or in Python a "
+        "callable. None: `naive`. `range`, `roundrobin`, `sticky` and `cooperative-sticky` exist in other clients too. "
+        "With `group_protocol` `consumer`: one of the broker's own. `ConsumerGroup` offers `range` and `roundrobin`, "
+        "as other clients of generations do.",
+        group_default=("range", "roundrobin"),
+    ),
+    "client_id": Setting(
+        _NAME, None, "The name of this member in lists and logs. None: made from host and process. It may repeat."
+    ),
+    "weight": Setting(
+        Number(0, 1e6, above=True, unit="relative capacity"),
+        1.0,
+        "Relative capacity, for assignors that consider it: 2 asks for twice the partitions of 1.",
+    ),
+    "rack": Setting(
+        _NAME,
+        None,
+        "Where this process runs, as the brokers name their racks: the consumer reads from replicas in the same rack "
+        "where brokers select them (KIP-392), and assignors consider it. Leave it out in a group with members of "
+        "kafka-go, which cannot read the data of a member with a rack.",
+    ),
+    "connect_timeout_s": Setting(
+        SECONDS,
+        30.0,
+        "Seconds that the start waits for Kafka and ZooKeeper. More: waits for a cluster that is coming up. Less: a "
+        "supervisor learns sooner that the process cannot start.",
+    ),
+    "max_poll_interval_s": Setting(
+        Number(0, 30 * 86400, above=True),
+        None,
+        "Seconds without a request for records after which the member leaves the group; it joins again at the next "
+        "request. None: never.",
+    ),
+    "offsets": Setting(
+        Text(get_args(OffsetStorage)),
+        None,
+        "Where committed offsets are: `kafka`, `zookeeper` (as before 0.8.2) or `both`. None: where the other members "
+        "keep them.",
+    ),
+    "zookeeper": Setting(
+        Text(check=parse_ensemble, what='"host:port,host:port/chroot"'),
+        None,
+        "The ensemble, with an optional chroot at its end.",
+        memberships=ZOOKEEPER,
+    ),
+    "root": Setting(
+        Text(check=lambda text: check_path("ZooKeeper root", text), what="an absolute path"),
+        "/allocator",
+        "The znode of the groups. Members with different roots never meet.",
+        memberships=ZOOKEEPER,
+    ),
+    "zookeeper_options": Setting(
+        Table(),
+        None,
+        "Credentials, ACL, SASL and TLS, under kazoo's names.",
+        memberships=ZOOKEEPER,
+        secret=True,
+    ),
+    "session_timeout_s": Setting(
+        Number(0, 3600, above=True),
+        10.0,
+        "Seconds until the group gives up a silent member. More: the partitions of a crashed member wait longer. Less: "
+        "a pause of this process, or of ZooKeeper, ends its ownership. The ensemble may grant another value, by its "
+        "own limits. Brokers refuse less than 6 unless configured otherwise; with KIP-848 the broker sets it.",
+        memberships=ZOOKEEPER + KAFKA,
+    ),
+    "heartbeat_interval_s": Setting(
+        Number(0, 3600, above=True),
+        0.5,
+        "Seconds between heartbeats, at most half of the session timeout: one lost heartbeat must not end the "
+        "membership. After a rebalance they begin closer together. More: the member notices a rebalance later. Less: "
+        "more requests to the coordinator.",
+        memberships=KAFKA,
+    ),
+    "rebalance_timeout_s": Setting(
+        SECONDS,
+        60.0,
+        "Seconds that a rebalance waits for a member that drains and commits. More: a member that hangs holds up the "
+        "group. Less: a slow member loses its partitions. Brokers before 0.10.1 use the session timeout.",
+        memberships=KAFKA,
+    ),
+    "group_protocol": Setting(
+        Text(get_args(GroupProtocol)),
+        "classic",
+        "`classic`, or `consumer` (KIP-848, brokers from 4.0): then the broker assigns, and sets session timeout and "
+        "heartbeat interval.",
+        memberships=KAFKA,
+    ),
+    "instance_id": Setting(
+        _NAME,
+        None,
+        "A name of this process among all of the group that it keeps over restarts. With `kafka` it makes a static "
+        "member (KIP-345, brokers from 2.3), whose partitions wait for it up to the session timeout. With `zookeeper` "
+        "it takes effect together with `restart_grace_s`. Every process needs a name of its own.",
+        memberships=("zookeeper", *KAFKA),
+    ),
+    "restart_grace_s": Setting(
+        Number(0, 86400),
+        0.0,
+        "Seconds that the partitions of a member with an `instance_id` wait for its next process after it stopped or "
+        "its session ended. More: a slower restart moves nothing. Less: the partitions of a member that does not come "
+        "back stand still for a shorter time. 0: they move at once.",
+        memberships=("zookeeper",),
+    ),
+    "follow_load": Setting(
+        Text(get_args(LoadSource)),
+        None,
+        "Moves partitions away from members that have too much to do. Load of a partition in a second: `records` that "
+        "arrive, their `bytes`, the seconds that the handler needs for them (`handler_s`, where the library calls it), "
+        "or the number that you give to `report_load` (`reported`). Takes the place of `assignor` once all members of "
+        "the group have it. None: load moves nothing.",
+        memberships=("zookeeper",),
+    ),
+    "load_tolerance": Setting(
+        Number(1, 10, above=True, unit="times the share"),
+        1.1,
+        "With `follow_load`: how much of its share a member may have before it gives partitions away. More: fewer "
+        "moves. Less: more even. The value of the leader counts.",
+        memberships=("zookeeper",),
+    ),
+    "settle_s": Setting(
+        Number(0, 3600),
+        3.0,
+        "Seconds that a partition from a member of kiel's, which does not tell what it holds, is left alone. More: it "
+        "stands still longer. Less: records that the former owner commits late are handled twice.",
+        memberships=("kiel",),
+    ),
+    "security": Setting(Table(), None, "TLS and SASL to Kafka, under kafka-python's names.", secret=True),
+    "auto_offset_reset": Setting(
+        Reset(),
+        "earliest",
+        "Where to begin without a committed offset, or when the log no longer has the position. `earliest` may repeat "
+        "records, `latest` may skip some, a time begins at the first record that is not older, `none` is an error.",
+    ),
+    "auto_commit_interval_s": Setting(
+        SECONDS,
+        5.0,
+        "Seconds between commits. More: more records repeat after a crash. Less: more requests. None: only `commit` "
+        "commits.",
+        optional=True,
+    ),
+    "isolation_level": Setting(
+        Text(get_args(IsolationLevel)),
+        "read_uncommitted",
+        "`read_uncommitted` also delivers records of open and aborted transactions.",
+    ),
+    "max_wait_s": Setting(
+        Number(0, 300),
+        0.5,
+        "Seconds that a broker may wait for `min_bytes`. More: fewer requests. Less: more of them.",
+    ),
+    "min_bytes": Setting(
+        Whole(0, unit="bytes"),
+        1,
+        "Bytes that a broker waits for. More: larger fetches, each up to `max_wait_s` late.",
+    ),
+    "max_bytes": Setting(
+        _BYTES,
+        52_428_800,
+        "Bytes of one response. With brokers before 0.10.1 also the size of the largest record that can be read.",
+    ),
+    "max_partition_bytes": Setting(
+        _BYTES,
+        1_048_576,
+        "Bytes of one partition in a response. Less: smaller batches. Brokers before 0.10.1 cannot send a larger "
+        "record.",
+    ),
+    "prefetch_bytes": Setting(
+        _BYTES,
+        33_554_432,
+        "Bytes that are read ahead, for all partitions together. More: memory. Less: the handler may wait.",
+    ),
+    "start_offset": Setting(
+        Text(("earliest", "latest")),
+        "earliest",
+        "Where a partition begins for which the group has committed nothing.",
+        group_only=True,
+    ),
+    "join_backoff_s": Setting(
+        Number(0, 86400),
+        5.0,
+        "Seconds from a failure to the next attempt to join; not after a generation that ended in order.",
+        group_only=True,
+    ),
+    "watch_partition_changes": Setting(
+        Flag(),
+        False,
+        "Has this member watch the number of partitions; a change ends the generation, and it joins again.",
+        group_only=True,
+    ),
+    "partition_watch_interval_s": Setting(
+        SECONDS, 5.0, "Seconds between these checks of the number of partitions.", group_only=True
+    ),
+    "retention_s": Setting(
+        Number(above=True),
+        None,
+        "Seconds that the broker keeps the commits. None: as long as it is configured to.",
+        group_only=True,
+    ),
+    "timeout_s": Setting(
+        SECONDS,
+        5.0,
+        "Seconds for one request. Less: a slow coordinator counts as lost. More: a dead one is left later.",
+        group_only=True,
+    ),
+}
+
+DEFAULT: Final[Mapping[str, Any]] = {name: each.default for name, each in SETTINGS.items()}
+"""Name -> default, for signatures and fields."""
+
+_ERRORS: Final = Texts("a list of error classes")
+
+HANDLING: Final[Mapping[str, Setting]] = {
+    "ordering": Setting(
+        Text(get_args(Ordering)),
+        "partition",
+        "Which records are handled one after the other: those of a `partition`, those of a `key` in a partition, or "
+        "`none`. With `key`, a record without a key waits for no other.",
+    ),
+    "concurrency": Setting(
+        Whole(1, 1024),
+        8,
+        "Calls of the handler at the same time: partitions with ordering `partition`, else records. More: more threads "
+        "or open calls. 1: one record at a time.",
+    ),
+    "workers": Setting(
+        Text(get_args(Workers)),
+        "threads",
+        "Where a plain handler runs. `processes`: one process for each of `concurrency`, for handlers that keep a "
+        "processor busy; the handler must be a function of a module. Coroutines run on the loop in any case.",
+    ),
+    "in_hand_records": Setting(
+        Whole(1, 1_000_000),
+        2000,
+        "Records of one partition that are queued or being handled. More: more keys side by side, and memory. Less: "
+        "keys with many records in a row hold up others.",
+    ),
+    "in_hand_bytes": Setting(
+        Whole(1, 2**40, unit="bytes"),
+        67_108_864,
+        "Bytes of the batches whose records are queued or being handled, of all partitions. A partition that has none "
+        "may always take one batch.",
+    ),
+    "retries": Setting(Whole(0, 1_000_000), 5, "Further attempts after the first one raised. 0: none."),
+    "retry_backoff_s": Setting(
+        Number(0, 86400),
+        0.5,
+        "Seconds before the first retry, doubled for each further one up to the maximum. Each is shortened at random "
+        "by up to half, so that members do not retry in step.",
+    ),
+    "retry_backoff_max_s": Setting(Number(0, 86400), 30.0, "Seconds before a retry, at most."),
+    "retry_limit_s": Setting(
+        SECONDS,
+        None,
+        "Seconds after the first failure of a record until its last attempt. None: `retries` alone counts.",
+    ),
+    "retry_on": Setting(
+        _ERRORS,
+        None,
+        "Classes of errors after which a record is tried again: `ValueError` or `package.module.Error`. None: all. The "
+        "nearest class of an error that one of the four lists names decides.",
+    ),
+    "dead_letter_on": Setting(
+        _ERRORS,
+        None,
+        "Classes of errors after which a record becomes a dead letter at once. Needs `dead_letter_topic`.",
+    ),
+    "skip_on": Setting(_ERRORS, None, "Classes of errors after which a record is skipped, with a line in the log."),
+    "stop_on": Setting(
+        _ERRORS,
+        None,
+        "Classes of errors after which the processing stops at once; the record is the next one to handle.",
+    ),
+    "retry_topics": Setting(
+        Texts('a list of delays such as "30s", "10m", "1h", "1d"', check=parse_delay),
+        None,
+        "Delays of retry topics. A record whose `retries` are used up waits in the topic `<group>.retry-<delay>` for "
+        "one more attempt, then in that of the next delay, and then becomes a dead letter. Needs `dead_letter_topic`.",
+    ),
+    "create_retry_topics": Setting(
+        Flag(), False, "Creates retry topics that do not exist. false: the start is refused without them."
+    ),
+    "dead_letter_topic": Setting(
+        Text(check=check_topic, what="a topic"),
+        None,
+        "The topic for records that failed for good. Not set: the processing stops there, and skips nothing.",
+    ),
+    "drain_timeout_s": Setting(
+        Number(0, 86400),
+        30.0,
+        "Seconds for calls in progress when a partition is taken away or the processing stops; then coroutines are "
+        "cancelled and processes ended. A call in a thread keeps its partition until it ends. More: other members wait "
+        "longer for the partition. Less: a call may be cut off, and the next owner handles its record again.",
+    ),
+    "commit_interval_s": Setting(SECONDS, SETTINGS["auto_commit_interval_s"].default, "Seconds between commits."),
+}
+"""The settings of `Consumer.process` and of the daemon's handler."""
+
+HANDLING_DEFAULT: Final[Mapping[str, Any]] = {name: each.default for name, each in HANDLING.items()}
+"""Like `DEFAULT`, for `HANDLING`."""
+
+
+# -- fields of sections ------------------------------------------------------------------------------------------------
+
+
+def setting(kind: SettingKind, default: Any, text: str, *, secret: bool = False) -> Any:
+    """A field of a section. With the default REQUIRED it must be given; None means "not used".
+
+    A secret is left out of `repr`, and masked in faults and in `--check`.
+    """
+    metadata = {"kind": kind, "secret": secret, "text": text}
+    return dataclasses.field(default=default, metadata=metadata, repr=not secret)
+
+
+def shared(name: str, *, text: str = "", required: bool = True, table: Mapping[str, Setting] = SETTINGS) -> Any:
+    """A field of a section with the meaning of a setting in `table`; `text` adds the differences in that section.
+
+    `required` False: the default is None if the table has none.
+    """
+    declared = table[name]
+    default = None if declared.default is REQUIRED and not required else declared.default
+    return setting(declared.kind, default, f"{declared.text} {text}".strip(), secret=declared.secret)
+
+
+# -- faults ------------------------------------------------------------------------------------------------------------
+
+
+class Faults:
+    """All faults, collected."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.lines: list[str] = []
+        self.keys: set[str] = set()
+        """The faulty settings. Checks of several settings ignore them."""
+
+    def add(self, key: str, what: str, *, where: str = "") -> None:
+        self.keys.add(key)
+        self.lines.append(f"{where or self.source}: {what}")
+
+    def raise_if_any(self) -> None:
+        if self.lines:
+            count = f"{len(self.lines)} faults" if len(self.lines) > 1 else "a fault"
+            raise ConfigError("\n  ".join([f"the settings have {count}:", *self.lines]))
+
+
+def refusal(kind: SettingKind, error: ValueError, *, secret: bool = False) -> str:
+    """Returns the text after "name = value: " for a value that `kind` refused with `error`."""
+    said = str(error)
+    # `int("x")` and `float("x")` say nothing that `allowed` does not say better
+    more = said and not secret and not re.match(r"invalid literal|could not convert", said)
+    return f"must be {kind.allowed}" + (f"; {said}" if more else "")
+
+
+_IN_PYTHON: Final = ("topics", "assignor")
+
+
+def keyword_faults(given: Mapping[str, Any], **kinds: SettingKind) -> dict[str, str]:
+    """Name -> "session_timeout_s = 10000: must be ..." for each keyword argument at fault.
+
+    `kinds` are those of arguments that are not in the table; None is left alone. So are other names that are not in the
+    table, and topics and assignors, which Python takes in more forms than a file. An empty text stands for None.
+    """
+    faults = {}
+    for name, value in given.items():
+        declared = SETTINGS.get(name) if name not in _IN_PYTHON else None
+        kind = kinds.get(name) if declared is None else declared.kind
+        optional = declared is None or declared.accepts_none()
+        if kind is None or ((value is None or value == "") and optional):
+            continue
+        try:
+            kind.read(value)
+        except ValueError as error:
+            secret = declared is not None and declared.secret
+            quoted = name if secret else f"{name} = {shown(value)}"
+            faults[name] = f"{quoted}: {refusal(kind, error, secret=secret)}"
+    return faults
+
+
+def check_keywords(given: Mapping[str, Any], **kinds: SettingKind) -> None:
+    """Raises ConfigError that lists the `keyword_faults`."""
+    faults = keyword_faults(given, **kinds)
+    if faults:
+        raise ConfigError("; ".join(faults.values()))
+
+
+def nearest(name: str, names: Iterable[str]) -> list[str]:
+    """Returns the one of `names` that resembles `name` most, if any does. Also corrects upper case and hyphens."""
+    spelt = {each.lower(): each for each in names}
+    return [spelt[each] for each in difflib.get_close_matches(name.lower().replace("-", "_"), spelt, 1)]
+
+
+def _did_you_mean(value: Any, choices: Sequence[str]) -> str:
+    near = nearest(str(value), choices)
+    return f"did you mean {json.dumps(near[0])}?" if near else ""

@@ -1,0 +1,189 @@
+"""Lost records, and the topic id in the metadata of a commit: it shows that a topic was created again."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final, Optional
+
+from kafka.errors import IllegalStateError, NoOffsetForPartitionError, OffsetOutOfRangeError
+
+from allocator.core.errors import IllegalState, LogTruncated, NoOffsetsError, OffsetOutOfRange, TopicRecreated
+from allocator.core.subscription.done import DoneSet, done_of
+from allocator.core.types import OffsetAndMetadata, OffsetAndTimestamp, TopicPartition
+
+__all__ = [
+    "Committed",
+    "Listed",
+    "NoPosition",
+    "OutOfTurn",
+    "PositionOfOldTopic",
+    "PositionOutOfRange",
+    "PositionTruncated",
+    "RecordsLost",
+    "as_committed",
+    "as_read",
+    "as_written",
+    "listed",
+    "names_of",
+    "stamped",
+    "topic_of",
+    "topic_of_offset",
+]
+
+_UUID: Final = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+_STAMP: Final = re.compile(rf"(?:^| )topic ({_UUID})$")
+_MEMBER_STAMP: Final = re.compile(r"generation \d+ member (.*?)(?: done [A-Za-z0-9_-]+)?", re.DOTALL)
+# the done records beyond the offset, in the metadata that members commit
+_DONE: Final = re.compile(r"(generation \d+ member .* done [A-Za-z0-9_-]+)((?: topic \S+)?)", re.DOTALL)
+_DONE_OF_CLUSTER: Final = re.compile(
+    r"(generation \d+ member .*)( done [A-Za-z0-9_-]+)@(\S+)((?: topic \S+)?)", re.DOTALL
+)
+_STAMP_OF_CLUSTER: Final = re.compile(rf"(?:^| )topic {_UUID}@(\S+)$")
+
+
+@dataclass(frozen=True)
+class RecordsLost:
+    """A reset, because the log no longer has the position of the consumer."""
+
+    partition: TopicPartition
+    position: int
+    """The next offset that the consumer would have delivered."""
+    resumed_at: int
+    """The offset where reading continues, by `auto_offset_reset` or at the end of a truncated log."""
+    first: Optional[int]
+    """The first skipped offset; None: no offset of the present log. Records that the log had before may be lost too."""
+    last: Optional[int]
+    """The last skipped offset."""
+    why: str
+    recreated: bool = False
+    """The topic was deleted and created again: `position` is an offset of the old topic, the others of the new one."""
+
+    @property
+    def count(self) -> int:
+        """The number of skipped offsets."""
+        return 0 if self.first is None or self.last is None else self.last - self.first + 1
+
+    def __str__(self) -> str:
+        skipped = f"offsets {self.first} to {self.last} are skipped" if self.count else "no offset is skipped"
+        return (
+            f"{self.partition.topic}:{self.partition.partition} at offset {self.position}: {self.why}; "
+            f"{skipped}, reading goes on at {self.resumed_at}"
+        )
+
+
+def stamped(text: str, topic_id: Any) -> str:
+    """The metadata of a commit with the id of its topic; unchanged if `topic_id` is None (unknown)."""
+    return text if topic_id is None else f"{text} topic {topic_id}".lstrip()
+
+
+def topic_of(metadata: str | None) -> uuid.UUID | None:
+    """The topic id in the metadata of a commit; None if there is none."""
+    found = _STAMP.search(metadata) if metadata else None
+    return None if found is None else uuid.UUID(found[1])
+
+
+class Committed(OffsetAndMetadata):
+    """A committed offset with the user's metadata. The text that members add is parsed into attributes."""
+
+    topic_id: Optional[uuid.UUID] = None
+    done: Optional[DoneSet] = None
+    """The records beyond the offset that are done."""
+    member: Optional[str] = None
+    """The id of the member of this library that committed it, if its user gave no metadata."""
+
+    def __repr__(self) -> str:
+        return repr(OffsetAndMetadata(*self))
+
+
+class Listed(OffsetAndMetadata):
+    """An offset that ListOffsets found, with the leader epoch that the broker returned for it.
+
+    No record before it has a later epoch, so a comparison with the log is right. But records from it on may have an
+    earlier one: the end of the log has the leader's epoch, also while an older transaction is open.
+    """
+
+
+def listed(found: OffsetAndTimestamp) -> Listed:
+    """The position at an offset that ListOffsets found."""
+    return Listed(found.offset, "", -1 if found.leader_epoch is None else found.leader_epoch)
+
+
+def as_written(committed: OffsetAndMetadata) -> Committed:
+    """The offset with the metadata that the user gave, without the text that members add."""
+    metadata = _STAMP.sub("", committed.metadata or "")
+    stamp = _MEMBER_STAMP.fullmatch(metadata)
+    found = Committed(committed.offset, metadata if stamp is None else "", committed.leader_epoch)
+    found.member = None if stamp is None else stamp[1]
+    found.topic_id = topic_of(committed.metadata)
+    found.done = done_of(committed.metadata, committed.offset)
+    return found
+
+
+def topic_of_offset(offset: OffsetAndMetadata) -> uuid.UUID | None:
+    """The id of the topic that an offset belongs to; None if unknown."""
+    return offset.topic_id if isinstance(offset, Committed) else topic_of(offset.metadata)
+
+
+def as_committed(metadata: str, cluster: str | None) -> str:
+    """The metadata for a commit to `cluster` (its id).
+
+    A topic id and done records count only in their own cluster. MirrorMaker copies committed offsets to other clusters
+    together with their metadata.
+    """
+    done = _DONE.fullmatch(metadata) if cluster is not None and " done " in metadata else None
+    if done is not None:
+        metadata = f"{done[1]}@{cluster}{done[2]}"
+    return f"{metadata}@{cluster}" if cluster is not None and _STAMP.search(metadata) else metadata
+
+
+def as_read(metadata: str, cluster: str | None) -> str:
+    """The reverse of `as_committed`, without the parts that belong to another cluster."""
+    done = _DONE_OF_CLUSTER.fullmatch(metadata) if " done " in metadata else None
+    if done is not None:
+        metadata = f"{done[1]}{done[2] if done[3] == cluster else ''}{done[4]}"
+    found = _STAMP_OF_CLUSTER.search(metadata)
+    if found is None:
+        return metadata
+    return metadata[: found.start(1) - 1] if found[1] == cluster else metadata[: found.start()]
+
+
+class OutOfTurn(IllegalState, IllegalStateError):  # type: ignore[misc]  # kafka-python is untyped
+    """The call does not fit the kind of subscription, or the state of the position. Also kafka-python's error."""
+
+    __str__ = Exception.__str__  # kafka-python's puts the name of the class before the text
+
+
+class NoPosition(NoOffsetsError, NoOffsetForPartitionError):  # type: ignore[misc]
+    """Partitions have no offset to start at, and the reset strategy is "none". Also kafka-python's error."""
+
+    __str__ = Exception.__str__
+
+    def __init__(self, partitions: Iterable[TopicPartition], strategy: str = "auto_offset_reset") -> None:
+        self.partitions = frozenset(partitions)
+        super().__init__(f"no offset to start at and {strategy} is 'none', seek them: {names_of(self.partitions)}")
+
+
+class PositionOutOfRange(OffsetOutOfRange, OffsetOutOfRangeError):  # type: ignore[misc]
+    """Also kafka-python's error."""
+
+    __str__ = Exception.__str__  # kafka-python's puts its number before the text
+
+
+class PositionTruncated(LogTruncated, OffsetOutOfRangeError):  # type: ignore[misc]
+    """Also kafka-python's error."""
+
+    __str__ = Exception.__str__
+
+
+class PositionOfOldTopic(TopicRecreated, OffsetOutOfRangeError):  # type: ignore[misc]
+    """Also kafka-python's error."""
+
+    __str__ = Exception.__str__
+
+
+def names_of(partitions: Iterable[TopicPartition]) -> str:
+    """Partitions as error messages write them."""
+    return ", ".join(f"{tp.topic}:{tp.partition}" for tp in sorted(partitions))

@@ -1,0 +1,402 @@
+"""The state of one assigned partition."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from typing import Any, Optional
+
+from allocator.core.errors import ConfigError
+from allocator.core.subscription.kinds import EARLIEST, LATEST, MOVES, FetchState, ResetStrategy, reset_timestamp
+from allocator.core.subscription.loss import Listed, OutOfTurn, topic_of_offset
+from allocator.core.types import OffsetAndMetadata
+
+__all__ = [
+    "EARLIEST",
+    "LATEST",
+    "Changes",
+    "PartitionState",
+    "ResetStrategy",
+    "TopicPartitionState",
+    "reset_timestamp",
+]
+
+
+class Changes:
+    """Counts changes of the partitions of one consumer."""
+
+    __slots__ = ("_epochs", "version")
+
+    def __init__(self) -> None:
+        self.version = 0
+        self._epochs = itertools.count(1)
+
+    def next_epoch(self) -> int:
+        """A new number. No partition gets it twice."""
+        return next(self._epochs)
+
+
+class TopicPartitionState:
+    """The state of one assigned partition: position, pauses, offsets of the log and preferred replica. Names are
+    kafka-python's.
+
+    Guarantee: `phase` changes only as `kinds.MOVES` allows, and the partition has a position exactly in the phases that
+    have one.
+
+    `epoch` changes when records that were read ahead become invalid: at an assignment, a seek or a reset, or when a new
+    leader may have truncated the log. Drop a response whose request had another epoch. All partitions of a consumer
+    share `changes`. `clock` returns seconds.
+    """
+
+    __slots__ = (
+        "_changes",
+        "_clock",
+        "_current_leader_epoch",
+        "_doubted_epoch",
+        "_epochs",
+        "_pending_revocation",
+        "_position",
+        "_preferred_read_replica",
+        "_preferred_read_replica_expiration",
+        "drop_pending_record_batch",
+        "epoch",
+        "fence",
+        "high_watermark",
+        "last_stable_offset",
+        "next_allowed_retry_time",
+        "paused",
+        "phase",
+        "reset_strategy",
+        "topic_id",
+    )
+
+    def __init__(self, changes: Changes | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._changes = changes or Changes()
+        self._clock = clock
+        self.epoch = self._changes.next_epoch()
+        self.phase = FetchState.INITIALIZING
+        self.paused = False
+        self._pending_revocation = False
+        self._position: OffsetAndMetadata | None = None
+        # (first position, last position, leader epoch of the records before them) since the last seek
+        self._epochs: list[tuple[int, int, int]] = []
+        self.reset_strategy: int | None = None
+        """The timestamp for ListOffsets; None if no reset is awaited."""
+        self.next_allowed_retry_time: float | None = None
+        """The earliest time, on the clock, of the next attempt of a reset or validation."""
+        self.drop_pending_record_batch = False
+        """Set by each seek. Our code compares epochs instead; this is for code that knows kafka-python's attribute."""
+        self.high_watermark: int | None = None
+        self.last_stable_offset: int | None = None
+        # the newest leader whose log was compared with the position. It may be newer than the record before the
+        # position: without this field, the position at an old record would be validated again and again
+        self._current_leader_epoch = -1
+        # an older leader epoch in later metadata, which caused a validation
+        self._doubted_epoch: int | None = None
+        self.fence: int | None = None
+        """The number of this member's ownership; None without one from the membership."""
+        self.topic_id: Any = None
+        """The id of the position's topic; None if it is not known yet."""
+        self._preferred_read_replica: int | None = None
+        self._preferred_read_replica_expiration: float | None = None
+
+    # -- position
+
+    @property
+    def position(self) -> OffsetAndMetadata | None:
+        """The position: the next record to deliver. Setting it keeps records that were read ahead.
+
+        Setting raises `OutOfTurn` while there is no position, so that a revoked or resetting partition does not get one
+        by accident, and `TypeError` for a value that is not an OffsetAndMetadata.
+        """
+        return self._position
+
+    @position.setter
+    def position(self, offset: Optional[OffsetAndMetadata]) -> None:
+        if self._position is None:
+            raise OutOfTurn("a partition without a position cannot move on; seek it first")
+        if not isinstance(offset, OffsetAndMetadata):
+            raise TypeError(f"a position is an OffsetAndMetadata, not {offset!r}")
+        self._position = offset
+        _note_epoch(self._epochs, offset)
+
+    @property
+    def has_valid_position(self) -> bool:
+        return self._position is not None
+
+    def is_missing_position(self) -> bool:
+        """Whether the partition has neither a position nor a reset in progress."""
+        return self.phase is FetchState.INITIALIZING
+
+    def seek(self, offset: int | OffsetAndMetadata) -> None:
+        """Go to `offset`. An int has no metadata and no leader epoch. Ends a reset or validation in progress.
+
+        Raises `TypeError` for another type, `ConfigError` (a `ValueError`) for a negative offset.
+        """
+        position = as_position(offset)
+        self._move(FetchState.FETCHING)
+        self._position = position
+        self._epochs.clear()
+        _note_epoch(self._epochs, position)
+        self.drop_pending_record_batch = True
+        # the validation was of another position
+        self._current_leader_epoch = -1
+        self._doubted_epoch = None
+        self.topic_id = topic_of_offset(position)
+        self.clear_preferred_read_replica()
+        self._void()
+
+    def leader_epoch(self, offset: int) -> int:
+        """The leader epoch of the record before `offset`; -1 if that was not delivered since the last seek."""
+        return next((epoch for first, last, epoch in reversed(self._epochs) if first <= offset <= last), -1)
+
+    def fetch_again(self) -> None:
+        """Drop the records that were read ahead. The position stays, with its leader epoch and topic id."""
+        self._void()
+
+    # -- gates
+
+    @property
+    def highwater(self) -> int | None:
+        """kafka-python's name of `high_watermark`."""
+        return self.high_watermark
+
+    @highwater.setter
+    def highwater(self, offset: Optional[int]) -> None:
+        self.high_watermark = offset
+
+    @property
+    def pending_revocation(self) -> bool:
+        """Whether the group is about to take the partition away (KIP-429)."""
+        return self._pending_revocation
+
+    def pause(self) -> None:
+        self.paused = True
+        self._changes.version += 1
+
+    def resume(self) -> None:
+        self.paused = False
+        self._changes.version += 1
+
+    def mark_pending_revocation(self, val: bool = True) -> None:
+        """Deliver nothing more of the partition until the next assignment."""
+        self._pending_revocation = val
+        self._changes.version += 1
+
+    def is_fetchable(self) -> bool:
+        """Whether its records may be delivered: it has a validated position, is not paused and is not being revoked."""
+        return self.phase is FetchState.FETCHING and not self.paused and not self._pending_revocation
+
+    # -- resets
+
+    @property
+    def awaiting_reset(self) -> bool:
+        return self.phase is FetchState.AWAIT_RESET
+
+    def reset(self, strategy: ResetStrategy) -> None:
+        """Drop the position and await one from `strategy`. Raises `ConfigError` if that is "none"."""
+        timestamp = reset_timestamp(strategy)
+        if timestamp is None:
+            raise ConfigError("a reset by the strategy 'none' finds no offset; give another one, or seek")
+        self._move(FetchState.AWAIT_RESET)
+        self.reset_strategy = timestamp
+        self._position = None
+        self._epochs.clear()
+        self.topic_id = None
+        self.clear_preferred_read_replica()
+        self._void()
+
+    def is_reset_allowed(self, now: float | None = None) -> bool:
+        """Whether a reset may be tried now: after the time that the last attempt set."""
+        return self._is_allowed(now)
+
+    def set_reset_pending(self, next_allowed_retry_time: float) -> None:
+        """Note that a reset was requested, with the earliest time of the next attempt. No effect if no reset is
+        awaited."""
+        if self.awaiting_reset:
+            self.next_allowed_retry_time = next_allowed_retry_time
+
+    def reset_failed(self, next_allowed_retry_time: float) -> None:
+        """Note a failed reset, with the earliest time of the next attempt. No effect if no reset is awaited."""
+        self.set_reset_pending(next_allowed_retry_time)
+
+    # -- validation of the position (KIP-320)
+
+    @property
+    def awaiting_validation(self) -> bool:
+        return self.phase is FetchState.AWAIT_VALIDATION
+
+    def maybe_validate_position(self, current_leader_epoch: int | None) -> bool:
+        """Await a validation if the leader is newer than the leader that the position was compared with. Returns
+        whether it does from now on.
+
+        No effect without a position, or if an epoch is unknown, because then there is nothing to compare.
+        """
+        if self._position is None or current_leader_epoch is None or current_leader_epoch < 0:
+            return False
+        # a fetched record proves its own epoch, a validation that of its leader
+        if current_leader_epoch <= max(self._current_leader_epoch, self._position.leader_epoch):
+            return False
+        self._current_leader_epoch = current_leader_epoch
+        if self._position.leader_epoch < 0:
+            return False
+        # an earlier leader chose the replica
+        self.clear_preferred_read_replica()
+        self._validate()
+        return True
+
+    def note_leader(self, current_leader_epoch: int | None) -> None:
+        """Note that the position comes from the log of this leader, so a comparison with it would find nothing."""
+        if current_leader_epoch is not None:
+            self._current_leader_epoch = max(self._current_leader_epoch, current_leader_epoch)
+
+    def doubt_position(self, current_leader_epoch: int | None) -> bool:
+        """Await a validation if the leader is older than the last record that was read. Returns whether it does from
+        now on.
+
+        Either the metadata is old, or the topic was created again. The leader's log shows which.
+        """
+        if self._position is None or current_leader_epoch is None or current_leader_epoch < 0:
+            return False
+        if current_leader_epoch >= self._position.leader_epoch or current_leader_epoch == self._doubted_epoch:
+            return False
+        self._doubted_epoch = current_leader_epoch
+        self._validate()
+        return True
+
+    def request_position_validation(self) -> bool:
+        """Await a validation because a broker refused our leader epoch as fenced or unknown. Returns whether it does.
+
+        The preferred replica stays, because that error says nothing about it.
+        """
+        if self._position is None or self._position.leader_epoch < 0:
+            return False
+        self._validate()
+        return True
+
+    def is_validation_allowed(self, now: float | None = None) -> bool:
+        """Whether a validation may be tried now: after the time that the last attempt set."""
+        return self._is_allowed(now)
+
+    def set_validation_pending(self, next_allowed_retry_time: float) -> None:
+        """Note that a validation was requested, with the earliest time of the next attempt. No effect if none is
+        awaited."""
+        if self.awaiting_validation:
+            self.next_allowed_retry_time = next_allowed_retry_time
+
+    def validation_failed(self, next_allowed_retry_time: float) -> None:
+        """It failed; try again after that time. Nothing happens when it is not awaited any more."""
+        self.set_validation_pending(next_allowed_retry_time)
+
+    def complete_validation(self, validated_position: OffsetAndMetadata | None = None) -> bool:
+        """End the validation, at `validated_position` if the log requires another one. Returns whether it was awaited.
+
+        No effect if no validation is awaited: a seek or reset came first, and its position counts.
+        """
+        if validated_position is not None and not isinstance(validated_position, OffsetAndMetadata):
+            raise TypeError(f"a position is an OffsetAndMetadata, not {validated_position!r}")
+        if self.phase not in (FetchState.AWAIT_VALIDATION, FetchState.TRUNCATED):
+            return False
+        before = self._position
+        self._move(FetchState.FETCHING)
+        if validated_position is not None:
+            self._position = validated_position
+            self._epochs.clear()
+            _note_epoch(self._epochs, validated_position)
+            if before is None or before.offset != validated_position.offset:
+                self._void()
+        self._changes.version += 1
+        return True
+
+    def truncated(self) -> None:
+        """Deliver nothing until a seek: the log ends before the position, and no reset strategy applies."""
+        self._move(FetchState.TRUNCATED)
+        self._changes.version += 1
+
+    def recreated(self) -> None:
+        """Deliver nothing until a seek: the position's topic does not exist any more, and no reset strategy applies."""
+        self._validate()
+        self.truncated()
+
+    # -- preferred read replica (KIP-392)
+
+    def preferred_read_replica(self) -> int | None:
+        """The node to fetch from instead of the leader; None without one, or when its lease has ended."""
+        expiry = self._preferred_read_replica_expiration
+        if expiry is not None and self._clock() >= expiry:
+            self.clear_preferred_read_replica()
+        return self._preferred_read_replica
+
+    def update_preferred_read_replica(self, node_id: int | None, expiration_time: float | None) -> bool:
+        """Fetch from `node_id` until `expiration_time`, on the clock. None or a negative id: from the leader. Returns
+        whether it is another node than before.
+
+        The same node keeps its earlier deadline, so that the consumer asks the leader again from time to time.
+        """
+        if node_id is None or node_id < 0:
+            return self.clear_preferred_read_replica() is not None
+        if node_id == self._preferred_read_replica:
+            return False
+        self._preferred_read_replica = node_id
+        self._preferred_read_replica_expiration = expiration_time
+        self._changes.version += 1
+        return True
+
+    def clear_preferred_read_replica(self) -> int | None:
+        """Fetch from the leader again. Returns the replica that was used."""
+        previous = self._preferred_read_replica
+        self._preferred_read_replica = None
+        self._preferred_read_replica_expiration = None
+        if previous is not None:
+            self._changes.version += 1
+        return previous
+
+    # -- inside
+
+    def _move(self, to: FetchState) -> None:
+        if to not in MOVES[self.phase]:
+            raise OutOfTurn(f"a partition that is {self.phase.name} cannot become {to.name}")
+        self.phase = to
+        self.next_allowed_retry_time = None
+        self.reset_strategy = None
+
+    def _validate(self) -> None:
+        self._move(FetchState.AWAIT_VALIDATION)
+        # the records that were read ahead are from a log that may have been truncated after the position
+        self._void()
+
+    def _void(self) -> None:
+        self.epoch = self._changes.next_epoch()
+        self._changes.version += 1
+
+    def _is_allowed(self, now: float | None) -> bool:
+        if self.next_allowed_retry_time is None:
+            return True
+        return self.next_allowed_retry_time < (self._clock() if now is None else now)
+
+
+PartitionState = TopicPartitionState
+
+
+def _note_epoch(epochs: list[tuple[int, int, int]], position: OffsetAndMetadata) -> None:
+    # ListOffsets returns the epoch of the leader, which may be newer than the record before the offset
+    epoch = -1 if isinstance(position, Listed) else position.leader_epoch
+    first = position.offset
+    if epochs and epochs[-1][2] == epoch:
+        first = epochs.pop()[0]  # epochs only grow, so all records between the two have this one
+    epochs.append((first, position.offset, epoch))
+
+
+def as_position(offset: Any, where: str = "") -> OffsetAndMetadata:
+    """An offset as a position. Raises `TypeError` for another type, `ConfigError` for a negative offset. Both errors
+    name `where`."""
+    if isinstance(offset, OffsetAndMetadata):
+        position = offset
+    elif isinstance(offset, int) and not isinstance(offset, bool):
+        position = OffsetAndMetadata(offset, "", -1)
+    else:
+        raise TypeError(f"{where}an offset is an int or OffsetAndMetadata, not {offset!r}")
+    if position.offset < 0:
+        raise ConfigError(f"{where}offset {position.offset} is below 0; to go to an end of the log, request a reset")
+    return position

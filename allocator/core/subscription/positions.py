@@ -1,0 +1,441 @@
+"""Positions of the assigned partitions: which may be read, which await a reset or a validation."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, Optional
+
+from allocator.core.errors import NotAssigned
+from allocator.core.subscription.kinds import EARLIEST, ResetStrategy, reset_timestamp
+from allocator.core.subscription.loss import NoPosition, OutOfTurn
+from allocator.core.subscription.partition import Changes, TopicPartitionState, as_position
+from allocator.core.types import OffsetAndMetadata, TopicPartition
+
+__all__ = ["LogTruncation", "Positions", "Resets", "Validations"]
+
+Partitions = Iterable[TopicPartition]
+
+
+class Positions:
+    """The positions of the assigned partitions, in the order of fetching.
+
+    Methods that name a partition raise `NotAssigned` (a `KeyError`) if it is not assigned. Methods `is_...` and
+    `has_...` return False instead. Late reports of fetch about such a partition have no effect.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._changes = Changes()
+        self.assignment: dict[TopicPartition, TopicPartitionState] = {}
+        self._held_back: frozenset[TopicPartition] = frozenset()
+
+    @property
+    def version(self) -> int:
+        """A number that grows with each change that may affect what to fetch."""
+        return self._changes.version
+
+    # -- assignment
+
+    def assigned_partitions(self) -> set[TopicPartition]:
+        """A copy of the assigned set."""
+        return set(self.assignment)
+
+    def is_assigned(self, partition: TopicPartition) -> bool:
+        return partition in self.assignment
+
+    def mark_pending_revocation(self, partitions: Partitions) -> None:
+        """Deliver nothing more of these partitions until the next assignment (KIP-429). Skips partitions that are not
+        assigned.
+
+        Caller: membership, right before it tells the listener that they are revoked or lost.
+        """
+        for tp in partitions:
+            if tp in self.assignment:
+                self.assignment[tp].mark_pending_revocation()
+
+    # -- fetching
+
+    def pause(self, partition: TopicPartition) -> None:
+        """Deliver nothing of the partition until `resume`. Its position stays."""
+        self._of(partition).pause()
+
+    def resume(self, partition: TopicPartition) -> None:
+        self._of(partition).resume()
+
+    def paused_partitions(self) -> set[TopicPartition]:
+        return {tp for tp, state in self.assignment.items() if state.paused}
+
+    def is_fetchable(self, partition: TopicPartition) -> bool:
+        """Whether fetch may read the partition: it is assigned, has a validated position, is neither paused nor held
+        back, and is not being revoked."""
+        state = self.assignment.get(partition)
+        return state is not None and state.is_fetchable() and partition not in self._held_back
+
+    def is_wanted(self, partition: TopicPartition) -> bool:
+        """Whether the user wants records of the partition now, whatever its position: it is assigned, neither paused
+        nor held back, and is not being revoked."""
+        state = self.assignment.get(partition)
+        if state is None or state.paused or state.pending_revocation:
+            return False
+        return partition not in self._held_back
+
+    def hold_back(self, partitions: frozenset[TopicPartition]) -> None:
+        """Deliver nothing of these partitions, assigned or not. Replaces the earlier set; the user's pauses stay.
+
+        Caller: consumer, by order of an operator.
+        """
+        if partitions != self._held_back:
+            self._held_back = partitions
+            self._changes.version += 1
+
+    # -- positions
+
+    def seek(self, partition: TopicPartition, offset: int | OffsetAndMetadata) -> None:
+        """Continue at `offset`. Drops records that were read ahead, and ends a reset or validation in progress.
+
+        Raises `TypeError` for a value that is not an offset, `ConfigError` (a `ValueError`) for a negative one.
+        """
+        position = as_position(offset, f"{partition.topic}:{partition.partition}: ")
+        self._of(partition).seek(position)
+
+    def fetch_again(self, partition: TopicPartition) -> None:
+        """Drop the records that were read ahead. The position stays, with its leader epoch and topic id."""
+        self._of(partition).fetch_again()
+
+    def position(self, partition: TopicPartition) -> OffsetAndMetadata | None:
+        """The offset of the next record to deliver; None if it is not known yet."""
+        return self._of(partition).position
+
+    def update_position(self, partition: TopicPartition, offset: int, leader_epoch: int = -1) -> None:
+        """Move the position behind delivered records. `leader_epoch` is that of the last one, or -1 if its format has
+        none.
+
+        Caller: consumer. Raises `OutOfTurn` if there is no position.
+        """
+        state = self._of(partition)
+        if state.position is None:
+            raise OutOfTurn(f"{partition.topic}:{partition.partition} has no position to move on from; seek it first")
+        state.position = OffsetAndMetadata(offset, "", leader_epoch)
+
+    def leader_epoch(self, partition: TopicPartition, offset: int) -> int:
+        """The leader epoch of the record before `offset`; -1 if that was not delivered since the last seek."""
+        state = self.assignment.get(partition)
+        return -1 if state is None else state.leader_epoch(offset)
+
+    def has_valid_position(self, partition: TopicPartition) -> bool:
+        state = self.assignment.get(partition)
+        return state is not None and state.has_valid_position
+
+    def missing_fetch_positions(self) -> set[TopicPartition]:
+        """Partitions without a position and without a reset in progress. The consumer should look up their offsets."""
+        return {tp for tp, state in self.assignment.items() if state.is_missing_position()}
+
+    def all_consumed_offsets(self) -> dict[TopicPartition, OffsetAndMetadata]:
+        """The known positions, which a commit would store."""
+        return {tp: state.position for tp, state in self.assignment.items() if state.position is not None}
+
+    def epoch(self, partition: TopicPartition) -> int | None:
+        """A number that changes when records that were read ahead become invalid. It never repeats. None if not
+        assigned."""
+        state = self.assignment.get(partition)
+        return None if state is None else state.epoch
+
+    def fence(self, partition: TopicPartition) -> int | None:
+        """The number of this member's ownership (`Membership.fence`); None when unassigned, or without a membership."""
+        state = self.assignment.get(partition)
+        return None if state is None else state.fence
+
+    def set_fence(self, partition: TopicPartition, fence: int) -> None:
+        """Caller: consumer, when the partition is assigned."""
+        self._of(partition).fence = fence
+
+    def topic_id(self, partition: TopicPartition) -> Any:
+        """The id of the position's topic; None if it is not known, or nothing is assigned."""
+        state = self.assignment.get(partition)
+        return None if state is None else state.topic_id
+
+    def note_topic(self, partition: TopicPartition, topic_id: Any) -> Any:
+        """Note the present id of a topic. Returns the id of the position's topic if it differs: the position is invalid
+        then.
+
+        Caller: fetch.
+        """
+        state = self.assignment.get(partition)
+        if state is None or state.position is None or state.topic_id == topic_id:
+            return None
+        if state.topic_id is None:
+            state.topic_id = topic_id
+            return None
+        return state.topic_id
+
+    # -- marks of the log
+
+    def high_watermark(self, partition: TopicPartition) -> int | None:
+        """The offset after the last record that consumers may read, from the last fetch; None before the first one."""
+        return self._of(partition).high_watermark
+
+    def update_high_watermark(self, partition: TopicPartition, offset: int) -> None:
+        """Caller: fetch."""
+        if partition in self.assignment:
+            self.assignment[partition].high_watermark = offset
+
+    def last_stable_offset(self, partition: TopicPartition) -> int | None:
+        """The offset of the first record of an open transaction, from the last fetch; None before the first one."""
+        return self._of(partition).last_stable_offset
+
+    def update_last_stable_offset(self, partition: TopicPartition, offset: int | None) -> None:
+        """Caller: fetch. None or a negative offset: the broker is older than transactions."""
+        if partition in self.assignment:
+            self.assignment[partition].last_stable_offset = None if offset is None or offset < 0 else offset
+
+    def partition_lag(self, partition: TopicPartition, *, committed_only: bool = False) -> int | None:
+        """The number of offsets between the position and the end; None while either is unknown.
+
+        The end is the high watermark, or the last stable offset if the consumer reads committed records only.
+        """
+        state = self._of(partition)
+        end = state.last_stable_offset if committed_only else state.high_watermark
+        return None if end is None or state.position is None else max(0, end - state.position.offset)
+
+    # -- preferred read replica (KIP-392)
+
+    def preferred_read_replica(self, partition: TopicPartition) -> int | None:
+        """The node to fetch from instead of the leader; None: the leader."""
+        return self._of(partition).preferred_read_replica()
+
+    def update_preferred_read_replica(
+        self, partition: TopicPartition, node_id: int | None, expiration_time: float
+    ) -> bool:
+        """Fetch from this node until `expiration_time`, as the leader said. Returns whether it is another node than
+        before.
+
+        Caller: fetch.
+        """
+        state = self.assignment.get(partition)
+        return state is not None and state.update_preferred_read_replica(node_id, expiration_time)
+
+    def clear_preferred_read_replica(self, partition: TopicPartition) -> int | None:
+        """Fetch from the leader again, because the replica failed. Returns the replica's node. Caller: fetch."""
+        state = self.assignment.get(partition)
+        return None if state is None else state.clear_preferred_read_replica()
+
+    # -- inside
+
+    def _of(self, partition: TopicPartition) -> TopicPartitionState:
+        try:
+            return self.assignment[partition]
+        except KeyError:
+            raise NotAssigned(partition) from None
+
+    def _all_of(self, partitions: Partitions) -> list[TopicPartitionState]:
+        """Find all partitions before changing any, so that an unassigned one changes nothing."""
+        return [self._of(tp) for tp in partitions]
+
+    def _assigned_of(self, partitions: Partitions) -> list[TopicPartitionState]:
+        return [self.assignment[tp] for tp in partitions if tp in self.assignment]
+
+
+class Resets(Positions):
+    """The partitions that await a reset, and the time of the next attempt.
+
+    Guarantee: a result becomes the position only if the partition has the epoch of the request.
+    """
+
+    def __init__(
+        self, offset_reset_strategy: ResetStrategy = "earliest", clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        super().__init__(clock)
+        self._default_reset = reset_timestamp(offset_reset_strategy)
+        self.begin_at_start: frozenset[str] = frozenset()
+        """Topics that a reset finds the first record of, whatever the strategy: records there may not be skipped."""
+
+    def has_default_offset_reset_policy(self) -> bool:
+        """Whether a reset strategy applies to a partition without an offset."""
+        return self._default_reset is not None
+
+    def request_offset_reset(
+        self, partition: TopicPartition, offset_reset_strategy: ResetStrategy | None = None
+    ) -> None:
+        """Drop the position and find another one by `strategy`, or by the default.
+
+        Raises `NoPosition` if that is "none".
+        """
+        given = offset_reset_strategy is not None
+        strategy = reset_timestamp(offset_reset_strategy) if given else self._default_reset
+        if partition.topic in self.begin_at_start:
+            strategy = EARLIEST
+        state = self._of(partition)
+        if strategy is None:
+            raise NoPosition([partition], "the given strategy" if given else "auto_offset_reset")
+        state.reset(strategy)
+
+    def halt_recreated(self, partition: TopicPartition) -> None:
+        """Stop delivery until a seek, because the position's topic does not exist any more. Caller: fetch."""
+        self._of(partition).recreated()
+
+    def is_offset_reset_needed(self, partition: TopicPartition) -> bool:
+        state = self.assignment.get(partition)
+        return state is not None and state.awaiting_reset
+
+    def partitions_needing_reset(self) -> set[TopicPartition]:
+        """Partitions that await a reset and may try it now."""
+        now = self._clock()
+        return {tp for tp, s in self.assignment.items() if s.awaiting_reset and s.is_reset_allowed(now)}
+
+    def next_offset_reset_retry_time(self) -> float | None:
+        """The earliest time, on the clock, to retry a failed reset; None without one."""
+        times = (s.next_allowed_retry_time for s in self.assignment.values() if s.awaiting_reset)
+        return min((t for t in times if t is not None), default=None)
+
+    def reset_strategy(self, partition: TopicPartition) -> int | None:
+        """The timestamp for ListOffsets; None if the partition awaits no reset."""
+        return self._of(partition).reset_strategy
+
+    def set_reset_pending(self, partitions: Iterable[TopicPartition], next_allowed_reset_time: float) -> None:
+        """Note that the brokers were asked. The next attempt is after `next_allowed_reset_time`. Caller: fetch."""
+        for state in self._all_of(partitions):
+            state.set_reset_pending(next_allowed_reset_time)
+
+    def reset_failed(self, partitions: Iterable[TopicPartition], next_retry_time: float) -> None:
+        """Note a failure and the time of the next attempt. Skips partitions that are not assigned. Caller: fetch."""
+        for state in self._assigned_of(partitions):
+            state.reset_failed(next_retry_time)
+
+    def complete_reset(
+        self,
+        partition: TopicPartition,
+        offset: int | OffsetAndMetadata,
+        epoch: int,
+        current_leader_epoch: int | None = None,
+    ) -> bool:
+        """Use the result of a reset as the position, unless a seek, reset or reassignment came after `epoch`. Returns
+        whether it was used.
+
+        `current_leader_epoch` is that of the leader that found `offset`. Caller: fetch.
+        """
+        state = self.assignment.get(partition)
+        if state is None or not state.awaiting_reset or state.epoch != epoch:
+            return False
+        state.seek(offset)
+        state.note_leader(current_leader_epoch)
+        return True
+
+
+class LogTruncation(NamedTuple):
+    """A loss: the log no longer has records before the position."""
+
+    partition: TopicPartition
+    position: OffsetAndMetadata
+    """The position before the loss."""
+    divergent: Optional[OffsetAndMetadata]
+    """The offset where the log differs from the records that were read; None if the leader does not know that epoch at
+    all."""
+    resolved: bool
+    """True: the position was moved there, or a reset is in progress. False: no strategy is set, so the user has to
+    seek."""
+
+
+class Validations(Resets):
+    """The positions that await a validation, the time of the next attempt, and the meaning of a result (KIP-320).
+
+    After an unclean election the log may end before a position, or have other records there. A consumer that reads on
+    would skip records without an error. So fetch does not read a partition with a new leader until OffsetForLeaderEpoch
+    has returned the end of the last record's epoch in the leader's log.
+
+    Guarantee: no record is delivered while its partition's position awaits validation, or lies beyond the end of the
+    log. A partition awaits either a validation or a reset, never both.
+    """
+
+    def maybe_validate_position_for_current_leader(
+        self, partition: TopicPartition, current_leader_epoch: int | None
+    ) -> bool:
+        """Await a validation if the leader is newer than the position. Returns whether the partition awaits one now.
+
+        Caller: fetch, for every partition after each metadata update.
+        """
+        state = self.assignment.get(partition)
+        return state is not None and state.maybe_validate_position(current_leader_epoch)
+
+    def doubt_position(self, partition: TopicPartition, current_leader_epoch: int | None) -> bool:
+        """Await a validation if the leader is older than the position. Returns whether the partition awaits one now.
+
+        Caller: fetch, for every partition after each metadata update.
+        """
+        state = self.assignment.get(partition)
+        return state is not None and state.doubt_position(current_leader_epoch)
+
+    def request_position_validation(self, partition: TopicPartition) -> bool:
+        """Await a validation because a broker refused our leader epoch as fenced or unknown. Returns whether it awaits
+        one. Caller: fetch."""
+        state = self.assignment.get(partition)
+        return state is not None and state.request_position_validation()
+
+    def is_offset_validation_needed(self, partition: TopicPartition) -> bool:
+        state = self.assignment.get(partition)
+        return state is not None and state.awaiting_validation
+
+    def partitions_needing_validation(self) -> set[TopicPartition]:
+        """Partitions that await a validation and may try it now."""
+        now = self._clock()
+        return {tp for tp, s in self.assignment.items() if s.awaiting_validation and s.is_validation_allowed(now)}
+
+    def next_offset_validation_retry_time(self) -> float | None:
+        """The earliest time, on the clock, to retry a failed validation; None without one."""
+        times = (s.next_allowed_retry_time for s in self.assignment.values() if s.awaiting_validation)
+        return min((t for t in times if t is not None), default=None)
+
+    def set_validation_pending(self, partitions: Iterable[TopicPartition], next_allowed_retry_time: float) -> None:
+        """Note that the brokers were asked. The next attempt is after `next_allowed_retry_time`. Caller: fetch."""
+        for state in self._all_of(partitions):
+            state.set_validation_pending(next_allowed_retry_time)
+
+    def validation_failed(self, partitions: Iterable[TopicPartition], next_allowed_retry_time: float) -> None:
+        """It failed; try again after that time. Partitions that are gone are skipped. Caller: fetch."""
+        for state in self._assigned_of(partitions):
+            state.validation_failed(next_allowed_retry_time)
+
+    def complete_validation(
+        self, partition: TopicPartition, validated_position: OffsetAndMetadata | None = None
+    ) -> bool:
+        """Continue, at `validated_position` if it is given. Returns whether the partition awaited a validation."""
+        state = self.assignment.get(partition)
+        return state is not None and state.complete_validation(validated_position)
+
+    def maybe_complete_validation(
+        self,
+        partition: TopicPartition,
+        asked: OffsetAndMetadata,
+        end_offset: int,
+        end_epoch: int,
+        *,
+        epoch: int | None = None,
+    ) -> LogTruncation | None:
+        """Use the response of OffsetForLeaderEpoch: the last epoch in the log up to that of `asked`, and its end
+        offset.
+
+        `asked` and `epoch` are the position and `epoch()` at the time of the request. A response to an earlier position
+        has no effect. Negative values mean that the leader has no such epoch. Returns the loss, or None. Caller: fetch.
+        """
+        state = self.assignment.get(partition)
+        if state is None or not state.awaiting_validation or state.position != asked:
+            return None
+        if epoch is not None and state.epoch != epoch:
+            return None
+        if end_offset < 0 or end_epoch < 0:
+            divergent = None
+        elif end_offset < asked.offset:
+            divergent = OffsetAndMetadata(end_offset, "", end_epoch)
+        else:
+            state.complete_validation()
+            return None
+        resolved = self.has_default_offset_reset_policy()
+        if not resolved:
+            # reading on would skip what now stands there; asking again would bring the same answer
+            state.truncated()
+        elif divergent is None:
+            self.request_offset_reset(partition)
+        else:
+            # only what follows the divergence is read again
+            state.seek(divergent)
+        return LogTruncation(partition, asked, divergent, resolved)

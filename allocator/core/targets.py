@@ -1,0 +1,48 @@
+"""Finds a user's function by its name, "package.module:function"."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from importlib import import_module
+from typing import Any
+
+from allocator.core.errors import AllocatorError, ConfigError
+
+__all__ = ["find", "to_call"]
+
+
+def find(target: str, what: str, error: type[AllocatorError] = ConfigError, *, here: bool = False) -> Any:
+    """The object with the name `target`. `here`: also search modules in the current directory.
+
+    Raises `error`, with a text that begins with `what`, if the name is malformed or not found.
+    """
+    module_name, _, path = target.partition(":")
+    if not module_name or not path:
+        raise error(f"{what}: write 'package.module:function'")
+    if here and "" not in sys.path and "." not in sys.path:
+        sys.path.insert(0, "")  # `python -m` has this entry, a console script does not
+    try:
+        found: Any = import_module(module_name)
+    except (Exception, SystemExit) as cause:  # an import runs the module's code
+        raise error(f"{what}: module {module_name!r} cannot be imported: {cause!r}") from cause
+    for part in path.split("."):
+        if not hasattr(found, part):
+            names = [name for name in dir(found) if not name.startswith("_") and callable(getattr(found, name, None))]
+            near = difflib.get_close_matches(part, names, 1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise error(f"{what}: {module_name!r} has no {path!r}{hint}")
+        found = getattr(found, part)
+    return found
+
+
+def to_call(found: Any, what: str, error: type[AllocatorError] = ConfigError) -> Any:
+    """`found`, or an instance if it is a class. Raises `error` if it is not callable."""
+    if isinstance(found, type):
+        try:
+            found = found()
+        except Exception as cause:  # the user's constructor
+            raise error(f"{what}: its class cannot be called without arguments: {cause!r}") from cause
+    if not callable(found):
+        raise error(f"{what} is {type(found).__name__}, not callable")
+    return found

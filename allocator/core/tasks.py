@@ -1,0 +1,257 @@
+"""Tasks with an owner: no task outlives its owner, and no failure is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import warnings
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextvars import ContextVar
+from typing import Any, TypeVar
+
+from allocator.core.errors import AllocatorError
+
+__all__ = [
+    "LATE_S",
+    "BackgroundTasks",
+    "ClosesOnce",
+    "TaskGroup",
+    "ends",
+    "first_of",
+    "user_callback",
+    "wait_for_event",
+    "within",
+]
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+LATE_S = 0.05  # more: a shorter pause of the process makes a timeout; less: a busy event loop counts as a pause
+
+
+_in_callback: ContextVar[bool] = ContextVar("in_callback", default=False)
+
+
+@contextlib.contextmanager
+def user_callback() -> Iterator[None]:
+    """Marks what runs inside as a callback of the user, which a close may wait for (see `ClosesOnce`)."""
+    token = _in_callback.set(True)
+    try:
+        yield
+    finally:
+        _in_callback.reset(token)
+
+
+class ClosesOnce:
+    """Closes an object once, although `close` may be called many times.
+
+    A call while the first one runs waits until that one is done. A call by a callback of the user, or by a task that
+    it started, returns at once: the first call may wait for that callback.
+    """
+
+    def __init__(self) -> None:
+        self._done: asyncio.Future[None] | None = None  # created by the first call
+
+    @property
+    def begun(self) -> bool:
+        return self._done is not None
+
+    async def run(self, close: Callable[[], Awaitable[None]]) -> None:
+        """Awaits `close()` in the first call, whose end any further call waits for."""
+        if self._done is None:
+            self._done = asyncio.get_running_loop().create_future()
+            try:
+                await close()
+            finally:
+                self._done.set_result(None)
+        elif not self._done.done() and not _in_callback.get():
+            await asyncio.shield(self._done)
+
+
+class BackgroundTasks:
+    """The tasks of an object whose start() and close() may be called from different tasks.
+
+    `failed` is called with the error of each task that fails; a cancelled task has not failed.
+    """
+
+    def __init__(self, failed: Callable[[BaseException], None]) -> None:
+        self._failed = failed
+        self._tasks: dict[asyncio.Task[Any], None] = {}  # ordered, unlike a set
+        self._ending = False
+        self._closed = False
+
+    def start(self, coroutine: Coroutine[Any, Any, T], name: str | None = None) -> asyncio.Task[T]:
+        """Runs a coroutine as a task. During `close` it is cancelled before its first step.
+
+        Raises RuntimeError if nothing would end the task.
+        """
+        if self._closed:
+            coroutine.close()
+            raise RuntimeError(f"{type(self).__name__}.start: the task would have no owner")
+        task = asyncio.get_running_loop().create_task(coroutine, name=name)
+        self._tasks[task] = None
+        task.add_done_callback(self._ended)
+        if self._ending:
+            task.cancel()
+        return task
+
+    async def close(self) -> None:
+        """Cancels all tasks and returns when they have ended. A cancellation of the caller is raised after that."""
+        self._ending = True
+        cancelled = False
+        self._cancel()
+        while self._tasks:
+            try:
+                await asyncio.wait(tuple(self._tasks))
+            except asyncio.CancelledError:
+                cancelled = True
+                self._cancel()  # also cancels the clean-up of the tasks
+        self._closed = True
+        if cancelled:
+            raise asyncio.CancelledError
+
+    def _cancel(self) -> None:
+        for task in tuple(self._tasks):
+            task.cancel()
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.pop(task, None)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._failed(error)
+
+
+class TaskGroup(BackgroundTasks):
+    """Tasks beside one main task: `await TaskGroup().run(main())`. For one run.
+
+    Guarantee: when `run` returns or raises, all tasks have ended. The first failure of any of them, main or not,
+    cancels the others and is raised by `run`, whatever main waits for at that time; further failures are logged. When
+    the caller of `run` is cancelled, it gets CancelledError, and the failures are logged.
+
+    Main is a task of its own and not the caller's: on Python 3.9 and 3.10 a task cannot tell a cancellation by its
+    group from one that came from outside at the same time. This way only the group cancels its tasks.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(self._note)
+        self._closed = True  # until it runs
+        self._errors: list[BaseException] = []
+        self._first: asyncio.Future[None] | None = None
+
+    async def run(self, main: Coroutine[Any, Any, T], **beside: Coroutine[Any, Any, Any]) -> T:
+        """Runs `main` to its end, and returns its result. `beside`: other tasks by name, cancelled at its end."""
+        if self._first is not None:
+            for coroutine in (main, *beside.values()):
+                coroutine.close()
+            raise RuntimeError("TaskGroup.run was called before; create another TaskGroup")
+        self._first = asyncio.get_running_loop().create_future()
+        self._closed = False
+        for name, coroutine in beside.items():
+            self.start(coroutine, name)
+        task = self.start(main, getattr(main, "__qualname__", None))
+        raised: BaseException | None = None
+        try:
+            both: set[asyncio.Future[Any]] = {task, self._first}
+            try:
+                await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                await self.close()
+            raised = self._errors[0] if self._errors else None
+            if raised is not None:
+                raise raised
+            return task.result()
+        finally:
+            self._log(raised)
+            raised = None  # its traceback refers to this frame
+
+    def _note(self, error: BaseException) -> None:
+        if not any(error is other for other in self._errors):
+            self._errors.append(error)
+        if self._first is not None and not self._first.done():
+            self._first.set_result(None)
+
+    def _log(self, raised: BaseException | None) -> None:
+        errors, self._errors = self._errors, []
+        for error in errors:
+            if error is not raised:
+                why = f"besides {raised!r}" if raised is not None else "while its task group was cancelled"
+                bug = None if isinstance(error, AllocatorError) else error
+                log.warning("a task failed %s: %r", why, error, exc_info=bug)
+
+
+async def first_of(*works: Coroutine[Any, Any, Any]) -> tuple[bool, ...]:
+    """Waits until the first coroutine has ended, cancels the others, and returns for each whether it had ended.
+
+    Raises the error of a coroutine that failed.
+    """
+    group = TaskGroup()
+
+    async def wait() -> tuple[bool, ...]:
+        tasks = [group.start(work) for work in works]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return tuple(task.done() for task in tasks)
+
+    return await group.run(wait())
+
+
+def warn_unclosed(owner: object, name: str) -> None:
+    """Warns that an object was not closed. For `__del__`, of objects that were started."""
+    text = f"unclosed {type(owner).__name__} of group {name!r}: await its close(), or use `async with`"
+    warnings.warn(text, ResourceWarning, stacklevel=3, source=owner)
+
+
+async def within(awaitable: Awaitable[T], timeout_s: float | None) -> T:
+    """The result of `awaitable`, or `asyncio.TimeoutError` after `timeout_s` seconds, with the awaitable ended.
+
+    If the process stands still, the awaitable gets that time in addition, at most `timeout_s` for each pause: it can
+    read a response that arrived meanwhile. So a pause of this process does not look like a server that is silent.
+
+    Before Python 3.12, `asyncio.wait_for` loses a cancellation that arrives together with the result, so a cancelled
+    task would continue.
+    """
+    work = asyncio.ensure_future(awaitable)
+    if not await ends(work, timeout_s, despite_pauses=True):
+        raise asyncio.TimeoutError
+    return work.result()
+
+
+async def ends(work: asyncio.Future[Any], timeout_s: float | None = None, *, despite_pauses: bool = False) -> bool:
+    """Whether `work` ends within `timeout_s` seconds (None: no limit); cancels it if not, or with the caller.
+
+    `work` has ended in any case when this returns or raises. Its result or error stays in it. `despite_pauses`: see
+    `within`.
+    """
+    cancelled: asyncio.CancelledError | None = None
+    now, left_s = asyncio.get_running_loop().time, timeout_s
+    try:
+        while True:
+            started = now()
+            await asyncio.wait({work}, timeout=left_s)
+            if work.done() or left_s is None or not despite_pauses:
+                break
+            left_s = min(left_s, now() - started - left_s)
+            if left_s < LATE_S:
+                break
+    except asyncio.CancelledError as error:
+        cancelled = error
+    in_time = work.done()
+    while not work.done():
+        work.cancel()
+        try:
+            await asyncio.wait({work})
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if (cancelled is not None or not in_time) and not work.cancelled():
+        work.exception()  # marks it as retrieved: no caller will
+    if cancelled is not None:
+        raise cancelled
+    return in_time
+
+
+async def wait_for_event(event: asyncio.Event, within_s: float | None) -> bool:
+    """Waits for an event up to `within_s` seconds (None: no limit). Returns whether it is set."""
+    if not event.is_set():
+        await ends(asyncio.ensure_future(event.wait()), within_s)
+    return event.is_set()

@@ -1,0 +1,156 @@
+"""Creates OpenTelemetry spans of fetches, handler calls, commits and rebalances.
+
+There is no setting: a consumer creates spans if the process has a tracer provider when it starts, for example from
+`opentelemetry-instrument` or OpenTelemetry's SDK (`zk-partition-allocator[otel]`). Without one, the cost is a
+comparison with None for each request, and nothing for each record; this module does not import OpenTelemetry then.
+Names and attributes follow its conventions for messaging; other attributes are `allocator.*`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import lru_cache
+from itertools import islice
+from typing import Any, Optional
+
+from allocator.core.foreign import text_of
+
+__all__ = ["handling"]
+
+OPERATIONS = {"fetch": "receive", "commit": "settle"}  # names in the conventions
+# a commit belongs to the span of its caller; the others run in the background, so the current span does not matter
+BACKGROUND = frozenset({"fetch", "rebalance"})
+LINKED = 128  # records of a batch; OpenTelemetry's SDK keeps no more links of a span
+Begin = Callable[[str, Mapping[str, Any]], AbstractContextManager[Any]]
+
+
+def wanted() -> bool:
+    """Whether the process has a tracer provider."""
+    return _tracer() is not None
+
+
+def spans_of(group: str | None, client_id: str) -> Optional[Begin]:
+    """Returns a function that starts spans of one consumer, from kind and attributes; None: tracing is off."""
+    tracer = _tracer()
+    if tracer is None:
+        return None
+    who = _who(group, client_id)
+    trace, no_context = sys.modules["opentelemetry.trace"], _no_context()
+
+    def begin(what: str, about: Mapping[str, Any]) -> AbstractContextManager[Any]:
+        attributes = {**who, **{f"allocator.{name}": value for name, value in about.items()}}
+        kind = trace.SpanKind.INTERNAL
+        if what in OPERATIONS:
+            kind = trace.SpanKind.CLIENT
+            attributes["messaging.operation.type"], attributes["messaging.operation.name"] = OPERATIONS[what], what
+        return _span(tracer, what, no_context if what in BACKGROUND else None, kind, attributes)
+
+    return begin
+
+
+@contextlib.contextmanager
+def handling(argument: Any, group: str | None = None) -> Iterator[None]:
+    """Creates a span `process <topic>` around the work on a record or a batch; does nothing if tracing is off.
+
+    Spans of the block are its children. The span of a record is a child of its producer's span, if the headers name one
+    (W3C Trace Context, as OpenTelemetry producers write it); the span of a batch has no parent, and links to the spans
+    of the producers of its first records. An exception of the block is recorded and raised.
+    """
+    tracer = _tracer()
+    if tracer is None:
+        yield
+        return
+    with _process(tracer, argument, group):
+        yield
+
+
+def _process(tracer: Any, argument: Any, group: str | None) -> AbstractContextManager[Any]:
+    trace, context = sys.modules["opentelemetry.trace"], _no_context()
+    attributes = {
+        **_who(group),
+        "messaging.operation.type": "process",
+        "messaging.operation.name": "process",
+        "messaging.destination.name": argument.topic,
+        "messaging.destination.partition.id": str(argument.partition),
+    }
+    links = []
+    if hasattr(argument, "offset"):
+        attributes["messaging.kafka.offset"] = argument.offset
+        if argument.headers:
+            context = _written_in(argument.headers, context)
+    else:
+        attributes["messaging.kafka.offset"] = argument.base_offset
+        attributes["messaging.batch.message_count"] = len(argument)
+        # raw headers: a deserializer may raise, and its error must reach the handler
+        records = argument.raw() if hasattr(argument, "raw") else argument
+        links = list(_producers(islice(records, LINKED), context))
+    return _span(tracer, f"process {argument.topic}", context, trace.SpanKind.CONSUMER, attributes, links)
+
+
+@contextlib.contextmanager
+def _span(
+    tracer: Any, name: str, context: Any, kind: Any, attributes: Mapping[str, Any], links: Sequence[Any] = ()
+) -> Iterator[Any]:
+    trace = sys.modules["opentelemetry.trace"]
+    # the SDK would let an error whose `__str__` fails replace the one that the caller waits for
+    ours = {"record_exception": False, "set_status_on_exception": False}
+    with tracer.start_as_current_span(name, context, kind, attributes, links, **ours) as span:
+        try:
+            yield span
+        except Exception as error:
+            module, name = type(error).__module__, type(error).__qualname__
+            span.set_attribute("error.type", name if module == "builtins" else f"{module}.{name}")
+            with contextlib.suppress(Exception):
+                span.record_exception(error)
+            span.set_status(trace.Status(trace.StatusCode.ERROR, f"{type(error).__name__}: {text_of(error)}"))
+            raise
+
+
+def _producers(records: Iterable[Any], context: Any) -> Iterator[Any]:
+    """A link for each record whose headers name a span."""
+    trace = sys.modules["opentelemetry.trace"]
+    for record in records:
+        if record.headers:
+            found = trace.get_current_span(_written_in(record.headers, context)).get_span_context()
+            if found.is_valid:
+                yield trace.Link(found)
+
+
+def _written_in(headers: Sequence[tuple[str, Optional[bytes]]], context: Any) -> Any:
+    """The trace context in the headers."""
+    from opentelemetry import propagate
+
+    carrier = {name: value.decode("latin-1") for name, value in headers if value is not None}
+    return propagate.extract(carrier, context)
+
+
+def _tracer() -> Any:
+    """None if the process has no tracer provider."""
+    trace = sys.modules.get("opentelemetry.trace")
+    if trace is None:
+        return None
+    provider = trace.get_tracer_provider()
+    if isinstance(provider, (trace.ProxyTracerProvider, trace.NoOpTracerProvider)):
+        return None
+    return _tracer_of(provider)
+
+
+@lru_cache(maxsize=1)
+def _tracer_of(provider: Any) -> Any:
+    return provider.get_tracer("allocator")
+
+
+def _no_context() -> Any:
+    return sys.modules["opentelemetry.context"].Context()
+
+
+def _who(group: str | None, client_id: str | None = None) -> dict[str, Any]:
+    found = {"messaging.system": "kafka"}
+    if group is not None:
+        found["messaging.consumer.group.name"] = group
+    if client_id is not None:
+        found["messaging.client.id"] = client_id
+    return found

@@ -1,0 +1,147 @@
+"""Types that all rooms share, and types of arguments.
+
+At run time `TopicPartition` and `OffsetAndMetadata` are kafka-python's classes, because methods of kafka-python accept
+no others. kafka-python has no type information, so type checkers see the NamedTuples that are declared here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Optional, Protocol, TypeVar, Union, runtime_checkable
+
+from allocator.core.errors import AllocatorError
+from allocator.core.record import Record
+
+if TYPE_CHECKING:
+    import pyarrow
+
+    class TopicPartition(NamedTuple):
+        """A partition of a topic."""
+
+        topic: str
+        partition: int
+
+    class OffsetAndMetadata(NamedTuple):
+        """A committed offset, which is the next one to read, and what was committed with it."""
+
+        offset: int
+        metadata: str = ""
+        leader_epoch: int = -1
+        """-1 if it is unknown."""
+
+else:
+    from kafka.structs import OffsetAndMetadata, TopicPartition
+
+__all__ = [
+    "Assignment",
+    "Assignors",
+    "ColumnDeserializer",
+    "Deserializer",
+    "GroupProtocol",
+    "IsolationLevel",
+    "Listener",
+    "LoadSource",
+    "LoadingDeserializer",
+    "MembershipName",
+    "Offset",
+    "OffsetAndMetadata",
+    "OffsetAndTimestamp",
+    "OffsetReset",
+    "OffsetStorage",
+    "OnCommit",
+    "Ordering",
+    "PartitionKey",
+    "PartitionLike",
+    "Record",
+    "TopicPartition",
+    "Workers",
+]
+
+
+class OffsetAndTimestamp(NamedTuple):
+    """The first offset at or after a time."""
+
+    offset: int
+    timestamp: int
+    """In milliseconds since the epoch; -1 if it is unknown."""
+    leader_epoch: Optional[int]
+
+
+Partitions = frozenset[TopicPartition]
+NO_PARTITIONS: Partitions = frozenset()
+
+Assignment = Mapping[str, Partitions]
+"""Member id -> its assigned partitions."""
+
+MembershipName = Literal["zookeeper", "kafka", "fixed", "kiel", "consumers", "pykafka"]
+"""The setting `membership`: what assigns partitions to the members of a group."""
+
+GroupProtocol = Literal["classic", "consumer"]
+"""The setting `group_protocol` of membership "kafka"."""
+
+OffsetStorage = Literal["kafka", "zookeeper", "both"]
+"""The setting `offsets`: where the committed offsets of a group are."""
+
+LoadSource = Literal["records", "bytes", "handler_s", "reported"]
+"""The setting `follow_load`: what the load of a partition is."""
+
+OffsetReset = Literal["earliest", "latest", "none"]
+"""The setting `auto_offset_reset`, which also takes a time in milliseconds since the epoch."""
+
+Ordering = Literal["partition", "key", "none"]
+"""The setting `ordering`: which records are handled one after the other."""
+
+Workers = Literal["threads", "processes"]
+"""The setting `workers`: where plain handlers run."""
+
+IsolationLevel = Literal["read_uncommitted", "read_committed"]
+"""The setting `isolation_level`."""
+
+Assignors = Union[str, Callable[..., Any], Sequence[Union[str, Callable[..., Any]]]]
+"""The setting `assignor`: a name, "package.module:function", a callable, or several in order of preference."""
+
+Deserializer = Optional[Callable[[bytes], Any]]
+"""Converts the bytes of a key or a value; not called for None."""
+
+
+@runtime_checkable
+class LoadingDeserializer(Protocol):
+    """A deserializer that loads data first, such as schemas.
+
+    A consumer awaits `load` of the data that `missing` returns for a batch, and then delivers the batch.
+    """
+
+    def __call__(self, data: bytes, /) -> Any: ...
+
+    def missing(self, data: Iterable[Optional[bytes]], /) -> Collection[Any]: ...
+
+    async def load(self, missing: Collection[Any], /) -> None: ...
+
+
+ColumnDeserializer = Optional[Callable[["pyarrow.Array"], "pyarrow.Array"]]
+"""Converts a whole column of keys or values."""
+
+PartitionLike = tuple[str, int]
+"""A partition as an argument: a plain tuple (topic, number), or the `TopicPartition` of any client."""
+
+PartitionKey = TypeVar("PartitionKey", bound=PartitionLike)
+"""A `PartitionLike` as the key of a mapping. A type checker accepts any of its forms, and several in one mapping."""
+
+Offset = Union[int, tuple[int], tuple[int, Optional[str]], tuple[int, Optional[str], Optional[int]]]
+"""The next record to read, as an argument: an int, the `OffsetAndMetadata` of any client, or a plain tuple (offset,
+metadata, leader epoch), of which the last two may be missing or None."""
+
+OnCommit = Callable[[Mapping[TopicPartition, OffsetAndMetadata], Optional[AllocatorError]], object]
+"""Called when a commit has ended, with its offsets, and with None or its error."""
+
+
+class Listener(Protocol):
+    """The methods of a listener. Listeners of kafka-python and aiokafka have them.
+
+    They may be functions or coroutines. Optional methods: `on_partitions_lost`, for lost partitions, and
+    `on_records_lost`, for records that the log does not have any more.
+    """
+
+    def on_partitions_assigned(self, partitions: Any, /) -> object: ...
+
+    def on_partitions_revoked(self, partitions: Any, /) -> object: ...

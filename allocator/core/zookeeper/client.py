@@ -1,0 +1,609 @@
+"""kazoo on the running asyncio loop.
+
+kazoo has two threads: one for the connection, one for watch callbacks. This file hides them: its calls are awaitable,
+and it calls watches and state listeners on the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import encodings.idna  # noqa: F401 - kazoo's thread looks names up, and would fail to load it without a free file
+import enum
+import logging
+import ssl
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import kazoo.exceptions as kazoo_errors
+from kazoo.client import KazooClient
+from kazoo.protocol.states import EventType, KazooState, KeeperState
+from kazoo.retry import KazooRetry
+
+from allocator.core.clock import boot_clock
+from allocator.core.errors import AllocatorError, ConfigError, ZooKeeperUnavailable
+from allocator.core.foreign import os_cause, shown
+from allocator.core.limits import limit_reached
+from allocator.core.names import parse_ensemble
+from allocator.core.settings import DEFAULT
+from allocator.core.tasks import within
+from allocator.core.zookeeper.handshake import Handshake
+from allocator.core.zookeeper.security import check_options, check_tls, hide_credentials
+
+__all__ = [
+    "BadVersion",
+    "ConnectionLost",
+    "NoChroot",
+    "NoZnode",
+    "SessionState",
+    "Stat",
+    "Watched",
+    "ZnodeExists",
+    "ZooKeeper",
+    "ZooKeeperError",
+]
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+NOT_VALID_NOW = (9, 10)  # OpenSSL's codes: the certificate is not yet valid, or has expired
+
+
+Watch = Callable[[], None]
+
+
+class _Attempts(logging.Filter):
+    """Drops kazoo's warning for each attempt to connect, up to 20 a second.
+
+    The caller gets an error with the address and the last cause, and `ZooKeeper` logs a lost connection once.
+    """
+
+    NOISE = ("Connection dropped", "Connection time-out", "Cannot resolve", "Failed connecting", "Transition to")
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not str(record.msg).startswith(self.NOISE)
+
+
+# a child of kazoo's logger, so that its settings apply; only clients of this library log to it
+_KAZOO_LOG = logging.getLogger("kazoo.client.allocator")
+
+
+_KAZOO_LOG.addFilter(_Attempts())
+
+
+UNRESOLVED = "its name does not resolve"
+
+
+ACCEPTED = "it accepts connections, but does not respond"
+
+
+class ZooKeeperError(AllocatorError):
+    """ZooKeeper refused a request, or did not respond."""
+
+
+class NoZnode(ZooKeeperError):
+    """The znode does not exist."""
+
+
+class NoChroot(NoZnode):
+    """The chroot of the address does not exist."""
+
+    retriable = True
+
+
+class ZnodeExists(ZooKeeperError):
+    """The znode exists already."""
+
+
+class BadVersion(ZooKeeperError):
+    """A compare-and-set failed: another client wrote the znode first."""
+
+
+class ConnectionLost(ZooKeeperError):
+    """No response: ZooKeeper may or may not have executed the request."""
+
+    retriable = True
+
+
+class SessionState(enum.Enum):
+    """The state of the session.
+
+    SUSPENDED: not connected, but the session may still exist. LOST: the session and its ephemeral znodes have ended.
+    """
+
+    CONNECTED = "connected"
+    SUSPENDED = "suspended"
+    LOST = "lost"
+
+
+ENSURE_TRIES = 10  # to create a path that another client deletes at the same time
+
+
+REOPEN_S = 0.5  # pause before a client with a dead thread is replaced
+
+
+STATES = {
+    KazooState.CONNECTED: SessionState.CONNECTED,
+    KazooState.SUSPENDED: SessionState.SUSPENDED,
+    KazooState.LOST: SessionState.LOST,
+}
+
+
+class Stat(NamedTuple):
+    """A part of a znode's stat: version of the data, id of the owning session (0: persistent), times, and the ids of
+    the transactions that created the znode and last wrote it."""
+
+    version: int
+    owner: int
+    created_ms: int
+    modified_ms: int
+    created_zxid: int = 0
+    zxid: int = 0
+
+
+class Op(NamedTuple):
+    """One step of a transaction: `kind` is "check", "set", "create" or "delete"."""
+
+    kind: str
+    path: str
+    data: bytes = b""
+    version: int = -1
+    ephemeral: bool = False
+
+
+class ZooKeeper:
+    """A client with one session at a time. After a lost session kazoo opens the next one.
+
+    If the ensemble came back with older or no data, all servers would refuse the session forever. Then the client gives
+    it up, and reports it as lost (see `Handshake`).
+
+    A request raises ConnectionLost without a connection, and when the connection is lost before the response. ZooKeeper
+    may execute the request anyway.
+
+    `hosts` is "host:port,host:port" with an optional chroot "/path" at the end. All times are seconds. The constructor
+    does no I/O.
+    """
+
+    def __init__(
+        self,
+        hosts: str,
+        *,
+        session_timeout_s: float = DEFAULT["session_timeout_s"],
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        options = check_options(options)
+        if session_timeout_s <= 0:
+            raise ConfigError(f"session_timeout_s must be positive, not {session_timeout_s!r}")
+        self.hosts = hosts
+        self._servers, self.chroot = parse_ensemble(hosts)
+        self.requested_timeout_s = session_timeout_s
+        self.session_timeout_s = session_timeout_s
+        """The timeout that the ensemble granted, once connected."""
+        self.connected_at = float("-inf")
+        """`boot_clock` time of the request that opened the present, or last, connection."""
+        self.state = SessionState.LOST
+        self._away_since = float("inf")  # `boot_clock` time when the connection was lost
+        self._options = options
+        self._client: KazooClient | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._listeners: list[Callable[[SessionState], None]] = []
+        self._connected: asyncio.Event | None = None
+        self._auth_failed = False
+        self._last_try: Exception | str = UNRESOLVED
+        self._reopening: asyncio.TimerHandle | None = None
+        self._dead: list[asyncio.Future[None]] = []
+        self._asked: set[asyncio.Future[Any]] = set()
+
+    def __repr__(self) -> str:
+        return f"<ZooKeeper {self.hosts} {self.state.value}>"
+
+    @property
+    def session_id(self) -> int | None:
+        """Id of the current session, or None."""
+        client = self._client
+        return None if client is None else client._session_id
+
+    # -- session --------------------------------------------------------------------------------------------------
+
+    async def connect(self, timeout_s: float | None = 15.0, *, make_chroot: bool = True) -> None:
+        """Opens the session. `make_chroot`: create a missing chroot; use False to read existing data, so that a
+        mistyped chroot is not created.
+
+        Raises ZooKeeperUnavailable if no node responds within `timeout_s` (None: no limit), NoChroot.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._connected = asyncio.Event()
+        check_tls(self._options)
+        hide_credentials()
+        try:
+            self._open()
+        except ValueError as error:
+            raise ConfigError(f"ZooKeeper hosts {self.hosts!r}: {error}") from error
+        try:
+            try:
+                await within(self._connected.wait(), timeout_s)
+            except asyncio.TimeoutError:
+                raise ZooKeeperUnavailable(f"ZooKeeper {self.hosts}: {self._why_not(timeout_s)}") from None
+            if self.chroot and make_chroot:
+                await self._ensure(self.chroot)
+            elif self.chroot and await self.exists("") is None:
+                raise NoChroot(f"ZooKeeper {self.hosts} has no znode {self.chroot}. Check the chroot.")
+        except BaseException:
+            await self.close()
+            raise
+
+    def _why_not(self, timeout_s: float | None) -> str:
+        """The reason why no session was opened, and the remedy."""
+        if self._auth_failed:
+            return "it refused the credentials. Correct them."
+        why, remedy = self._last_try, "Check that it runs, and the address."
+        limit = None if isinstance(why, str) else limit_reached(why)
+        if limit is not None:
+            return f"no node responded within {timeout_s:g} s: {limit}"
+        if isinstance(why, ssl.SSLCertVerificationError) and why.verify_code in NOT_VALID_NOW:
+            remedy = "Renew the server's certificate, or correct this machine's clock."
+        elif isinstance(why, ssl.SSLCertVerificationError):
+            remedy = "Correct ca, or use a host name that the certificate has."
+        elif isinstance(why, ssl.SSLError):
+            remedy = "Check that the port uses TLS, and whether it needs a client certificate (certfile, keyfile)."
+        elif why == ACCEPTED:
+            tls = "with" if self._options.get("use_ssl") else "without"
+            remedy = f"Check that this is a ZooKeeper port {tls} TLS, and that the ensemble has a quorum."
+        cause = why if isinstance(why, str) else os_cause(why)
+        return f"no node responded within {timeout_s:g} s ({cause}). {remedy}"
+
+    async def close(self) -> None:
+        """Ends the session, and with it its ephemeral znodes. May be called twice."""
+        client, self._client = self._client, None
+        if self._reopening is not None:
+            self._reopening.cancel()
+        if client is None or self._loop is None:
+            return
+        # kazoo's stop joins its threads, which takes seconds if the ensemble does not respond
+        self._dead.append(self._loop.run_in_executor(None, _stop, client))
+        await asyncio.shield(asyncio.gather(*self._dead))
+        self.state = SessionState.LOST
+
+    def abort(self, why: str) -> None:
+        """Ends the session at once. May be called from any thread, also if the loop is blocked.
+
+        When the loop runs again, listeners get LOST, and another session is opened.
+        """
+        client = self._client
+        if client is not None:
+            log.error("ZooKeeper %s: ending this session: %s", self.hosts, why)
+            _stop(client)
+
+    def on_state(self, listener: Callable[[SessionState], None]) -> Callable[[], None]:
+        """Calls `listener(state)` on the loop at each change. Returns a function that removes it."""
+        self._listeners.append(listener)
+
+        def remove() -> None:
+            with contextlib.suppress(ValueError):
+                self._listeners.remove(listener)
+
+        return remove
+
+    def _open(self) -> None:
+        handshake = self._handshake(lambda: self._post(self._ended, client))
+        retry = KazooRetry(max_tries=-1, delay=0.05, backoff=2, max_delay=1.0, max_jitter=0.2)
+        client = KazooClient(
+            hosts=self._servers,
+            timeout=self.requested_timeout_s,
+            connection_retry=retry,
+            handler=handshake.handler,
+            logger=_KAZOO_LOG,
+            **self._options,
+        )
+        self._client = client
+        handshake.install(client)
+        client.add_listener(lambda state: self._from_kazoo(client, state))
+        client.start_async()
+
+    def _handshake(self, closed: Callable[[], None]) -> Handshake:
+        def granted(timeout_s: float, asked: float) -> None:
+            self.session_timeout_s = timeout_s
+            self.connected_at = asked
+
+        def tried(result: Exception | str) -> None:
+            if isinstance(result, Exception):
+                self._last_try = result
+            elif result == "accepted":
+                self._last_try = ACCEPTED
+            elif self._last_try == UNRESOLVED:
+                self._last_try = "no connection so far"  # keep an earlier cause during the next attempt
+
+        return Handshake(
+            self.requested_timeout_s / 3,  # time for three servers before the session ends
+            session_is_over=lambda now: now - self._away_since >= self.session_timeout_s,
+            granted=granted,
+            tried=tried,
+            closed=closed,
+        )
+
+    def _from_kazoo(self, client: KazooClient, state: str) -> None:
+        if state == KazooState.SUSPENDED:
+            self._away_since = boot_clock()
+        self._post(self._changed, client, STATES[state], client.client_state)
+
+    def _changed(self, client: KazooClient, state: SessionState, why: str) -> None:
+        if client is not self._client or self._loop is None:
+            return  # of a closed or replaced client
+        if state is SessionState.SUSPENDED and why != KeeperState.CLOSED:
+            log.warning("ZooKeeper %s: lost the connection; reconnecting", self.hosts)
+        elif state is SessionState.CONNECTED and self._connected is not None and self._connected.is_set():
+            log.info("ZooKeeper %s: connected again", self.hosts)
+        self.state = state
+        if why == KeeperState.AUTH_FAILED:
+            self._auth_failed = True
+            log.error("ZooKeeper %s refused the credentials", self.hosts)
+        if state is SessionState.CONNECTED and self._connected is not None:
+            self._connected.set()
+        if state is not SessionState.CONNECTED:
+            # kazoo would keep pending requests until it is connected again, perhaps forever
+            for future in self._asked:
+                if not future.done():
+                    future.set_exception(ConnectionLost(f"ZooKeeper {self.hosts}: the connection was lost"))
+        for listener in tuple(self._listeners):
+            listener(state)
+
+    def _ended(self, client: KazooClient) -> None:
+        """After `abort`, or after an error in kazoo's thread, kazoo would never reconnect."""
+        if client is self._client and self._loop is not None and not self._auth_failed:
+            log.error("ZooKeeper %s: kazoo's connection has ended; opening another", self.hosts)
+            self._dead.append(self._loop.run_in_executor(None, _stop, client))
+            self._reopening = self._loop.call_later(REOPEN_S, self._open)
+
+    def _post(self, function: Callable[..., None], *args: Any) -> None:
+        assert self._loop is not None
+        # the loop may be closed while kazoo's threads still run
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(function, *args)
+
+    # -- requests ------------------------------------------------------------------------------------------------
+
+    async def get(self, path: str, watch: Watch | None = None, *, deleted: Watch | None = None) -> tuple[bytes, Stat]:
+        """Returns data and stat. Calls `watch` once, at the next change or when the connection is lost. If the change
+        is a deletion, it calls `deleted` first."""
+        data, stat = await self._call("get", path, lambda c, p: c.get_async(p, self._watch(watch, deleted)))
+        return data, _stat(stat)
+
+    async def exists(self, path: str, watch: Watch | None = None) -> Stat | None:
+        """Returns the stat, or None. `watch` also fires when the znode is created."""
+        stat = await self._call("exists", path, lambda c, p: c.exists_async(p, self._watch(watch)))
+        return None if stat is None else _stat(stat)
+
+    async def get_children(self, path: str, watch: Watch | None = None) -> list[str]:
+        """Returns the names of the children, unsorted."""
+        names = await self._call("get_children", path, lambda c, p: c.get_children_async(p, self._watch(watch)))
+        return list(names)
+
+    async def create(self, path: str, data: bytes = b"", *, ephemeral: bool = False, sequence: bool = False) -> str:
+        """Creates a znode; the parent must exist. Returns its path, with the sequence number if any."""
+        made: str = await self._call(
+            "create", path, lambda c, p: c.create_async(p, data, ephemeral=ephemeral, sequence=sequence)
+        )
+        return made[len(self.chroot) :]
+
+    async def set(self, path: str, data: bytes, version: int = -1) -> Stat:
+        """Replaces the data if the version is `version` (-1: any). Raises BadVersion."""
+        return _stat(await self._call("set", path, lambda c, p: c.set_async(p, data, version)))
+
+    async def delete(self, path: str, version: int = -1) -> None:
+        """Deletes one znode."""
+        await self._call("delete", path, lambda c, p: c.delete_async(p, version))
+
+    async def sync(self) -> None:
+        """Returns when the connected server has executed all writes that the ensemble accepted before this call.
+
+        Otherwise a server that the client connects to after another one may lag behind, and not know a znode whose
+        creation lost its response.
+        """
+        await self._call("sync", "", lambda c, p: c.sync_async(p or "/"))
+
+    async def ensure_path(self, path: str) -> None:
+        """Creates the persistent znode and its parents if they are missing."""
+        if self.chroot:
+            await self._ensure(self.chroot)
+        await self._ensure(self.chroot + path)
+
+    async def multi(self, ops: Sequence[Op]) -> int:
+        """Executes all steps or none. Raises the error of the first failed step.
+
+        Returns the id of the transaction, 0 if no step is a "set".
+        """
+        client = self._live()
+        transaction = client.transaction()
+        for op in ops:
+            path = self.chroot + op.path
+            if op.kind == "check":
+                transaction.check(path, op.version)
+            elif op.kind == "set":
+                transaction.set_data(path, op.data, op.version)
+            elif op.kind == "create":
+                transaction.create(path, op.data, ephemeral=op.ephemeral)
+            elif op.kind == "delete":
+                transaction.delete(path, op.version)
+            else:
+                raise ValueError(op.kind)
+        results = await self._await("multi", ops[0].path, transaction.commit_async())
+        for op, result in zip(ops, results):
+            # the other steps report "rolled back" or "runtime inconsistency"
+            if isinstance(result, kazoo_errors.KazooException) and not isinstance(
+                result, (kazoo_errors.RolledBackError, kazoo_errors.RuntimeInconsistency)
+            ):
+                raise _translate(self.hosts, "multi", op.path, result)
+        return max((result.mzxid for op, result in zip(ops, results) if op.kind == "set"), default=0)
+
+    async def _ensure(self, full: str) -> None:
+        for _ in range(ENSURE_TRIES - 1):
+            with contextlib.suppress(NoZnode):
+                return await self._ensure_once(full)
+        return await self._ensure_once(full)
+
+    async def _ensure_once(self, full: str) -> None:
+        """Raises NoZnode if another client deletes a parent between two steps."""
+        parts = full.strip("/").split("/")
+        for depth in range(1, len(parts) + 1):
+            path = "/" + "/".join(parts[:depth])
+            client = self._live()
+            if await self._await("exists", path, client.exists_async(path)) is None:
+                with contextlib.suppress(ZnodeExists):
+                    await self._await("create", path, client.create_async(path, b""))
+
+    def _live(self) -> KazooClient:
+        if self._client is None:
+            raise ConnectionLost(f"ZooKeeper {self.hosts}: not connected; call connect() first")
+        if self.state is not SessionState.CONNECTED:
+            raise ConnectionLost(f"ZooKeeper {self.hosts}: not connected at present")
+        return self._client
+
+    def _watch(self, watch: Watch | None, deleted: Watch | None = None) -> Callable[[Any], None] | None:
+        if watch is None:
+            return None
+
+        def fired(event: Any) -> None:
+            if deleted is not None and event.type == EventType.DELETED:
+                self._post(deleted)
+            self._post(watch)
+
+        return fired
+
+    async def _call(self, what: str, path: str, start: Callable[[KazooClient, str], Any]) -> Any:
+        client = self._live()
+        return await self._await(what, path, start(client, self.chroot + path))
+
+    async def _await(self, what: str, path: str, result: Any) -> Any:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+
+        def finish() -> None:
+            if future.done():
+                return
+            error = result.exception
+            if error is None:
+                future.set_result(result.value)
+            else:
+                future.set_exception(_translate(self.hosts, what, path, error))
+
+        # rawlink, not link: the callback only schedules on the loop, so it may run in kazoo's thread
+        result.rawlink(lambda _: self._post(finish))
+        self._asked.add(future)
+        try:
+            return await future
+        finally:
+            self._asked.discard(future)
+
+
+async def get_if_exists(
+    zk: ZooKeeper, path: str, watch: Watch | None = None, *, deleted: Watch | None = None
+) -> tuple[bytes, Stat] | None:
+    """Like `ZooKeeper.get`, but returns None for a missing znode, and calls `watch` when it is created."""
+    while True:
+        try:
+            return await zk.get(path, watch, deleted=deleted)
+        except NoZnode:
+            # a failed get leaves no watch
+            if watch is None or await zk.exists(path, watch) is None:
+                return None
+
+
+async def retrying(call: Callable[[], Awaitable[T]], deadline: float) -> T:
+    """Runs an idempotent `call` again after ConnectionLost, until the loop's clock passes `deadline`."""
+    delay = 0.02
+    while True:
+        try:
+            return await call()
+        except ConnectionLost:
+            if asyncio.get_running_loop().time() + delay > deadline:
+                raise
+            await asyncio.sleep(delay)
+            delay = min(delay * 2, 0.5)
+
+
+def _stop(client: KazooClient) -> None:
+    try:
+        client.stop()
+        client.close()
+    except Exception:
+        log.warning("closing the ZooKeeper client failed", exc_info=True)
+
+
+def _stat(stat: Any) -> Stat:
+    return Stat(stat.version, stat.ephemeralOwner, stat.ctime, stat.mtime, stat.czxid, stat.mzxid)
+
+
+TRANSLATION: tuple[tuple[type[Exception], type[ZooKeeperError], str], ...] = (
+    (kazoo_errors.NoNodeError, NoZnode, "no such znode"),
+    (kazoo_errors.NodeExistsError, ZnodeExists, "the znode exists"),
+    (kazoo_errors.BadVersionError, BadVersion, "another client wrote it first"),
+    (
+        kazoo_errors.NoAuthError,
+        ZooKeeperError,
+        "its ACL does not allow it. Use the credentials of the group's members ([zookeeper] digest_* or sasl_*)",
+    ),
+    (kazoo_errors.AuthFailedError, ZooKeeperError, "the credentials were refused"),
+    (kazoo_errors.SessionExpiredError, ConnectionLost, "the session has expired"),
+    (kazoo_errors.ConnectionLoss, ConnectionLost, "the connection was lost"),
+    (kazoo_errors.ConnectionClosedError, ConnectionLost, "the connection is closed"),
+    (kazoo_errors.ConnectionDropped, ConnectionLost, "the connection was dropped"),
+)
+
+
+def _translate(hosts: str, what: str, path: str, error: BaseException) -> ZooKeeperError:
+    for theirs, ours, why in TRANSLATION:
+        if isinstance(error, theirs):
+            return ours(f"ZooKeeper {hosts}: {what} {path}: {why}")
+    return ZooKeeperError(f"ZooKeeper {hosts}: {what} {path}: {shown(error)}")
+
+
+# -- watched ----------
+# A value that is read again only after its watch has fired.
+
+
+class Watched(Generic[T]):
+    """Keeps at most one watch. Calls `changed` when it fires.
+
+    A lost connection fires every watch, so no change is missed.
+    """
+
+    def __init__(self, read: Callable[[Callable[[], None]], Awaitable[T]], changed: Callable[[], None]) -> None:
+        self._read = read
+        self._changed = changed
+        self._fresh = False
+        self._value: T | None = None
+        self._changes = 0
+        self._reading: asyncio.Future[None] | None = None
+
+    async def get(self) -> T:
+        """Returns the value. Reads ZooKeeper only if the value may have changed. Concurrent calls share a read."""
+        while not self._fresh:
+            if self._reading is not None:
+                await asyncio.wait({self._reading})
+                continue
+            self._reading = asyncio.get_running_loop().create_future()
+            before = self._changes
+            try:
+                value = await self._read(self._fired)
+                # the watch may have fired before this coroutine continues
+                self._value, self._fresh = value, self._changes == before
+                return value
+            finally:
+                self._reading.set_result(None)
+                self._reading = None
+        return self._value  # type: ignore[return-value]
+
+    @property
+    def fresh(self) -> bool:
+        """Whether the value was read and has not changed since."""
+        return self._fresh
+
+    def forget(self) -> None:
+        """Makes the next `get` read ZooKeeper."""
+        self._changes += 1
+        self._fresh = False
+
+    def _fired(self) -> None:
+        self.forget()
+        self._changed()

@@ -1,0 +1,201 @@
+"""Handles a record whose call failed: retry now, retry later, dead letter, log line, or stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol
+
+from allocator.core.commands.record_orders import Quarantined
+from allocator.core.foreign import shown
+from allocator.core.measures import Measures
+from allocator.core.tasks import wait_for_event
+from allocator.errors import AllocatorError, BrokerError, Fenced, HandlerFailed
+from allocator.handlers.handlers import Handler, HandlerMisuse
+from allocator.handlers.lanes import Lane
+from allocator.handlers.policy import Action, ErrorPolicy, Retries
+from allocator.handlers.retry_topics import RetryTopics
+from allocator.types import Record, TopicPartition
+
+__all__ = ["DeadLetters", "FailedWorker", "Failures", "offset_of"]
+
+log = logging.getLogger(__name__)
+
+TOO_LARGE = frozenset({10, 18})  # MESSAGE_TOO_LARGE, RECORD_LIST_TOO_LARGE
+
+
+class DeadLetters(Protocol):
+    """Accepts the records that the handler refused for good."""
+
+    async def send(self, records: Sequence[Record], error: BaseException, attempts: int) -> None:
+        """Returns once the broker has acknowledged all of them."""
+
+    async def close(self) -> None: ...
+
+
+class FailedWorker(Protocol):
+    """The part of a `PartitionWorker` that this module uses."""
+
+    partition: TopicPartition
+    stopping: bool
+
+    @property
+    def name(self) -> str: ...
+
+    def where(self, offset: int) -> dict[str, Any]: ...
+
+
+class Failures:
+    """The handling of failures, shared by the workers of all partitions."""
+
+    def __init__(
+        self,
+        handler: Handler,
+        retries: Retries,
+        policy: ErrorPolicy,
+        dead_letters: DeadLetters | None,
+        measures: Measures,
+        retry_topics: RetryTopics | None = None,
+    ) -> None:
+        self._handler = handler
+        self._retries = retries
+        self._policy = policy
+        self._dead_letters = dead_letters
+        self._measures = measures
+        self._retry_topics = retry_topics
+        self._stopped = asyncio.Event()
+
+    def wake(self) -> None:
+        """Wakes the dead letters that wait for their next attempt, so that each checks whether its worker stopped."""
+        self._stopped.set()
+        self._stopped = asyncio.Event()
+
+    def delay_s(self, worker: FailedWorker, lane: Lane, error: BaseException, since_s: float) -> float | None:
+        """Returns the seconds until the next attempt of the lane's first record; None: there is no further attempt."""
+        if isinstance(error, Quarantined):
+            return None
+        self._measures.handler_failures += 1
+        if isinstance(error, HandlerMisuse) or self._policy.action(error) is not Action.RETRY:
+            return None
+        if not self._retries.left(lane.attempts, since_s) or self._delayed(worker):
+            return None
+        delay_s = self._retries.delay_s(lane.attempts)
+        if self._retries.limit_s is not None:
+            delay_s = min(delay_s, max(0.0, self._retries.limit_s - since_s))  # the last attempt is at the time limit
+        self._log(worker, _offset(lane), "the handler failed", error, lane.attempts, delay_s)
+        return delay_s
+
+    def _delayed(self, worker: FailedWorker) -> bool:
+        """Whether the record comes from a retry topic. It gets one attempt there, so that it does not delay the records
+        behind it."""
+        return self._retry_topics is not None and worker.partition.topic in self._retry_topics.plan
+
+    async def give_up(self, worker: FailedWorker, lane: Lane, error: BaseException) -> bool:
+        """Writes the record to a retry topic or to the dead letters, or skips it. Returns False if the partition has
+        left this member.
+
+        Raises HandlerFailed if none of these is possible.
+        """
+        if worker.stopping:
+            return False  # the next owner of the partition tries again
+        offset = _offset(lane)
+        action = Action.DEAD_LETTER if isinstance(error, Quarantined) else self._policy.action(error)
+        topic, partition = worker.partition
+        failed = HandlerFailed(self._handler.name, topic, partition, offset, lane.attempts, error)
+        where = worker.where(offset)
+        if action is Action.SKIP and not isinstance(error, HandlerMisuse):
+            log.error("%s; skipping it", failed.what, extra=where, exc_info=error)
+            self._measures.records_skipped += 1
+            return True
+        argument = lane.units[0].argument
+        # the sink refused the record because another member owns the partition, so it is no dead letter
+        final = action is Action.STOP or isinstance(error, (HandlerMisuse, Fenced))
+        # sys.exit() means the process, and says nothing about the record
+        final = final or (action is None and not isinstance(error, Exception))
+        retries = self._retry_topics
+        level = None if retries is None or final or action is not Action.RETRY else retries.plan.after(argument)
+        if retries is not None and level is not None:
+            log.warning("%s; writing it to the retry topic %s", failed.what, level, extra=where)
+            try:
+                sent = await self._until_sent(
+                    worker, offset, "the record was not written", lambda: retries.send(argument, error, lane.attempts)
+                )
+            except BrokerError as refused:
+                # the added headers made the record too large, and stopping would not make it smaller
+                if refused.code not in TOO_LARGE:
+                    raise
+                log.error("%s: %s", worker.name, refused, extra=where)
+            else:
+                # wait for the acknowledgement, otherwise a crash could leave the record in neither topic
+                self._measures.records_delayed += sent
+                return sent
+        letters = self._dead_letters
+        if letters is None or final:
+            raise failed from error
+        if isinstance(error, Quarantined):
+            # the order was logged once; the partition may have millions of records
+            log.debug("%s: offset %d goes to the dead-letter topic: %s", worker.name, offset, error, extra=where)
+        else:
+            log.error("%s; writing it to the dead-letter topic", failed.what, extra=where, exc_info=error)
+        records = [argument] if isinstance(argument, Record) else list(argument)
+        attempts = lane.attempts
+        if retries is not None:
+            attempts += retries.attempts(argument)
+            records = [retries.at_first_place(record) for record in records]
+        sent = await self._until_sent(
+            worker, offset, "the dead letter was not written", lambda: letters.send(records, error, attempts)
+        )
+        self._measures.dead_letters += len(records) if sent else 0
+        return sent
+
+    async def _until_sent(
+        self, worker: FailedWorker, offset: int, what: str, send: Callable[[], Awaitable[None]]
+    ) -> bool:
+        """Sends a record, again after an error. Returns False if the partition leaves this member first."""
+        refusals = 0
+        while not worker.stopping:
+            try:
+                await send()
+            except AllocatorError as refused:
+                refusals += 1
+                if refusals > self._retries.count or not refused.retriable:
+                    raise
+                delay_s = self._retries.delay_s(refusals)
+                self._log(worker, offset, what, refused, refusals, delay_s)
+                await self._pause(worker, delay_s)
+            else:
+                return True
+        return False
+
+    async def _pause(self, worker: FailedWorker, delay_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        ends = loop.time() + delay_s
+        while not worker.stopping and loop.time() < ends:
+            await wait_for_event(self._stopped, ends - loop.time())
+
+    def _log(
+        self, worker: FailedWorker, offset: int, what: str, error: BaseException, failures: int, delay_s: float
+    ) -> None:
+        log.warning(
+            "%s: offset %d: %s (attempt %d of %d), again in %.2f s: %s",
+            worker.name,
+            offset,
+            what,
+            failures,
+            self._retries.count + 1,
+            delay_s,
+            shown(error),
+            extra={**worker.where(offset), "attempt": failures},
+            exc_info=error if failures == 1 else None,
+        )
+
+
+def _offset(lane: Lane) -> int:
+    return offset_of(lane.units[0].argument)
+
+
+def offset_of(argument: Any) -> int:
+    """Returns the offset of a record, or the first one of a batch."""
+    offset: int = argument.offset if hasattr(argument, "offset") else argument.base_offset
+    return offset

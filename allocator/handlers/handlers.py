@@ -1,0 +1,99 @@
+"""Finds the user's handler by its name, and calls it as a coroutine or in a thread."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tornado import gen
+
+from allocator.core import tracing
+from allocator.core.targets import find, to_call
+from allocator.errors import ConfigError
+
+__all__ = ["Handler", "HandlerMisuse", "load_handler", "traced"]
+
+
+class HandlerMisuse(ConfigError):
+    """The handler has a form that cannot be called. A retry does not help."""
+
+
+@dataclass(frozen=True)
+class Handler:
+    """A function and how to call it.
+
+    A coroutine function (`async def`, or tornado's `@gen.coroutine`) runs on the loop. Any other function runs in a
+    thread: if it blocks, it delays its own partition, but neither the loop nor the lease.
+    """
+
+    name: str
+    function: Callable[[Any], Any]
+    by_batch: bool = False
+    """Whether it is called with whole batches instead of records."""
+
+    @property
+    def on_loop(self) -> bool:
+        return is_coroutine(self.function)
+
+    def call_plain(self, argument: Any) -> None:
+        """Calls a handler that runs in a thread."""
+        result = self.function(argument)
+        if inspect.isawaitable(result):
+            if inspect.iscoroutine(result):
+                result.close()
+            raise HandlerMisuse(
+                f"handler {self.name!r} is a plain function that returned an awaitable, so nothing was done; "
+                "write it with `async def`, or let it return nothing"
+            )
+
+
+def is_coroutine(function: Any) -> bool:
+    """Whether a call returns an awaitable, as far as the signature shows."""
+    return any(
+        inspect.iscoroutinefunction(each) or gen.is_coroutine_function(each)
+        for each in (function, getattr(function, "__call__", None))  # noqa: B004
+    )
+
+
+def traced(handler: Handler, group: str) -> Handler:
+    """Returns the handler with a span around each call; the same handler if tracing is off."""
+    if not tracing.wanted():
+        return handler
+    function = handler.function
+    if handler.on_loop:
+
+        async def call(argument: Any) -> Any:
+            with tracing.handling(argument, group):
+                return await function(argument)
+
+        return replace(handler, function=call)
+
+    def call_plain(argument: Any) -> Any:
+        with tracing.handling(argument, group):
+            return function(argument)
+
+    return replace(handler, function=call_plain)
+
+
+def load_handler(target: str, mode: str = "record") -> Handler:
+    """Returns the function at "package.module:function". If it is a class, creates an instance without arguments.
+
+    Also searches the current directory. Raises ConfigError that names what is missing.
+    """
+    what = f"handler {target!r}"
+    found = to_call(find(target, what, here=True), what)
+    _check_signature(found, target, mode)
+    return Handler(target, found, by_batch=mode == "batch")
+
+
+def _check_signature(function: Any, target: str, mode: str) -> None:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return  # built-in functions may have no readable signature; the first call shows whether it fits
+    try:
+        signature.bind(object())
+    except TypeError:
+        raise ConfigError(f"handler {target!r} takes {signature}; it is called with one argument, the {mode}") from None

@@ -1,0 +1,348 @@
+"""Schedules the calls of the handler: which records may be handled now, and how many at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol
+
+from allocator.core.commands.record_orders import RecordOrders
+from allocator.core.tasks import BackgroundTasks
+from allocator.handlers.handlers import Handler
+from allocator.handlers.subprocesses import Children
+from allocator.handlers.window import Unit
+from allocator.types import TopicPartition
+
+__all__ = ["Lane", "LaneOwner", "Lanes"]
+
+# how long handlers without waits, or one lane, may run before others get their turn. more: fewer hops between threads;
+# less: commits, stops, other keys and other partitions wait less
+SLICE_S = 0.1
+# several lanes share one hop to a thread if their calls are shorter than this, up to so many records
+SHORT_CALL_S = 0.001
+SHORT_SLICE_S = 0.005
+RECORDS_A_HOP = 64
+
+
+class LaneOwner(Protocol):
+    """The worker of the partition that a lane belongs to."""
+
+    partition: TopicPartition
+    stopping: bool
+
+    def begin(self, lane: Lane) -> None:
+        """Called when a call of this lane may begin."""
+
+    def end(self, lane: Lane, finished: Sequence[Unit], error: BaseException | None, seconds: float) -> None:
+        """Called when no call of this lane runs any more. `done`: the finished units; `error`: the next unit failed
+        with it.
+
+        `seconds`: the duration of the calls.
+        """
+
+
+class Lane:
+    """A sequence of records that are handled one after the other: a partition, one key of a partition, or one
+    record."""
+
+    __slots__ = (
+        "attempts",
+        "call",
+        "cut",
+        "held",
+        "key",
+        "queued",
+        "running",
+        "since",
+        "task",
+        "timer",
+        "turn",
+        "units",
+        "worker",
+    )
+
+    def __init__(self, worker: LaneOwner, key: Any = None) -> None:
+        self.worker = worker
+        self.key = key
+        self.units: deque[Unit] = deque()
+        self.queued = self.running = self.cut = False
+        self.held = False
+        """Whether its first record failed and waits for its next attempt."""
+        self.attempts = 0
+        """The number of failed calls of the first unit."""
+        self.since = 0.0
+        """The time of the first failure, by the loop's clock."""
+        self.timer: asyncio.TimerHandle | None = None
+        """The timer of the next attempt."""
+        self.task: asyncio.Task[None] | None = None
+        """The task that runs a coroutine handler for this lane now."""
+        self.call: concurrent.futures.Future[Any] | None = None
+        """The latest turn in a thread."""
+        self.turn: Sequence[Unit] = ()
+        """The units of that turn."""
+
+    def in_call(self) -> Sequence[Unit]:
+        """The units of a running turn that a call may hold at present."""
+        return self.turn if self.call is not None else (self.units[0],)
+
+
+class Lanes:
+    """Gives ready lanes their turns, in the order in which they became ready, at most `concurrency` at once.
+
+    Guarantee: one call at a time for each lane. A call begins only between `begin` and `end` of its owner, while
+    `may_act` is true and the owner is not stopping.
+    """
+
+    def __init__(
+        self,
+        handler: Handler,
+        concurrency: int,
+        *,
+        may_act: Callable[[], bool],
+        until_active: Callable[[], Awaitable[None]],
+        broken: Callable[[BaseException], None],
+        processes: bool = False,
+    ) -> None:
+        self._handler = handler
+        self._concurrency = concurrency
+        self._may_act = may_act
+        self._until_active = until_active
+        self._ready: deque[Lane] = deque()
+        self._orders = RecordOrders()
+        self._parked: dict[Lane, None] = {}
+        """Ready lanes whose partitions are paused."""
+        self._running = 0
+        self._waits_for_lease = self._closing = False
+        self._ends = 0.0
+        """The time until which coroutines may keep the loop busy."""
+        self._renewal: asyncio.Handle | None = None
+        self._call_s = SHORT_CALL_S
+        """The average duration of a call in a thread."""
+        self._tasks = BackgroundTasks(broken)
+        self.threads = concurrent.futures.ThreadPoolExecutor(concurrency, "handler")
+        self._children = Children(handler.function) if processes else None
+        self._run = self._run_on_loop if handler.on_loop else self._run_in_threads
+
+    def wake(self, lane: Lane) -> None:
+        """Queues a lane that has a record to handle."""
+        if not (lane.queued or lane.running or lane.held):
+            lane.queued = True
+            self._ready.append(lane)
+            self._start_one()
+
+    def order(self, orders: RecordOrders) -> None:
+        """Replaces the orders of operators. They take effect at the next turn of each lane."""
+        self._orders = orders
+        parked, self._parked = self._parked, {}
+        for lane in parked:
+            self.wake(lane)
+
+    def forget(self, worker: LaneOwner) -> None:
+        """Lets go of the records of a worker that has ended: a pause may outlast it by days."""
+        self._parked = {lane: None for lane in self._parked if lane.worker is not worker}
+
+    def _start_one(self) -> None:
+        if self._running < self._concurrency and not self._waits_for_lease:
+            self._running += 1
+            self._tasks.start(self._run(), "handler")
+
+    def cut(self, lanes: Sequence[Lane]) -> list[Lane]:
+        """Cancels the calls of these lanes. Returns those whose calls run in threads and cannot be cancelled."""
+        left = []
+        for lane in lanes:
+            lane.cut = True
+            if lane.task is not None:
+                lane.task.cancel()
+            elif self._children is None or not self._children.kill(lane):
+                left.append(lane)
+        return left
+
+    async def close(self) -> None:
+        """Cancels the calls that still run. Threads cannot be cancelled, and are not awaited."""
+        self._closing = True
+        self._ready.clear()
+        if self._children is not None:
+            self._children.close()
+        await self._tasks.close()
+        self.threads.shutdown(wait=False)
+
+    # -- turns -------------------------------------------------------------------------------------------------------
+
+    def _next(self) -> Lane | None:
+        """Returns the next lane with work, if the lease allows a call."""
+        while self._ready:
+            if not self._may_act():
+                if not self._waits_for_lease:
+                    self._waits_for_lease = True
+                    self._tasks.start(self._wait_for_lease(), "lease")
+                return None
+            lane = self._ready.popleft()
+            lane.queued = False
+            if lane.worker.partition in self._orders.paused:
+                self._parked[lane] = None
+            elif lane.units and not lane.worker.stopping:
+                lane.running = True
+                lane.worker.begin(lane)
+                return lane
+        return None
+
+    async def _wait_for_lease(self) -> None:
+        try:
+            await self._until_active()
+        finally:
+            self._waits_for_lease = False
+        for _ in range(len(self._ready)):
+            self._start_one()
+
+    def _end(self, lane: Lane, finished: Sequence[Unit], error: BaseException | None, seconds: float) -> None:
+        lane.running = False
+        lane.worker.end(lane, finished, error, seconds)
+
+    # -- on the loop -------------------------------------------------------------------------------------------------
+
+    async def _run_on_loop(self) -> None:
+        task = asyncio.current_task()
+        try:
+            while True:
+                if self._pass_is_long():
+                    await asyncio.sleep(0)
+                lane = self._next()
+                if lane is None:
+                    return
+                lane.task = task
+                finished: list[Unit] = []
+                error = None
+                begun = time.monotonic()
+                try:
+                    error = await self._turn(lane, finished)
+                finally:
+                    lane.task = None
+                    self._end(lane, finished, error, time.monotonic() - begun)
+        finally:
+            self._running -= 1
+            if self._ready:  # this task was cancelled together with its call
+                self._start_one()
+
+    async def _turn(self, lane: Lane, finished: list[Unit]) -> BaseException | None:
+        units, worker, call, may_act = lane.units, lane.worker, self._handler.function, self._may_act
+        orders = self._orders
+        guard = orders.guard(worker.partition)
+        clock = asyncio.get_running_loop().time
+        ends = clock() + SLICE_S
+        while units:
+            unit = units[0]
+            try:
+                if guard is None or not guard(unit.argument):
+                    await call(unit.argument)
+            except asyncio.CancelledError:
+                if lane.cut or self._closing:
+                    raise
+                return _cancelled_from_within()
+            except KeyboardInterrupt:
+                raise  # on the loop it is a signal of the terminal
+            # every class: if an error ended this task, the lane would stand still
+            except BaseException as error:  # noqa: BLE001 - the user's; the policy decides what follows
+                return error
+            unit.argument = None
+            units.popleft()
+            finished.append(unit)
+            if self._pass_is_long() or worker.stopping or not may_act():
+                break
+            if self._orders is not orders:
+                break  # the present ones may pause this partition
+            if self._ready and clock() >= ends:
+                break  # without this, a key that always has records would hold back the lanes that wait, for ever
+        return None
+
+    def _pass_is_long(self) -> bool:
+        """Whether calls have kept the loop busy for too long: a handler without waits must not block other tasks.
+
+        The first call in a pass of the loop starts the time of that pass. So calls that waited, and end together in one
+        pass, start no further pass.
+        """
+        now = time.monotonic()
+        if self._renewal is None:
+            self._renewal = asyncio.get_running_loop().call_soon(self._next_pass)
+            self._ends = now + SLICE_S
+        return now >= self._ends
+
+    def _next_pass(self) -> None:
+        self._renewal = None
+
+    # -- in threads --------------------------------------------------------------------------------------------------
+
+    async def _run_in_threads(self) -> None:
+        try:
+            while True:
+                turn = self._bundle()
+                if not turn:
+                    return
+                call = self.threads.submit(self._turn_in_thread, turn)
+                for lane, units in turn:
+                    lane.call, lane.turn = call, units
+                results = await asyncio.wrap_future(call)
+                calls = sum(count + (error is not None) for count, error, _ in results)
+                if calls:
+                    seconds = sum(seconds for _, _, seconds in results)
+                    self._call_s += (seconds / calls - self._call_s) / 8
+                for (lane, units), (count, error, seconds) in zip(turn, results):
+                    for _ in range(count):
+                        lane.units.popleft()
+                    lane.turn = ()
+                    self._end(lane, units[:count], error, seconds)
+        finally:
+            self._running -= 1
+
+    def _bundle(self) -> list[tuple[Lane, list[Unit]]]:
+        """Returns the lanes for one hop to a thread: several if their calls are short and every thread has
+        that many."""
+        turn: list[tuple[Lane, list[Unit]]] = []
+        count = 0
+        most = 1 + len(self._ready) // self._concurrency if self._call_s < SHORT_CALL_S else 1
+        while len(turn) < most and count < RECORDS_A_HOP:
+            lane = self._next()
+            if lane is None:
+                break
+            turn.append((lane, list(lane.units)))
+            count += len(lane.units)
+        return turn
+
+    def _turn_in_thread(self, turn: Sequence[tuple[Lane, list[Unit]]]) -> list[tuple[int, BaseException | None, float]]:
+        """Runs the calls of some lanes in a thread. Returns for each lane how many calls are done, the error of the
+        next one, and the seconds."""
+        now = time.monotonic()
+        ends = now + (SLICE_S if len(turn) == 1 else SHORT_SLICE_S)
+        may_act = self._may_act
+        results: list[tuple[int, BaseException | None, float]] = []
+        for lane, units in turn:
+            call = self._handler.call_plain if self._children is None else self._children.caller(lane)
+            error: BaseException | None = None
+            count, worker, begun = 0, lane.worker, now
+            guard = self._orders.guard(worker.partition)
+            for unit in units:
+                if now >= ends or worker.stopping or not may_act():
+                    break
+                try:
+                    if guard is None or not guard(unit.argument):
+                        call(unit.argument)
+                except asyncio.CancelledError:
+                    error = _cancelled_from_within()
+                    break
+                # every class: if an error ended this turn, its lanes would stand still
+                except BaseException as raised:  # noqa: BLE001 - the user's; the policy decides what follows
+                    error = raised
+                    break
+                finally:
+                    now = time.monotonic()
+                unit.argument = None
+                count += 1
+            results.append((count, error, now - begun))
+        return results
+
+
+def _cancelled_from_within() -> asyncio.TimeoutError:
+    """Returns the error for a call that raised CancelledError although nothing cancelled it."""
+    return asyncio.TimeoutError("the handler was cancelled from within")

@@ -1,0 +1,77 @@
+"""A producer that connects when it sends its first record, because most consumers never need one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Optional
+
+from allocator.core.client.client import KafkaClient
+from allocator.producer.producer import Producer
+
+__all__ = ["LateProducer", "Outgoing"]
+
+TIMEOUT_S = 30.0
+BATCH_BYTES = 16 << 10  # bytes of a batch. more: fewer requests; less: fits topics with a small max.message.bytes
+
+
+class Outgoing(NamedTuple):
+    """A record to send."""
+
+    key: Optional[bytes]
+    value: Optional[bytes]
+    headers: Sequence[tuple[str, Optional[bytes]]]
+
+
+class LateProducer:
+    """Opens an idempotent producer when a record is to be sent, and a new one after the old one has failed for good.
+
+    Guarantee: `send` returns only after all in-sync replicas have acknowledged every record. It may send a record
+    twice, but loses none. It omits headers for brokers before 0.11, which have none.
+    """
+
+    def __init__(self, brokers: str, client_id: str, security: Mapping[str, Any] | None = None) -> None:
+        self._brokers = brokers
+        self._client_id = client_id
+        self._security = dict(security or {})
+        self._stack = contextlib.AsyncExitStack()
+        self._opening: asyncio.Lock | None = None
+        self._open: tuple[KafkaClient, Producer] | None = None
+
+    async def send(self, topic: str, records: Sequence[Outgoing]) -> None:
+        """Raises AllocatorError if the topic does not accept all records."""
+        _, producer = await self.open()
+        sent = []
+        for record in records:
+            headers = record.headers if producer.magic == 2 else ()
+            sent.append(await producer.append(topic, record.key, record.value, headers=headers))
+        for delivered in sent:
+            await asyncio.shield(delivered)
+
+    async def open(self) -> tuple[KafkaClient, Producer]:
+        """Returns the client and the producer, connected."""
+        # Python 3.9 binds a lock to the loop that is current when the lock is created
+        self._opening = self._opening or asyncio.Lock()
+        async with self._opening:
+            if self._open is not None and self._open[1].stopped:
+                await self.close()
+            if self._open is None:
+                client = KafkaClient(self._brokers, client_id=self._client_id, security=self._security)
+                async with contextlib.AsyncExitStack() as stack:
+                    await stack.enter_async_context(client)
+                    producer = Producer(
+                        client,
+                        linger_s=0.0,
+                        batch_bytes=BATCH_BYTES,
+                        timeout_s=TIMEOUT_S,
+                        request_timeout_s=TIMEOUT_S / 2,
+                    )
+                    self._open = client, await stack.enter_async_context(producer)
+                    self._stack = stack.pop_all()
+            return self._open
+
+    async def close(self) -> None:
+        """Safe to call twice."""
+        self._open = None
+        await self._stack.aclose()

@@ -1,0 +1,302 @@
+"""Retry topics: a record waits there after its retries in memory, so that it does not delay other records.
+
+A group has one retry topic for each delay, `<group>.retry-10m`, whatever topics it reads, and its members read these
+topics beside their own. A record goes from its topic to the first retry topic, from there to the next, and from the
+last to the dead letters. Each retry topic makes one attempt.
+
+Headers of a record there: those of a dead letter (`dead_letter.headers_of`), `allocator.retries` (the number of retry
+topics that the record has been in) and `allocator.due` (milliseconds since the epoch, by the clock of the sender).
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from allocator.core.client.client import KafkaClient
+from allocator.core.client.configs import TOPIC_RESOURCE, describe_configs
+from allocator.core.client.create_topics import create
+from allocator.core.clock import wall_ms
+from allocator.core.names import check_topic, parse_delay
+from allocator.errors import AllocatorError, BrokerError, ConfigError
+from allocator.handlers.dead_letter import PREFIX, SPRING, headers_of, not_taken, outgoing
+from allocator.handlers.handlers import Handler
+from allocator.handlers.late_producer import LateProducer, Outgoing
+from allocator.producer.producer import Producer
+from allocator.types import Record
+
+__all__ = ["RetryPlan", "RetryTopics", "due_ms", "is_retry_topic"]
+
+log = logging.getLogger(__name__)
+
+RETRIES = PREFIX + "retries"
+DUE = PREFIX + "due"
+REPLICATION = 3
+RETENTION_MS = 7 * 86_400_000  # of created topics; longer if the delay is long
+HEADER_BYTES = 16 << 10  # room for headers in a created topic, beyond the largest record of the group's topics
+TIME_TYPES = {b"CreateTime": 0, b"LogAppendTime": 1}
+
+
+@dataclass(frozen=True)
+class RetryPlan:
+    """The retry topics of a group, in the order in which a record passes through them."""
+
+    topics: tuple[str, ...]
+    delays_s: tuple[float, ...]
+    """The delay of each topic, in seconds."""
+
+    @classmethod
+    def of(cls, group: str, delays: Sequence[str]) -> RetryPlan:
+        """`delays`: "30s", "10m", "1h", "1d". Raises ConfigError if the group's name is not valid in the name
+        of a topic."""
+        delays_s = tuple(map(parse_delay, delays))
+        topics = tuple(f"{group}.retry-{delay}" for delay in delays)
+        for topic in topics:
+            try:
+                check_topic(topic)
+            except ConfigError as error:
+                raise ConfigError(f"group {group!r} cannot have retry topics: {error}") from None
+        return cls(topics, delays_s)
+
+    def __contains__(self, topic: str) -> bool:
+        return topic in self.topics
+
+    def delay_s(self, topic: str) -> float | None:
+        """Returns None if the topic is no retry topic."""
+        return self.delays_s[self.topics.index(topic)] if topic in self.topics else None
+
+    def after(self, record: Record) -> str | None:
+        """Returns the retry topic for a failed record; None: the dead letters.
+
+        A record with more retries than its topic explains comes from the retry topic of another group, which this group
+        reads as a normal topic. It becomes a dead letter; otherwise two such groups would send it back and forth
+        forever.
+        """
+        step = self.topics.index(record.topic) + 1 if record.topic in self.topics else 0
+        return self.topics[step] if step < len(self.topics) and _number(record, RETRIES, 0) <= step else None
+
+
+class Sender(Protocol):
+    """The part of `LateProducer` that this module uses."""
+
+    async def send(self, topic: str, records: Sequence[Outgoing]) -> None: ...
+
+    async def open(self) -> tuple[KafkaClient, Producer]: ...
+
+    async def close(self) -> None: ...
+
+
+class RetryTopics:
+    """Writes records to the retry topics of a group, and gives the handler each record as it was in its original topic.
+
+    The constructor does no I/O. `topics` and `pattern`: the subscription of the group. `create_topics`: `prepare`
+    creates missing retry topics.
+    """
+
+    def __init__(
+        self,
+        plan: RetryPlan,
+        group: str,
+        sender: Sender,
+        *,
+        topics: Sequence[str] = (),
+        pattern: str | None = None,
+        create_topics: bool = False,
+    ) -> None:
+        self.plan = plan
+        self._group = group
+        self._sender = sender
+        self._topics = topics
+        self._pattern = pattern
+        self._create_topics = create_topics
+
+    @classmethod
+    def of(
+        cls,
+        group: str,
+        delays: Sequence[str],
+        brokers: str,
+        *,
+        security: Mapping[str, Any] | None = None,
+        topics: Sequence[str] = (),
+        pattern: str | None = None,
+        create_topics: bool = False,
+    ) -> RetryTopics:
+        """Creates retries on the cluster at `brokers`. Raises ConfigError as `RetryPlan.of` does."""
+        plan = RetryPlan.of(group, delays)
+        sender = LateProducer(brokers, f"allocator-retries-{group}", security)
+        return cls(plan, group, sender, topics=topics, pattern=pattern, create_topics=create_topics)
+
+    async def send(self, record: Record, error: BaseException, attempts: int) -> None:
+        """Writes a record to the next retry topic. Returns once it is acknowledged. `attempts` includes the latest one.
+
+        Raises BrokerError if the topic does not accept the record.
+        """
+        topic = self.plan.after(record)
+        assert topic is not None
+        due = wall_ms() + int(1000 * (self.plan.delay_s(topic) or 0))
+        first = self.at_first_place(record)
+        headers = [
+            *headers_of(first, self._group, error, self.attempts(record) + attempts),
+            (RETRIES, b"%d" % (_number(record, RETRIES, 0) + 1)),
+            (DUE, b"%d" % due),
+        ]
+        try:
+            await self._sender.send(topic, [outgoing(first, headers)])
+        except AllocatorError as failure:
+            raise not_taken(f"retry topic {topic!r}", first, failure) from failure
+
+    def at_first_place(self, record: Record) -> Record:
+        """Returns a record of a retry topic as it was in its original topic; returns any other record unchanged.
+
+        The `allocator.*` headers stay, so that a handler can read the number of attempts and the last error.
+        """
+        return _at_first_place(record) if record.topic in self.plan else record
+
+    def attempts(self, record: Record) -> int:
+        """Returns the calls of the handler before the record came to its present topic."""
+        return _number(record, PREFIX + "attempts", 0) if record.topic in self.plan else 0
+
+    def restoring(self, handler: Handler) -> Handler:
+        """Returns a handler that gets each record as it was in its original topic."""
+        function = handler.function
+        if not handler.on_loop:
+            return replace(handler, function=_Restoring(function, frozenset(self.plan.topics)))
+
+        async def call(record: Record) -> Any:
+            return await function(self.at_first_place(record))
+
+        return replace(handler, function=call)
+
+    async def close(self) -> None:
+        """Safe to call twice."""
+        await self._sender.close()
+
+    # -- before the start --------------------------------------------------------------------------------------------
+
+    async def prepare(self) -> None:
+        """Raises ConfigError, before any change, if the retry topics cannot keep records until they are due."""
+        client, producer = await self._sender.open()
+        if producer.magic < 2:
+            raise ConfigError("brokers before 0.11 have no record headers, which retry topics need; unset retry_topics")
+        await client.refresh(self.plan.topics)
+        missing = [topic for topic in self.plan.topics if client.partitions(topic) is None]
+        if missing and not self._create_topics:
+            raise ConfigError(
+                f"the cluster has no retry topics {', '.join(missing)}; create them with as many partitions as the "
+                "topics of the group, or set create_retry_topics = true"
+            )
+        if missing:
+            await self._create(client, missing)
+        for topic in self.plan.topics:
+            if topic not in missing:
+                await self._check(client, topic)
+
+    async def _create(self, client: KafkaClient, missing: Iterable[str]) -> None:
+        await client.refresh(None if self._pattern is not None else self._topics)
+        names = set(self._topics)
+        if self._pattern is not None:
+            names |= {topic for topic in client.topics() if re.match(self._pattern, topic)} - set(self.plan.topics)
+        count = max((len(client.partitions(topic) or ()) for topic in names), default=0)
+        if not count:
+            raise ConfigError(
+                "the topics of the group do not exist yet, so the number of partitions of its retry topics is not "
+                "known; create the topics first"
+            )
+        size = await _room_for_headers(client, sorted(names))
+        for topic in missing:
+            retention_ms = max(RETENTION_MS, int(4000 * (self.plan.delay_s(topic) or 0)))
+            settings = {"cleanup.policy": "delete", "retention.ms": str(retention_ms), **size}
+            await create(client, topic, count, REPLICATION, settings)
+            log.info("created the retry topic %s with %d partitions", topic, count)
+
+    async def _check(self, client: KafkaClient, topic: str) -> None:
+        """Raises ConfigError for a topic that would delete or compact records before they are due."""
+        try:
+            found = await describe_configs(client, TOPIC_RESOURCE, topic, ["cleanup.policy", "retention.ms"])
+        except BrokerError as error:
+            log.warning("the settings of the retry topic %s are not known: %s", topic, error)
+            return
+        delay_s = self.plan.delay_s(topic) or 0
+        if "compact" in found.get("cleanup.policy", ""):
+            raise ConfigError(
+                f"retry topic {topic!r} has cleanup.policy = {found['cleanup.policy']}, which removes waiting records "
+                "of a key; set it to delete"
+            )
+        retention_ms = int(found.get("retention.ms", -1))
+        if 0 <= retention_ms < 2000 * delay_s:
+            raise ConfigError(
+                f"retry topic {topic!r} has retention.ms = {retention_ms}, less than twice its delay of {delay_s:g} s, "
+                "so waiting records could be deleted; set it higher"
+            )
+
+
+async def _room_for_headers(client: KafkaClient, topics: Iterable[str]) -> dict[str, str]:
+    """Returns the setting that lets a topic accept the largest records of `topics` plus the headers of a retry."""
+    largest = 0
+    for topic in topics:
+        try:
+            found = await describe_configs(client, TOPIC_RESOURCE, topic, ["max.message.bytes"])
+        except BrokerError as error:
+            log.warning("the retry topics get the max.message.bytes of the brokers: %s", error)
+            return {}
+        largest = max(largest, int(found.get("max.message.bytes", 0)))
+    return {"max.message.bytes": str(largest + HEADER_BYTES)} if largest else {}
+
+
+class _Restoring:
+    """A plain handler that gets each record as it was in its original topic. It is a class, so that it can be pickled
+    for other processes."""
+
+    def __init__(self, function: Callable[[Any], Any], topics: frozenset[str]) -> None:
+        self._function = function
+        self._topics = topics
+
+    def __call__(self, record: Record) -> Any:
+        return self._function(_at_first_place(record) if record.topic in self._topics else record)
+
+
+def is_retry_topic(topic: str, group: str) -> bool:
+    """Whether the topic can be a retry topic of `group`, with any delay."""
+    name, found, delay = topic.rpartition(".retry-")
+    try:
+        return name == group and bool(found) and parse_delay(delay) > 0
+    except ConfigError:
+        return False
+
+
+def due_ms(record: Record) -> int:
+    """Returns when the record may be handled, in milliseconds since the epoch; 0 if its headers do not tell."""
+    return _number(record, DUE, 0)
+
+
+def _at_first_place(record: Record) -> Record:
+    headers = dict(record.headers)
+    topic = (headers.get(PREFIX + "topic") or b"").decode(errors="replace")
+    partition, offset = _number(record, PREFIX + "partition", -1), _number(record, PREFIX + "offset", -1)
+    if not topic or partition < 0 or offset < 0:
+        return record  # the record was not written by a member of the group
+    null = headers.get(PREFIX + "null_value") == b"true"
+    return Record(
+        topic,
+        partition,
+        offset,
+        _number(record, PREFIX + "timestamp", record.timestamp),
+        TIME_TYPES.get(headers.get(SPRING + "original-timestamp-type") or b""),
+        record.key,
+        None if null else record.value,
+        [each for each in record.headers if not each[0].startswith(SPRING)],
+        None,
+        record.fence,
+    )
+
+
+def _number(record: Record, name: str, default: int) -> int:
+    """Returns the last header of this name as a number; `default` if it is missing or no number."""
+    try:
+        return next((int(value or b"") for each, value in reversed(record.headers) if each == name), default)
+    except ValueError:
+        return default

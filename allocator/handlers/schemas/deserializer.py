@@ -1,0 +1,113 @@
+"""A deserializer of records that name their schema in a schema registry."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, Union
+
+from allocator.errors import ConfigError
+from allocator.handlers.schemas.registry import Registry, RegistryFailed
+from allocator.handlers.schemas.schema import HEADER, Schema, as_reader_schema, schema_id
+
+__all__ = ["RegistryDeserializer"]
+
+log = logging.getLogger(__name__)
+
+BACKOFF_S = 0.5  # of a registry that is away, doubled by each failure; more: slower recovery; less: more requests
+BACKOFF_MAX_S = 15.0
+REFUSED_S = 30.0  # until a schema that the registry lacks is asked for again
+REFUSED = 1000  # ids; more: memory, less: more requests for bytes that only look like records of a registry
+
+
+class RegistryDeserializer:
+    """Python values of records in Confluent's wire format, by their schemas in a registry.
+
+        orders = RegistryDeserializer("http://registry:8081", reader_schema=ORDER)
+        Consumer("orders", brokers="b1:9092", group="billing", value_deserializer=orders)
+
+    A consumer loads the schemas of a batch before it delivers the batch, and asks for each id once. While the registry
+    does not respond, the consumer waits and logs a warning for each try; it keeps its partitions and skips nothing.
+    Bytes of no schema, a schema that the registry does not have, and bytes that do not match their schema raise
+    ValueError, which comes out as any error of a deserializer. A refused id is asked for again after 30 s.
+
+    Avro gives what fastavro gives: dicts, with datetime, Decimal and UUID of logical types. JSON gives what it parses
+    to. Protobuf gives a message object: of the class `reader_schema`, or of the type that the record names.
+
+    One deserializer can serve keys and values of any number of topics and consumers. Wire format:
+    https://docs.confluent.io/platform/current/schema-registry/fundamentals/serdes-develop/
+    """
+
+    def __init__(self, registry: Union[str, Registry], *, reader_schema: Any = None, timeout_s: float = 5.0) -> None:
+        """`registry`: its URL, which may hold user and password. `timeout_s`: seconds of one request.
+
+        `reader_schema`: an Avro schema as JSON text, dict or list, to which records of older and newer schemas are
+        resolved (defaults, aliases, promotions), or a Protobuf class that `protoc` wrote. None: each record by its own
+        schema. Raises ConfigError, and MissingExtra for Avro without fastavro.
+        """
+        self.registry = registry if isinstance(registry, Registry) else Registry(registry, timeout_s=timeout_s)
+        self._reader = as_reader_schema(reader_schema)
+        self._decoders: dict[int, Callable[[bytes], Any]] = {}
+        # id -> (when it may be asked for again, why there is no schema)
+        self._refused: dict[int, tuple[float, str]] = {}
+
+    def __call__(self, data: bytes) -> Any:
+        """The value of one record. Raises ValueError, also for a schema that is not loaded."""
+        number = schema_id(data)
+        if number is None:
+            raise ValueError("no id of a schema: the bytes do not begin with a zero and four bytes")
+        decode = self._decoders.get(number)
+        if decode is not None:
+            try:
+                return decode(data[HEADER:])
+            except ValueError as error:
+                raise ValueError(f"schema {number}: {error}") from error
+        refused = self._refused.get(number)
+        if refused is not None:
+            raise ValueError(refused[1])
+        raise ValueError(f"schema {number} is not loaded; only Consumer loads schemas itself: await load([{number}])")
+
+    def missing(self, data: Iterable[Union[bytes, None]]) -> set[int]:
+        """The ids of schemas that these keys or values need and that `load` has to ask for."""
+        headers = {each[:HEADER] for each in data if each is not None}
+        ids = {number for number in map(schema_id, headers) if number is not None}
+        now = time.monotonic()
+        return {
+            number for number in ids if number not in self._decoders and self._refused.get(number, (now, ""))[0] <= now
+        }
+
+    async def load(self, ids: Collection[int]) -> None:
+        """Loads these schemas; waits for as long as the registry does not respond. Raises MissingExtra."""
+        for number in sorted(ids):
+            await self._load(number)
+
+    async def _load(self, number: int) -> None:
+        backoff_s, since = BACKOFF_S, time.monotonic()
+        while True:
+            try:
+                schema = await self.registry.schema(number)
+                self._decoders[number] = self._decoder(schema)
+            except RegistryFailed as error:
+                log.warning("schema %d: %s; trying again in %g s", number, error, backoff_s)
+            except (ConfigError, ValueError) as error:
+                self._refuse(number, f"schema {number}: {error}")
+                return
+            else:
+                self._refused.pop(number, None)
+                if backoff_s > BACKOFF_S:
+                    log.info("schema %d: loaded after %.1f s", number, time.monotonic() - since)
+                return
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
+
+    def _decoder(self, schema: Schema) -> Callable[[bytes], Any]:
+        """Raises ValueError if the reader schema is of another kind."""
+        return schema.decoder(self._reader)
+
+    def _refuse(self, number: int, why: str) -> None:
+        log.warning("%s; its records cannot be decoded", why)
+        if len(self._refused) >= REFUSED:
+            self._refused.clear()
+        self._refused[number] = time.monotonic() + REFUSED_S, why

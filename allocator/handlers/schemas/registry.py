@@ -1,0 +1,198 @@
+"""A schema registry with Confluent's API: schemas by id. It is the only host that is asked besides the brokers.
+
+API: https://docs.confluent.io/platform/current/schema-registry/develop/api.html. Compiled Protobuf schemas
+(`format=serialized`) need Confluent's registry 5.5 or newer.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import logging
+from collections.abc import Collection
+from typing import Any, Optional, Union
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
+
+from tornado.httpclient import AsyncHTTPClient, HTTPClientError, HTTPRequest
+
+from allocator.core.foreign import shown
+from allocator.errors import AllocatorError, ConfigError
+from allocator.handlers.schemas.schema import Schema, avro_schema, json_schema, parsed_avro, protobuf_schema
+
+__all__ = ["Registry", "RegistryFailed", "check_url"]
+
+log = logging.getLogger(__name__)
+
+MAX_BYTES = 4 << 20  # bytes of one response
+MAX_REFERENCES = 100  # references of one schema, including indirect ones
+KEPT = 1000  # number of cached schemas; more: memory; less: more requests
+
+
+class RegistryFailed(AllocatorError):
+    """The schema registry does not respond, or its response has no usable schema."""
+
+    retriable = True
+
+
+def check_url(text: str) -> None:
+    """Raises ValueError for a text that is no http or https URL. The error quotes nothing, as it may be a password."""
+    try:
+        parts = urlsplit(text)
+        sound = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port > 0)
+    except ValueError:  # its text may quote the password: a "/" in it ends the part with the port
+        sound = False
+    if not sound or parts.query or parts.fragment:
+        raise ValueError(
+            "write it as http://registry:8081 or https://user:password@registry, "
+            "with / ? # @ in the password as %2F %3F %23 %40"
+        )
+
+
+class Registry:
+    """The registry at `url`, which may contain user and password. Caches schemas: the schema of an id never changes."""
+
+    def __init__(self, url: str, *, timeout_s: float = 5.0) -> None:
+        """Raises ConfigError."""
+        try:
+            check_url(url)
+        except ValueError as error:
+            raise ConfigError(f"the schema registry's URL is not valid: {error}") from None
+        parts = urlsplit(url)
+        host = parts.hostname or ""
+        host = f"[{host}]" if ":" in host else host
+        netloc = host if parts.port is None else f"{host}:{parts.port}"
+        self.url = urlunsplit((parts.scheme, netloc, parts.path.rstrip("/"), "", ""))
+        """The URL without user and password."""
+        self._user = None if parts.username is None else unquote(parts.username)
+        self._password = None if parts.password is None else unquote(parts.password)
+        self._timeout_s = timeout_s
+        self._schemas: dict[int, Schema] = {}
+
+    async def load(self, ids: Collection[int]) -> dict[int, Union[Schema, str]]:
+        """The schema of each id, or why it is missing. Raises MissingExtra. Requests each unknown id once."""
+        found: dict[int, Union[Schema, str]] = {}
+        for number in sorted(ids):
+            try:
+                found[number] = await self.schema(number)
+            except (RegistryFailed, ConfigError) as error:
+                log.info("schema %d: %s", number, error)
+                found[number] = f"schema {number} is not known: {error}"
+                if error.retriable:
+                    break  # a registry that is away costs one timeout, not one for each id
+        return found
+
+    async def schema(self, number: int) -> Schema:
+        """The schema of an id.
+
+        Raises RegistryFailed when the registry does not respond as it should, ConfigError when it has no such schema
+        or one that cannot be used, and MissingExtra.
+        """
+        known = self._schemas.get(number)
+        if known is None:
+            known = await self._fetch(number)
+            if len(self._schemas) >= KEPT:
+                self._schemas.clear()
+            self._schemas[number] = known
+        return known
+
+    async def latest(self, subject: str) -> Any:
+        """The latest schema of a subject as `as_reader_schema` gives it; None if it is not Avro.
+
+        Raises ConfigError when there is no such subject, RegistryFailed, and MissingExtra.
+        """
+        try:
+            answer = await self._ask(f"/subjects/{quote(subject, safe='')}/versions/latest")
+        except ConfigError:
+            raise ConfigError(
+                f"{self.url} has no subject {subject!r}; the serializers' default is TOPIC-value"
+            ) from None
+        if answer.get("schemaType", "AVRO") != "AVRO":
+            return None
+        name, named = f"the latest schema of subject {subject}", await self._named(answer)
+        return parsed_avro(_json_of(answer), named, name)
+
+    async def _named(self, answer: dict[str, Any]) -> dict[str, Any]:
+        """The types of Avro that a schema refers to."""
+        named: dict[str, Any] = {}
+        for name, other in await self._references(answer):
+            parsed_avro(_json_of(other), named, name)
+        return named
+
+    async def _fetch(self, number: int) -> Schema:
+        answer = await self._ask(f"/schemas/ids/{number}")
+        kind, name = answer.get("schemaType", "AVRO"), f"schema {number} of {self.url}"
+        if kind == "JSON":
+            return json_schema()
+        if kind == "AVRO":
+            return avro_schema(_json_of(answer), await self._named(answer), name)
+        if kind == "PROTOBUF":
+            files = [(path, await self._compiled(int(other["id"]))) for path, other in await self._references(answer)]
+            return protobuf_schema([*files, (f"schema-{number}.proto", await self._compiled(number))], name)
+        raise ConfigError(f"{name} has the type {shown(kind)}; AVRO, PROTOBUF and JSON are known")
+
+    async def _references(self, answer: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+        """(name, response) of each schema that a schema refers to. A schema comes after its own references."""
+        found: dict[str, dict[str, Any]] = {}
+        seen: set[str] = set()
+
+        async def follow(references: Any) -> None:
+            for each in references or ():
+                name = str(each["name"])
+                if name in seen:
+                    continue
+                seen.add(name)
+                if len(seen) > MAX_REFERENCES:
+                    raise ConfigError(f"it refers to more than {MAX_REFERENCES} schemas")
+                path = f"/subjects/{quote(str(each['subject']), safe='')}/versions/{int(each['version'])}"
+                other = await self._ask(path)
+                await follow(other.get("references"))
+                found[name] = other
+
+        try:
+            await follow(answer.get("references"))
+        except (KeyError, TypeError, ValueError) as error:
+            raise RegistryFailed(f"a reference of the response is not valid: {shown(error)}") from error
+        return list(found.items())
+
+    async def _compiled(self, number: int) -> bytes:
+        text = (await self._ask(f"/schemas/ids/{number}?format=serialized")).get("schema")
+        try:
+            return base64.b64decode(str(text), validate=True)
+        except binascii.Error:
+            raise ConfigError(
+                "the registry does not compile schemas of Protobuf; "
+                "name a descriptor set with confluent-protobuf:FILE:MESSAGE"
+            ) from None
+
+    async def _ask(self, path: str) -> dict[str, Any]:
+        request = HTTPRequest(
+            self.url + path,
+            headers={"Accept": "application/vnd.schemaregistry.v1+json, application/json"},
+            auth_username=self._user,
+            auth_password=self._password or ("" if self._user else None),
+            connect_timeout=self._timeout_s,
+            request_timeout=self._timeout_s,
+            follow_redirects=False,
+        )
+        client = AsyncHTTPClient(force_instance=True, max_body_size=MAX_BYTES)
+        try:
+            answer = json.loads((await client.fetch(request)).body)
+        except HTTPClientError as error:
+            if error.code in (404, 422):
+                raise ConfigError(f"{self.url} does not have it") from None
+            raise RegistryFailed(f"{self.url} responds {error.code}: {shown(error.message or '')}") from error
+        except (OSError, ValueError) as error:
+            raise RegistryFailed(f"{self.url} does not respond as a schema registry: {shown(error)}") from error
+        finally:
+            client.close()
+        if not isinstance(answer, dict):
+            raise RegistryFailed(f"{self.url} responds with something else than an object")
+        return answer
+
+
+def _json_of(answer: dict[str, Any]) -> Optional[Any]:
+    try:
+        return json.loads(answer["schema"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise RegistryFailed(f"the response has no schema: {shown(error)}") from error

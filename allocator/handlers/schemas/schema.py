@@ -1,0 +1,369 @@
+"""Schemas of Avro, Protobuf and JSON, from files and from responses of a schema registry.
+
+Confluent's wire format (https://docs.confluent.io/platform/current/schema-registry/fundamentals/serdes-develop/) has a
+zero byte, the id of the schema in four bytes, for Protobuf the indexes of the message type, and then the record.
+"""
+
+from __future__ import annotations
+
+import base64
+import decimal
+import io
+import json
+import math
+import struct
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime, time
+from pathlib import Path
+from typing import Any, NoReturn, Optional
+
+from allocator.core.fetch.columns import varint
+from allocator.errors import ConfigError, MissingExtra
+
+__all__ = [
+    "HEADER",
+    "Schema",
+    "as_reader_schema",
+    "avro_schema",
+    "file_schema",
+    "json_schema",
+    "parsed_avro",
+    "protobuf_schema",
+    "read_json",
+    "schema_id",
+]
+
+HEADER = 5  # bytes before the data in Confluent's format
+MAX_INDEXES = 32  # levels of nested message types
+
+
+@dataclass(frozen=True)
+class Schema:
+    """`read` decodes the bytes after the header to JSON. It raises ValueError for bytes of another schema."""
+
+    kind: str
+    """"avro", "protobuf" or "json"."""
+    read: Callable[[bytes], Any]
+    decoder: Callable[[Any], Callable[[bytes], Any]]
+    """The function that gives Python values for the same bytes, by a reader schema of `as_reader_schema`, or by this
+    schema alone if that is None. The function raises ValueError for bytes of another schema."""
+
+
+def schema_id(data: bytes) -> Optional[int]:
+    """The registry id of the schema; None if the bytes do not begin with Confluent's header."""
+    if len(data) < HEADER or data[0] != 0:
+        return None
+    return int(struct.unpack_from(">I", data, 1)[0])
+
+
+def file_schema(kind: str, where: str, *, framed: bool) -> Optional[Schema]:
+    """The schema of a file, "FILE" of Avro or "FILE:MESSAGE" of Protobuf; None for another kind.
+
+    `framed`: Protobuf bytes begin with the indexes of the message type. They are skipped, since the message name is
+    given. Raises ConfigError and MissingExtra.
+    """
+    if kind == "avro":
+        return avro_schema(_loaded(where), {}, where)
+    if kind != "protobuf":
+        return None
+    path, colon, message = where.rpartition(":")
+    if not colon or not path or not message:
+        raise ConfigError(f"protobuf:{where} names no message; write protobuf:FILE:package.Message")
+    google = _protobuf()
+    try:
+        files = google.FileDescriptorSet.FromString(Path(path).read_bytes())
+    except (OSError, google.DecodeError) as error:
+        raise ConfigError(
+            f"{path} is not a descriptor set of Protobuf ({error}); "
+            f"`protoc --include_imports --descriptor_set_out={path}` writes one"
+        ) from error
+    kind_of = _message_class(google, list(files.file), message, path)
+
+    def parse(data: bytes) -> Any:
+        return _message(kind_of, _indexes(data)[1] if framed else data)
+
+    return Schema("protobuf", lambda data: _message_as_json(google, parse(data)), lambda reader: parse)
+
+
+def json_schema() -> Schema:
+    """Records of a JSON schema are JSON; the schema only restricts them."""
+
+    def decoder(reader: Any) -> Callable[[bytes], Any]:
+        if reader is not None:
+            raise ValueError(f"the record is JSON, and the reader schema is of {_kind_of(reader)}")
+        return read_json
+
+    return Schema("json", read_json, decoder)
+
+
+def read_json(data: bytes) -> Any:
+    """Parses JSON.
+
+    Raises ValueError also for what would change: NaN and infinities, numbers beyond a float, and objects with two
+    fields of one name.
+    """
+    return json.loads(data.decode(), parse_constant=_refuse, parse_float=_finite, object_pairs_hook=_unique)
+
+
+def _refuse(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    return number if math.isfinite(number) else _refuse(text)
+
+
+def _unique(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(fields)
+    return found if len(found) == len(fields) else _refuse("an object with two fields of one name")
+
+
+# -- Avro --------------------------------------------------------------------------------------------------------------
+
+
+def _fastavro() -> Any:
+    try:
+        import fastavro
+    except ImportError as error:
+        raise MissingExtra("Avro needs fastavro: pip install 'zk-partition-allocator[avro]'") from error
+    return fastavro
+
+
+def parsed_avro(schema: Any, named: dict[str, Any], name: str) -> Any:
+    """A schema as fastavro wants it. `named` as in `avro_schema`. Raises ConfigError, MissingExtra."""
+    fastavro = _fastavro()
+    try:
+        return fastavro.parse_schema(schema, named_schemas=named)
+    except Exception as error:  # the parser may raise anything for JSON that is no schema
+        raise ConfigError(f"{name} is not an Avro schema: {error}") from error
+
+
+def avro_schema(schema: Any, named: dict[str, Any], name: str) -> Schema:
+    """A parsed schema. `named`: the types that it refers to; its own types are added to them.
+
+    Raises ConfigError, MissingExtra.
+    """
+    parsed = parsed_avro(schema, named, name)
+    fastavro = _fastavro()
+
+    def decoder(reader: Any) -> Callable[[bytes], Any]:
+        if reader is not None and _kind_of(reader) != "avro":
+            raise ValueError(f"the record is Avro, and the reader schema is of {_kind_of(reader)}")
+
+        def decode(data: bytes) -> Any:
+            stream = io.BytesIO(data)
+            try:
+                found = fastavro.schemaless_reader(stream, parsed, reader)
+            except fastavro.read.SchemaResolutionError as error:
+                raise ValueError(f"the reader schema cannot read this schema: {error}") from error
+            except Exception as error:
+                raise ValueError("not of this schema") from error
+            if stream.read(1):
+                raise ValueError("bytes are left")
+            return found
+
+        return decode
+
+    by_writer = decoder(None)
+    return Schema("avro", lambda data: _plain(by_writer(data)), decoder)
+
+
+def as_reader_schema(given: Any) -> Any:
+    """What `Schema.decoder` takes, made of an Avro schema (JSON text, or what it parses to) or of a message class.
+
+    Raises ConfigError and MissingExtra.
+    """
+    if given is None or (hasattr(given, "DESCRIPTOR") and hasattr(given, "FromString")):
+        return given
+    if isinstance(given, str):
+        try:
+            given = json.loads(given)
+        except ValueError as error:
+            raise ConfigError(f"the reader schema is not an Avro schema in JSON: {error}") from error
+    if not isinstance(given, (dict, list, str)):
+        raise ConfigError(
+            f"reader_schema = {given!r}: must be an Avro schema (JSON text, a dict or a list) "
+            "or a message class of Protobuf"
+        )
+    return parsed_avro(given, {}, "the reader schema")
+
+
+def _kind_of(reader: Any) -> str:
+    return "protobuf" if hasattr(reader, "DESCRIPTOR") else "avro"
+
+
+def _loaded(path: str) -> Any:
+    try:
+        return json.loads(Path(path).read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} is not an Avro schema in JSON: {error}") from error
+
+
+def _plain(value: Any) -> Any:
+    """Avro values without a JSON type, as text: times in ISO 8601, bytes in base64, decimals with all digits."""
+    if isinstance(value, dict):
+        return {str(name): _plain(inner) for name, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(inner) for inner in value]
+    if isinstance(value, (bytes, bytearray)):
+        return base64.b64encode(value).decode()
+    if isinstance(value, (datetime, date, time)):
+        return value.isoformat()
+    if isinstance(value, (decimal.Decimal, uuid.UUID)):
+        return str(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
+
+
+# -- Protobuf ----------------------------------------------------------------------------------------------------------
+
+
+def protobuf_schema(files: Sequence[tuple[str, bytes]], name: str) -> Schema:
+    """The message types of a file: (import path, FileDescriptorProto as bytes), the file itself last.
+
+    Raises ConfigError, MissingExtra.
+    """
+    google = _protobuf()
+    try:
+        protos = [google.FileDescriptorProto.FromString(data) for _, data in files]
+    except google.DecodeError as error:
+        raise ConfigError(f"{name} is not a compiled schema of Protobuf: {error}") from error
+    for proto, (path, _) in zip(protos, files):
+        proto.name = path
+    classes: dict[str, Any] = {}
+
+    def parse(data: bytes) -> Any:
+        indexes, rest = _indexes(data)
+        message = _name(protos[-1], indexes)
+        if message not in classes:
+            classes[message] = _message_class(google, protos, message, name)
+        return _message(classes[message], rest)
+
+    def decoder(reader: Any) -> Callable[[bytes], Any]:
+        if reader is None:
+            return parse
+        if _kind_of(reader) != "protobuf":
+            raise ValueError("the record is Protobuf, and the reader schema is of avro")
+
+        def parse_as(data: bytes) -> Any:
+            indexes, rest = _indexes(data)
+            message, wanted = _name(protos[-1], indexes), reader.DESCRIPTOR.full_name
+            if message != wanted:  # most bytes parse as any message, with wrong fields
+                raise ValueError(f"a message of the type {message}, not {wanted}")
+            return _message(reader, rest)
+
+        return parse_as
+
+    return Schema("protobuf", lambda data: _message_as_json(google, parse(data)), decoder)
+
+
+@dataclass(frozen=True)
+class _Protobuf:
+    """The parts of the protobuf package that this module uses."""
+
+    FileDescriptorSet: Any
+    FileDescriptorProto: Any
+    DecodeError: Any
+    pool: Any
+    factory: Any
+    json_format: Any
+
+
+def _protobuf() -> _Protobuf:
+    try:
+        from google.protobuf import (
+            any_pb2,  # noqa: F401 - they add the types that every schema may import to the default pool
+            descriptor_pb2,
+            descriptor_pool,
+            duration_pb2,  # noqa: F401
+            empty_pb2,  # noqa: F401
+            field_mask_pb2,  # noqa: F401
+            json_format,
+            message,
+            message_factory,
+            struct_pb2,  # noqa: F401
+            timestamp_pb2,  # noqa: F401
+            wrappers_pb2,  # noqa: F401
+        )
+    except ImportError as error:
+        raise MissingExtra("Protobuf needs protobuf: pip install 'zk-partition-allocator[protobuf]'") from error
+    return _Protobuf(
+        descriptor_pb2.FileDescriptorSet,
+        descriptor_pb2.FileDescriptorProto,
+        message.DecodeError,
+        descriptor_pool,
+        message_factory,
+        json_format,
+    )
+
+
+def _message_class(google: _Protobuf, files: Sequence[Any], message: str, name: str) -> Any:
+    pool = google.pool.DescriptorPool()
+    by_name = {each.name: each for each in files}
+    try:
+        for each in files:
+            _add(google, pool, by_name, each.name, ())
+        return google.factory.GetMessageClass(pool.FindMessageTypeByName(message))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"{name} has no message {message!r}, or lacks a file that it imports: {error}") from error
+
+
+def _message(kind: Any, data: bytes) -> Any:
+    try:
+        return kind.FromString(data)
+    except Exception as error:
+        raise ValueError("not of this message type") from error
+
+
+def _message_as_json(google: _Protobuf, message: Any) -> Any:
+    try:
+        return google.json_format.MessageToDict(message, preserving_proto_field_name=True)
+    except Exception as error:
+        raise ValueError("not of this message type") from error
+
+
+def _add(google: _Protobuf, pool: Any, files: Mapping[str, Any], path: str, under: tuple[str, ...]) -> None:
+    """Adds a file after the files that it imports. The package has Google's own files."""
+    if path in under:
+        raise ValueError(f"{path} imports itself")
+    try:
+        pool.FindFileByName(path)
+        return
+    except KeyError:
+        pass
+    proto = files.get(path)
+    if proto is None:
+        proto = google.FileDescriptorProto()
+        google.pool.Default().FindFileByName(path).CopyToProto(proto)
+    for imported in proto.dependency:
+        _add(google, pool, files, imported, (*under, path))
+    pool.Add(proto)
+
+
+def _indexes(data: bytes) -> tuple[list[int], bytes]:
+    """(the indexes of a message type in its file, the bytes after them). A single zero means the first type."""
+    found: list[int] = []
+    try:
+        count, at = varint(data, 0)
+        if not 0 <= count <= MAX_INDEXES:
+            raise ValueError("too many indexes")
+        for _ in range(count):
+            index, at = varint(data, at)
+            found.append(index)
+    except IndexError:
+        raise ValueError("the bytes end within the indexes") from None
+    return found or [0], data[at:]
+
+
+def _name(file: Any, indexes: Sequence[int]) -> str:
+    names, kinds = [file.package] if file.package else [], file.message_type
+    for index in indexes:
+        if not 0 <= index < len(kinds):
+            raise ValueError("no such message type")
+        names.append(kinds[index].name)
+        kinds = kinds[index].nested_type
+    return ".".join(names)

@@ -1,0 +1,373 @@
+"""What every sink does: one row for each partition of a group, with the next offset and the owner that may write.
+
+Guarantee: the effects of each record are in the database exactly once, if all effects go through `write`, in the order
+of the log, and if the partitions' owners are exclusive as docs/guarantees.md says. A transaction has the effects and
+the offset after them, so both are stored or neither is. A row names one owner. Only that owner may write, whatever a
+process believes that was frozen for a minute.
+
+An owner registers before it reads its first record. Its fence decides: a row with a lower fence is of a former owner. A
+row with a higher fence, or with the same one of another owner, is of a later owner, or the numbers have fallen back
+(an ensemble came back without its data; Kafka forgot the group). The owner then asks its group once more. If the group
+confirms the claim after the row was read, no later owner can exist, and the owner replaces exactly that row.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Generic, NamedTuple, Optional, Protocol, TypeVar, Union
+
+from allocator.core.fetch.batch import Batch
+from allocator.errors import AlreadyStored, ConfigError, Fenced, SinkError
+from allocator.types import Record, TopicPartition
+
+__all__ = ["SinkClaim", "SinkOffset", "Transaction", "TransactionalSink"]
+
+log = logging.getLogger(__name__)
+
+Parameters = Mapping[str, Any]
+Connection = TypeVar("Connection")
+Unit = TypeVar("Unit", bound=Union[Batch, Record])
+
+# in the words that SQLite and PostgreSQL share, with the placeholders that sqlite3 and SQLAlchemy share
+CREATE = """CREATE TABLE IF NOT EXISTS {table} (
+    group_id TEXT NOT NULL, topic TEXT NOT NULL, part INTEGER NOT NULL, next_offset BIGINT,
+    leader_epoch INTEGER, fence BIGINT NOT NULL, owner TEXT NOT NULL, topic_id TEXT,
+    PRIMARY KEY (group_id, topic, part))"""
+INSERT = """INSERT INTO {table} (group_id, topic, part, next_offset, fence, owner, topic_id)
+    VALUES (:group_id, :topic, :part, NULL, -2, '', NULL) ON CONFLICT DO NOTHING"""
+SELECT_ALL = """SELECT topic, part, next_offset, leader_epoch, fence, owner, topic_id FROM {table}
+    WHERE group_id = :group_id"""
+SELECT = "SELECT next_offset, fence, owner FROM {table} WHERE group_id = :group_id AND topic = :topic AND part = :part"
+REGISTER = """UPDATE {table} SET fence = :fence, owner = :owner, topic_id = :topic_id,
+    next_offset = CASE WHEN :anew = 1 THEN NULL ELSE next_offset END,
+    leader_epoch = CASE WHEN :anew = 1 THEN NULL ELSE leader_epoch END
+    WHERE group_id = :group_id AND topic = :topic AND part = :part AND fence = :old_fence AND owner = :old_owner"""
+STORE = """UPDATE {table} SET next_offset = :next_offset, leader_epoch = :leader_epoch
+    WHERE group_id = :group_id AND topic = :topic AND part = :part AND fence = :fence AND owner = :owner
+    AND COALESCE(next_offset, -1) = :stored"""
+REWIND = """UPDATE {table} SET next_offset = :next_offset, leader_epoch = NULL, topic_id = COALESCE(:topic_id, topic_id)
+    WHERE group_id = :group_id AND topic = :topic AND part = :part AND fence = :fence AND owner = :owner"""
+
+
+class SinkClaim(NamedTuple):
+    """What an owner says of one partition: its fence, and the id of the topic where the brokers tell it."""
+
+    fence: int
+    topic_id: Any = None
+
+
+class SinkOffset(NamedTuple):
+    """Where an owner begins: the next offset, and the leader epoch of the record before it (-1: unknown).
+
+    With the epoch the consumer notices that the log was truncated since (KIP-320).
+    """
+
+    offset: int
+    leader_epoch: int = -1
+
+
+class Transaction(Protocol[Connection]):
+    """An open transaction of a sink's database."""
+
+    connection: Connection
+    """What the user's function gets."""
+
+    def rows(self, statement: str, parameters: Parameters) -> Sequence[Sequence[Any]]: ...
+
+    def change(self, statement: str, parameters: Parameters) -> int:
+        """The number of rows changed."""
+
+    def change_all(self, statement: str, parameters: Sequence[Parameters]) -> None: ...
+
+    def must_be_open(self) -> None:
+        """Raises ConfigError when the user's function has ended it."""
+
+
+class _Owned(NamedTuple):
+    """What this process registered of a partition."""
+
+    fence: int
+    owner: str
+
+
+class _Row(NamedTuple):
+    next_offset: Optional[int]
+    leader_epoch: Optional[int]
+    fence: int
+    owner: str
+    topic_id: Optional[str]
+
+
+class TransactionalSink(Generic[Connection]):
+    """Offsets of one group in a database, for one consumer at a time. Pass it to `Consumer(sink=...)`.
+
+        sink = SqliteSink("orders.db")
+
+        def store(connection, batch):
+            connection.executemany("INSERT INTO orders VALUES (?)", [(record.value,) for record in batch])
+
+        async with Consumer("orders", group="billing", sink=sink, ...) as consumer:
+            async for batch in consumer:
+                await sink.write_async(batch, store)
+
+    `write` may be called from any thread. A partition's records are written in the order of the log, one call at a
+    time, as `async for` does it, and the daemon with ordering "partition".
+    """
+
+    def __init__(self, table: str) -> None:
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)?", table):
+            raise ConfigError(
+                f"table {table!r} is not a name; write letters, digits and _, perhaps after a schema and ."
+            )
+        self.table = table
+        self._group: str | None = None
+        self._owned: dict[TopicPartition, _Owned] = {}
+        # what the last write of each partition tried to store: its first offset, and the offset after it
+        self._tried: dict[TopicPartition, tuple[int, int]] = {}
+        self._prepared = False
+
+    # -- implemented for a database ------------------------------------------------------------------------------
+
+    def _transaction(self) -> AbstractContextManager[Transaction[Connection]]:
+        """Commits at the end of the block, and rolls back when the block raises."""
+        raise NotImplementedError
+
+    def _errors(self) -> tuple[type[Exception], ...]:
+        """What the database's driver raises."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Closes the connections that the sink opened. Safe to call twice."""
+        raise NotImplementedError
+
+    # -- effects -------------------------------------------------------------------------------------------------
+
+    def write(self, unit: Unit, effects: Callable[[Connection, Unit], object]) -> bool:
+        """Calls `effects(connection, unit)` and stores the offset after `unit`, in one transaction.
+
+        `unit` is a batch or a record, as the consumer delivered it. After an error the same unit may be written again:
+        what an earlier try has stored is left out, so that `effects` gets the rest of the batch, or is not called.
+        Returns whether it was called. `effects` must not commit or roll back.
+
+        Raises `Fenced` when the partition has had another owner since: nothing of this unit is stored, and the new
+        owner stores it. Raises `AlreadyStored` for a unit that comes out of turn. What the database or `effects` raise
+        comes out unchanged; nothing is stored then, unless the answer to the commit was lost.
+        """
+        partition, start, end = _extent(unit)
+        owned = self._owned.get(partition)
+        if owned is None or owned.fence != unit.fence:
+            raise self._refused(partition, unit.fence, owned.fence if owned else None)
+        key = self._key(partition)
+        left: Any = unit
+        with self._transaction() as transaction:
+            stored = self._stored(transaction, partition, key, owned)
+            if stored > start:
+                if self._tried.get(partition, (-1,))[0] != start:
+                    raise AlreadyStored(partition, start, stored)
+                if stored >= end:
+                    return False
+                assert isinstance(unit, Batch)  # a record is stored as a whole
+                left = unit.from_offset(stored)
+            effects(transaction.connection, left)
+            transaction.must_be_open()
+            self._tried[partition] = start, end
+            values = {**key, **owned._asdict(), "next_offset": end, "leader_epoch": left.leader_epoch, "stored": stored}
+            if transaction.change(self._of_table(STORE), values) != 1:
+                self._stored(transaction, partition, key, owned)
+                raise AlreadyStored(partition, start, end)
+        return True
+
+    async def write_async(self, unit: Unit, effects: Callable[[Connection, Unit], object]) -> bool:
+        """As `write`, in a thread, so that the event loop goes on."""
+        return await asyncio.to_thread(self.write, unit, effects)
+
+    def offsets(self, group: str) -> dict[TopicPartition, int]:
+        """The next offset of each partition of which something is stored. Raises `SinkError`."""
+        return {p: row.next_offset for p, row in self._rows(group).items() if row.next_offset is not None}
+
+    # -- ownership -----------------------------------------------------------------------------------------------
+
+    async def begin(
+        self,
+        group: str,
+        owner: str,
+        claims: Mapping[TopicPartition, SinkClaim],
+        confirm: Callable[[], Awaitable[bool]],
+    ) -> dict[TopicPartition, SinkOffset]:
+        """Registers `owner` for these partitions, and returns the next offsets of those that have one.
+
+        Caller: the consumer, before it reads. `confirm` returns whether the claims still stood after it was called.
+        Raises `SinkError`, ConfigError when the sink already works for another group.
+        """
+        if self._group not in (None, group):
+            raise ConfigError(f"this sink keeps the offsets of group {self._group!r}; make another one for {group!r}")
+        self._group = group
+        found, doubtful = await asyncio.to_thread(self._register, owner, claims, {})
+        if doubtful:
+            if not await confirm():
+                raise SinkError(f"{self._names(doubtful)}: the group does not confirm that this member owns them")
+            log.warning(
+                "%s: %s: the table has owners with fences that are not lower than ours, but the group confirms that "
+                "this member is the owner: the numbers have fallen back, perhaps with the data of the ensemble",
+                group,
+                self._names(doubtful),
+            )
+            more, left = await asyncio.to_thread(self._register, owner, {p: claims[p] for p in doubtful}, doubtful)
+            if left:
+                raise SinkError(f"{self._names(left)}: another process registers as their owner at the same time")
+            found.update(more)
+        return found
+
+    async def rewind(self, partition: TopicPartition, offset: int, topic_id: Any = None) -> None:
+        """Lets records from this lower offset on be stored again, because they have other contents or you request it.
+
+        The consumer calls it when the log was cut or the topic was created again. Call it yourself before
+        `Consumer.seek` to a lower offset. Raises `Fenced` or `SinkError`.
+        """
+        await asyncio.to_thread(self._rewind, partition, offset, topic_id)
+
+    # ------------------------------------------------------------------------------------------------------------
+
+    def _register(
+        self, owner: str, claims: Mapping[TopicPartition, SinkClaim], overruled: Mapping[TopicPartition, _Owned]
+    ) -> tuple[dict[TopicPartition, SinkOffset], dict[TopicPartition, _Owned]]:
+        """The next offsets of the partitions that this owner registered, and the present owners of the others."""
+        assert self._group is not None
+        with self._mapped_errors():
+            self._prepare()
+            with self._transaction() as transaction:
+                # in one order, or two owners could wait for each other's rows
+                wanted = sorted(claims)
+                transaction.change_all(self._of_table(INSERT), [self._key(partition) for partition in wanted])
+                before = self._read(transaction, self._group)
+                changes = []
+                for partition in wanted:
+                    row, claim = before[partition], claims[partition]
+                    if _supersedes(claim, owner, row, overruled.get(partition)):
+                        changes.append(self._registration(partition, claim, owner, row))
+                if changes:
+                    transaction.change_all(self._of_table(REGISTER), changes)
+                # read again: our change holds the rows, so that no other owner can store beyond these offsets
+                after = self._read(transaction, self._group)
+        found: dict[TopicPartition, SinkOffset] = {}
+        doubtful = {}
+        for partition in wanted:
+            row = after[partition]
+            if (row.fence, row.owner) != (claims[partition].fence, owner):
+                doubtful[partition] = _Owned(row.fence, row.owner)
+                continue
+            self._owned[partition] = _Owned(row.fence, owner)
+            self._tried.pop(partition, None)
+            if row.next_offset is not None:
+                found[partition] = SinkOffset(row.next_offset, -1 if row.leader_epoch is None else row.leader_epoch)
+        return found, doubtful
+
+    def _registration(self, partition: TopicPartition, claim: SinkClaim, owner: str, row: _Row) -> Parameters:
+        topic_id = row.topic_id if claim.topic_id is None else str(claim.topic_id)
+        anew = row.topic_id is not None and topic_id != row.topic_id
+        if anew and row.next_offset is not None:
+            log.warning(
+                "%s:%d: the table is at offset %d of a topic that was deleted and created again; it begins anew",
+                *partition,
+                row.next_offset,
+            )
+        return {
+            **self._key(partition),
+            "fence": claim.fence,
+            "owner": owner,
+            "topic_id": topic_id,
+            "anew": int(anew),
+            "old_fence": row.fence,
+            "old_owner": row.owner,
+        }
+
+    def _rewind(self, partition: TopicPartition, offset: int, topic_id: Any) -> None:
+        owned = self._owned.get(partition)
+        if owned is None:
+            raise self._refused(partition, None, None)
+        values = {**self._key(partition), **owned._asdict(), "next_offset": offset}
+        values["topic_id"] = None if topic_id is None else str(topic_id)
+        with self._mapped_errors(), self._transaction() as transaction:
+            if transaction.change(self._of_table(REWIND), values) != 1:
+                self._stored(transaction, partition, self._key(partition), owned)
+        self._tried.pop(partition, None)
+
+    def _stored(self, transaction: Transaction[Any], partition: TopicPartition, key: Parameters, owned: _Owned) -> int:
+        """The next offset, -1 if nothing is stored. Raises `Fenced` when the row is another owner's."""
+        rows = transaction.rows(self._of_table(SELECT), key)
+        if not rows:
+            raise Fenced(f"{partition.topic}:{partition.partition}: its row was deleted from table {self.table}")
+        next_offset, fence, owner = rows[0]
+        if (fence, owner) != owned:
+            raise self._refused(partition, owned.fence, fence)
+        return -1 if next_offset is None else int(next_offset)
+
+    def _refused(self, partition: TopicPartition, ours: int | None, now: int | None) -> Fenced:
+        name = f"{partition.topic}:{partition.partition}"
+        if now is None:
+            return Fenced(
+                f"{name}: no consumer has registered this sink as the owner of the partition; pass the sink to the "
+                "Consumer, and write what this consumer delivered"
+            )
+        return Fenced(
+            f"{name}: a write under fence {ours} is refused: the owner with fence {now} has begun since. Drop what was "
+            "read; the new owner stores it"
+        )
+
+    def _rows(self, group: str) -> dict[TopicPartition, _Row]:
+        with self._mapped_errors():
+            self._prepare()
+            with self._transaction() as transaction:
+                return self._read(transaction, group)
+
+    def _read(self, transaction: Transaction[Any], group: str) -> dict[TopicPartition, _Row]:
+        rows = transaction.rows(self._of_table(SELECT_ALL), {"group_id": group})
+        return {TopicPartition(topic, part): _Row(*rest) for topic, part, *rest in rows}
+
+    def _prepare(self) -> None:
+        if self._prepared:
+            return
+        try:
+            with self._transaction() as transaction:
+                transaction.change(self._of_table(CREATE), {})
+        except self._errors():
+            # PostgreSQL refuses the second of two that create the table at the same time
+            with self._transaction() as transaction:
+                transaction.rows(self._of_table(SELECT_ALL), {"group_id": ""})
+        self._prepared = True
+
+    @contextmanager
+    def _mapped_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except self._errors() as error:
+            raise SinkError(f"table {self.table}: the database did not do what the sink asked: {error}") from error
+
+    def _key(self, partition: TopicPartition) -> dict[str, Any]:
+        return {"group_id": self._group, "topic": partition.topic, "part": partition.partition}
+
+    def _of_table(self, statement: str) -> str:
+        return statement.format(table=self.table)
+
+    def _names(self, partitions: Mapping[TopicPartition, Any]) -> str:
+        some = ", ".join(f"{p.topic}:{p.partition}" for p in sorted(partitions)[:5])
+        return some if len(partitions) <= 5 else f"{some} and {len(partitions) - 5} more"
+
+
+def _extent(unit: Batch | Record) -> tuple[TopicPartition, int, int]:
+    """The partition, the first offset and the offset after the last."""
+    partition = TopicPartition(unit.topic, unit.partition)
+    if isinstance(unit, Batch):
+        return partition, unit.base_offset, unit.next_offset
+    return partition, unit.offset, unit.offset + 1
+
+
+def _supersedes(claim: SinkClaim, owner: str, row: _Row, overruled: _Owned | None) -> bool:
+    """Whether this owner may take the row's place."""
+    if row.fence != claim.fence:
+        return row.fence < claim.fence or (row.fence, row.owner) == overruled
+    return row.owner == owner or (row.fence, row.owner) == overruled

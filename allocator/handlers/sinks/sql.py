@@ -1,0 +1,98 @@
+"""A sink in PostgreSQL, through SQLAlchemy Core (the extra `sql`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from allocator.errors import ConfigError, MissingExtra
+from allocator.handlers.sinks.sink import Parameters, Transaction, TransactionalSink
+
+if TYPE_CHECKING:
+    import sqlalchemy
+
+__all__ = ["SqlSink"]
+
+
+class _SqlTransaction:
+    def __init__(self, connection: Any, text: Any) -> None:
+        self.connection = connection
+        self._text = text
+
+    def rows(self, statement: str, parameters: Parameters) -> Sequence[Sequence[Any]]:
+        return list(self.connection.execute(self._text(statement), parameters))
+
+    def change(self, statement: str, parameters: Parameters) -> int:
+        return int(self.connection.execute(self._text(statement), parameters).rowcount)
+
+    def change_all(self, statement: str, parameters: Sequence[Parameters]) -> None:
+        self.connection.execute(self._text(statement), parameters)
+
+    def must_be_open(self) -> None:
+        if not self.connection.in_transaction():
+            raise ConfigError(
+                "the effects ended the transaction, so they were stored without their offset: do not commit"
+            )
+
+
+class SqlSink(TransactionalSink["sqlalchemy.Connection"]):
+    """Offsets and effects in one PostgreSQL database.
+
+    `engine` is a SQLAlchemy Engine, or a URL such as "postgresql+psycopg://user@host/shop". `effects` get a SQLAlchemy
+    Connection. If a process stands still inside a transaction, PostgreSQL ends its session after `idle_timeout_s`
+    seconds, or the rows that it has locked would stop the next owner (None: as the server is configured).
+
+    Raises `MissingExtra` without SQLAlchemy, ConfigError for another database.
+    """
+
+    def __init__(self, engine: Any, *, table: str = "allocator_offsets", idle_timeout_s: float | None = 60.0) -> None:
+        super().__init__(table)
+        try:
+            import sqlalchemy
+        except ImportError as error:
+            raise MissingExtra("SqlSink needs SQLAlchemy: pip install 'zk-partition-allocator[sql]'") from error
+        self._ours = isinstance(engine, str)
+        # a server that was restarted is noticed before a write, not by its failure
+        made = sqlalchemy.create_engine(engine, pool_pre_ping=True) if isinstance(engine, str) else engine
+        if made.dialect.name != "postgresql":
+            raise ConfigError(f"SqlSink is for PostgreSQL, not {made.dialect.name}; SqliteSink is for files of SQLite")
+        self.engine: Any = made
+        self._text = sqlalchemy.text
+        self._driver_errors = (sqlalchemy.exc.SQLAlchemyError,)
+        self._idle_timeout_s = idle_timeout_s
+
+    def close(self) -> None:
+        """Closes the connections of an engine that the sink made of a URL."""
+        if self._ours:
+            self.engine.dispose()
+
+    def _errors(self) -> tuple[type[Exception], ...]:
+        return self._driver_errors
+
+    def _prepare(self) -> None:
+        if not self._prepared:
+            self._refuse_autocommit()
+        super()._prepare()
+
+    def _refuse_autocommit(self) -> None:
+        """Raises ConfigError if each statement is a transaction of its own: a stale owner's effect would stay.
+
+        Asks the server, because an engine, its URL and its pool can each set the mode: a setting that is made for one
+        transaction is gone in the next statement.
+        """
+        with self._transaction() as transaction:
+            transaction.rows("SELECT set_config('allocator.transaction', 'open', true)", {})
+            if transaction.rows("SELECT current_setting('allocator.transaction', true)", {}) != [("open",)]:
+                raise ConfigError(
+                    f"the engine of this SqlSink ({self.engine.url!r}) commits each statement by itself, so effects "
+                    "would be stored without their offset, and by stale owners: make it without AUTOCOMMIT"
+                )
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Transaction[sqlalchemy.Connection]]:
+        with self.engine.begin() as connection:
+            if self._idle_timeout_s is not None:
+                limit_ms = max(1, round(self._idle_timeout_s * 1000))
+                connection.execute(self._text(f"SET LOCAL idle_in_transaction_session_timeout = {limit_ms}"))
+            yield _SqlTransaction(connection, self._text)

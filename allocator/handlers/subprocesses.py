@@ -1,0 +1,141 @@
+"""Runs plain handlers in separate processes, for work that needs much CPU."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import pickle
+import signal
+import threading
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+from allocator.core.foreign import text_of
+from allocator.errors import ConfigError
+
+__all__ = ["Children", "check_picklable"]
+
+_SPAWN = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
+
+
+class Children:
+    """One process for each thread that calls the handler; it starts with the thread's first call.
+
+    A call sends a record through a pipe and waits for the response. If the process dies, the call has failed, and the
+    next one starts another process.
+    """
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self._function = function
+        self._here = threading.local()
+        self._lock = threading.Lock()
+        self._at_work: dict[Any, _Child] = {}
+        self._all: set[_Child] = set()
+        self._closed = False
+
+    def caller(self, lane: Any) -> Callable[[Any], None]:
+        """Returns the function that runs the handler for this lane. Called in the thread that makes the calls."""
+
+        def call(argument: Any) -> None:
+            child = self._child()
+            self._at_work[lane] = child
+            try:
+                error = child.ask(argument)
+            except (EOFError, OSError) as gone:
+                self._forget(child)
+                raise RuntimeError(f"the process of the handler died with exit code {child.exit_code()}") from gone
+            finally:
+                self._at_work.pop(lane, None)
+            if error is not None:
+                raise error
+
+        return call
+
+    def kill(self, lane: Any) -> bool:
+        """Ends the process that works on this lane, so that its call fails. Returns False if no process does."""
+        child = self._at_work.get(lane)
+        if child is not None:
+            child.kill()
+        return child is not None
+
+    def close(self) -> None:
+        """Ends all processes."""
+        with self._lock:
+            self._closed = True
+            for child in self._all:
+                child.kill()
+
+    def _child(self) -> _Child:
+        child: _Child | None = getattr(self._here, "child", None)
+        if child is None:
+            child = _Child(self._function)
+            with self._lock:
+                self._all.add(child)
+                if self._closed:
+                    child.kill()
+            self._here.child = child
+        return child
+
+    def _forget(self, child: _Child) -> None:
+        self._here.child = None
+        with self._lock:
+            self._all.discard(child)
+
+
+class _Child:
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self._pipe, theirs = _SPAWN.Pipe()
+        self._process = _SPAWN.Process(target=_serve, args=(theirs, function), name="handler", daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def ask(self, argument: Any) -> BaseException | None:
+        """Returns the handler's error. Raises EOFError or OSError if the process has ended."""
+        self._pipe.send(argument)
+        error: BaseException | None = self._pipe.recv()
+        return error
+
+    def kill(self) -> None:
+        with contextlib.suppress(OSError):
+            self._process.kill()
+
+    def exit_code(self) -> int | None:
+        self._process.join(5)
+        return self._process.exitcode
+
+
+def _serve(pipe: Connection, function: Callable[[Any], Any]) -> None:
+    """The code of the process. It ends when the pipe closes, and ignores signals: a terminal sends them to both
+    processes, and the parent decides."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            argument = pipe.recv()
+            error = None
+            try:
+                function(argument)
+            except BaseException as raised:  # noqa: BLE001 - the user's; the parent decides what follows
+                error = _portable(raised)
+            pipe.send(error)
+
+
+def _portable(error: BaseException) -> BaseException:
+    """Returns the error, or an error with its text if it cannot be pickled."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # noqa: BLE001 - whatever the user's class raises
+        return RuntimeError(f"{type(error).__module__}.{type(error).__qualname__}: {text_of(error)}")
+    return error
+
+
+def check_picklable(function: Any, name: str) -> None:
+    """Raises ConfigError for a handler that cannot be sent to another process."""
+    try:
+        pickle.dumps(function)
+    except Exception as error:  # pickle raises errors of several classes
+        raise ConfigError(
+            f"handler {name!r} cannot be sent to other processes: {error}; make it a function of a module, or set "
+            "workers to 'threads'"
+        ) from error

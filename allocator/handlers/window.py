@@ -1,0 +1,218 @@
+"""Tracks the admitted records of one partition, and which of them are done. Pure."""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Collection
+from typing import Any
+
+from allocator.core.subscription.done import DoneSet, fingerprint
+
+__all__ = ["Span", "Unit", "Window"]
+
+# number of fully done spans, beyond a record that is not done, from which they are joined
+JOIN_SPANS = 32
+
+
+class Unit:
+    """The argument of one call of the handler: a record or a batch. None once the call is done.
+
+    A thread may set it to None. Threads change nothing else in a window.
+    """
+
+    __slots__ = ("argument", "span")
+
+    def __init__(self, argument: Any, span: Span) -> None:
+        self.argument = argument
+        self.span = span
+
+
+class Span:
+    """The admitted records of one batch, in order."""
+
+    __slots__ = ("at", "complete", "end", "left", "nbytes", "start", "units")
+
+    def __init__(self, start: int, nbytes: int) -> None:
+        self.start = start
+        self.end = start
+        """The offset after the last admitted record; after the whole batch when it is complete."""
+        self.units: list[Unit] = []
+        self.at = 0
+        """All units before this index are done."""
+        self.left = 0
+        """The number of units that are not done, as far as the loop knows."""
+        self.complete = False
+        """Whether the whole batch is admitted."""
+        self.nbytes = nbytes
+        """Bytes of memory that the records keep in use."""
+
+
+class Window:
+    """Tracks the offsets of one partition, from the first that is not done to the last that was admitted."""
+
+    def __init__(self, start: int, known: DoneSet | None = None) -> None:
+        self.known = known
+        """Offsets that an earlier process has done, and that this one has not reached yet."""
+        self._base = start
+        self._end = start
+        self._epoch = -1
+        self._spans: deque[Span] = deque()
+        self.nbytes = 0
+        """Bytes of the batches with admitted records."""
+
+    @property
+    def end(self) -> int:
+        """The offset after the last admitted record."""
+        return self._end
+
+    @property
+    def width(self) -> int:
+        """Number of offsets from the first that is not done to the last that was admitted."""
+        return self._end - self._base
+
+    @property
+    def base(self) -> int:
+        """Whether all records before this offset are done."""
+        while self._spans:
+            span = self._spans[0]
+            units, at = span.units, span.at
+            count = len(units)
+            while at < count and units[at].argument is None:
+                at += 1
+            span.at = at
+            if at < count:
+                self._base = _offset(units[at].argument)
+                break
+            self._base = span.end
+            if not span.complete:
+                break
+            self._spans.popleft()
+        return self._base
+
+    def open(self, start: int, nbytes: int, epoch: int | None) -> Span:
+        """Adds the span of a batch that begins at `start`."""
+        span = Span(start, nbytes)
+        self._spans.append(span)
+        self.nbytes += nbytes
+        if epoch is not None and epoch > self._epoch:
+            self._epoch = epoch
+        return span
+
+    def admit(self, span: Span, units: list[Unit], end: int, undone: int) -> None:
+        """Adds units to `span`, up to the offset `end`. `undone` of them must still be handled."""
+        span.units += units
+        span.left += undone
+        span.end = self._end = end
+
+    def complete(self, span: Span, end: int) -> None:
+        """Closes the span of a batch that has no more records; it ends at `end`."""
+        span.complete = True
+        span.end = self._end = end
+        if not span.left:
+            self._empty(span)
+
+    def finish(self, units: Collection[Unit]) -> None:
+        """Marks units as done."""
+        for unit in units:
+            span = unit.span
+            span.left -= 1
+            if not span.left and span.complete:
+                self._empty(span)
+
+    def _empty(self, span: Span) -> None:
+        self.nbytes -= span.nbytes
+        span.nbytes = 0
+        span.units, span.at = [], 0
+        if len(self._spans) > JOIN_SPANS:
+            self._join()
+
+    def _join(self) -> None:
+        """Joins neighbouring spans that are done, so that a record that never gets done does not fill the memory."""
+        joined: deque[Span] = deque()
+        for span in self._spans:
+            if joined and _done(joined[-1]) and _done(span):
+                joined[-1].end = span.end
+            else:
+                joined.append(span)
+        self._spans = joined
+
+    def relieve(self, busy: Collection[Unit]) -> None:
+        """Copies the remaining records of almost finished batches, so that the bytes of these batches can be freed.
+
+        `busy`: units in a running call; their batches stay.
+        """
+        for span in self._spans:
+            left = [unit for unit in span.units[span.at :] if unit.argument is not None]
+            if not span.complete or not left or 4 * len(left) > len(span.units) or any(unit in busy for unit in left):
+                continue
+            nbytes = sum(_size(unit.argument) for unit in left)
+            if nbytes < span.nbytes:
+                for unit in left:
+                    unit.argument = copy.copy(unit.argument)
+                self.nbytes += nbytes - span.nbytes
+                span.nbytes = nbytes
+
+    def done_set(self) -> tuple[int, DoneSet | None]:
+        """Returns the offset to commit, and the done records beyond it.
+
+        A gap between two records counts as done if its neighbours are, and so adds no run of its own.
+        """
+        base = at = self.base
+        runs: list[tuple[int, int]] = []
+        first, seen = None, False
+        for span in self._spans:
+            seen = seen or _done(span)
+            for unit in span.units[span.at :]:
+                argument = unit.argument
+                if argument is None:
+                    seen = True
+                    continue
+                offset = _offset(argument)
+                if seen and offset > at:
+                    runs.append((at, offset))
+                first = argument if first is None else first
+                at, seen = _end(argument), False
+        if seen and self._end > at:
+            runs.append((at, self._end))
+        runs = self._with_known(runs)
+        if runs and runs[0][0] == base:  # a thread finished the record in the meantime, or an earlier process had
+            base = runs.pop(0)[1]
+        if not runs:
+            return base, None
+        epoch = self._epoch if self.known is None else max(self._epoch, self.known.epoch)
+        mark = fingerprint(first) if first is not None and _offset(first) == base else 0
+        return base, DoneSet(base, tuple(runs), epoch, mark)
+
+    def _with_known(self, runs: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Adds the records beyond the last admitted one that an earlier process has done."""
+        for first, end in () if self.known is None else self.known.runs:
+            first = max(first, self._end)
+            if first >= end:
+                continue
+            if runs and runs[-1][1] == first:
+                first = runs.pop()[0]
+            runs.append((first, end))
+        return runs
+
+    def __repr__(self) -> str:
+        return f"Window({self._base}..{self._end}, {len(self._spans)} spans)"
+
+
+def _done(span: Span) -> bool:
+    return span.complete and not span.units
+
+
+def _offset(argument: Any) -> int:
+    offset: int = argument.offset if hasattr(argument, "offset") else argument.base_offset
+    return offset
+
+
+def _end(argument: Any) -> int:
+    end: int = argument.offset + 1 if hasattr(argument, "offset") else argument.next_offset
+    return end
+
+
+def _size(record: Any) -> int:
+    size: int = 100 + max(0, record.serialized_key_size) + max(0, record.serialized_value_size)
+    return size

@@ -1,0 +1,89 @@
+"""Moves a kiel group to the new layout, once all its members use this library."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from allocator.core.zookeeper.client import ZooKeeper, retrying
+from allocator.errors import AllocatorError
+from allocator.operate.describe import describe
+from allocator.protocols.legacy.kiel import AdoptionRefused, HandoverPhase, KielPaths, read_group, seal
+
+__all__ = ["AdoptionUnfinished", "Candidate", "adopt", "candidate"]
+
+POLL_S = 0.2
+
+
+class AdoptionUnfinished(AllocatorError):
+    """The move has begun but not ended. The members finish it by themselves."""
+
+    retriable = True
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """The current state of a kiel group."""
+
+    members: tuple[str, ...]
+    """Members that use this library."""
+    foreign: tuple[str, ...]
+    """Members that use kiel."""
+    partitions: int
+    phase: HandoverPhase | None
+
+    @property
+    def obstacle(self) -> str | None:
+        """The reason why the group cannot move now, or None."""
+        if self.phase not in (None, HandoverPhase.SEALING):
+            return None
+        if self.foreign:
+            return (
+                f"it still has members of kiel: {', '.join(self.foreign)}; they would continue to read partitions of "
+                "other members. Stop or upgrade them first"
+            )
+        if not self.members:
+            return "it has no members; start one with membership 'kiel' first, which copies the offsets"
+        return None
+
+
+async def candidate(zk: ZooKeeper, group: str) -> Candidate:
+    """Reads the state of a group; changes nothing. Raises AdoptionRefused if there is no such group."""
+    members, foreign, assigned, sealed = await read_group(zk, KielPaths(group))
+    return Candidate(members, foreign, len(assigned), None if sealed is None else sealed.phase)
+
+
+async def adopt(zk: ZooKeeper, group: str, root: str, wait_s: float, say: Callable[[str], None]) -> None:
+    """Seals the group and waits until its members own everything under `root`.
+
+    Raises AdoptionRefused before any change, and AdoptionUnfinished after `wait_s` seconds. It may be called again at
+    any time, and continues. It waits for a lost connection to come back.
+    """
+    ends = asyncio.get_running_loop().time() + wait_s
+    found = await candidate(zk, group)
+    if found.obstacle is not None:
+        raise AdoptionRefused(f"group {group!r} cannot move to {root}: {found.obstacle}")
+    await retrying(lambda: seal(zk, KielPaths(group), root), ends)
+    say(f"{group} moves to {root}; {len(found.members)} members release {found.partitions} partitions")
+    while True:
+        now = await retrying(lambda: candidate(zk, group), ends)
+        opened = now.phase is HandoverPhase.OPEN
+        state = await retrying(lambda: describe(zk, group, root), ends) if opened else None
+        done = state is not None and state.assigned and state.owners.keys() >= state.assigned
+        if state is not None and done and len(state.members) >= len(found.members):
+            say(f"{len(state.members)} members own {len(state.owners)} partitions under {root}")
+            return
+        if asyncio.get_running_loop().time() >= ends:
+            where = (
+                f"{len(now.members)} members have not released their partitions yet"
+                if now.members
+                else f"the seal is {now.phase}"
+            )
+            if state is not None:
+                where = f"{len(state.members)} members own {len(state.owners)} partitions under {root}"
+            raise AdoptionUnfinished(
+                f"group {group!r} is moving to {root}; after {wait_s:g} s {where}. Its members continue by themselves. "
+                "Read their logs, or run this again to wait"
+            )
+        await asyncio.sleep(POLL_S)

@@ -1,0 +1,232 @@
+"""One dead letter: the record, and what its headers say of its first place and of the error. Pure.
+
+Headers of three writers are read: this library's `allocator.*`, Spring Kafka's `kafka_dlt-*` (numbers are big-endian
+integers of 4 and 8 bytes) and Kafka Connect's `__connect.errors.*` (numbers are text).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Optional
+
+from allocator.core.clock import milliseconds
+from allocator.core.foreign import plain
+from allocator.errors import ConfigError
+from allocator.handlers.dead_letter import CONNECT, FIRST_TIMESTAMP, PREFIX, REDRIVES, SPRING, own_headers
+from allocator.producer.transaction import NewRecord
+from allocator.types import Record, TopicPartition
+
+__all__ = ["Letter", "LetterFilter", "Note", "Settled", "parse_place", "parse_time"]
+
+
+class Settled(NamedTuple):
+    """How a letter was settled: "redriven" or "discarded", when (ms since the epoch), by which operator, and why."""
+
+    action: str
+    at_ms: int
+    by: str
+    reason: str = ""
+
+
+class Note(NamedTuple):
+    """The note that a letter is settled. Its key names partition and offset, which a topic that is created again uses
+    again. So the note also identifies the letter.
+    """
+
+    settled: Settled
+    topic_id: Optional[str]
+    """None for brokers before 2.8."""
+    written_ms: Optional[int]
+    """The letter's own timestamp."""
+
+    def concerns(self, written_ms: int, topic_id: Optional[str]) -> bool:
+        """Whether it is about the letter with this timestamp, in the topic with this id."""
+        return self.written_ms in (None, written_ms) and (
+            None in (self.topic_id, topic_id) or self.topic_id == topic_id
+        )
+
+    def encode(self) -> bytes:
+        return json.dumps({**self.settled._asdict(), "topic_id": self.topic_id, "written_ms": self.written_ms}).encode()
+
+    @classmethod
+    def decode(cls, data: bytes | None) -> Note | None:
+        """None for what no version wrote."""
+        try:
+            found = json.loads(data or b"")
+            topic_id, written_ms = found.get("topic_id"), found.get("written_ms")
+            return cls(
+                Settled(str(found["action"]), int(found["at_ms"]), str(found["by"]), str(found.get("reason", ""))),
+                None if topic_id is None else str(topic_id),
+                None if written_ms is None else int(written_ms),
+            )
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return None
+
+
+@dataclass(frozen=True)
+class Letter:
+    """A record of a dead-letter topic. What its headers do not say is None, or "" for texts."""
+
+    place: TopicPartition
+    """The letter's own partition."""
+    offset: int
+    """The letter's own offset."""
+    record: Record
+    original: Optional[TopicPartition]
+    original_offset: Optional[int]
+    original_timestamp: int
+    """Milliseconds since the epoch; the letter's own where the headers do not have it."""
+    group: str
+    error: str
+    """The error's class and message."""
+    stack: str
+    attempts: Optional[int]
+    redrives: int
+    """How often the record was written back to its topic before."""
+    settled: Optional[Settled] = None
+
+    @classmethod
+    def of(cls, record: Record, settled: Settled | None = None) -> Letter:
+        """Reads the headers; of several with one name the last counts."""
+        headers = {name: value for name, value in record.headers if value is not None}
+        topic = _text(headers, PREFIX + "topic", SPRING + "original-topic", CONNECT + "topic")
+        number = _number(headers, "partition", ">i")
+        timestamp = _number(headers, "timestamp", ">q")
+        return cls(
+            TopicPartition(record.topic, record.partition),
+            record.offset,
+            record,
+            TopicPartition(topic, number) if topic and number is not None else None,
+            _number(headers, "offset", ">q"),
+            record.timestamp if timestamp is None else timestamp,
+            _text(headers, PREFIX + "group", SPRING + "original-consumer-group", CONNECT + "connector.name"),
+            _error(headers),
+            _text(headers, SPRING + "exception-stacktrace", CONNECT + "exception.stacktrace", lines=True),
+            _integer(headers.get(PREFIX + "attempts")),
+            _integer(headers.get(REDRIVES)) or 0,
+            settled,
+        )
+
+    @property
+    def name(self) -> str:
+        """The letter's place as commands take it: "partition:offset"."""
+        return f"{self.place.partition}:{self.offset}"
+
+    @property
+    def written_ms(self) -> Optional[int]:
+        """When the letter was written; None in a log without timestamps (0.9)."""
+        return self.record.timestamp if self.record.timestamp >= 0 else None
+
+    @property
+    def error_class(self) -> str:
+        """The error without its message, which may quote the record."""
+        return self.error.partition(": ")[0] if ": " in self.error else self.error.partition("(")[0]
+
+    def to_json(self) -> dict[str, Any]:
+        """For programs: without the record's bytes."""
+        original = self.original
+        return {
+            "letter": self.name,
+            "topic": None if original is None else original.topic,
+            "partition": None if original is None else original.partition,
+            "offset": self.original_offset,
+            "timestamp_ms": self.written_ms,
+            "group": self.group,
+            "error": self.error,
+            "attempts": self.attempts,
+            "redrives": self.redrives,
+            "settled": None if self.settled is None else self.settled._asdict(),
+        }
+
+
+@dataclass(frozen=True)
+class LetterFilter:
+    """Which letters are meant; empty: all that are not settled.
+
+    `error`: a part of the error's class or message, of the class alone with `class_only`. `topic`: the first topic.
+    `since_ms` and `until_ms`: when the letter was written, in milliseconds since the epoch, `until_ms` excluded; a
+    letter without a time matches neither. `places`: (partition, offset) of letters.
+    """
+
+    error: str = ""
+    topic: str = ""
+    since_ms: Optional[int] = None
+    until_ms: Optional[int] = None
+    places: frozenset[tuple[int, int]] = frozenset()
+    class_only: bool = False
+
+    def matches(self, letter: Letter) -> bool:
+        written_ms = letter.written_ms
+        return (
+            self.error.casefold() in (letter.error_class if self.class_only else letter.error).casefold()
+            and (not self.topic or (letter.original is not None and letter.original.topic == self.topic))
+            and (self.since_ms is None or (written_ms is not None and written_ms >= self.since_ms))
+            and (self.until_ms is None or (written_ms is not None and written_ms < self.until_ms))
+            and (not self.places or (letter.place.partition, letter.offset) in self.places)
+        )
+
+
+def redriven(letter: Letter, now_ms: int) -> NewRecord:
+    """The record as it was, with two headers more: its first timestamp, and how often it was redriven.
+
+    Its timestamp is `now_ms`: the retention of its topic could delete an old one at once.
+    """
+    record = letter.record
+    null = dict(record.headers).get(PREFIX + "null_value") == b"true"
+    own = own_headers(record)
+    headers = [each for each in own if each[0] not in (REDRIVES, FIRST_TIMESTAMP)]
+    first_ms = dict(own).get(FIRST_TIMESTAMP) or b"%d" % letter.original_timestamp
+    headers += [(FIRST_TIMESTAMP, first_ms), (REDRIVES, b"%d" % (letter.redrives + 1))]
+    return NewRecord(record.key, None if null else record.value, now_ms, headers)
+
+
+def parse_place(name: str) -> tuple[int, int]:
+    """(partition, offset) of the name of a letter. Raises ConfigError."""
+    if not re.fullmatch(r"[0-9]{1,9}:[0-9]{1,18}", name):
+        raise ConfigError(f'letter {name!r} is not "PARTITION:OFFSET", such as "0:17"')
+    partition, _, offset = name.partition(":")
+    return int(partition), int(offset)
+
+
+def parse_time(option: str, text: str | None) -> int | None:
+    """Milliseconds since the epoch of an ISO 8601 time; None without one. Raises ConfigError, which names `option`."""
+    try:
+        return milliseconds(text) if text else None
+    except ValueError as error:
+        raise ConfigError(f"{option} {text!r} is not a time such as 2026-01-31T12:00:00Z ({error})") from None
+
+
+def _error(headers: Mapping[str, bytes]) -> str:
+    ours = _text(headers, PREFIX + "error")
+    if ours:
+        return ours
+    kind = _text(headers, SPRING + "exception-fqcn", CONNECT + "exception.class.name")
+    message = _text(headers, SPRING + "exception-message", CONNECT + "exception.message")
+    return ": ".join(filter(None, (kind, message)))
+
+
+def _text(headers: Mapping[str, bytes], *names: str, lines: bool = False) -> str:
+    found = next((headers[name] for name in names if name in headers), b"")
+    return plain(found.decode(errors="replace"), lines=lines)
+
+
+def _number(headers: Mapping[str, bytes], name: str, format: str) -> int | None:
+    springs = headers.get(SPRING + "original-" + name)
+    for text in (headers.get(PREFIX + name), headers.get(CONNECT + name)):
+        number = _integer(text)
+        if number is not None:
+            return number
+    if springs is not None and len(springs) == struct.calcsize(format):
+        return int(struct.unpack(format, springs)[0])
+    return None
+
+
+def _integer(text: bytes | None) -> int | None:
+    try:
+        return None if text is None else int(text)
+    except ValueError:
+        return None

@@ -1,0 +1,575 @@
+"""Describes a group from outside: it does not join, and only reads."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple, Optional
+
+from allocator.core.assignors.load import LoadAssignor, MemberLoads, member_loads
+from allocator.core.assignors.registry import built_in
+from allocator.core.client.client import KafkaClient
+from allocator.core.client.log_offsets import EARLIEST, LATEST, list_offsets
+from allocator.core.clock import wall_ms
+from allocator.core.foreign import plain, shown
+from allocator.core.html import SHOWN as SHOWN_ROWS
+from allocator.core.html import paragraph, table
+from allocator.core.membership.names import member_name
+from allocator.core.membership.patterns import topic_pattern
+from allocator.core.membership.zookeeper.load_reader import loads_of
+from allocator.core.membership.zookeeper.load_report import LoadReport
+from allocator.core.membership.zookeeper.order_store import OrderStore
+from allocator.core.membership.zookeeper.orders import Orders
+from allocator.core.membership.zookeeper.store import Store, valid
+from allocator.core.membership.zookeeper.znodes import (
+    AssignmentDocument,
+    Claim,
+    InflateBudget,
+    InvalidZnode,
+    MemberInfo,
+    Paths,
+    in_join_order,
+    to_ranges,
+)
+from allocator.core.names import GROUP_NAME
+from allocator.core.settings import DEFAULT
+from allocator.core.types import NO_PARTITIONS, Partitions
+from allocator.core.zookeeper.client import NoZnode, ZooKeeper
+from allocator.operate.order_report import OrderReport, order_reports, order_text
+from allocator.types import OffsetAndMetadata, TopicPartition
+
+__all__ = [
+    "SHOWN",
+    "Coordinated",
+    "GroupReport",
+    "GroupState",
+    "Lag",
+    "Logs",
+    "Reservation",
+    "clock_time",
+    "describe",
+    "list_groups",
+    "name_of",
+    "read_logs",
+    "reported_problems",
+    "subscribed",
+]
+
+
+@dataclass(frozen=True)
+class Coordinated:
+    """A group of Kafka's own protocol, as its coordinator describes it."""
+
+    state: str
+    """The coordinator's name of the state: "Stable", "PreparingRebalance", ..."""
+    assignor: str
+
+
+@dataclass(frozen=True)
+class GroupState:
+    """The state of one group, read within a moment."""
+
+    group: str
+    members: Mapping[str, MemberInfo]
+    """The members in join order; the first one leads."""
+    claims: Mapping[str, Claim]
+    document: AssignmentDocument | None
+    problems: tuple[str, ...] = field(default=())
+    """Invalid znodes, and problems that the leader reports."""
+    orders: Orders = field(default_factory=Orders)
+    read_ms: int = 0
+    """When this was read, in milliseconds since the epoch."""
+    loads: Mapping[str, LoadReport] = field(default_factory=dict)
+    """The load reports of the members (`follow_load`)."""
+    coordinated: Coordinated | None = None
+    """None for a group in ZooKeeper. A group in Kafka has no document, and its coordinator does not name the leader."""
+
+    @property
+    def leader(self) -> str | None:
+        return next(iter(self.members), None) if self.coordinated is None else None
+
+    @property
+    def strategy(self) -> str | None:
+        """The allocator function of the last assignment, if known."""
+        if self.coordinated is not None:
+            return self.coordinated.assignor or None
+        return None if self.document is None else self.document.strategy
+
+    @property
+    def generation(self) -> int:
+        return 0 if self.document is None else self.document.generation
+
+    def name_of(self, member: str) -> str:
+        """Returns the display name of a member."""
+        return member_name(member, self.members.get(member))
+
+    @cached_property
+    def owners(self) -> dict[TopicPartition, str]:
+        """Partition -> the member that claims it and reads it. A moving partition may have no owner."""
+        return {p: member for member, claim in self.claims.items() for p in claim.held}
+
+    @cached_property
+    def load_source(self) -> str | None:
+        """The unit of the loads (`follow_load`); None if load moves nothing in this group."""
+        if self.strategy is None:
+            return None
+        function = built_in(self.strategy)
+        return function.source if isinstance(function, LoadAssignor) else None
+
+    @cached_property
+    def held(self) -> dict[str, Partitions]:
+        """Each member with the partitions that it claims."""
+        return {member: self.claims[member].held if member in self.claims else NO_PARTITIONS for member in self.members}
+
+    @cached_property
+    def partition_loads(self) -> dict[TopicPartition, float]:
+        """The reported loads; empty if load moves nothing in this group."""
+        return {} if self.load_source is None else loads_of(self.loads, self.load_source)
+
+    @cached_property
+    def load(self) -> MemberLoads | None:
+        """The load of each member, and how even the loads are; None if load moves nothing in this group."""
+        if self.load_source is None:
+            return None
+        weights = {member: info.weight for member, info in self.members.items()}
+        return member_loads(self.held, self.partition_loads, weights)
+
+    @property
+    def left_out(self) -> Partitions:
+        """Partitions that the allocator function omits."""
+        return frozenset() if self.document is None else self.document.left_out
+
+    @cached_property
+    def assigned(self) -> Partitions:
+        """Partitions that a member owns, or that it gets when another member releases them."""
+        if self.document is None:
+            return frozenset()
+        return frozenset().union(*self.document.owners.values(), *self.document.promised.values())
+
+
+async def list_groups(zk: ZooKeeper, root: str = DEFAULT["root"]) -> list[str]:
+    """Returns the groups under a root, sorted. Ignores znodes whose names are not valid group names."""
+    try:
+        return sorted(filter(GROUP_NAME.match, await zk.get_children(root)))
+    except NoZnode:
+        return []
+
+
+async def describe(zk: ZooKeeper, group: str, root: str = DEFAULT["root"]) -> GroupState | None:
+    """The state of a group; None if it does not exist. `problems` lists invalid znodes."""
+    store = Store(zk, Paths(root, group))
+    problems: list[str] = []
+    try:
+        names = await store.member_names()
+    except NoZnode:
+        return None
+    for name in set(names) - set(in_join_order(names)):
+        problems.append(f"znode {store.paths.member(name)} is not a member of this library")
+    members: dict[str, MemberInfo] = {}
+    claims: dict[str, Claim] = {}
+    loads: dict[str, LoadReport] = {}
+    budget = InflateBudget.of_claims()
+
+    async def read(name: str) -> None:
+        try:
+            info, claim = await store.member(name), await store.claim(name, budget=budget)
+        except InvalidZnode as error:
+            problems.append(str(error))
+            return
+        if info is not None:
+            members[name] = info
+            report = None if info.load_tolerance is None else await valid(store.load_report(name), problems)
+            if report is not None:
+                loads[name] = report
+        if claim is not None:
+            claims[name] = claim
+
+    await asyncio.gather(*(read(name) for name in in_join_order(names)))
+    document, _ = await valid(store.document(), problems) or (None, 0)
+    orders = await valid(OrderStore(zk, store.paths).read(), problems) or Orders()
+    problems += reported_problems(document, members)
+    ordered = {name: members[name] for name in in_join_order(members)}
+    return GroupState(group, ordered, claims, document, tuple(problems), orders, wall_ms(), loads)
+
+
+def reported_problems(document: AssignmentDocument | None, members: Mapping[str, MemberInfo]) -> list[str]:
+    """The problems that the leader reports in the assignment."""
+    if document is None:
+        return []
+    kept = [f"the leader keeps the old assignment: {plain(document.problem)}"] if document.problem else []
+    refused = [
+        f"member {plain(member_name(member, members.get(member)))} gets no partitions: {plain(why)}"
+        for member, why in document.refused.items()
+    ]
+    return kept + refused
+
+
+SHOWN = 10  # unowned partitions listed in text; JSON lists all
+
+
+class Lag(NamedTuple):
+    """Lag of several partitions together, in records."""
+
+    known: int
+    """Sum over the partitions whose lag is known."""
+    unknown: int
+    """Number of partitions with an unknown lag."""
+
+    @property
+    def total(self) -> Optional[int]:
+        """None if the lag of any partition is unknown, because a partial sum would look like the total."""
+        return None if self.unknown else self.known
+
+
+@dataclass(frozen=True)
+class Logs:
+    """Offsets of partitions in Kafka. A partition whose leader did not respond is missing."""
+
+    committed: Mapping[TopicPartition, OffsetAndMetadata] = field(default_factory=dict)
+    start: Mapping[TopicPartition, int] = field(default_factory=dict)
+    end: Mapping[TopicPartition, int] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
+
+    def lag(self, partition: TopicPartition) -> Optional[int]:
+        """Records between the committed offset and the end of the log; None if unknown.
+
+        An empty log has no lag, whether or not an offset was committed. In a log with records and without a committed
+        offset, the lag depends on where the consumer begins, which only the consumer knows.
+        """
+        committed, end = self.committed.get(partition), self.end.get(partition)
+        if end is None:
+            return None
+        if committed is None:
+            return 0 if self.start.get(partition) == end else None
+        lag: int = max(0, end - committed.offset)
+        return lag
+
+    def lag_of(self, partitions: Collection[TopicPartition]) -> Lag:
+        found = [self.lag(partition) for partition in partitions]
+        return Lag(sum(lag for lag in found if lag is not None), found.count(None))
+
+
+class Reservation(NamedTuple):
+    """Partitions that are reserved for the next process of an instance id (`restart_grace_s`)."""
+
+    instance_id: str
+    host: str
+    """The host of its last process."""
+    until: float
+    """Seconds since the epoch, by the clock of the leader that began the reservation."""
+    partitions: Partitions
+
+
+@dataclass(frozen=True)
+class GroupReport:
+    """One group: members, owners, progress and problems."""
+
+    state: GroupState
+    logs: Logs = Logs()
+    subscribed: Collection[TopicPartition] = ()
+    """All existing partitions of the members' subscriptions."""
+
+    @cached_property
+    def partitions(self) -> list[TopicPartition]:
+        return sorted({*self._to_read, *self.logs.committed})
+
+    @cached_property
+    def current(self) -> list[TopicPartition]:
+        """The partitions that the group reads.
+
+        The group may have committed offsets of more partitions, because members have dropped a topic from their
+        subscriptions. Without members, all partitions with committed offsets count.
+        """
+        if not self.state.members:
+            return self.partitions
+        return sorted(self._to_read)
+
+    @cached_property
+    def _to_read(self) -> frozenset[TopicPartition]:
+        return frozenset({*self.state.owners, *self.state.assigned, *self.state.left_out, *self.subscribed})
+
+    @cached_property
+    def lag(self) -> Lag:
+        """The lag of `current`."""
+        return self.logs.lag_of(self.current)
+
+    @cached_property
+    def unowned(self) -> list[TopicPartition]:
+        """Partitions that the group should read, but that have no owner."""
+        if not self.state.members:
+            return []
+        return sorted(self._to_read - set(self.state.owners))
+
+    @cached_property
+    def left_out(self) -> list[TopicPartition]:
+        """The partitions of `unowned` that the allocator function omits."""
+        return [partition for partition in self.unowned if partition in self.state.left_out]
+
+    @cached_property
+    def orders(self) -> list[OrderReport]:
+        """The orders of operators, oldest first."""
+        return order_reports(self.state.orders, self.state.document, self.state.members, self.state.read_ms)
+
+    @cached_property
+    def reserved(self) -> list[Reservation]:
+        """The reserved partitions, in the order of the instance ids."""
+        document = self.state.document
+        if document is None:
+            return []
+        found = [
+            Reservation(
+                seat.info.instance_id or "",
+                seat.info.host,
+                seat.reserved_until_ms / 1000,
+                frozenset(document.owners.get(member, ())) - frozenset(self.state.owners),
+            )
+            for member, seat in document.seats.items()
+            if seat.reserved_until_ms is not None
+        ]
+        return sorted((each for each in found if each.partitions), key=lambda each: each.instance_id)
+
+    @cached_property
+    def excluded(self) -> Partitions:
+        """The partitions that an order excludes from every member."""
+        return frozenset().union(*(each.order.partitions for each in self.orders if _gives_to_nobody(each)))
+
+    @cached_property
+    def phase(self) -> str:
+        if not self.state.members:
+            return "empty"
+        if self.state.coordinated is not None:
+            return "stable" if self.state.coordinated.state == "Stable" else "rebalancing"
+        document = self.state.document
+        moving = document is not None and (document.waiting or document.promised)
+        return "rebalancing" if moving or len(self.unowned) > len(self.left_out) else "stable"
+
+    @cached_property
+    def problems(self) -> list[str]:
+        found = [*self.state.problems, *self.logs.problems]
+        for partition in self.partitions:
+            committed = self.logs.committed.get(partition)
+            start, end = self.logs.start.get(partition), self.logs.end.get(partition)
+            if committed is None:
+                continue
+            if start is not None and committed.offset < start:
+                found.append(
+                    f"{name_of(partition)}: offset {committed.offset} is committed, but the log begins at {start}: "
+                    f"{start - committed.offset} records were deleted unread"
+                )
+            if end is not None and committed.offset > end:
+                found.append(
+                    f"{name_of(partition)}: offset {committed.offset} is committed, but the log ends at {end}; the "
+                    "topic may have been deleted and created again"
+                )
+        for each in self.reserved:
+            found.append(
+                f"{len(each.partitions)} partitions wait for instance {shown(each.instance_id)} (it ran on "
+                f"{plain(each.host)}) to start again, until {clock_time(each.until)}: {_some(sorted(each.partitions))}"
+            )
+        reserved = frozenset().union(*(each.partitions for each in self.reserved))
+        waiting = sorted(set(self.unowned) - set(self.left_out) - reserved)
+        if waiting:
+            found.append(f"{len(waiting)} partitions have no owner: {_some(waiting)}")
+        omitted = [partition for partition in self.left_out if partition not in self.excluded]
+        if omitted:
+            assert self.state.document is not None
+            function = plain(self.state.document.strategy)
+            found.append(
+                f"{len(omitted)} partitions have no owner, because allocator function {function} omits them: "
+                f"{_some(omitted)}"
+            )
+        by_order = [partition for partition in self.left_out if partition in self.excluded]
+        if by_order:
+            found.append(f"{len(by_order)} partitions have no owner, because an order excludes them: {_some(by_order)}")
+        found += [
+            f"order {each.order.id} ({order_text(each.order)}) is {each.state}: {plain(each.why)}"
+            for each in self.orders
+            if each.state in ("pending", "not kept")
+        ]
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "group": self.state.group,
+            "state": self.phase,
+            "generation": None if self.state.document is None else self.state.generation,
+            "strategy": self.state.strategy,
+            "leader": self.state.leader,
+            "members": [self._member(member) for member in self.state.members],
+            "partitions": [self.partition_to_json(partition) for partition in self.partitions],
+            **self._load_to_json(),
+            "lag": self.lag.total,
+            "lag_unknown_partitions": self.lag.unknown,
+            "unowned": [_plain(partition) for partition in self.unowned],
+            "left_out": [_plain(partition) for partition in self.left_out],
+            "orders": [each.to_json() for each in self.orders],
+            "reserved": [
+                {
+                    "instance_id": each.instance_id,
+                    "host": each.host,
+                    "until": each.until,
+                    "partitions": len(each.partitions),
+                }
+                for each in self.reserved
+            ],
+            "problems": self.problems,
+        }
+
+    def _load_to_json(self) -> dict[str, Any]:
+        load = self.state.load
+        if load is None:
+            return {}
+        return {
+            "load": {
+                "source": self.state.load_source,
+                "mean": load.mean,
+                "max_over_mean": load.max_over_mean,
+                "unknown_partitions": load.unknown,
+                "members": load.by_member,
+            }
+        }
+
+    def _member(self, member: str) -> dict[str, Any]:
+        info, claim = self.state.members[member], self.state.claims.get(member)
+        return {
+            "id": member,
+            "name": self.state.name_of(member),
+            "client_id": info.name,
+            "host": info.host,
+            "pid": info.pid,
+            "version": info.version,
+            "weight": info.weight if self.state.coordinated is None else None,
+            "rack": info.rack,
+            "instance_id": info.instance_id,
+            "topics": sorted(info.topics),
+            "pattern": info.pattern,
+            "strategies": list(info.strategies),
+            "partitions": 0 if claim is None else len(claim.held),
+        }
+
+    def partition_to_json(self, partition: TopicPartition) -> dict[str, Any]:
+        committed = self.logs.committed.get(partition)
+        owner = self.state.owners.get(partition)
+        info = None if owner is None else self.state.members.get(owner)
+        return {
+            **_plain(partition),
+            "owner": owner,
+            "owner_name": None if owner is None else self.state.name_of(owner),
+            "client_id": None if info is None else info.name,
+            "committed": None if committed is None else committed.offset,
+            "metadata": None if committed is None else committed.metadata,
+            "log_start": self.logs.start.get(partition),
+            "log_end": self.logs.end.get(partition),
+            "lag": self.logs.lag(partition),
+        }
+
+    def _repr_html_(self) -> str:
+        """HTML for notebooks: the members, the partitions with the largest lag, and the problems."""
+        found = self.to_json()
+        members = [[m["name"], m["host"], m["partitions"], m["rack"] or ""] for m in found["members"]]
+        behind = sorted(found["partitions"], key=lambda p: (-(p["lag"] or 0), p["topic"], p["partition"]))
+        rows = [
+            [f"{p['topic']}:{p['partition']}", p["owner_name"] or "no owner", p["committed"], p["log_end"], p["lag"]]
+            for p in behind[:SHOWN_ROWS]
+        ]
+        return "".join(
+            [
+                paragraph(self.headline()),
+                *(paragraph(f"problem: {problem}") for problem in self.problems[:SHOWN]),
+                table(("member", "host", "partitions", "rack"), members, len(members)),
+                table(("partition", "owner", "committed", "log end", "lag"), rows, len(behind)),
+            ]
+        )
+
+    def headline(self) -> str:
+        strategy = f", strategy {self.state.strategy}" if self.state.strategy else ""
+        generation = "" if self.state.document is None else f", generation {self.state.generation}"
+        load = self.state.load
+        even = "" if load is None or load.max_over_mean is None else f", load max/mean {load.max_over_mean:.2f}"
+        by_kafka = "" if self.state.coordinated is None else " (by Kafka's coordinator)"
+        return (
+            f"{self.state.group}: {self.phase}{by_kafka}{generation}, {len(self.state.members)} members, "
+            f"{len(self.state.owners)} of {len(self.partitions)} partitions owned, {self._lag_text()}{strategy}{even}"
+        )
+
+    def _lag_text(self) -> str:
+        """The lag, and which partitions it leaves out because theirs is unknown."""
+        unknown = [partition for partition in self.current if self.logs.lag(partition) is None]
+        if not unknown:
+            return f"lag {self.lag.known}"
+        known = len(self.current) - len(unknown)
+        if not known:
+            return "lag unknown"
+        places = [f"{topic}:{ranges}" for topic, ranges in to_ranges(unknown).items()]
+        listed = ", ".join(places[:SHOWN]) + (", ..." if len(places) > SHOWN else "")
+        return f"lag {self.lag.known} in {known} partitions, unknown in {len(unknown)} ({listed})"
+
+
+async def read_logs(
+    client: KafkaClient,
+    partitions: Iterable[TopicPartition],
+    committed: Mapping[TopicPartition, OffsetAndMetadata],
+    timeout_s: float,
+) -> Logs:
+    """Returns both ends of the log of each partition with a leader, and adds other partitions to `problems`."""
+    readable: list[TopicPartition] = []
+    missing: list[TopicPartition] = []
+    leaderless: list[TopicPartition] = []
+    for partition in sorted(partitions):
+        exists = partition.partition in (client.partitions(partition.topic) or ())
+        (missing if not exists else leaderless if client.leader(partition) is None else readable).append(partition)
+    problems = [*_each(missing, "does not exist (any more)"), *_each(leaderless, "has no leader")]
+    start, end = await asyncio.gather(
+        *(list_offsets(client, dict.fromkeys(readable, when), timeout_s=timeout_s) for when in (EARLIEST, LATEST))
+    )
+    return Logs(
+        committed,
+        {p: found.offset for p, found in start.items() if found is not None},
+        {p: found.offset for p, found in end.items() if found is not None},
+        tuple(problems),
+    )
+
+
+def subscribed(state: GroupState | None, client: KafkaClient) -> frozenset[TopicPartition]:
+    if state is None:
+        return frozenset()
+    topics: set[str] = set()
+    for info in state.members.values():
+        topics |= info.topics
+        if info.pattern is not None:
+            topics |= set(filter(topic_pattern(info.pattern).matches, client.topics()))
+    return frozenset(TopicPartition(topic, p) for topic in topics for p in client.partitions(topic) or ())
+
+
+def _gives_to_nobody(report: OrderReport) -> bool:
+    order = report.order
+    return order.kind == "exclude" and order.fault is None and not order.arguments["places"]
+
+
+def _each(partitions: Iterable[TopicPartition], what: str) -> Iterator[str]:
+    """Formats partitions as one line for each topic, since a topic may have thousands."""
+    for topic, ranges in to_ranges(partitions).items():
+        yield f"{topic}:{ranges} {what}"
+
+
+def _some(partitions: Sequence[TopicPartition]) -> str:
+    return ", ".join(map(name_of, partitions[:SHOWN])) + (", ..." if len(partitions) > SHOWN else "")
+
+
+def clock_time(seconds: float) -> str:
+    """Formats seconds since the epoch as "14:05:31 UTC"."""
+    try:
+        return datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc).strftime("%H:%M:%S UTC")
+    except (ValueError, OverflowError, OSError):
+        return "no known time"
+
+
+def _plain(partition: TopicPartition) -> dict[str, Any]:
+    return {"topic": partition.topic, "partition": partition.partition}
+
+
+def name_of(partition: TopicPartition) -> str:
+    return f"{partition.topic}:{partition.partition}"

@@ -1,0 +1,196 @@
+"""Findings about brokers, topics, clocks and session timeouts. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from allocator.operate.doctor.finding import Finding, Severity, names
+from allocator.operate.doctor.observation import Observation
+
+__all__ = ["cluster_findings"]
+
+OLD = (0, 10)
+SKEW_S = 2.0  # NTP keeps clocks within milliseconds, but requests take time too
+LATE_S = 10.0  # a restarted broker waits at least this long until the znode of its former session is deleted
+
+
+def cluster_findings(before: Observation, after: Observation) -> Iterator[Finding]:
+    yield from _brokers(after)
+    yield from _replicas(after)
+    yield from _clocks(before, after)
+    yield from _session_timeouts(after)
+
+
+def version_text(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
+
+
+def _brokers(seen: Observation) -> Iterator[Finding]:
+    for broker in seen.brokers.values():
+        if broker.refused is not None:
+            yield Finding(
+                "broker-unreachable",
+                Severity.CRITICAL,
+                f"broker {broker.id} at {broker.address} belongs to the cluster and does not answer: {broker.refused}",
+                (f"broker {broker.id}",),
+                "The partitions that it leads cannot be read, and its groups can neither commit nor rebalance.",
+                f"Check that clients can use the address {broker.address} (advertised.listeners), that no firewall "
+                "blocks it, and that the process is not paused or in garbage collection.",
+                "nc -vz {} {}".format(*broker.address.rpartition(":")[::2]),
+            )
+    versions = Counter(broker.version for broker in seen.brokers.values() if broker.version)
+    if len(versions) > 1:
+        listed = ", ".join(f"{count} of {version_text(version)}" for version, count in sorted(versions.items()))
+        yield Finding(
+            "mixed-versions",
+            Severity.WARNING,
+            f"the brokers are of different versions: {listed}",
+            tuple(f"broker {b.id}: {version_text(b.version)}" for b in seen.brokers.values() if b.version),
+            "A client uses the request versions of the first broker that it connects to. Newer requests fail on older "
+            "brokers, and the first broker changes with each reconnection.",
+            "Finish the upgrade (inter.broker.protocol.version last), or roll the newer brokers back.",
+            "kafka-broker-api-versions.sh --bootstrap-server BROKERS",
+        )
+    if seen.version and seen.version < OLD:
+        missing = "records have no timestamps, so offsets cannot be reset to a time"
+        if seen.version < (0, 9):
+            missing += "; Kafka's own group protocol and TLS do not exist"
+        if seen.version < (0, 8, 2):
+            missing += "; offsets are kept in ZooKeeper only"
+        yield Finding(
+            "old-version",
+            Severity.INFO,
+            f"the brokers are Kafka {version_text(seen.version)}",
+            tuple(f"broker {node}" for node in sorted(seen.brokers)),
+            f"This version gets no fixes; {missing}.",
+            "Plan a migration: mirror the topics, map the offsets, cut over.",
+            "allocator mirror BROKERS NEW-BROKERS --topic TOPIC --zookeeper ZOOKEEPER",
+        )
+
+
+def _replicas(seen: Observation) -> Iterator[Finding]:
+    leaderless = [p for p, replicas in seen.replicas.items() if replicas.leader is None]
+    if leaderless:
+        yield Finding(
+            "leaderless",
+            Severity.CRITICAL,
+            f"{len(leaderless)} partitions have no leader",
+            names(leaderless),
+            "Clients can neither read nor write them until a replica with their records is available.",
+            "Start the brokers with their replicas: "
+            + _numbers({node for p in leaderless for node in seen.replicas[p].all} - set(seen.brokers))
+            + ". If these brokers are lost, an unclean election restores the partitions without their last records.",
+            "kafka-topics.sh --bootstrap-server BROKERS --describe --unavailable-partitions",
+        )
+    out_of_sync = {p: set(replicas.all) - set(replicas.in_sync) for p, replicas in seen.replicas.items()}
+    lacking = {p for p, nodes in out_of_sync.items() if nodes} - set(leaderless)
+    if lacking:
+        behind = set().union(*(out_of_sync[p] for p in lacking))
+        gone, slow = behind - set(seen.brokers), behind & set(seen.brokers)
+        causes = [f"{_numbers(nodes)} {what}" for nodes, what in ((gone, "unavailable"), (slow, "behind")) if nodes]
+        yield Finding(
+            "under-replicated",
+            Severity.WARNING,
+            f"{len(lacking)} partitions have replicas that are not in sync: {'; '.join(causes)}",
+            names(lacking),
+            "If another broker fails, acknowledged records may be lost, or partitions may have no leader.",
+            "Start unavailable brokers. For a broker that is behind, check its disk, network and num.replica.fetchers.",
+            "kafka-topics.sh --bootstrap-server BROKERS --describe --under-replicated-partitions",
+        )
+
+
+def _clocks(before: Observation, after: Observation) -> Iterator[Finding]:
+    skew_s = _zookeeper_skew_s(before, after)
+    if abs(skew_s) > SKEW_S:
+        yield Finding(
+            "clock-skew",
+            Severity.WARNING,
+            f"ZooKeeper's clock is {_ahead(skew_s)} this machine's",
+            ("ZooKeeper", "this machine"),
+            "Ownership does not depend on wall clocks. But log times cannot be compared, and an offset reset to a time "
+            "finds another offset.",
+            "Compare both with NTP and correct the wrong one.",
+            "chronyc tracking",
+        )
+    for each in after.registrations:
+        skew_s = (each.broker_ms - each.zookeeper_ms) / 1000
+        if skew_s > SKEW_S or skew_s < -LATE_S:
+            yield Finding(
+                "clock-skew",
+                Severity.WARNING,
+                f"when broker {each.broker} started, its clock was {_ahead(skew_s)} ZooKeeper's",
+                (f"broker {each.broker}", "ZooKeeper"),
+                "The broker stamps records (LogAppendTime) and expires records and offsets by that clock.",
+                "Compare both with NTP; this finding stays until the broker restarts.",
+                "chronyc tracking",
+            )
+    if after.future_timestamps:
+        furthest = max(after.future_timestamps.values())
+        yield Finding(
+            "records-from-the-future",
+            Severity.WARNING,
+            f"{len(after.future_timestamps)} partitions hold records with timestamps up to "
+            f"{(furthest - after.ended_ms) / 1000:.0f} s ahead of this machine's clock",
+            names(after.future_timestamps),
+            "Their log segments stay longer than the retention time, and an offset reset to a time finds a wrong "
+            "offset. A producer writes seconds or microseconds instead of milliseconds, or its clock is wrong.",
+            "Find the producer. message.timestamp.type=LogAppendTime or message.timestamp.difference.max.ms prevents "
+            "such records.",
+            "kafka-configs.sh --bootstrap-server BROKERS --alter --entity-type topics "
+            f"--entity-name {min(after.future_timestamps).topic} --add-config message.timestamp.type=LogAppendTime",
+        )
+
+
+def _zookeeper_skew_s(before: Observation, after: Observation) -> float:
+    """Minimum seconds that ZooKeeper's clock is ahead of this one (negative: behind); 0 if unknown."""
+    newest = after.zookeeper_ms
+    if newest is None:
+        return 0.0
+    if newest > after.ended_ms:
+        return (newest - after.ended_ms) / 1000
+    if before.zookeeper_ms is not None and newest > before.zookeeper_ms and newest < before.began_ms:
+        return (newest - before.began_ms) / 1000  # the znode was written between the two polls
+    return 0.0
+
+
+def _session_timeouts(seen: Observation) -> Iterator[Finding]:
+    requested, granted = seen.requested_session_s, seen.granted_session_s
+    if requested is not None and granted is not None and abs(requested - granted) > 0.001:
+        limit = "least" if granted > requested else "most"
+        yield Finding(
+            "session-timeout-out-of-range",
+            Severity.WARNING,
+            f"ZooKeeper grants {granted:g} s where {requested:g} s are requested: the {limit} that it allows",
+            ("ZooKeeper",),
+            "The group notices a crashed member after the granted timeout, not after the one in the settings. By "
+            "default ZooKeeper allows 2 to 20 times its tickTime.",
+            "Set the members' session timeout within the range, or minSessionTimeout and maxSessionTimeout in zoo.cfg.",
+        )
+    if requested is None or (seen.state is not None and seen.state.members and seen.kafka is None):
+        return  # the coordinator's range does not apply to members through ZooKeeper
+    least, most = (_seconds(seen, f"group.{end}.session.timeout.ms") for end in ("min", "max"))
+    if (least is not None and requested < least) or (most is not None and requested > most):
+        yield Finding(
+            "session-timeout-out-of-range",
+            Severity.WARNING if seen.kafka is None else Severity.CRITICAL,
+            f"the brokers allow session timeouts of {least or 0:g} to {most or 0:g} s in groups by Kafka's own "
+            f"protocol, and {requested:g} s are requested",
+            ("Kafka's group coordinator",),
+            "The coordinator refuses a member with a session timeout out of this range.",
+            "Set the members' session timeout within the range, or group.min.session.timeout.ms and "
+            "group.max.session.timeout.ms of the brokers.",
+        )
+
+
+def _seconds(seen: Observation, name: str) -> float | None:
+    text = seen.settings.get(name)
+    return None if text is None else int(text) / 1000
+
+
+def _ahead(skew_s: float) -> str:
+    return f"{abs(skew_s):.1f} s {'ahead of' if skew_s > 0 else 'behind'}"
+
+
+def _numbers(nodes: set[int]) -> str:
+    return ("broker " if len(nodes) == 1 else "brokers ") + ", ".join(map(str, sorted(nodes)))

@@ -1,0 +1,101 @@
+"""The doctor: polls a cluster and a group twice, and reports problems with their remedies.
+
+    findings = await examine("billing", client=client, zookeeper=zk)
+
+Reads only; `fixes` has the remedies of `allocator doctor --fix`. docs/doctor.md lists every finding.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+
+from allocator.core.client.client import KafkaClient
+from allocator.core.settings import DEFAULT
+from allocator.core.zookeeper.client import ZooKeeper
+from allocator.operate.doctor.cluster import cluster_findings
+from allocator.operate.doctor.finding import CHROOT_MISSING, COULD_NOT_LOOK, Finding, Fix, Severity
+from allocator.operate.doctor.members import leftover_findings, member_findings
+from allocator.operate.doctor.observation import Observation, observe
+from allocator.operate.doctor.offsets import offset_findings
+from allocator.operate.doctor.orders import order_findings
+
+__all__ = ["Finding", "Observation", "Severity", "check_failed", "chroot_missing", "diagnose", "examine", "observe"]
+
+
+async def examine(
+    group: str | None,
+    *,
+    client: KafkaClient | None,
+    zookeeper: ZooKeeper | None,
+    kafka_zookeeper: ZooKeeper | None = None,
+    root: str = DEFAULT["root"],
+    interval_s: float = 5.0,
+    patience_s: float = 60.0,
+    clock: Callable[[], float] = time.time,
+) -> list[Finding]:
+    """All findings, the worst first. Polls twice, with a pause of `interval_s`.
+
+    `group` None: the cluster alone. `client` must follow all topics. `zookeeper` has the group; its
+    `requested_timeout_s` is used as the session timeout of the members. `kafka_zookeeper` has Kafka's own znodes, if
+    they are in another ensemble or chroot. A partition that moves or commits between the polls is healthy;
+    `interval_s` 0 polls once and reports no lag. `patience_s`: how long a member may take to release partitions.
+
+    A check that fails with an AllocatorError becomes the finding `could-not-look`; other exceptions are raised. For
+    regular checks, call `observe` and `diagnose` instead, and keep the last observation.
+    """
+    zookeepers = [each for each in (zookeeper, kafka_zookeeper) if each is not None]
+
+    async def poll() -> Observation:
+        return await observe(group, client=client, zookeepers=zookeepers, root=root, clock=clock)
+
+    before = after = await poll()
+    if interval_s > 0 and group is not None:
+        await asyncio.sleep(interval_s)
+        after = await poll()
+    return diagnose(before, after, root=root, patience_s=patience_s)
+
+
+def diagnose(
+    before: Observation, after: Observation, *, root: str = DEFAULT["root"], patience_s: float = 60.0
+) -> list[Finding]:
+    """The findings from two polls of the same group, the worst first. Pure; `before` may be `after` itself."""
+    found = [check_failed(what, why) for what, why in after.failed_checks]
+    found += cluster_findings(before, after)
+    found += leftover_findings(after, root)
+    if after.group is not None:
+        found += member_findings(before, after, root, patience_s)
+        found += offset_findings(before, after)
+    if after.report is not None:
+        found += order_findings(after.report)
+    return _worst_first(found)
+
+
+def chroot_missing(hosts: str, chroot: str, why: str) -> Finding:
+    return Finding(
+        CHROOT_MISSING,
+        Severity.CRITICAL,
+        f"the chroot {chroot} does not exist: {why}",
+        (hosts,),
+        "Members do not start without it. With a mistyped chroot they would be a second group, whose members read all "
+        "partitions too.",
+        "Compare the chroot with the settings of the members. If this is a new installation, create it.",
+        f"zkCli.sh -server {hosts.partition('/')[0]} create {chroot}",
+        Fix("chroot", f"create the chroot {chroot}", (hosts,)),
+    )
+
+
+def check_failed(what: str, why: str) -> Finding:
+    return Finding(
+        COULD_NOT_LOOK,
+        Severity.WARNING,
+        f"{what} could not be read: {why}",
+        (what,),
+        "Its problems are missing from this list.",
+        "Make sure that this machine can reach it and may read and describe it.",
+    )
+
+
+def _worst_first(findings: Iterable[Finding]) -> list[Finding]:
+    return sorted(findings, key=lambda finding: (-finding.severity, finding.id, finding.where))

@@ -1,0 +1,77 @@
+"""One finding of the doctor: a problem, its consequence, and the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Literal, NamedTuple, Optional
+
+from allocator.operate.describe import SHOWN, name_of
+from allocator.types import TopicPartition
+
+__all__ = ["CHROOT_MISSING", "COULD_NOT_LOOK", "Finding", "Fix", "Severity", "names"]
+
+COULD_NOT_LOOK = "could-not-look"
+CHROOT_MISSING = "chroot-missing"
+
+
+class Severity(IntEnum):
+    """INFO needs no action; WARNING will become a problem; CRITICAL loses or repeats records, or stops partitions."""
+
+    INFO = 1
+    WARNING = 2
+    CRITICAL = 3
+
+    def __str__(self) -> str:
+        return self.name.lower()
+
+
+class Fix(NamedTuple):
+    """A remedy that `allocator doctor --fix` executes: it changes neither an owner nor an offset."""
+
+    kind: Literal["orders", "groups", "chroot"]
+    text: str
+    """What it does, as a command: "delete the empty znodes of 2 groups"."""
+    names: tuple[str, ...]
+    """The ids of the orders, the groups, or the chroot."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One problem. `id` is stable, so alerts and scripts may use it (docs/doctor.md lists all ids)."""
+
+    id: str
+    severity: Severity
+    what: str
+    where: tuple[str, ...]
+    """All affected partitions, members, brokers and znodes."""
+    why: str
+    """Why it matters."""
+    do: str
+    command: Optional[str] = None
+    """The command that is the remedy, or the first step of it. Values for the user to choose are in capitals."""
+    fix: Optional[Fix] = None
+    """What `allocator doctor --fix` does about it; None if that would not be safe."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "severity": str(self.severity),
+            "what": self.what,
+            "where": list(self.where),
+            "why": self.why,
+            "do": self.do,
+            "command": self.command,
+            "fix": None if self.fix is None else self.fix.text,
+        }
+
+    @property
+    def place(self) -> str:
+        """`where` in one line, limited to a few names."""
+        more = f" and {len(self.where) - SHOWN} more" if len(self.where) > SHOWN else ""
+        return ", ".join(self.where[:SHOWN]) + more
+
+
+def names(partitions: Iterable[TopicPartition]) -> tuple[str, ...]:
+    return tuple(map(name_of, sorted(partitions)))

@@ -1,0 +1,90 @@
+"""The remedies that `allocator doctor --fix` executes.
+
+Guarantee: a fix changes neither an owner nor an offset. It checks its condition again just before it writes, so it may
+be repeated, and may run beside live members.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection
+
+from allocator.core.membership.zookeeper.order_store import NoSuchOrder, OrderStore
+from allocator.core.membership.zookeeper.orders import Order
+from allocator.core.membership.zookeeper.znodes import Paths
+from allocator.core.zookeeper.client import NoZnode, Op, ZooKeeper, ZooKeeperError
+from allocator.operate.doctor.finding import Fix
+
+__all__ = ["apply", "is_long_expired", "leftover_groups"]
+
+CLOCK_MS = 600_000  # an order is over by the leader's clock; more: clocks may differ by more
+YOUNG_MS = 3_600_000  # a member that joins creates the znodes of its group just before its own
+
+
+async def apply(
+    fix: Fix, zookeeper: ZooKeeper, group: str | None, root: str, clock: Callable[[], float] = time.time
+) -> str:
+    """Executes a fix of `diagnose`; returns what it did. Raises ZooKeeperError, InvalidZnode."""
+    now_ms = int(clock() * 1000)
+    if fix.kind == "orders":
+        assert group is not None
+        return await _withdraw(zookeeper, Paths(root, group), fix.names, now_ms)
+    return await _delete(zookeeper, root, fix.names, now_ms)
+
+
+def is_long_expired(order: Order, now_ms: int) -> bool:
+    """Whether the order has no effect any more, by any clock that is a little wrong."""
+    return order.expired(now_ms - CLOCK_MS)
+
+
+async def _withdraw(zk: ZooKeeper, paths: Paths, ids: Collection[str], now_ms: int) -> str:
+    store = OrderStore(zk, paths)
+    while True:
+        entries = (await store.read()).entries
+        chosen = [order.id for order in entries if order.id in ids and is_long_expired(order, now_ms)]
+        if not chosen:
+            return "the orders are withdrawn already"
+        try:
+            return f"withdrew {len(await store.remove(chosen, now_ms))} expired orders"
+        except NoSuchOrder:
+            pass  # an operator was faster
+
+
+async def leftover_groups(zk: ZooKeeper, root: str, names: Collection[str], now_ms: int) -> tuple[str, ...]:
+    """The groups of `names` that are empty znodes: no partition ever had an owner there, and no order is kept."""
+    found = await asyncio.gather(*(_skeleton(zk, Paths(root, name), now_ms) for name in names))
+    return tuple(name for name, znodes in zip(names, found) if znodes)
+
+
+async def _skeleton(zk: ZooKeeper, paths: Paths, now_ms: int) -> list[str]:
+    """The znodes of a leftover group, children first; [] for any other group."""
+    below = {paths.members, paths.claims, paths.shards, paths.left}
+    try:
+        children = {f"{paths.base}/{name}" for name in await zk.get_children(paths.base)}
+        if children - below:  # an assignment has the generation, from which fencing tokens go on
+            return []
+        for path in (*children, paths.base):
+            data, stat = await zk.get(path)
+            if data or stat.created_ms > now_ms - YOUNG_MS or (path != paths.base and await zk.get_children(path)):
+                return []
+    except NoZnode:
+        return []
+    return [*sorted(children), paths.base]
+
+
+async def _delete(zk: ZooKeeper, root: str, names: Collection[str], now_ms: int) -> str:
+    deleted = []
+    for name in names:
+        znodes = await _skeleton(zk, Paths(root, name), now_ms)
+        if not znodes:
+            continue
+        try:
+            # one transaction: it fails as a whole if a member joins meanwhile, because its znode is below
+            await zk.multi([Op("delete", path) for path in znodes])
+        except ZooKeeperError as error:
+            if error.retriable:
+                raise
+            continue
+        deleted.append(name)
+    return f"deleted the empty znodes of {len(deleted)} groups" if deleted else "the groups are gone, or in use"

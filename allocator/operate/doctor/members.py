@@ -1,0 +1,477 @@
+"""Findings about the members of a group and the ownership of partitions. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from shlex import quote
+
+from allocator.core.assignors.load import LoadAssignor
+from allocator.core.assignors.registry import built_in
+from allocator.core.foreign import plain, shown
+from allocator.core.membership.zookeeper.znodes import Paths
+from allocator.core.settings import DEFAULT
+from allocator.operate.describe import GroupState, clock_time
+from allocator.operate.doctor.finding import Finding, Fix, Severity, names
+from allocator.operate.doctor.observation import Observation
+from allocator.operate.old_layouts import KIEL, OLD_CONSUMERS, OLD_OWNERS
+from allocator.types import TopicPartition
+
+__all__ = ["DEFAULT_SESSION_S", "leftover_findings", "member_findings"]
+
+DEFAULT_SESSION_S: float = DEFAULT["session_timeout_s"]
+UNEVEN = 1.5  # times the fair share; and at least two partitions above it
+BY_NUMBER_NOT = {"lag-aware", "rack-aware"}  # they balance something other than the number of partitions
+REBALANCING = {"PreparingRebalance", "CompletingRebalance", "AwaitingSync", "Assigning", "Reconciling"}
+
+
+def member_findings(before: Observation, after: Observation, root: str, patience_s: float) -> Iterator[Finding]:
+    """`patience_s`: a state that lasts longer than this does not end by itself."""
+    yield from _presence(after, root)
+    yield from _layouts(after, root)
+    yield from _unclaimed_by_old_consumers(before, after)
+    if after.state is not None:
+        yield from _ownership(before, after)
+        yield from _stuck(before, after, Paths(root, after.state.group), patience_s)
+        yield from _znodes(after.state, root)
+        yield from _differences(after)
+    if after.kafka is not None:
+        yield from _kafka(before, after)
+    yield from _shares(after)
+
+
+def leftover_findings(seen: Observation, root: str) -> Iterator[Finding]:
+    """Groups that consist of empty znodes."""
+    groups = seen.leftover_groups
+    if groups:
+        yield Finding(
+            "leftover-groups",
+            Severity.INFO,
+            f"{len(groups)} groups under {root} are empty znodes: they have no members, and never had an assignment",
+            groups,
+            "A process with a mistyped group name, or one that crashed at its start, left them. Lists show them.",
+            "Delete them.",
+            f"allocator doctor --zookeeper ZOOKEEPER --root {root} --fix",
+            Fix("groups", f"delete the empty znodes of {len(groups)} groups", groups),
+        )
+
+
+def _presence(seen: Observation, root: str) -> Iterator[Finding]:
+    if seen.report is None:
+        if seen.group is not None and not seen.old.kiel and not seen.old.consumers and not seen.failed_checks:
+            known = f"; it knows {', '.join(seen.known_groups)}" if seen.known_groups else ""
+            kafka = "; Kafka has no members or offsets of it" if seen.version else ""
+            yield Finding(
+                "unknown-group",
+                Severity.CRITICAL,
+                f"ZooKeeper has no group {seen.group!r} under {root}{known}{kafka}",
+                (seen.group,),
+                "No member consumes under this name, or its members use another ensemble, root or chroot.",
+                "Check the name, the root and the ZooKeeper chroot against the settings of a member.",
+                "allocator group list",
+            )
+        return
+    members = seen.report.state.members
+    if members or (seen.kafka is not None and seen.kafka.alive) or seen.old.kiel or seen.old.consumers:
+        return
+    logs = seen.report.logs
+    lag = logs.lag_of(logs.committed)
+    waiting = f"{'' if lag.total is not None else 'at least '}{lag.known} records wait after the committed offsets"
+    if not seen.version:
+        waiting = "the number of waiting records is unknown without Kafka"
+    in_kafka = f" (Kafka says {seen.kafka.state})" if seen.kafka is not None else ""
+    yield Finding(
+        "no-members",
+        Severity.WARNING if lag != (0, 0) or not seen.version else Severity.INFO,
+        f"the group has no members{in_kafka}; {waiting}",
+        (seen.report.state.group,),
+        "No records are consumed. Kafka drops the offsets of an empty group after offsets.retention.minutes.",
+        "Start its members. If the group is no longer needed, do nothing.",
+        "allocator run CONFIG",
+    )
+
+
+def _layouts(seen: Observation, root: str) -> Iterator[Finding]:
+    group = seen.group or ""
+    ours = [f"{root}/{group}/members"] if seen.state is not None and seen.state.members else []
+    by_kafka = ["Kafka's own protocol"] if seen.kafka is not None and seen.kafka.alive else []
+    kiel = [KIEL.format(group)] if seen.old.kiel else []
+    old = [OLD_CONSUMERS.format(group)] if seen.old.consumers else []
+    together = (*ours, *by_kafka, *kiel, *old)
+    if len(together) > 1:
+        yield Finding(
+            "several-protocols",
+            Severity.CRITICAL,
+            f"members of this group use {len(together)} protocols that do not coordinate with each other",
+            together,
+            "Each protocol assigns all partitions, so each record is processed more than once, and members overwrite "
+            "each other's commits. Kafka refuses commits of members outside its own protocol.",
+            "Keep the members of one protocol, and stop the others or give them another group name.",
+            f"allocator group describe {group}",
+        )
+    if kiel:
+        yield Finding(
+            "kiel-layout",
+            Severity.WARNING,
+            f"{len(seen.old.kiel)} members are registered in kiel's layout",
+            tuple(f"{kiel[0]}/{member}" for member in seen.old.kiel),
+            "Members of kiel do not wait for each other to release partitions: each rebalance repeats some records.",
+            'Upgrade them one by one with membership = "kiel". When the last member of kiel is gone, move the group.',
+            f"allocator group adopt {group}",
+        )
+    if old:
+        yield Finding(
+            "old-consumer-layout",
+            Severity.WARNING,
+            f"{len(seen.old.consumers)} members are registered in the layout of Kafka 0.8's high-level consumers",
+            tuple(f"{old[0]}/{member}" for member in seen.old.consumers),
+            "Clients since 0.9 do not see them, and Kafka 4 has no ZooKeeper for them.",
+            "Move them to a newer client before you upgrade the cluster beyond 3.x.",
+        )
+
+
+def _unclaimed_by_old_consumers(before: Observation, after: Observation) -> Iterator[Finding]:
+    """Partitions that consumers of 0.8 subscribe to, but do not own in either poll."""
+
+    def unowned(seen: Observation) -> set[TopicPartition]:
+        old = seen.old
+        return {p for p in seen.replicas if old.consumers and old.reads(p) and p not in {*old.assigned, *old.claimed}}
+
+    lacking = unowned(before) & unowned(after)
+    if lacking:
+        yield Finding(
+            "unowned-partitions",
+            Severity.CRITICAL,
+            f"{len(lacking)} partitions have no owner under {OLD_OWNERS.format(after.group)}",
+            names(lacking),
+            "No member processes their records. Consumers of 0.8 retry a claim a few times (rebalance.max.retries). If "
+            "the former owner still holds it then, they wait until a member joins or leaves.",
+            "Restart one member, so that all members retry. Then raise rebalance.max.retries or rebalance.backoff.ms "
+            "until the retries last longer than a session timeout and the slowest handler.",
+        )
+
+
+def _ownership(before: Observation, after: Observation) -> Iterator[Finding]:
+    assert after.report is not None
+    group = after.report.state.group
+    without = set(after.report.left_out) - after.report.excluded
+    if without:
+        document = after.report.state.document
+        yield Finding(
+            "left-out-partitions",
+            Severity.WARNING,
+            f"{len(without)} partitions have no owner, because allocator function "
+            f"{plain(document.strategy) if document is not None else ''} omits them",
+            names(without),
+            "No member processes their records; the lag of these partitions grows.",
+            "Change the function so that it assigns them. If it omits them on purpose, make sure that another consumer "
+            "reads them.",
+            f"allocator group describe {group}",
+        )
+    for each in after.report.reserved:
+        yield Finding(
+            "reserved-partitions",
+            Severity.INFO,
+            f"{len(each.partitions)} partitions wait for instance {shown(each.instance_id)} to start again, until "
+            f"{clock_time(each.until)}",
+            names(each.partitions),
+            f"No member processes their records for now: restart_grace_s reserves them. The instance ran on "
+            f"{plain(each.host)}.",
+            "Start the process again. If it does not come back, wait for the end of its grace, or end it now.",
+            f"allocator group release {group} {each.instance_id}",
+        )
+        without |= each.partitions
+    unowned = set(after.report.unowned) - set(after.report.left_out) - without
+    if before is not after:  # a moving partition has no owner for a moment
+        unowned &= set(before.report.unowned) if before.report is not None else set()
+    if unowned:
+        yield Finding(
+            "unowned-partitions",
+            Severity.CRITICAL,
+            f"{len(unowned)} partitions have no owner",
+            names(unowned),
+            "No member processes their records; the lag of these partitions grows until they have an owner.",
+            "Check the other findings about this group (a stuck member, a refused assignment). The leader's log has "
+            f"the reason. The leader is {after.report.state.name_of(after.report.state.leader or '')}.",
+            f"allocator group describe {group}",
+        )
+    doubly = _claimed_twice(after.report.state)
+    if before is not after:
+        earlier = {} if before.state is None else _claimed_twice(before.state)
+        doubly = {p: holders for p, holders in doubly.items() if earlier.get(p) == holders}
+    if doubly:
+        yield Finding(
+            "doubly-claimed",
+            Severity.CRITICAL,
+            f"{len(doubly)} partitions are claimed by several members: "
+            + ", ".join(map(after.report.state.name_of, sorted({m for holders in doubly.values() for m in holders}))),
+            names(doubly),
+            "Each of these members processes their records. No version of this library writes such claims: another "
+            "program wrote one, or ZooKeeper was restored from a backup under live members.",
+            "Restart all of these members except one. If no other program wrote the znodes, report it with their "
+            "content.",
+            f"allocator group describe {group}",
+        )
+
+
+def _claimed_twice(state: GroupState) -> dict[TopicPartition, frozenset[str]]:
+    holders: dict[TopicPartition, list[str]] = defaultdict(list)
+    for member, claim in state.claims.items():
+        for partition in claim.held:
+            holders[partition].append(member)
+    return {p: frozenset(members) for p, members in holders.items() if len(members) > 1}
+
+
+def _stuck(before: Observation, after: Observation, paths: Paths, patience_s: float) -> Iterator[Finding]:
+    state, earlier = after.state, before.state
+    if state is None or earlier is None or state.document is None or earlier.document is None:
+        return
+    age_s = after.age_s(paths.assignment) or 0.0
+    for member, entry in state.document.waiting.items():
+        if member in state.members and earlier.document.waiting.get(member) == entry and age_s >= patience_s:
+            yield Finding(
+                "stuck-member",
+                Severity.CRITICAL,
+                f"{_called(state, member)} was told {age_s:.0f} s ago to release {len(entry.partitions)} partitions, "
+                f"and still holds them (its claim is at revision {_revision(state, member)}, the request at "
+                f"{entry.since})",
+                (state.name_of(member), *names(entry.partitions)),
+                "A member releases partitions when its handler has finished their records. Until then the next owner "
+                "waits, and so does the rest of the rebalance.",
+                "Check its handler (a call without a timeout?), or restart that process: its session ends, and the "
+                "partitions move.",
+                _restart(state, member),
+            )
+    for member, parts in state.document.owners.items():
+        claim = state.claims.get(member)
+        unclaimed = parts - (claim.held if claim is not None else frozenset())
+        lasting = earlier.document.owners.get(member) == parts and age_s >= patience_s
+        if unclaimed and lasting and member in state.members:
+            yield Finding(
+                "stuck-member",
+                Severity.CRITICAL,
+                f"{_called(state, member)} was assigned {len(unclaimed)} partitions {age_s:.0f} s ago and has not "
+                f"started them (its claim is at revision {_revision(state, member)}, the assignment at "
+                f"{state.document.revision})",
+                (state.name_of(member), *names(unclaimed)),
+                "No member processes them, and the leader cannot assign them to another while this member is alive.",
+                "Check its log, or restart that process.",
+                _restart(state, member),
+            )
+    session_s = after.requested_session_s or DEFAULT_SESSION_S
+    for member in state.members:
+        silent_s = after.age_s(paths.member(member)) or 0.0
+        if silent_s > max(session_s, patience_s):
+            yield Finding(
+                "silent-member",
+                Severity.CRITICAL,
+                f"{_called(state, member)} has not written its znode for {silent_s:.0f} s, while others have; the "
+                f"session timeout is {session_s:g} s",
+                (state.name_of(member),),
+                "A member renews its lease each quarter of its session timeout, and delivers nothing without a lease. "
+                "Its event loop is blocked while kazoo's thread keeps the session, so no member reads its partitions "
+                "and they do not move. Or its session timeout is many times the one named here.",
+                "Find the call that blocks its event loop (one that is not awaited?), or restart that process.",
+                _restart(state, member),
+            )
+
+
+def _znodes(state: GroupState, root: str) -> Iterator[Finding]:
+    unreadable = [problem for problem in state.problems if problem.startswith("znode ")]
+    if unreadable:
+        yield Finding(
+            "unreadable-znode",
+            Severity.WARNING,
+            "; ".join(unreadable[:3]) + (f"; and {len(unreadable) - 3} more" if len(unreadable) > 3 else ""),
+            tuple(problem.split()[1] for problem in unreadable),
+            "Another program, or a newer version of this library, writes under this root. The group ignores invalid "
+            "znodes, so a member may get no partitions.",
+            "Find the program that wrote it. Delete the znode if no member owns it.",
+            f"zkCli.sh -server ZOOKEEPER get {quote(plain(unreadable[0].split()[1]))}",
+        )
+    document = state.document
+    if document is None:
+        return
+    if document.problem:
+        yield Finding(
+            "assignment-refused",
+            Severity.CRITICAL,
+            f"the leader keeps the assignment of generation {document.generation}: {document.problem}",
+            (f"{root}/{state.group}/assignment", state.name_of(document.leader)),
+            "The allocator function raised an exception, or did not return each partition exactly once. Members that "
+            "joined since get no partitions, and partitions of members that left have no owner.",
+            "Correct the function, or choose another one. The leader calls it again at the next change.",
+            "allocator run CONFIG --check",
+        )
+    for member, why in document.refused.items():
+        yield Finding(
+            "member-refused",
+            Severity.CRITICAL,
+            f"{_called(state, member)} gets no partitions: {why}",
+            (state.name_of(member),),
+            "It has no allocator function in common with the rest of its group.",
+            "Configure a common function in all members, in the same order. During a change, let new members offer "
+            "both.",
+            "allocator run CONFIG --check",
+        )
+
+
+def _differences(seen: Observation) -> Iterator[Finding]:
+    assert seen.state is not None
+    members = seen.state.members
+    offered = {info.strategies for info in members.values()}
+    if len(offered) > 1:
+        yield Finding(
+            "different-functions",
+            Severity.WARNING,
+            "members offer different allocator functions: " + "; ".join(sorted(" or ".join(each) for each in offered)),
+            tuple(map(seen.state.name_of, members)),
+            "The order of the oldest member decides among the common functions. When it leaves, the group may switch "
+            "to another function, and most partitions move.",
+            "Finish the deployment, or configure the same functions in the same order in all members.",
+            f"allocator group describe {seen.state.group}",
+        )
+    yield from _load_not_followed(seen.state)
+    wanted = {(tuple(sorted(info.topics)), info.pattern) for info in members.values()}
+    if len(wanted) > 1:
+        yield Finding(
+            "different-subscriptions",
+            Severity.INFO,
+            f"members subscribe to {len(wanted)} different sets of topics",
+            tuple(map(seen.state.name_of, members)),
+            "This may be intended. If not, some topics have fewer members than the group.",
+            "Compare the members' topics.",
+            f"allocator group describe {seen.state.group}",
+        )
+    missing = {t for info in members.values() for t in info.topics} - {p.topic for p in seen.replicas}
+    if missing and seen.replicas:
+        yield Finding(
+            "topic-missing",
+            Severity.WARNING,
+            f"members subscribe to topics that the cluster does not have: {', '.join(sorted(missing))}",
+            tuple(sorted(missing)),
+            "Members wait for such topics without an error, so a typo looks like an idle topic.",
+            "Correct the name, or create the topic.",
+            f"kafka-topics.sh --bootstrap-server BROKERS --create --topic {min(missing)} --partitions COUNT",
+        )
+
+
+def _kafka(before: Observation, after: Observation) -> Iterator[Finding]:
+    assert after.kafka is not None
+    lasting = before is after or (before.kafka is not None and before.kafka.state in REBALANCING)
+    if after.kafka.state in REBALANCING and lasting and before is not after:
+        yield Finding(
+            "endless-rebalance",
+            Severity.WARNING,
+            f"Kafka's coordinator says {after.kafka.state}, and said {before.kafka.state if before.kafka else ''} "
+            f"{(after.ended_ms - before.ended_ms) / 1000:.0f} s ago",
+            tuple(member.name for member in after.kafka.members),
+            "No member consumes until every member has joined again. A member that does not poll delays the group for "
+            "its whole rebalance timeout.",
+            "Find the member with the slow handler. Give it fewer records at once, or a longer timeout.",
+        )
+    wanted = {member.topics for member in after.kafka.members if member.topics}
+    if len(wanted) > 1:
+        yield Finding(
+            "different-subscriptions",
+            Severity.INFO,
+            f"members subscribe to {len(wanted)} different sets of topics",
+            tuple(member.name for member in after.kafka.members),
+            "This may be intended. If not, some topics have fewer members than the group.",
+            "Compare the members' topics.",
+        )
+
+
+def _load_not_followed(state: GroupState) -> Iterator[Finding]:
+    following = [info for info in state.members.values() if info.load_tolerance is not None]
+    if not following or not following[0].strategies:
+        return
+    function = following[0].strategies[0]
+    without = [member for member, info in state.members.items() if function not in info.strategies]
+    if without:
+        yield Finding(
+            "load-not-followed",
+            Severity.WARNING,
+            f"{len(following)} of {len(state.members)} members have follow_load, and the group does not follow load: "
+            f"{len(without)} members do not offer {function}",
+            tuple(map(state.name_of, without)),
+            "Members of older versions do not know the setting, and all members have to agree on it. Until then the "
+            "functions of `assignor` decide.",
+            "Give all members the same follow_load.",
+            f"allocator group describe {state.group}",
+        )
+
+
+def _shares(seen: Observation) -> Iterator[Finding]:
+    """The number of partitions of each member, if all members have the same subscription."""
+    held: dict[str, int] = {}
+    weights: Mapping[str, float] = {}
+    strategy = ""
+    called: Mapping[str, str] = {}
+    if seen.state is not None and seen.state.members:
+        members = seen.state.members
+        if len({(info.topics, info.pattern) for info in members.values()}) > 1:
+            return
+        held = {m: len(seen.state.claims[m].held) if m in seen.state.claims else 0 for m in members}
+        weights = {m: info.weight for m, info in members.items()}
+        called = {member: seen.state.name_of(member) for member in members}
+        strategy = seen.state.document.strategy if seen.state.document is not None else ""
+    elif seen.kafka is not None and seen.kafka.state == "Stable":
+        if len({member.topics for member in seen.kafka.members}) > 1:
+            return
+        held = {member.id: len(member.partitions) for member in seen.kafka.members}
+        called = {member.id: member.name for member in seen.kafka.members}
+        strategy = seen.kafka.assignor
+    total = sum(held.values())
+    if not total:
+        return
+    idle = [member for member, count in held.items() if not count]
+    if idle and len(held) > total:
+        yield Finding(
+            "idle-members",
+            Severity.INFO,
+            f"{len(idle)} of {len(held)} members own nothing: the topics have {total} partitions",
+            tuple(called[member] for member in idle),
+            "They are idle and do not increase throughput.",
+            "Keep them as a reserve, stop them, or add partitions (which moves keys to other partitions).",
+        )
+        return
+    if strategy in BY_NUMBER_NOT or isinstance(built_in(strategy), LoadAssignor) or _is_steered(seen):
+        return
+    whole = sum(weights.get(member, 1.0) for member in held)
+    fair = {member: total * weights.get(member, 1.0) / whole for member in held}
+    over = {m: count for m, count in held.items() if count > UNEVEN * fair[m] and count - fair[m] >= 2}
+    if over:
+        worst = max(over, key=lambda member: over[member] / fair[member])
+        yield Finding(
+            "skewed-assignment",
+            Severity.WARNING,
+            f"{called[worst]} owns {over[worst]} of {total} partitions where {fair[worst]:.1f} would be fair "
+            f"(allocator function {strategy or 'unknown'})",
+            tuple(sorted(called[member] for member in over)),
+            "The group is as slow as its busiest member. `range` causes this with many topics, because it assigns each "
+            "topic from the first member on.",
+            'Choose a function that counts over all topics ("naive", "sticky", "cooperative-sticky").',
+            None if seen.state is None else f"allocator group plan {seen.state.group} --function sticky",
+        )
+
+
+def _is_steered(seen: Observation) -> bool:
+    """Whether orders, and not the function alone, decide how many partitions a member has."""
+    orders = () if seen.report is None else seen.report.orders
+    return any(each.order.kind not in ("budget", "shadow") and each.state in ("kept", "waiting") for each in orders)
+
+
+def _called(state: GroupState, member: str) -> str:
+    return f"member {state.name_of(member)}"
+
+
+def _restart(state: GroupState, member: str) -> str | None:
+    """The command that ends the process of a member, if it is known."""
+    info = state.members[member]
+    return None if info.pid is None else f"ssh {quote(plain(info.host))} kill {info.pid}"
+
+
+def _revision(state: GroupState, member: str) -> str:
+    claim = state.claims.get(member)
+    return "none" if claim is None else str(claim.revision)

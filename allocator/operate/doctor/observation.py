@@ -1,0 +1,215 @@
+"""One poll of a cluster and a group. It only reads.
+
+No client can avoid one exception: a broker of 0.8.2 creates its offsets topic when it is first asked for a coordinator.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Optional
+
+from allocator.core.client.client import KafkaClient
+from allocator.core.client.log_offsets import list_offsets
+from allocator.core.membership.zookeeper.znodes import Paths
+from allocator.core.offsets.group_offsets import GroupOffsets
+from allocator.core.offsets.storage import fetch_old_offsets
+from allocator.core.settings import DEFAULT
+from allocator.core.zookeeper.client import NoZnode, Stat, ZooKeeper
+from allocator.errors import AllocatorError
+from allocator.operate import kafka_describe as requests
+from allocator.operate.describe import GroupReport, GroupState, Logs, describe, list_groups, read_logs, subscribed
+from allocator.operate.doctor.fixes import leftover_groups
+from allocator.operate.kafka_describe import BrokerSeen, DescribedGroup, Replicas
+from allocator.operate.old_layouts import OldLayouts, children, old_layouts
+from allocator.types import OffsetAndMetadata, TopicPartition
+
+__all__ = ["Observation", "Registration", "observe"]
+
+AHEAD_S = 60.0  # small clock differences do not explain a timestamp further in the future than this
+
+
+@dataclass(frozen=True)
+class Registration:
+    """The znode of a broker: the broker's clock when it started, and ZooKeeper's at that moment."""
+
+    broker: int
+    broker_ms: int
+    zookeeper_ms: int
+
+
+@dataclass(frozen=True)
+class Observation:
+    """The result of one poll. Times are milliseconds since the epoch."""
+
+    group: Optional[str]
+    began_ms: float = 0.0
+    ended_ms: float = 0.0
+    """Both by the clock of this machine."""
+    failed_checks: tuple[tuple[str, str], ...] = ()
+    """(check, reason) for each failed check."""
+    version: tuple[int, ...] = ()
+    brokers: Mapping[int, BrokerSeen] = field(default_factory=dict)
+    replicas: Mapping[TopicPartition, Replicas] = field(default_factory=dict)
+    """All partitions of the cluster; empty without a Kafka client."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Settings of one broker; empty before 0.11."""
+    report: Optional[GroupReport] = None
+    """None: neither ZooKeeper nor Kafka knows the group."""
+    modified: Mapping[str, int] = field(default_factory=dict)
+    """Time of the last write to each znode of the group, by ZooKeeper's clock."""
+    kafka: Optional[DescribedGroup] = None
+    old_offsets: Mapping[TopicPartition, OffsetAndMetadata] = field(default_factory=dict)
+    """Offsets that ZooKeeper has and Kafka has not; `report` includes them."""
+    old: OldLayouts = field(default_factory=OldLayouts)
+    """The group in the ZooKeeper layouts of kiel and Kafka 0.8."""
+    registrations: tuple[Registration, ...] = ()
+    future_timestamps: Mapping[TopicPartition, int] = field(default_factory=dict)
+    """Partition -> timestamp of a record that is ahead of this machine's clock."""
+    requested_session_s: Optional[float] = None
+    granted_session_s: Optional[float] = None
+    """Session timeouts: the one requested from ZooKeeper, and the one it granted."""
+    known_groups: tuple[str, ...] = ()
+    """Other groups under this root, if this group is not there."""
+    leftover_groups: tuple[str, ...] = ()
+    """Groups under this root that consist of empty znodes; only without a `group`."""
+
+    @property
+    def state(self) -> Optional[GroupState]:
+        return None if self.report is None else self.report.state
+
+    @property
+    def zookeeper_ms(self) -> Optional[int]:
+        """ZooKeeper's clock at the last write. Live members write every quarter of a session timeout."""
+        return max(self.modified.values(), default=None)
+
+    def age_s(self, path: str) -> Optional[float]:
+        """Minimum seconds since the last write to a znode; None if it was not read."""
+        now, then = self.zookeeper_ms, self.modified.get(path)
+        return None if now is None or then is None else (now - then) / 1000
+
+
+class _Collector:
+    """Collects the fields of an `Observation`. A failed check does not stop the others."""
+
+    def __init__(self) -> None:
+        self.failed_checks: list[tuple[str, str]] = []
+        self.fields: dict[str, Any] = {}
+
+    @contextlib.asynccontextmanager
+    async def check(self, name: str) -> AsyncIterator[None]:
+        try:
+            yield
+        except AllocatorError as error:
+            self.failed_checks.append((name, str(error)))
+
+
+async def observe(
+    group: str | None,
+    *,
+    client: KafkaClient | None,
+    zookeepers: Collection[ZooKeeper],
+    root: str = DEFAULT["root"],
+    clock: Callable[[], float] = time.time,
+) -> Observation:
+    """Polls once. `zookeepers`: the ensemble of the group first, then others that may have Kafka's own znodes."""
+    began = clock() * 1000
+    collector = _Collector()
+    zk = next(iter(zookeepers), None)
+    if zk is not None:
+        collector.fields.update(requested_session_s=zk.requested_timeout_s, granted_session_s=zk.session_timeout_s)
+    state = None
+    if group is not None and zk is not None:
+        async with collector.check("the group in ZooKeeper"):
+            state = await describe(zk, group, root)
+            collector.fields["known_groups"] = tuple(await list_groups(zk, root)) if state is None else ()
+            if state is not None:
+                collector.fields["modified"] = await _modified(zk, Paths(root, group), state)
+    if group is None and zk is not None:
+        async with collector.check("the groups in ZooKeeper"):
+            groups = await list_groups(zk, root)
+            collector.fields["leftover_groups"] = await leftover_groups(zk, root, groups, int(clock() * 1000))
+    for each in zookeepers:
+        async with collector.check("old layouts and brokers in ZooKeeper"):
+            await _old_layouts(each, group, collector.fields)
+    logs = Logs()
+    existing: frozenset[TopicPartition] = frozenset()
+    if client is not None:
+        await _cluster(client, collector)
+        if group is not None:
+            logs, existing = await _kafka_group(client, group, state, collector, clock)
+    known = state is not None or collector.fields.get("kafka") is not None
+    if group is not None and (known or logs.committed):
+        collector.fields["report"] = GroupReport(state or GroupState(group, {}, {}, None), logs, existing)
+    return Observation(group, began, clock() * 1000, tuple(collector.failed_checks), **collector.fields)
+
+
+async def _modified(zk: ZooKeeper, paths: Paths, state: GroupState) -> dict[str, int]:
+    wanted = [paths.assignment]
+    wanted += [path for member in state.members for path in (paths.member(member), paths.claim(member))]
+    stats: list[Optional[Stat]] = list(await asyncio.gather(*map(zk.exists, wanted)))
+    return {path: stat.modified_ms for path, stat in zip(wanted, stats) if stat is not None}
+
+
+async def _old_layouts(zk: ZooKeeper, group: str | None, fields: dict[str, Any]) -> None:
+    if group is not None:
+        fields["old"] = fields.get("old", OldLayouts()) + await old_layouts(zk, group)
+    registrations = [await _registration(zk, name) for name in await children(zk, "/brokers/ids")]
+    fields["registrations"] = (*fields.get("registrations", ()), *filter(None, registrations))
+
+
+async def _registration(zk: ZooKeeper, name: str) -> Registration | None:
+    try:
+        data, stat = await zk.get(f"/brokers/ids/{name}")
+        return Registration(int(name), int(json.loads(data)["timestamp"]), stat.created_ms)
+    except (NoZnode, ValueError, KeyError, TypeError):
+        return None  # the broker stopped meanwhile, or its znode has no timestamp
+
+
+async def _cluster(client: KafkaClient, collector: _Collector) -> None:
+    collector.fields["version"] = client.broker_version
+    async with collector.check("topics and their replicas"):
+        await client.refresh()
+        collector.fields["replicas"] = await requests.replicas(client)
+    collector.fields["brokers"] = await requests.brokers(client)
+    alive = [broker.id for broker in collector.fields["brokers"].values() if broker.refused is None]
+    if alive:
+        async with collector.check("settings of the brokers"):
+            collector.fields["settings"] = await requests.settings(client, alive[0])
+
+
+async def _kafka_group(
+    client: KafkaClient, group: str, state: GroupState | None, collector: _Collector, clock: Callable[[], float]
+) -> tuple[Logs, frozenset[TopicPartition]]:
+    """Returns offsets and logs, and all partitions that the members subscribe to."""
+    kafka: Optional[DescribedGroup] = None
+    async with collector.check("the group in Kafka"):
+        kafka = collector.fields["kafka"] = await requests.group(client, group)
+    existing = set(subscribed(state, client))
+    for member in kafka.members if kafka is not None else ():
+        existing |= {TopicPartition(topic, n) for topic in member.topics for n in client.partitions(topic) or ()}
+    old: OldLayouts = collector.fields.get("old", OldLayouts())
+    existing |= {partition for partition in collector.fields.get("replicas", ()) if old.reads(partition)}
+    logs = Logs()
+    stored = {partition for partition in collector.fields.get("replicas", ()) if partition.topic in old.stored}
+    wanted = {*existing, *stored, *(state.assigned if state is not None else ())}
+    async with collector.check("committed offsets"):
+        committed = await GroupOffsets(client, group, timeout_s=client.request_timeout_s).fetch(None)
+        wanted |= set(committed)
+        logs = Logs(committed)
+        logs = await read_logs(client, wanted, committed, client.request_timeout_s)
+    bare = wanted - set(logs.committed)
+    if bare and client.broker_version >= (0, 8, 2):  # before 0.8.2, `GroupOffsets` reads ZooKeeper
+        async with collector.check("offsets in ZooKeeper"):
+            found = collector.fields["old_offsets"] = await fetch_old_offsets(client, group, bare)
+            logs = replace(logs, committed={**found, **logs.committed})
+    if client.broker_version >= (0, 10, 1) and logs.end:
+        async with collector.check("timestamps of records"):
+            when = int((clock() + AHEAD_S) * 1000)
+            late = await list_offsets(client, dict.fromkeys(logs.end, when), timeout_s=client.request_timeout_s)
+            collector.fields["future_timestamps"] = {p: at.timestamp for p, at in late.items() if at is not None}
+    return logs, frozenset(existing)

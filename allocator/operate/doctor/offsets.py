@@ -1,0 +1,195 @@
+"""Findings about the offsets of a group. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from allocator.operate.describe import GroupReport
+from allocator.operate.doctor.finding import Finding, Severity, names
+from allocator.operate.doctor.observation import Observation
+from allocator.types import TopicPartition
+
+__all__ = ["offset_findings"]
+
+MARKERS = 10  # transactions leave offsets at the end of a log that no consumer sees
+NOISE = 0.1  # of the written records: lag varies by this much with the time of the commits
+A_WEEK_MINUTES = 7 * 24 * 60
+
+
+def offset_findings(before: Observation, after: Observation) -> Iterator[Finding]:
+    report = after.report
+    if report is None:
+        return
+    yield from _outside(after, report)
+    yield from _gone(after, report)
+    yield from _missing(before, after, report)
+    yield from _retention(after, report)
+    if before is not after and before.report is not None:
+        yield from _lag(before, after, before.report, report)
+
+
+def _outside(seen: Observation, report: GroupReport) -> Iterator[Finding]:
+    group, logs = report.state.group, report.logs
+
+    def reset(to: str, partitions: Iterable[TopicPartition]) -> str | None:
+        """The command, for offsets in Kafka only."""
+        chosen = sorted({p.topic for p in partitions if p not in seen.old_offsets})
+        topics = " ".join(f"--topic {topic}" for topic in chosen)
+        return f"allocator group offsets reset {group} --to {to} {topics} --execute" if topics else None
+
+    below, above = {}, {}
+    for partition, committed in logs.committed.items():
+        start, end = logs.start.get(partition), logs.end.get(partition)
+        if start is not None and committed.offset < start:
+            below[partition] = start - committed.offset
+        if end is not None and committed.offset > end:
+            above[partition] = committed.offset - end
+    if below:
+        yield Finding(
+            "offset-below-log-start",
+            Severity.CRITICAL,
+            f"{sum(below.values())} records were deleted before the group had read them, in {len(below)} partitions",
+            names(below),
+            "The group has lost these records. A member that starts there follows auto_offset_reset: with `latest` it "
+            "skips the remaining records too.",
+            "Save the remaining records: stop the members and reset to the earliest record. Then set the retention of "
+            "the topic above the longest outage of the group.",
+            reset("earliest", below),
+        )
+    if above:
+        yield Finding(
+            "offset-above-log-end",
+            Severity.CRITICAL,
+            f"offsets of {len(above)} partitions are up to {max(above.values())} records beyond the end of the log",
+            names(above),
+            "The topic was deleted and created again, offsets of another cluster were copied without a map, or an "
+            "unclean election truncated the log. Members follow auto_offset_reset, and repeat or skip records.",
+            "Find the cause, then stop the members and reset the offsets.",
+            reset("OFFSET", above),
+        )
+
+
+def _gone(seen: Observation, report: GroupReport) -> Iterator[Finding]:
+    gone = {p for p in report.partitions if p not in seen.replicas}
+    if gone and seen.replicas:
+        assigned = gone & report.state.assigned if report.state.members else set()
+        yield Finding(
+            "partition-gone",
+            Severity.WARNING if assigned else Severity.INFO,
+            f"the group has {'an assignment' if assigned else 'offsets'} of {len(gone)} partitions that do not exist",
+            names(gone),
+            "The topic was deleted. If a topic of this name is created again, members start at the old offsets.",
+            "Do nothing if it stays deleted: Kafka drops the offsets in time.",
+            f"kafka-consumer-groups.sh --bootstrap-server BROKERS --group {report.state.group} "
+            f"--delete-offsets --topic {min(gone).topic}",
+        )
+
+
+def _missing(before: Observation, after: Observation, report: GroupReport) -> Iterator[Finding]:
+    in_zookeeper = set(after.old_offsets)
+    if in_zookeeper:
+        yield Finding(
+            "offsets-in-zookeeper",
+            Severity.INFO if after.old.kiel or after.old.consumers else Severity.WARNING,
+            f"offsets of {len(in_zookeeper)} partitions are in ZooKeeper and not in Kafka",
+            names(in_zookeeper),
+            "kiel and consumers of 0.8 store them there. Most newer clients read offsets from Kafka only, and would "
+            "start at the earliest or latest record.",
+            "Use GroupedConsumer, which reads them, or copy them while the group has no members.",
+            f"allocator offsets copy {report.state.group} {report.state.group} --storage zookeeper --brokers BROKERS "
+            "--zookeeper ZOOKEEPER --execute",
+        )
+    active = _owned(after) if before is after else _owned(before) & _owned(after)
+    logs = report.logs
+    bare = {p for p in active if p not in logs.committed and logs.end.get(p, 0) > logs.start.get(p, 0)}
+    if bare and "committed offsets" not in dict(after.failed_checks):
+        known = after.settings.get("offsets.retention.minutes")
+        kept = f" The brokers keep offsets for {int(known) / 1440:g} days." if known is not None else ""
+        yield Finding(
+            "offsets-missing",
+            Severity.WARNING,
+            f"{len(bare)} partitions have an owner and records, but no committed offset",
+            names(bare),
+            "The next owner follows auto_offset_reset: it repeats records, or skips unread ones. The offsets expired, "
+            f"or were never committed.{kept}",
+            "If the handler commits, check that it finishes records. If offsets expired, raise "
+            "offsets.retention.minutes above the longest idle time of a partition.",
+            f"allocator group offsets show {report.state.group}",
+        )
+
+
+def _retention(seen: Observation, report: GroupReport) -> Iterator[Finding]:
+    minutes = seen.settings.get("offsets.retention.minutes")
+    # a group by Kafka's own protocol keeps its offsets while it has members (KIP-211, 2.1 and up)
+    by_kafka = seen.kafka is not None and seen.kafka.alive and seen.version >= (2, 1)
+    if minutes is None or by_kafka or not set(report.logs.committed) - set(seen.old_offsets):
+        return
+    records = _log_retention_minutes(seen)
+    if records is not None and 0 <= records <= int(minutes):
+        return
+    yield Finding(
+        "offsets-expire",
+        Severity.INFO if int(minutes) >= A_WEEK_MINUTES else Severity.WARNING,
+        f"the brokers keep offsets for {int(minutes) / 1440:g} days, and records for longer",
+        (report.state.group,),
+        "Kafka knows no members of this group. Running members commit idle offsets again in time. If all members are "
+        "stopped for longer, Kafka drops the offsets, and the next owner follows auto_offset_reset.",
+        "Set offsets.retention.minutes of the brokers at least as high as the topics' retention.",
+    )
+
+
+def _log_retention_minutes(seen: Observation) -> float | None:
+    """None: unlimited or unknown. Ignores the setting of a single topic."""
+    for name, factor in (("ms", 1 / 60_000), ("minutes", 1), ("hours", 60)):
+        text = seen.settings.get(f"log.retention.{name}")
+        if text is not None:
+            return None if int(text) < 0 else int(text) * factor
+    return None
+
+
+def _lag(before: Observation, after: Observation, earlier: GroupReport, report: GroupReport) -> Iterator[Finding]:
+    growing: dict[TopicPartition, int] = {}
+    still: dict[TopicPartition, int] = {}
+    for partition in _owned(before) & _owned(after):
+        lag, was = report.logs.lag(partition), earlier.logs.lag(partition)
+        committed, before_that = report.logs.committed.get(partition), earlier.logs.committed.get(partition)
+        if lag is None or was is None or committed is None or before_that is None:
+            continue
+        done = committed.offset - before_that.offset
+        if lag > MARKERS and lag >= was and done == 0:
+            still[partition] = lag
+        elif lag - was > max(MARKERS, NOISE * (report.logs.end[partition] - earlier.logs.end.get(partition, 0))):
+            growing[partition] = lag - was
+    seconds = (after.ended_ms - before.ended_ms) / 1000
+    if still:
+        yield Finding(
+            "no-progress",
+            Severity.CRITICAL,
+            f"no offset was committed in {seconds:.0f} s in {len(still)} partitions that have owners, with "
+            f"{sum(still.values())} records waiting",
+            names(still),
+            "A handler hangs, or fails repeatedly at one record. (If the members commit less often than this, run the "
+            "doctor again with a longer --interval.)",
+            "Check the owner's log for that partition. A dead-letter topic lets the group continue after a bad record.",
+            f"allocator group describe {report.state.group}",
+        )
+    if growing:
+        behind = sum(growing.values())
+        yield Finding(
+            "lag-grows",
+            Severity.WARNING,
+            f"the lag of {len(growing)} partitions grew by {behind} records in {seconds:.0f} s",
+            names(growing),
+            "The members are slower than the producers. If this continues, retention deletes records before the group "
+            "reads them.",
+            "Add members (up to the number of partitions), or make the handler faster. A longer --interval shows "
+            "whether this is a burst or a trend.",
+            f"allocator doctor {report.state.group} --interval 60",
+        )
+
+
+def _owned(seen: Observation) -> set[TopicPartition]:
+    found = set() if seen.state is None else set(seen.state.owners)
+    for member in seen.kafka.members if seen.kafka is not None else ():
+        found |= member.partitions
+    return found | seen.old.claimed | seen.old.assigned

@@ -1,0 +1,84 @@
+"""Findings about the orders of a group. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from allocator.core.foreign import plain
+from allocator.operate.describe import GroupReport
+from allocator.operate.doctor.finding import Finding, Fix, Severity, names
+from allocator.operate.doctor.fixes import is_long_expired
+from allocator.operate.order_report import OrderReport, order_text
+
+__all__ = ["order_findings"]
+
+OLD_MS = 7 * 86_400_000  # an order without expiry is easily forgotten
+OLD_FREEZE_MS = 86_400_000  # new members get nothing meanwhile
+
+
+def order_findings(report: GroupReport) -> Iterator[Finding]:
+    """Orders that are not kept, that members do not know, that are old, and that are over."""
+    group, now_ms = report.state.group, report.state.read_ms
+    in_force = [each for each in report.orders if each.state not in ("done", "expired", "not kept", "pending")]
+    for each in report.orders:
+        if each.state == "not kept":
+            yield Finding(
+                "order-not-kept",
+                Severity.WARNING,
+                f"{_called(each)} is not kept: {plain(each.why)}",
+                (each.order.id,),
+                "The group does without it, so partitions are not where the operator wanted them.",
+                "Make it possible to keep the order (start the member, correct the name), or withdraw it.",
+                f"allocator group orders {group} --remove {each.order.id}",
+            )
+        elif each.state == "pending":
+            yield Finding(
+                "order-pending",
+                Severity.WARNING,
+                f"{_called(each)} does not count: {plain(each.why)}",
+                (each.order.id,),
+                "If a member of an older version leads, it assigns partitions without regard to the order.",
+                "Upgrade the named members.",
+                f"allocator group orders {group}",
+            )
+    for each in in_force:
+        limit_ms = OLD_FREEZE_MS if each.order.kind == "freeze" else OLD_MS
+        age_ms = now_ms - each.order.when
+        if each.order.expires is None and age_ms > limit_ms:
+            yield Finding(
+                "order-old",
+                Severity.WARNING if each.order.kind == "freeze" else Severity.INFO,
+                f"{_called(each)} has been in force for {age_ms // 86_400_000} days, and has no expiry",
+                (each.order.id,),
+                "Orders that nobody remembers surprise those who look for the reason of an assignment.",
+                "Withdraw it, or give it again with --expires and --why.",
+                f"allocator group orders {group} --remove {each.order.id}",
+            )
+    over = [each for each in report.orders if each.state in ("done", "expired")]
+    expired = tuple(each.order.id for each in over if is_long_expired(each.order, now_ms))
+    if over:
+        yield Finding(
+            "orders-over",
+            Severity.INFO,
+            f"{len(over)} orders are done or have expired: {', '.join(map(_called, over[:3]))}",
+            tuple(each.order.id for each in over),
+            "They have no effect. An evacuated member gets partitions again once its order is withdrawn.",
+            "Withdraw them when the member has been stopped.",
+            f"allocator group orders {group} {' '.join(f'--remove {each.order.id}' for each in over)}",
+            Fix("orders", f"withdraw {len(expired)} expired orders of {plain(group)}", expired) if expired else None,
+        )
+    excluded = [partition for partition in report.left_out if partition in report.excluded]
+    if excluded:
+        yield Finding(
+            "excluded-partitions",
+            Severity.WARNING,
+            f"{len(excluded)} partitions have no owner, because an order excludes them everywhere",
+            names(excluded),
+            "No member processes their records; the lag of these partitions grows.",
+            "Withdraw the order when the partitions shall be read again.",
+            f"allocator group orders {group}",
+        )
+
+
+def _called(each: OrderReport) -> str:
+    return f"order {order_text(each.order)} of {plain(each.order.who)}"

@@ -1,0 +1,490 @@
+"""Gives, lists and withdraws the orders of a group, without joining the group."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import getpass
+import os
+import socket
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Optional, Union
+
+from allocator.core.clock import wall_ms
+from allocator.core.errors import OrderRefused
+from allocator.core.foreign import plain, shown
+from allocator.core.membership.names import member_name
+from allocator.core.membership.patterns import ANY_TOPIC
+from allocator.core.membership.zookeeper.order_store import OrderStore
+from allocator.core.membership.zookeeper.orders import KINDS, Order, OrderKeeper
+from allocator.core.membership.zookeeper.steering import counting, members_named, process_name
+from allocator.core.membership.zookeeper.store import Store
+from allocator.core.membership.zookeeper.znodes import (
+    AssignmentDocument,
+    InvalidZnode,
+    MemberInfo,
+    Paths,
+    in_join_order,
+    to_ranges,
+)
+from allocator.core.names import check_topic
+from allocator.core.settings import DEFAULT
+from allocator.core.spellings import names_arguments
+from allocator.core.zookeeper.client import NoZnode, ZooKeeper
+from allocator.errors import ConfigError
+from allocator.operate.order_report import OrderReport, order_reports
+from allocator.types import PartitionLike
+
+__all__ = [
+    "NOT_OURS",
+    "WITHDRAWN_BY_PARTITION",
+    "GroupOrders",
+    "OrdersFromOutside",
+    "OrdersOfGroup",
+    "default_operator",
+    "parse_place",
+]
+
+NOT_OURS = (
+    'Orders about members and moves are for groups with membership="zookeeper"; in other groups Kafka\'s coordinator, '
+    "or each member by itself, assigns the partitions, and no such orders count"
+)
+
+WITHDRAWN_BY_PARTITION = ("pause", "quarantine", "pin", "skip")
+
+
+class OrdersFromOutside:
+    """The orders of one group; see `GroupOrders`. Subclasses look up the members of the group."""
+
+    def __init__(self, orders: OrderKeeper, group: str, who: Optional[str] = None) -> None:
+        self._orders = orders
+        self._group = group
+        self._who = who
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    async def list(self) -> list[OrderReport]:
+        """Returns every order with its state, oldest first."""
+        orders, members, document = await asyncio.gather(self._orders.read(), self._members(), self._document())
+        return order_reports(orders, document, members, wall_ms())
+
+    # -- about members -------------------------------------------------------------------------------------------
+
+    async def cordon(self, member: str, *, why: str = "", expires_s: Optional[float] = None) -> OrderReport:
+        """The member gets no more partitions, and keeps those that it has."""
+        return await self.give_by_name("cordon", {"member": member}, why=why, expires_s=expires_s)
+
+    async def evacuate(self, member: str, *, why: str = "", expires_s: Optional[float] = None) -> OrderReport:
+        """The member gives up all its partitions, within the budget. The order is done when it has none."""
+        return await self.give_by_name("evacuate", {"member": member}, why=why, expires_s=expires_s)
+
+    async def uncordon(self, member: str) -> tuple[Order, ...]:
+        """Withdraws the cordon and the evacuation of this member."""
+        members = await self._members()
+        names = {member, *members_named(member, members)}
+        names.update(text for each in members_named(member, members) for text in _names_of(each, members[each]))
+        return await self._withdraw(
+            lambda order: order.kind in ("cordon", "evacuate") and order.arguments.get("member") in names,
+            f"no cordon and no evacuation of {shown(member)}",
+        )
+
+    async def swap(self, old: str, new: str, *, why: str = "", expires_s: Optional[float] = None) -> OrderReport:
+        """`new` takes over all partitions of `old`; no others move. `new` may join later."""
+        return await self.give_by_name("swap", {"old": old, "new": new}, why=why, expires_s=expires_s)
+
+    async def canary(self, count: int, *, why: str = "", expires_s: Optional[float] = None) -> OrderReport:
+        """Each process that joins from now on gets exactly `count` partitions, until `promote` names it."""
+        members = await self._members()
+        present = await self._present("canary")
+        known = sorted({process_name(member, info) for member, info in members.items()})
+        arguments = {"count": count, "known": known, "promoted": []}
+        if present is not None:
+            arguments = {**present.arguments, "count": count}
+        return await self.give("canary", arguments, why=why, expires_s=expires_s)
+
+    async def promote(self, member: Optional[str] = None) -> Union[OrderReport, tuple[Order, ...]]:
+        """Ends the canary order for one member, or for all members if None."""
+        present = await self._present("canary")
+        if present is None or member is None:
+            return await self._withdraw(lambda order: order.kind == "canary", "no canary order")
+        promoted = sorted({*present.arguments["promoted"], await self._known(member)})
+        changed = replace(present, arguments={**present.arguments, "promoted": promoted})
+        return await self._put(changed)
+
+    # -- about partitions ----------------------------------------------------------------------------------------
+
+    async def pin(
+        self,
+        partitions: Collection[PartitionLike],
+        place: str,
+        *,
+        why: str = "",
+        expires_s: Optional[float] = None,
+    ) -> OrderReport:
+        """The partitions go to this member and stay there, or with "rack:NAME" to the members of this rack."""
+        arguments = {"partitions": to_ranges(partitions), "place": parse_place(place)}
+        return await self.give_by_name("pin", arguments, why=why, expires_s=expires_s)
+
+    async def unpin(self, partitions: Collection[PartitionLike]) -> tuple[Order, ...]:
+        """Withdraws the pins of these partitions. A pin that also names other partitions stays for those."""
+        return await self._withdraw_partitions("pin", partitions)
+
+    async def _withdraw_partitions(self, kind: str, partitions: Collection[PartitionLike]) -> tuple[Order, ...]:
+        gone = frozenset(partitions)
+        now_ms = wall_ms()
+        found = [
+            order for order in (await self._orders.read()).entries if order.kind == kind and order.partitions & gone
+        ]
+        if not found:
+            raise OrderRefused(f"group {self._group!r} has no {kind} of these partitions")
+        for order in found:
+            rest = order.partitions - gone
+            if rest:
+                changed = replace(order, arguments={**order.arguments, "partitions": to_ranges(rest)})
+                await self._orders.put(changed, now_ms)
+        whole = [order.id for order in found if not order.partitions - gone]
+        if whole:
+            await self._orders.remove(whole, now_ms)
+        return tuple(found)
+
+    async def exclude(
+        self,
+        partitions: Collection[PartitionLike],
+        places: Collection[str],
+        *,
+        why: str = "",
+        expires_s: Optional[float] = None,
+    ) -> OrderReport:
+        """The members at these places do not get the partitions. Without a place no member gets them, and
+        nobody reads them."""
+        arguments = {"partitions": to_ranges(partitions), "places": [parse_place(place) for place in places]}
+        return await self.give_by_name("exclude", arguments, why=why, expires_s=expires_s)
+
+    # -- about records -------------------------------------------------------------------------------------------
+
+    async def pause(
+        self, partitions: Collection[PartitionLike], *, why: str = "", expires_s: Optional[float] = None
+    ) -> OrderReport:
+        """The owners of the partitions keep them, but deliver none of their records to the handler."""
+        return await self.give("pause", {"partitions": to_ranges(partitions)}, why=why, expires_s=expires_s)
+
+    async def resume(self, partitions: Collection[PartitionLike]) -> tuple[Order, ...]:
+        """Withdraws the pause of these partitions."""
+        return await self._withdraw_partitions("pause", partitions)
+
+    async def quarantine(
+        self, partitions: Collection[PartitionLike], *, why: str = "", expires_s: Optional[float] = None
+    ) -> OrderReport:
+        """The records of the partitions go to the dead-letter topic of the handler, until the order is withdrawn."""
+        return await self.give("quarantine", {"partitions": to_ranges(partitions)}, why=why, expires_s=expires_s)
+
+    async def lift(self, partitions: Collection[PartitionLike]) -> tuple[Order, ...]:
+        """Withdraws the quarantine of these partitions."""
+        return await self._withdraw_partitions("quarantine", partitions)
+
+    async def skip(
+        self, partition: PartitionLike, offset: int, *, why: str = "", expires_s: Optional[float] = None
+    ) -> OrderReport:
+        """The handler does not get the record at this offset; the record counts as done."""
+        arguments = {"partitions": to_ranges([partition]), "offset": offset}
+        return await self.give("skip", arguments, why=why, expires_s=expires_s)
+
+    async def unskip(self, partition: PartitionLike, offset: int) -> tuple[Order, ...]:
+        """Withdraws a skip. A record that was already skipped stays skipped."""
+        return await self._withdraw(
+            lambda order: (
+                order.kind == "skip"
+                and order.partitions == frozenset({partition})
+                and order.arguments.get("offset") == offset
+            ),
+            f"no skip of {partition[0]}:{partition[1]} at {offset}",
+        )
+
+    async def seek(
+        self,
+        partitions: Collection[PartitionLike],
+        to: str,
+        *,
+        why: str = "",
+        expires_s: Optional[float] = None,
+    ) -> OrderReport:
+        """The owners seek to `to`: "earliest", "latest", an offset, or "timestamp:MILLISECONDS".
+
+        The result names the former position of each partition.
+        """
+        return await self.give("seek", {"partitions": to_ranges(partitions), "to": to}, why=why, expires_s=expires_s)
+
+    # -- about the group -----------------------------------------------------------------------------------------
+
+    async def freeze(self, *, why: str = "", expires_s: Optional[float] = None) -> OrderReport:
+        """No partition leaves a live owner. Partitions without one still get an owner."""
+        return await self.give("freeze", {}, why=why, expires_s=expires_s)
+
+    async def thaw(self) -> tuple[Order, ...]:
+        """Withdraws the freeze."""
+        return await self._withdraw(lambda order: order.kind == "freeze", "no freeze")
+
+    async def budget(
+        self,
+        *,
+        at_once: Optional[int] = None,
+        per_minute: Optional[int] = None,
+        why: str = "",
+        expires_s: Optional[float] = None,
+    ) -> OrderReport:
+        """Limits the partitions that leave live owners: at once, and in a minute. None: any number."""
+        if at_once is None and per_minute is None:
+            raise ConfigError("a budget needs at_once or per_minute")
+        arguments = {"at_once": at_once, "per_minute": per_minute}
+        return await self.give("budget", arguments, why=why, expires_s=expires_s)
+
+    async def shadow(self, function: str, *, why: str = "", expires_s: Optional[float] = None) -> OrderReport:
+        """The leader also computes this function at each decision. The order's state says how its result differs.
+
+        `function`: a built-in name, or a function that the members offer.
+        """
+        return await self.give("shadow", {"function": function}, why=why, expires_s=expires_s)
+
+    # -- any order -----------------------------------------------------------------------------------------------
+
+    async def give(
+        self, kind: str, arguments: Mapping[str, Any], *, why: str = "", expires_s: Optional[float] = None
+    ) -> OrderReport:
+        """Writes an order of any kind; its arguments are those of the znode."""
+        return await self._put(self.make(kind, arguments, why=why, expires_s=expires_s))
+
+    async def give_by_name(
+        self, kind: str, arguments: Mapping[str, Any], *, why: str = "", expires_s: Optional[float] = None
+    ) -> OrderReport:
+        """Like `give`, but takes members as operators name them. Raises OrderRefused for an unknown member or rack."""
+        self.make(kind, arguments)  # refuses wrong arguments before it asks for the members
+        return await self.give(kind, await self._named(arguments), why=why, expires_s=expires_s)
+
+    async def withdraw(self, kind: str, arguments: Mapping[str, Any]) -> tuple[Order, ...]:
+        """Withdraws orders of one kind from these partitions: "pause", "quarantine", "pin" or "skip".
+
+        Other partitions of the same orders keep them. Raises OrderRefused if there is no such order.
+        """
+        if kind not in WITHDRAWN_BY_PARTITION:
+            raise ConfigError(f"an order {kind!r} is withdrawn by its id")
+        probe = self.make(kind, {**arguments, "place": {"rack": "any"}} if kind == "pin" else arguments)
+        if kind == "skip":
+            (partition,) = probe.partitions
+            return await self.unskip(partition, probe.arguments["offset"])
+        return await self._withdraw_partitions(kind, probe.partitions)
+
+    def make(
+        self, kind: str, arguments: Mapping[str, Any], *, why: str = "", expires_s: Optional[float] = None
+    ) -> Order:
+        """Returns the order that `give` would write. Raises ConfigError."""
+        if kind in KINDS:
+            self._check_kind(kind)
+        now_ms = wall_ms()
+        return Order.make(
+            kind,
+            arguments,
+            who=default_operator() if self._who is None else self._who,
+            now_ms=now_ms,
+            why=why,
+            expires=None if expires_s is None else now_ms + int(expires_s * 1000),
+        )
+
+    async def remove(self, *ids: str) -> tuple[Order, ...]:
+        """Withdraws orders by id. If one id does not exist, raises NoSuchOrder and withdraws none."""
+        return await self._orders.remove(ids, wall_ms())
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    async def _put(self, order: Order) -> OrderReport:
+        members = await self._members()
+        # resources may have names that are no valid topic
+        if members and all(info.pattern != ANY_TOPIC for info in members.values()):
+            for topic in {topic for topic, _ in order.partitions}:
+                check_topic(topic)
+        await self._orders.put(order, wall_ms())
+        _, pending = counting([order], members, {})
+        if pending:
+            return OrderReport(order, *pending[order.id])
+        return OrderReport(order, "given", "" if members else "the group has no member")
+
+    async def _withdraw(self, chosen: Any, missing: str) -> tuple[Order, ...]:
+        found = [order.id for order in (await self._orders.read()).entries if chosen(order)]
+        if not found:
+            raise OrderRefused(f"group {self._group!r} has {missing}")
+        return await self._orders.remove(found, wall_ms())
+
+    async def _present(self, kind: str) -> Optional[Order]:
+        return next(iter((await self._orders.read()).in_force(wall_ms(), (kind,))), None)
+
+    def _check_kind(self, kind: str) -> None:
+        """Raises OrderRefused for an order that the group cannot honour."""
+
+    async def _members(self) -> dict[str, MemberInfo]:
+        """Returns the live members in join order. Raises OrderRefused if the group does not exist."""
+        raise NotImplementedError
+
+    async def _document(self) -> Optional[AssignmentDocument]:
+        """The leader's assignment, if a leader assigns."""
+        raise NotImplementedError
+
+    async def _known(self, text: str, *, must_live: bool = True) -> str:
+        """Returns the name by which an order refers to a member. If possible, it stays the same over sessions
+        of its process."""
+        members = await self._members()
+        found = members_named(text, members)
+        if len(found) > 1:
+            several = ", ".join(member_name(each, members[each]) for each in found)
+            raise OrderRefused(f"{shown(text)} names {len(found)} members; name one of {plain(several)}")
+        if not found:
+            if not must_live:
+                return text
+            there = ", ".join(member_name(each, info) for each, info in members.items()) or "none"
+            racks = {info.rack for info in members.values()}
+            remedy = f"; for the members of a rack write rack:{plain(text)}" if text in racks else ""
+            raise OrderRefused(
+                f"group {self._group!r} has no live member {shown(text)}; its members: {plain(there)}{remedy}"
+            )
+        info = members[found[0]]
+        if text in (info.name, info.instance_id):
+            return text
+        process = process_name(found[0], info)
+        return process if members_named(process, members) == found else found[0]
+
+    async def _named(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Replaces each member in the arguments by the name that stays the same over sessions."""
+        named = dict(arguments)
+        for name in ("member", "old", "new"):
+            if name in named:
+                named[name] = await self._known(named[name], must_live=name != "new")
+        if "old" in named and named["old"] == named["new"]:
+            raise ConfigError(f"a member cannot take the place of itself: {shown(arguments['old'])}")
+        if "place" in named:
+            named["place"] = await self._known_place(named["place"])
+        if "places" in named:
+            named["places"] = [await self._known_place(place) for place in named["places"]]
+        return named
+
+    async def _known_place(self, place: Mapping[str, str]) -> dict[str, str]:
+        if "member" in place:
+            return {"member": await self._known(place["member"])}
+        members = await self._members()
+        racks = sorted({info.rack for info in members.values() if info.rack is not None})
+        if place["rack"] not in racks:
+            there = ", ".join(racks) or "none names one"
+            raise OrderRefused(
+                f"no live member is in rack {shown(place['rack'])}; racks of the members: {plain(there)}"
+            )
+        return dict(place)
+
+
+class OrdersOfGroup(OrdersFromOutside):
+    """The orders of a group in ZooKeeper, over a session that the caller has opened."""
+
+    def __init__(self, zk: ZooKeeper, paths: Paths, who: Optional[str] = None) -> None:
+        super().__init__(OrderStore(zk, paths), paths.group, who)
+        self._zk = zk
+        self._paths = paths
+        self._store = Store(zk, paths)
+
+    @property
+    def path(self) -> str:
+        """The znode of the orders."""
+        return self._paths.orders
+
+    async def _put(self, order: Order) -> OrderReport:
+        with _as_refusal(self._paths):
+            return await super()._put(order)
+
+    async def _document(self) -> Optional[AssignmentDocument]:
+        try:
+            return (await self._store.document())[0]
+        except InvalidZnode:
+            return None  # the leader writes a new document
+
+    async def _members(self) -> dict[str, MemberInfo]:
+        """Returns the live members in join order. Raises OrderRefused if the group does not exist."""
+        with _as_refusal(self._paths):
+            names = in_join_order(await self._store.member_names())
+        infos: dict[str, MemberInfo] = {}
+        for name, info in zip(names, await asyncio.gather(*map(self._member, names))):
+            if info is not None:
+                infos[name] = info
+        return infos
+
+    async def _member(self, name: str) -> Optional[MemberInfo]:
+        try:
+            return await self._store.member(name)
+        except InvalidZnode:
+            return None
+
+
+@names_arguments
+class GroupOrders(OrdersOfGroup):
+    """The orders of an operator to one group with membership "zookeeper".
+
+        async with GroupOrders("zk1:2181", "billing") as orders:
+            await orders.evacuate("billing-web1", why="its disk is failing")
+            for each in await orders.list():
+                print(each.order.kind, each.state, each.why)
+
+    A member is named by its client id, by the name that `allocator group describe` shows, or by its number, "#12". A
+    place is a member, or "rack:NAME". Each order is written with `who` (default user@host), the time, and `why`; it
+    expires after `expires_s` seconds. A new order replaces an earlier one of its kind with the same subject.
+
+    The leader honours an order once every live member knows its kind: the report names the members of older versions.
+    Every method raises OrderRefused if the group cannot honour the order, and ConfigError for wrong arguments; in both
+    cases it writes nothing. `timeout_s`: seconds to connect to ZooKeeper.
+    """
+
+    def __init__(
+        self,
+        zookeeper: str,
+        group: str,
+        *,
+        root: str = DEFAULT["root"],
+        zookeeper_options: Optional[Mapping[str, Any]] = None,
+        who: Optional[str] = None,
+        timeout_s: float = 10.0,
+    ) -> None:
+        super().__init__(ZooKeeper(zookeeper, options=zookeeper_options), Paths(root, group), who)
+        self._timeout_s = timeout_s
+
+    async def __aenter__(self) -> GroupOrders:
+        await self._zk.connect(self._timeout_s, make_chroot=False)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._zk.close()
+
+
+def parse_place(text: str) -> dict[str, str]:
+    """Converts "rack:NAME", or the name of a member, to a place in an order."""
+    kind, colon, name = text.partition(":")
+    if kind == "rack" and colon and name:
+        return {"rack": name}
+    return {"member": text}
+
+
+def default_operator() -> str:
+    """The user and the host of this process."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a user id without a name, as in many containers
+        user = str(os.getuid()) if hasattr(os, "getuid") else "unknown"
+    return f"{user}@{socket.gethostname()}"
+
+
+def _names_of(member: str, info: MemberInfo) -> Iterable[str]:
+    return filter(None, (member, info.name, info.instance_id, process_name(member, info)))
+
+
+@contextlib.contextmanager
+def _as_refusal(paths: Paths) -> Any:
+    try:
+        yield
+    except NoZnode:
+        raise OrderRefused(f"ZooKeeper has no group {paths.group!r} under {paths.root}. {NOT_OURS}") from None

@@ -1,0 +1,201 @@
+"""Describes a cluster and its groups from the brokers' responses, for the doctor, the page and `group describe`.
+
+Protocol: Metadata (replicas in sync), ApiVersions, DescribeConfigs (from 0.11 on), DescribeGroups (from 0.9 on),
+ConsumerGroupDescribe for KIP-848 groups. It only reads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import Any, Optional
+
+from kafka.protocol.admin import DescribeConfigsRequest, DescribeGroupsRequest
+from kafka.protocol.broker_version_data import BrokerVersionData
+from kafka.protocol.metadata import ApiVersionsRequest, MetadataRequest
+
+from allocator.core.client.client import KafkaClient
+from allocator.core.client.configs import BROKER_RESOURCE, describe_configs
+from allocator.core.client.errors import for_code
+from allocator.core.membership.names import member_name
+from allocator.core.membership.zookeeper.znodes import Claim, MemberInfo
+from allocator.core.offsets.coordinator import Coordinator
+from allocator.errors import BrokerError
+from allocator.operate.describe import Coordinated, GroupState
+from allocator.protocols.kafka_classic.consumer_protocol import PROTOCOL_TYPE, Malformed, MemberAssignment, Subscription
+from allocator.protocols.kip848.messages import ConsumerGroupDescribeRequest
+from allocator.types import TopicPartition
+
+__all__ = ["BrokerSeen", "DescribedGroup", "DescribedMember", "Replicas", "brokers", "group", "replicas", "settings"]
+
+HAS_API_VERSIONS = (0, 10)  # the first broker version that knows ApiVersions
+NO_SOFTWARE_NAME = 2  # newer versions of ApiVersions need the name of the client software
+AT_ONCE = 20  # brokers asked at the same time
+# limit of one broker's response. more: a broker that hangs costs more time; less: a busy one counts as dead
+BROKER_S = 5.0
+GROUP_NOT_FOUND, UNSUPPORTED_VERSION = 69, 35
+WANTED_SETTINGS = [
+    "group.min.session.timeout.ms",
+    "group.max.session.timeout.ms",
+    "offsets.retention.minutes",
+    "log.retention.ms",
+    "log.retention.minutes",
+    "log.retention.hours",
+]
+
+
+@dataclass(frozen=True)
+class BrokerSeen:
+    id: int
+    address: str
+    version: tuple[int, ...] = ()
+    """() if the broker does not report it."""
+    refused: Optional[str] = None
+    """Why the broker does not respond."""
+
+
+@dataclass(frozen=True)
+class Replicas:
+    leader: Optional[int]
+    all: tuple[int, ...]
+    in_sync: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class DescribedMember:
+    id: str
+    client_id: str
+    host: str
+    topics: frozenset[str]
+    partitions: frozenset[TopicPartition]
+
+    @property
+    def info(self) -> MemberInfo:
+        """The member in the form of a member in ZooKeeper."""
+        return MemberInfo(self.client_id, self.host.lstrip("/"), self.topics, strategies=())
+
+    @property
+    def name(self) -> str:
+        """The display name of the member."""
+        return member_name(self.id, self.info)
+
+
+@dataclass(frozen=True)
+class DescribedGroup:
+    """A group of one of Kafka's protocols."""
+
+    state: str
+    assignor: str
+    members: tuple[DescribedMember, ...]
+
+    @property
+    def alive(self) -> bool:
+        return bool(self.members)
+
+    def as_state(self, name: str) -> GroupState:
+        """The group in the form of a group in ZooKeeper, as far as the coordinator reports it."""
+        return GroupState(
+            name,
+            {member.id: member.info for member in self.members},
+            {member.id: Claim(0, member.partitions) for member in self.members},
+            None,
+            coordinated=Coordinated(self.state, self.assignor),
+        )
+
+
+async def replicas(client: KafkaClient) -> dict[TopicPartition, Replicas]:
+    """Every partition of the cluster."""
+    request = MetadataRequest(
+        topics=MetadataRequest.ALL_TOPICS,
+        allow_auto_topic_creation=False,
+        include_cluster_authorized_operations=False,
+        include_topic_authorized_operations=False,
+    )
+    response = await client.send_any(request)
+    return {
+        TopicPartition(topic.name, p.partition_index): Replicas(
+            p.leader_id if p.leader_id >= 0 else None, tuple(p.replica_nodes), tuple(p.isr_nodes)
+        )
+        for topic in response.topics
+        for p in topic.partitions
+    }
+
+
+async def brokers(client: KafkaClient) -> dict[int, BrokerSeen]:
+    """Each broker of the cluster, with its own settings and versions."""
+    turn = asyncio.Semaphore(AT_ONCE)
+
+    async def ask(node: int, address: str) -> BrokerSeen:
+        timeout_s = min(BROKER_S, client.request_timeout_s)
+        async with turn:
+            try:
+                if client.broker_version < HAS_API_VERSIONS:
+                    await client.send(node, MetadataRequest(topics=MetadataRequest.ALL_TOPICS), timeout_s)
+                    return BrokerSeen(node, address)
+                answer = await client.send(node, ApiVersionsRequest(max_version=NO_SOFTWARE_NAME), timeout_s)
+            except BrokerError as error:
+                return BrokerSeen(node, address, refused=str(error))
+        known = {api.api_key: (api.min_version, api.max_version) for api in answer.api_keys}
+        return BrokerSeen(node, address, tuple(BrokerVersionData(api_versions=known).broker_version))
+
+    seen = await asyncio.gather(*(ask(b.node_id, f"{b.host}:{b.port}") for b in client.brokers))
+    return {broker.id: broker for broker in seen}
+
+
+async def settings(client: KafkaClient, node: int) -> dict[str, str]:
+    """Returns `WANTED_SETTINGS` of a broker; {} from brokers before 0.11, which do not report them."""
+    if client.api_version(DescribeConfigsRequest) is None:
+        return {}
+    return await describe_configs(client, BROKER_RESOURCE, str(node), WANTED_SETTINGS, node=node)
+
+
+async def group(client: KafkaClient, name: str) -> DescribedGroup | None:
+    """The group; None if Kafka knows no members of it, now or before, or is older than 0.9. Raises BrokerError."""
+    if client.api_version(DescribeGroupsRequest) is None:
+        return None
+    deadline = time.monotonic() + client.request_timeout_s
+    coordinator = Coordinator(client, name, client.retry_backoff_s)
+    if client.api_version(ConsumerGroupDescribeRequest) is not None:
+        request = ConsumerGroupDescribeRequest(group_ids=[name], include_authorized_operations=False)
+        (newer,) = (await coordinator.ask(request, deadline)).groups
+        if not newer.error_code:
+            of_it = tuple(map(_kip848_member, newer.members))
+            return DescribedGroup(newer.group_state, newer.assignor_name, of_it)
+        # a classic group is not found by this request; 3.7 to 3.9 refuse it unless they are configured for it
+        if newer.error_code not in (GROUP_NOT_FOUND, UNSUPPORTED_VERSION):
+            raise for_code(newer.error_code, f"group {name!r}")
+    request = DescribeGroupsRequest(groups=[name], include_authorized_operations=False)
+    (found,) = (await coordinator.ask(request, deadline)).groups
+    if found.error_code == GROUP_NOT_FOUND or (not found.error_code and found.group_state == "Dead"):
+        return None
+    if found.error_code:
+        raise for_code(found.error_code, f"group {name!r}")
+    members = tuple(_classic_member(member) for member in found.members) if found.protocol_type == PROTOCOL_TYPE else ()
+    if not members and not found.protocol_type:
+        return None  # the group has offsets, and never had a member of this protocol
+    return DescribedGroup(found.group_state, found.protocol_data or "", members)
+
+
+def _kip848_member(member: Any) -> DescribedMember:
+    """`topics` are those that the member subscribes to by name, or else those of its partitions (by a pattern)."""
+    partitions = frozenset(
+        TopicPartition(topic.topic_name, number)
+        for topic in member.assignment.topic_partitions
+        for number in topic.partitions
+    )
+    topics = frozenset(member.subscribed_topic_names) or frozenset(p.topic for p in partitions)
+    return DescribedMember(member.member_id, member.client_id, member.client_host, topics, partitions)
+
+
+def _classic_member(member: Any) -> DescribedMember:
+    topics: frozenset[str] = frozenset()
+    partitions: frozenset[TopicPartition] = frozenset()
+    try:
+        # empty while the group is being rebalanced
+        if member.member_metadata:
+            topics = frozenset(Subscription.decode(member.member_metadata).topics)
+        partitions = MemberAssignment.decode(member.member_assignment).partitions
+    except Malformed:
+        pass  # another kind of group; the rest of the member is readable
+    return DescribedMember(member.member_id, member.client_id, member.client_host, topics, partitions)

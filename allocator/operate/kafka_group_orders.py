@@ -1,0 +1,78 @@
+"""Gives orders to a group of Kafka's own protocols, without joining the group."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any
+
+from allocator.core.client.client import KafkaClient
+from allocator.core.consumer.consumer import Consumer
+from allocator.core.errors import OrderRefused
+from allocator.core.membership.zookeeper.orders import OWNERS_KINDS
+from allocator.core.membership.zookeeper.znodes import AssignmentDocument, MemberInfo
+from allocator.core.spellings import names_arguments
+from allocator.operate import kafka_describe
+from allocator.operate.group_orders import NOT_OURS, OrdersFromOutside
+from allocator.protocols.order_topic import OrderTopic
+
+__all__ = ["KafkaGroupOrders"]
+
+
+@names_arguments
+class KafkaGroupOrders(OrdersFromOutside):
+    """The orders of an operator to one group with membership "kafka": pause, skip, quarantine and seek.
+
+        async with KafkaGroupOrders("b1:9092", "billing", create=True) as orders:
+            await orders.pause([TopicPartition("orders", 3)], why="its customer asked for it")
+
+    They are in the compacted topic `<group>.orders`, which `create` creates with the first order. Each order is written
+    with `who` (default user@host), the time, and `why`; it ceases to count after `expires_s` seconds. Kafka's
+    coordinator assigns the partitions, so orders about members and assignments raise OrderRefused.
+
+    Members of older versions and of other clients do not obey, and Kafka does not tell which members these are.
+    `timeout_s`: seconds for the brokers to respond.
+    """
+
+    def __init__(
+        self,
+        brokers: str | Sequence[str],
+        group: str,
+        *,
+        security: Mapping[str, Any] | None = None,
+        who: str | None = None,
+        create: bool = False,
+        timeout_s: float = 10.0,
+    ) -> None:
+        topic = OrderTopic(Consumer, brokers, group, security=security, create=create, timeout_s=timeout_s)
+        super().__init__(topic, group, who)
+        self._client = KafkaClient(brokers, security=security, request_timeout_s=timeout_s)
+        self._timeout_s = timeout_s
+
+    async def __aenter__(self) -> KafkaGroupOrders:
+        try:
+            await self._client.connect(self._timeout_s)
+        except BaseException:
+            await self._client.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._client.close()
+
+    def _check_kind(self, kind: str) -> None:
+        if kind not in OWNERS_KINDS:
+            raise OrderRefused(f"Kafka's coordinator has the members of group {self._group!r}. {NOT_OURS}")
+
+    async def _members(self) -> dict[str, MemberInfo]:
+        found = await kafka_describe.group(self._client, self._group)
+        # Kafka does not report which orders a member knows
+        return {
+            member.id: replace(member.info, orders=OWNERS_KINDS) for member in (() if found is None else found.members)
+        }
+
+    async def _document(self) -> AssignmentDocument | None:
+        return None

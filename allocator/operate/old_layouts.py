@@ -1,0 +1,94 @@
+"""Reads a group in the layout of kiel, or of Kafka 0.8's consumers and pykafka."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from allocator.core.membership.zookeeper.znodes import InvalidZnode
+from allocator.core.zookeeper.client import NoZnode, ZooKeeper
+from allocator.protocols.legacy.kiel import KielPaths, read_shared
+from allocator.protocols.legacy.old_consumer import OldSubscription
+from allocator.types import TopicPartition
+
+__all__ = ["KIEL", "OLD_CONSUMERS", "OLD_OWNERS", "OldLayouts", "children", "old_layouts"]
+
+KIEL = "/kiel/groups/{}/members"
+OLD_CONSUMERS = "/consumers/{}/ids"
+OLD_OWNERS = "/consumers/{}/owners"
+OLD_OFFSETS = "/consumers/{}/offsets"
+
+
+@dataclass(frozen=True)
+class OldLayouts:
+    kiel: tuple[str, ...] = ()
+    """Members in kiel's layout."""
+    assigned: frozenset[TopicPartition] = frozenset()
+    """The partitions that they share; kiel does not store the owners."""
+    consumers: tuple[str, ...] = ()
+    """Members in the layout of Kafka 0.8."""
+    subscriptions: tuple[OldSubscription, ...] = ()
+    claimed: frozenset[TopicPartition] = frozenset()
+    """Partitions that members in the layout of Kafka 0.8 own."""
+    stored: frozenset[str] = frozenset()
+    """Topics with offsets in ZooKeeper, with or without members."""
+
+    def __add__(self, other: OldLayouts) -> OldLayouts:
+        """Joins the results of two ensembles, which may be the same one."""
+        return OldLayouts(
+            tuple(sorted({*self.kiel, *other.kiel})),
+            self.assigned | other.assigned,
+            tuple(sorted({*self.consumers, *other.consumers})),
+            (*self.subscriptions, *other.subscriptions),
+            self.claimed | other.claimed,
+            self.stored | other.stored,
+        )
+
+    def reads(self, partition: TopicPartition) -> bool:
+        """Whether the partition should have an owner."""
+        return partition in self.assigned or any(each.threads(partition.topic) for each in self.subscriptions)
+
+
+async def old_layouts(zk: ZooKeeper, group: str) -> OldLayouts:
+    """Reads all layouts. A member with an invalid znode counts, without a subscription."""
+    kiel = await children(zk, KIEL.format(group))
+    consumers = await children(zk, OLD_CONSUMERS.format(group))
+    claims: set[TopicPartition] = set()
+    for directory in await children(zk, OLD_OWNERS.format(group)) if consumers else ():
+        topic = re.sub("^b'(.*)'$", r"\1", directory)  # as pykafka writes it on Python 3
+        numbers = [name.rpartition("-")[2] for name in await children(zk, f"{OLD_OWNERS.format(group)}/{directory}")]
+        claims |= {TopicPartition(topic, int(number)) for number in numbers if number.isdigit()}
+    subscriptions = [await _subscription(zk, f"{OLD_CONSUMERS.format(group)}/{name}") for name in consumers]
+    return OldLayouts(
+        tuple(kiel),
+        await _assigned(zk, KielPaths(group)) if kiel else frozenset(),
+        tuple(consumers),
+        tuple(filter(None, subscriptions)),
+        frozenset(claims),
+        frozenset(await children(zk, OLD_OFFSETS.format(group))),
+    )
+
+
+async def children(zk: ZooKeeper, path: str) -> list[str]:
+    """The sorted names of the children; [] if the znode does not exist."""
+    try:
+        return sorted(await zk.get_children(path))
+    except NoZnode:
+        return []
+
+
+async def _assigned(zk: ZooKeeper, paths: KielPaths) -> frozenset[TopicPartition]:
+    try:
+        return read_shared(paths.partitions, (await zk.get(paths.partitions))[0])[0]
+    except (NoZnode, InvalidZnode):
+        return frozenset()
+
+
+async def _subscription(zk: ZooKeeper, path: str) -> OldSubscription | None:
+    try:
+        data = (await zk.get(path))[0]
+        if re.fullmatch(rb"[a-zA-Z0-9._-]{1,249}", data):  # a pykafka member writes the name of its one topic
+            return OldSubscription("static", {data.decode(): 1})
+        return OldSubscription.decode(path, data)
+    except (NoZnode, InvalidZnode):
+        return None

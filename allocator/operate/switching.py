@@ -1,0 +1,342 @@
+"""A znode selects the Kafka cluster that a group reads, so that running services move to another cluster without a
+restart.
+
+The znode `<root>/<group>/cluster` holds JSON: {"format": 1, "brokers": "host:port,...", "frozen": false}. Without this
+znode, services read the cluster of their own settings.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from types import TracebackType
+from typing import Any, NamedTuple, Optional
+
+from allocator.core.client.pool import same_cluster
+from allocator.core.consumer.consumer import Consumer
+from allocator.core.fetch.batch import Batch
+from allocator.core.foreign import shown
+from allocator.core.membership.zookeeper.znodes import Paths
+from allocator.core.settings import DEFAULT
+from allocator.core.spellings import names_arguments
+from allocator.core.subscription.listener import check_listener
+from allocator.core.tasks import ClosesOnce, wait_for_event
+from allocator.core.zookeeper.client import NoZnode, SessionState, ZnodeExists, ZooKeeper, ZooKeeperError, retrying
+from allocator.errors import AllocatorError, Closed, ConfigError
+from allocator.types import Offset, OffsetAndMetadata, PartitionKey, PartitionLike, TopicPartition
+
+__all__ = ["ChoiceWatcher", "ClusterChoice", "SwitchingConsumer", "choose", "elsewhere", "path_of", "read_choice"]
+
+log = logging.getLogger(__name__)
+
+FORMAT = 1
+# interval of reading the znode again, in case its watch was lost with a session. more: notices a switch later; less:
+# more reads
+LOOK_S = 5.0
+
+
+class ClusterChoice(NamedTuple):
+    """`brokers` None: use those of the service's settings. `frozen`: no member may read."""
+
+    brokers: Optional[str] = None
+    frozen: bool = False
+
+
+def path_of(root: str, group: str) -> str:
+    """The znode of a group."""
+    return f"{Paths(root, group).base}/cluster"
+
+
+def elsewhere(choice: ClusterChoice, brokers: str | None) -> str | None:
+    """Returns a hint for readers of the group's offsets on these brokers, if the znode tells members to read
+    other brokers."""
+    if choice.brokers is None or brokers is None or same_cluster(choice.brokers, brokers):
+        return None
+    return (
+        f"the group is told to read {choice.brokers}; offsets and lag are those of {brokers}: look at it by the others"
+    )
+
+
+async def read_choice(zk: ZooKeeper, path: str, watch: Any = None) -> ClusterChoice:
+    """Reads the setting; `watch` is called at the next change. Raises ConfigError for invalid content."""
+    while True:
+        try:
+            data, _ = await zk.get(path, watch)
+        except NoZnode:
+            if await zk.exists(path, watch) is None:
+                return ClusterChoice()
+            continue
+        try:
+            told = json.loads(data)
+            brokers, frozen = told["brokers"], told["frozen"]
+            if told["format"] != FORMAT or not isinstance(frozen, bool) or not isinstance(brokers, (str, type(None))):
+                raise ValueError("its fields are others")
+        except (ValueError, LookupError, TypeError) as error:
+            raise ConfigError(
+                f"znode {path} does not say which cluster to read: {shown(data)} ({shown(error)})"
+            ) from error
+        return ClusterChoice(brokers, frozen)
+
+
+async def choose(zk: ZooKeeper, path: str, choice: ClusterChoice) -> None:
+    """Writes the setting. Every service of the group follows it."""
+    data = json.dumps({"format": FORMAT, "brokers": choice.brokers, "frozen": choice.frozen}).encode()
+    while True:
+        await zk.ensure_path(path.rpartition("/")[0] or "/")
+        try:
+            with contextlib.suppress(ZnodeExists):
+                await zk.create(path, data)  # with its data in one step: a service may read it at any moment
+                return
+            await zk.set(path, data)
+            return
+        except NoZnode:
+            continue  # deleted in the meantime
+
+
+class ChoiceWatcher:
+    """Follows the setting of one znode in a session of its own.
+
+    While ZooKeeper does not respond, or the session is lost, `current` keeps the last setting that was read. The
+    members have their own sessions; a member whose session is lost reads the setting again before it joins (`still`).
+    """
+
+    def __init__(self, zk: ZooKeeper, path: str) -> None:
+        self.current = ClusterChoice()  # known once started
+        self.changed: asyncio.Event
+        self._zk = zk
+        self._path = path
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self, timeout_s: float | None = 15.0) -> None:
+        """Returns once the first setting is read. Raises ZooKeeperUnavailable or ConfigError."""
+        self.changed, self._look = asyncio.Event(), asyncio.Event()
+        await self._zk.connect(timeout_s)
+        self._zk.on_state(self._on_state)
+        try:
+            deadline = asyncio.get_running_loop().time() + (timeout_s or LOOK_S)
+            self.current = await retrying(lambda: read_choice(self._zk, self._path, self._look.set), deadline)
+        except BaseException:
+            await self._zk.close()
+            raise
+        self._task = asyncio.get_running_loop().create_task(self._follow(), name=f"watch of {self._path}")
+
+    async def close(self) -> None:
+        """Ends the session."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+        await self._zk.close()
+
+    def still(self, choice: ClusterChoice) -> Callable[[ZooKeeper], Awaitable[bool]]:
+        """Asks ZooKeeper, in the given session, whether the setting is unchanged.
+
+        Members that join again call it: the session of this watcher may still be lost, and its setting out of date.
+        """
+
+        async def ask(zk: ZooKeeper) -> bool:
+            try:
+                return await read_choice(zk, self._path) == choice
+            except ConfigError as error:
+                log.error("%s; stays with %s", error, choice)
+                return True
+
+        return ask
+
+    def _on_state(self, state: SessionState) -> None:
+        self._look.set()
+
+    async def _follow(self) -> None:
+        while True:
+            # an earlier watch still stands unless it has fired
+            watch = self._look.set if await wait_for_event(self._look, LOOK_S) else None
+            self._look.clear()
+            try:
+                found = await read_choice(self._zk, self._path, watch)
+            except ZooKeeperError as error:
+                log.debug("%s: read again soon: %s", self._path, error)
+                await asyncio.sleep(0.1)
+                self._look.set()
+                continue
+            except ConfigError as error:
+                log.error("%s; stays with %s", error, self.current)
+                continue
+            except Exception:  # log an internal error, because without this watcher no switch would be noticed
+                log.exception("%s cannot be read; stays with %s", self._path, self.current)
+                continue
+            if found != self.current:
+                log.info("%s: %s", self._path, found)
+                self.current = found
+                self.changed.set()
+
+
+@names_arguments
+class SwitchingConsumer:
+    """A `Consumer` that follows the cluster choice of its group.
+
+    Takes the arguments of `Consumer`. It reads `brokers` until the znode names other brokers. Group, membership and
+    ZooKeeper stay the same. On other brokers the group continues at the offsets that are committed there. `securities`
+    maps the brokers' text in the znode to their TLS and SASL settings, for brokers whose settings differ from
+    `security`.
+
+    Guarantee: after a change of the choice, the member leaves when all delivered records are done (you requested more,
+    and with auto-commit they are committed). It delivers no record of the other cluster before. A frozen group has no
+    members, so its offsets can be moved. A member that loses its ZooKeeper session reads the choice again before it
+    joins.
+    """
+
+    def __init__(
+        self,
+        *topics: str,
+        brokers: str,
+        group: str,
+        zookeeper: str,
+        root: str = DEFAULT["root"],
+        security: Mapping[str, Any] | None = None,
+        securities: Mapping[str, Mapping[str, Any]] | None = None,
+        **options: Any,
+    ) -> None:
+        # check now, because the consumer is created later, once its cluster is known
+        check_listener(options.get("listener"))
+        self.group = group
+        self._default = brokers
+        self._security = security
+        self._securities = {} if securities is None else securities
+        self._make = partial(Consumer, *topics, group=group, zookeeper=zookeeper, root=root, **options)
+        self._auto = options.get("auto_commit_interval_s", DEFAULT["auto_commit_interval_s"]) is not None
+        ensemble = ZooKeeper(
+            zookeeper,
+            session_timeout_s=options.get("session_timeout_s", DEFAULT["session_timeout_s"]),
+            options=options.get("zookeeper_options"),
+        )
+        self._watcher = ChoiceWatcher(ensemble, path_of(root, group))
+        self._consumer: Consumer | None = None
+        self._last: Consumer | None = None  # also while it is being closed
+        self._reads: ClusterChoice | None = None
+        self._closed = False
+        self._closing = ClosesOnce()
+
+    @property
+    def brokers(self) -> str | None:
+        """The brokers of the current cluster; None without one."""
+        return None if self._reads is None else self._reads.brokers or self._default
+
+    async def start(self) -> None:
+        """Connects to ZooKeeper, and joins the group unless it is frozen."""
+        await self._watcher.start()
+        try:
+            await self._follow()
+        except BaseException:
+            await self._watcher.close()
+            raise
+
+    async def close(self, *, restart: bool = True) -> None:
+        """Like `Consumer.close`."""
+        self._closed = True
+        if self._closing.begun and self._last is not None:
+            await self._last.close()  # the reader itself may be the second caller
+        await self._closing.run(partial(self._close, restart))
+
+    async def _close(self, restart: bool) -> None:
+        self._watcher.changed.set()
+        await self._leave(restart=restart)
+        await self._watcher.close()
+
+    async def __aenter__(self) -> SwitchingConsumer:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __aiter__(self) -> SwitchingConsumer:
+        return self
+
+    async def __anext__(self) -> Batch:
+        try:
+            batch = await self.getbatch()
+        except Closed:
+            raise StopAsyncIteration from None
+        assert batch is not None
+        return batch
+
+    async def getbatch(self, timeout_s: float | None = None) -> Batch | None:
+        """Like `Consumer.getbatch`. It also switches clusters, because the call marks delivered records as done."""
+        loop = asyncio.get_running_loop()
+        end = None if timeout_s is None else loop.time() + timeout_s
+        while True:
+            if self._closed:
+                if self._last is not None:
+                    # `close` waits until the reader says that its records are done, which this call does; it raises
+                    # Closed
+                    await self._last.getbatch(0)
+                raise Closed(f"the consumer of group {self.group!r} is closed")
+            await self._follow()
+            left = None if end is None else max(0.0, end - loop.time())
+            if self._consumer is None:
+                if not await wait_for_event(self._watcher.changed, left):
+                    return None
+                continue
+            # waits in short turns, so that a switch does not wait for the next record
+            batch = await self._consumer.getbatch(0.2 if left is None else min(0.2, left))
+            if batch is not None:
+                return batch
+            if end is not None and loop.time() >= end:
+                return None
+
+    async def commit(self, offsets: Mapping[PartitionKey, Offset] | None = None) -> None:
+        """Like `Consumer.commit`; does nothing without a cluster."""
+        if self._consumer is not None:
+            await self._consumer.commit(offsets)
+
+    async def committed(self, partition: PartitionLike) -> OffsetAndMetadata | None:
+        """Like `Consumer.committed`; None without a cluster."""
+        return None if self._consumer is None else await self._consumer.committed(partition)
+
+    def assignment(self) -> frozenset[TopicPartition]:
+        """The partitions that this member owns now, on the current cluster."""
+        return frozenset() if self._consumer is None else self._consumer.assignment()
+
+    def may_act(self) -> bool:
+        """Like `Consumer.may_act`."""
+        return self._consumer is not None and self._consumer.may_act()
+
+    async def _follow(self) -> None:
+        """Leaves and joins as the setting demands."""
+        while self._watcher.changed.is_set() or self._reads is None:
+            self._watcher.changed.clear()
+            choice = self._watcher.current
+            if choice == self._reads and self._consumer is not None:
+                return
+            await self._leave()
+            if choice.frozen:
+                log.debug("%s: frozen", self.group)
+                return
+            brokers = choice.brokers or self._default
+            consumer = self._make(brokers=brokers, security=self._securities.get(brokers, self._security))
+            consumer._engine.join_again_if(self._watcher.still(choice))
+            await consumer.start()
+            if self._closed:  # closed in the meantime; `close` could not close a consumer that did not exist yet
+                await consumer.close()
+                return
+            self._last = consumer
+            log.info("%s: reads %s", self.group, brokers)
+            self._consumer, self._reads = consumer, choice
+
+    async def _leave(self, *, restart: bool = True) -> None:
+        consumer, self._consumer, self._reads = self._consumer, None, None
+        if consumer is None:
+            return
+        try:
+            if self._auto and not self._closed:
+                # a call for more marks the batch as done; after `close` there are no more calls
+                await consumer.commit()
+        except AllocatorError as error:
+            log.warning("%s: what was not committed comes again on the other cluster: %s", self.group, error)
+        finally:
+            await consumer.close(restart=restart)

@@ -1,0 +1,364 @@
+"""Plans what a group would do after a change of members, weights, racks, the function, partition counts, or orders.
+
+The plan comes from `decide`, which the leader calls too, applied to the group's present document. So the group does
+what the plan says, unless something else changes first. There is one exception: the id of a member that will join is
+not known. If a function breaks a tie by ids, another partition may move to that member; their number is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import ceil
+from typing import Any, NamedTuple, Optional
+
+from allocator.assignors import resolve
+from allocator.core.assignors import choose
+from allocator.core.assignors.load import LoadAssignor
+from allocator.core.foreign import shown
+from allocator.core.html import paragraph, table
+from allocator.core.membership.names import member_name
+from allocator.core.membership.zookeeper.decision import GroupLoad, ViewBuilder, decide
+from allocator.core.membership.zookeeper.load_reader import loads_of
+from allocator.core.membership.zookeeper.orders import KINDS, Order, Orders
+from allocator.core.membership.zookeeper.steering import (
+    LEADERS_KINDS,
+    Budget,
+    budget_of,
+    counting,
+    members_named,
+    states_of,
+)
+from allocator.core.membership.zookeeper.znodes import AssignmentDocument, MemberInfo, sequence
+from allocator.core.settings import DEFAULT
+from allocator.core.types import Partitions
+from allocator.errors import ConfigError
+from allocator.operate.describe import GroupState
+from allocator.operate.order_report import OrderReport
+from allocator.types import TopicPartition
+
+__all__ = ["GroupPlan", "PlannedMember", "PlannedMove", "Scenario", "plan_of"]
+
+ROUND_TRIPS = 5  # for one move: the document, its reading, the smaller claim, the next document, the larger claim
+MINUTE_S = 60.0
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A hypothetical state of a group. Each method returns a new scenario, and raises ConfigError for an
+    unknown name."""
+
+    state: GroupState
+    members: Mapping[str, MemberInfo]
+    """The members in join order."""
+    counts: Mapping[str, int]
+    """Topic -> partitions."""
+    orders: Orders
+    failed: Mapping[str, MemberInfo] = field(default_factory=dict)
+    """Members that ended without leaving."""
+    function: Optional[str] = None
+    """The allocator function to use instead of the one that the members agree on."""
+
+    @classmethod
+    def of(cls, state: GroupState, counts: Mapping[str, int]) -> Scenario:
+        """Returns the present state of the group."""
+        if state.coordinated is not None:
+            raise ConfigError(
+                f"Kafka's coordinator assigns the partitions of group {state.group!r}; only groups with membership "
+                '"zookeeper" can be planned'
+            )
+        return cls(state, dict(state.members), dict(counts), state.orders)
+
+    def adding(self, name: str, *, weight: float = DEFAULT["weight"], rack: Optional[str] = None) -> Scenario:
+        """Adds a member with the subscription of the youngest member."""
+        if not self.members:
+            raise ConfigError("the group has no member whose subscription a new one could share")
+        youngest = list(self.members)[-1]
+        number = (sequence(youngest) or 0) + 1
+        like = self.members[youngest]
+        info = replace(
+            like,
+            name=name,
+            host=f"{name}-host",
+            pid=None,
+            weight=weight,
+            rack=rack,
+            orders=tuple(KINDS),
+            instance_id=None,
+            restart_grace_s=0.0,
+        )
+        return replace(self, members={**self.members, f"m-{'f' * 16}-{number:010}": info})
+
+    def removing(self, text: str, *, failed: bool = False) -> Scenario:
+        """Removes a member: it leaves for good, or it `failed` and does not come back within its grace."""
+        gone = {self._member(text)}
+        return self._without(gone, failed)
+
+    def failing_rack(self, rack: str) -> Scenario:
+        """Removes the members in this rack. All of them fail."""
+        gone = {member for member, info in self.members.items() if info.rack == rack}
+        if not gone:
+            racks = sorted({info.rack for info in self.members.values() if info.rack is not None})
+            raise ConfigError(
+                f"no live member is in rack {shown(rack)}; racks of the members: {', '.join(racks) or 'none'}"
+            )
+        return self._without(gone, True)
+
+    def weighing(self, text: str, weight: float) -> Scenario:
+        """Changes the weight of a member."""
+        return self._changing(text, weight=weight)
+
+    def moving_rack(self, text: str, rack: str) -> Scenario:
+        """Changes the rack of a member."""
+        return self._changing(text, rack=rack)
+
+    def using(self, function: str) -> Scenario:
+        """Changes the allocator function."""
+        return replace(self, function=function)
+
+    def growing(self, topic: str, count: int) -> Scenario:
+        """Changes the number of partitions of a topic."""
+        before = self.counts.get(topic)
+        if before is None:
+            raise ConfigError(
+                f"the group reads no topic {shown(topic)}; it reads {', '.join(sorted(self.counts)) or 'none'}"
+            )
+        if count < before:
+            raise ConfigError(f"topic {shown(topic)} has {before} partitions; Kafka cannot make them fewer")
+        return replace(self, counts={**self.counts, topic: count})
+
+    def ordering(self, order: Order) -> Scenario:
+        """Adds an order."""
+        return replace(self, orders=self.orders.put(order, self.state.read_ms))
+
+    def _without(self, gone: set[str], failed: bool) -> Scenario:
+        left = {member: info for member, info in self.members.items() if member not in gone}
+        ended = {member: self.members[member] for member in gone} if failed else {}
+        return replace(self, members=left, failed={**self.failed, **ended})
+
+    def _changing(self, text: str, **changes: Any) -> Scenario:
+        member = self._member(text)
+        info = replace(self.members[member], **changes)
+        return replace(self, members={each: info if each == member else it for each, it in self.members.items()})
+
+    def _member(self, text: str) -> str:
+        found = members_named(text, self.members)
+        if len(found) != 1:
+            there = ", ".join(member_name(member, info) for member, info in self.members.items()) or "none"
+            raise ConfigError(f"{shown(text)} names {len(found)} members; members: {there}")
+        return found[0]
+
+
+class PlannedMove(NamedTuple):
+    """One partition that changes its owner. None: no owner before, or none after."""
+
+    partition: TopicPartition
+    source: Optional[str]
+    target: Optional[str]
+
+
+class PlannedMember(NamedTuple):
+    """The load of one member before and after. Lag is in records; None if it is unknown."""
+
+    member: str
+    name: str
+    change: Optional[str]
+    """"joins", "leaves" or "fails"."""
+    partitions: tuple[int, int]
+    lag: tuple[Optional[int], Optional[int]]
+
+
+@dataclass(frozen=True)
+class GroupPlan:
+    """The moves of a plan, and their cost."""
+
+    group: str
+    function: str
+    moves: tuple[PlannedMove, ...]
+    members: tuple[PlannedMember, ...]
+    orders: tuple[OrderReport, ...]
+    """The orders in effect, with their states after the last move."""
+    budget: Budget
+    names: Mapping[str, str] = field(repr=False)
+    round_trip_s: float = 0.0
+    """The measured round trip to ZooKeeper, in seconds."""
+    failed_s: Optional[float] = None
+    """The longest session timeout of a failing member, plus its `restart_grace_s`."""
+
+    @property
+    def voluntary(self) -> int:
+        """Moves away from a member that stays alive."""
+        gone = {each.member for each in self.members if each.change in ("leaves", "fails")}
+        return sum(move.source is not None and move.source not in gone for move in self.moves)
+
+    @property
+    def move_s(self) -> float:
+        """Expected time without an owner for each moving partition, without the time that its handler needs
+        to finish."""
+        return ROUND_TRIPS * self.round_trip_s
+
+    @property
+    def duration_s(self) -> float:
+        """Expected time from the first move to the last, without the time of the handlers."""
+        portions = 1 if self.moves else 0
+        least_s = 0.0
+        if self.budget.at_once is not None:
+            portions = max(portions, ceil(self.voluntary / self.budget.at_once))
+        if self.budget.per_minute is not None:
+            least_s = max(0, ceil(self.voluntary / self.budget.per_minute) - 1) * MINUTE_S
+        return max(portions * self.move_s, least_s) + (self.failed_s or 0.0)
+
+    def _repr_html_(self) -> str:
+        """HTML for notebooks: the cost, the members before and after, and the first moves."""
+        members = [[each.name, each.change or "stays", *each.partitions, *each.lag] for each in self.members]
+        moves = [
+            [f"{move.partition.topic}:{move.partition.partition}", self.name_of(move.source), self.name_of(move.target)]
+            for move in self.moves
+        ]
+        cost = f"partitions that would move: {len(moves)}, within about {self.duration_s:.2g} s"
+        heads = ("member", "change", "partitions before", "after", "lag before", "after")
+        return "".join(
+            [
+                paragraph(f"{self.group} with {self.function}: {cost}"),
+                table(heads, members, len(members)),
+                table(("partition", "from", "to"), moves, len(moves)),
+            ]
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """{"group", "function", "moves": [{"topic", "partition", "from", "from_name", "to", "to_name"}],
+        "members": [{"id", "name", "change", "partitions_before", "partitions_after", "lag_before", "lag_after"}],
+        "voluntary_moves", "standstill": {"round_trip_s", "move_s", "failed_s", "duration_s"}, "orders": [...]}"""
+        return {
+            "group": self.group,
+            "function": self.function,
+            "moves": [
+                {
+                    "topic": move.partition.topic,
+                    "partition": move.partition.partition,
+                    "from": move.source,
+                    "from_name": self.name_of(move.source),
+                    "to": move.target,
+                    "to_name": self.name_of(move.target),
+                }
+                for move in self.moves
+            ],
+            "members": [
+                {
+                    "id": each.member,
+                    "name": each.name,
+                    "change": each.change,
+                    "partitions_before": each.partitions[0],
+                    "partitions_after": each.partitions[1],
+                    "lag_before": each.lag[0],
+                    "lag_after": each.lag[1],
+                }
+                for each in self.members
+            ],
+            "voluntary_moves": self.voluntary,
+            "standstill": {
+                "round_trip_s": round(self.round_trip_s, 6),
+                "move_s": round(self.move_s, 6),
+                "failed_s": self.failed_s,
+                "duration_s": round(self.duration_s, 6),
+            },
+            "orders": [each.to_json() for each in self.orders],
+        }
+
+    def name_of(self, member: Optional[str]) -> Optional[str]:
+        return None if member is None else self.names.get(member, member)
+
+
+async def plan_of(
+    scenario: Scenario,
+    build: ViewBuilder,
+    *,
+    lag: Optional[Mapping[TopicPartition, int]] = None,
+    round_trip_s: float = 0.0,
+) -> GroupPlan:
+    """Returns the plan for a scenario. `build` creates the view of the group, as for the leader.
+
+    Raises AssignorError for an allocator function that cannot be loaded here, and the errors of the function.
+    """
+    state, members = scenario.state, dict(scenario.members)
+    if not members:
+        raise ConfigError(f"group {state.group!r} would have no member, so no member would get a partition")
+    if scenario.function is not None:
+        members = {member: replace(info, strategies=(scenario.function,)) for member, info in members.items()}
+    strategy, _ = choose([(member, info.strategies) for member, info in members.items()])
+    document = state.document or AssignmentDocument()
+    # a member removed by the scenario does not come back to its seat; restarting members may
+    gone = state.members.keys() - members.keys()
+    document = document.but(seats={member: seat for member, seat in document.seats.items() if member not in gone})
+    counted, pending = counting(scenario.orders.in_force(state.read_ms, LEADERS_KINDS), members, document.orders)
+    function = resolve(strategy)
+    functions = {strategy: function}
+    load = None
+    if isinstance(function, LoadAssignor):
+        # the leader waits until an imbalance has lasted; every other change is decided without load moves
+        unchanged = scenario.members == state.members and scenario.orders == state.orders and scenario.function is None
+        load = GroupLoad(loads_of(state.loads, function.source), unchanged, state.read_ms)
+    decision = await decide(members, scenario.counts, document, counted, functions, build, load)
+    after = AssignmentDocument(owners={member: parts for member, parts in decision.target.items() if parts})
+    states = {**states_of(counted, members, after, decision.target, decision.shadows), **pending}
+    everyone = {**state.members, **members}
+    names = {member: member_name(member, info) for member, info in everyone.items()}
+    before = _present(document)
+    moves = _moves(before, decision.target)
+    lost_s = [
+        info.session_timeout_s + info.restart_grace_s
+        for info in scenario.failed.values()
+        if info.session_timeout_s is not None
+    ]
+    return GroupPlan(
+        group=state.group,
+        function=strategy,
+        moves=tuple(moves),
+        members=tuple(
+            PlannedMember(
+                member,
+                names[member],
+                _change(member, scenario),
+                (len(before.get(member, ())), len(decision.target.get(member, ()))),
+                (_sum(lag, before.get(member, ())), _sum(lag, decision.target.get(member, ()))),
+            )
+            for member in everyone
+        ),
+        orders=tuple(OrderReport(order, *states[order.id]) for order in scenario.orders.entries if order.id in states),
+        budget=budget_of(counted),
+        names=names,
+        round_trip_s=round_trip_s,
+        failed_s=max(lost_s, default=None),
+    )
+
+
+def _present(document: AssignmentDocument) -> dict[str, frozenset[TopicPartition]]:
+    """Returns the partitions that each member owns, or gets as soon as they are free."""
+    found = dict(document.owners)
+    for member, parts in document.promised.items():
+        found[member] = found.get(member, frozenset()) | parts
+    return found
+
+
+def _moves(before: Mapping[str, Partitions], after: Mapping[str, Partitions]) -> list[PlannedMove]:
+    source = {partition: member for member, parts in before.items() for partition in parts}
+    target = {partition: member for member, parts in after.items() for partition in parts}
+    return [
+        PlannedMove(partition, source.get(partition), target.get(partition))
+        for partition in sorted(source.keys() | target.keys())
+        if source.get(partition) != target.get(partition)
+    ]
+
+
+def _change(member: str, scenario: Scenario) -> Optional[str]:
+    if member in scenario.failed:
+        return "fails"
+    if member not in scenario.members:
+        return "leaves"
+    return None if member in scenario.state.members else "joins"
+
+
+def _sum(lag: Optional[Mapping[TopicPartition, int]], partitions: Any) -> Optional[int]:
+    if lag is None or any(partition not in lag for partition in partitions):
+        return None
+    return sum(lag[partition] for partition in partitions)

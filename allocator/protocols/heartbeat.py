@@ -1,0 +1,160 @@
+"""Decides when a member of a Kafka group sends a heartbeat, and when its user has not polled for too long."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from allocator.core.settings import DEFAULT
+from allocator.core.tasks import wait_for_event
+from allocator.errors import BrokerError
+
+__all__ = ["HeartbeatLoop", "HeartbeatTimer"]
+
+# the interval after a rebalance; it doubles with each heartbeat up to the usual one. more: the member notices the next
+# rebalance later; less: more requests after each rebalance
+SOON_S = 0.05
+
+
+class HeartbeatTimer:
+    """The times of heartbeats and of the user's polls. Does no I/O.
+
+    `session_timeout_s`: how long the coordinator keeps a silent member. `interval_s`: between two heartbeats.
+    `max_poll_interval_s`: longest time between two polls of the user; None: no limit.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        *,
+        session_timeout_s: float = DEFAULT["session_timeout_s"],
+        interval_s: float = DEFAULT["heartbeat_interval_s"],
+        max_poll_interval_s: float | None = None,
+    ) -> None:
+        self.clock = clock
+        self.session_timeout_s = session_timeout_s
+        self.interval_s = interval_s
+        self.max_poll_interval_s = max_poll_interval_s
+        self.last_sent = float("-inf")
+        self.last_received = float("-inf")
+        self._last_polled = clock()
+        self._due = float("-inf")
+        self._soon_s = float("inf")
+
+    def reset_session_timeout(self) -> None:
+        """Starts the session timeout and the interval again. Called after a join, or with a new coordinator."""
+        self.last_received = self.clock()
+        self._due = self.last_received + self.interval_s
+
+    def expect_rebalance(self) -> None:
+        """Shortens the interval of the next heartbeats, because another rebalance may follow soon. Called after a
+        rebalance.
+
+        Rebalances come in series: members start and stop one after the other, and a cooperative member joins again when
+        it has released the moving partitions. The member notices the next rebalance in about the time that has passed
+        since the last one.
+        """
+        self._soon_s = min(SOON_S, self.interval_s)
+        self._due = self.clock() + self._soon_s
+
+    def sent_heartbeat(self) -> float:
+        """Returns the time of sending. A response proves that the session was alive at that time, not at the time of
+        the response."""
+        self.last_sent = self.clock()
+        return self.last_sent
+
+    def received_heartbeat(self) -> None:
+        """Notes that the coordinator acknowledged the last heartbeat. The next one is due an interval after that one
+        was sent."""
+        self.last_received = self.clock()
+        self._soon_s = min(2 * self._soon_s, self.interval_s)
+        self._due = max(self.last_received, self.last_sent + self._soon_s)
+
+    def failed_heartbeat(self, pause_s: float) -> None:
+        self._due = self.clock() + pause_s
+
+    def polled(self) -> None:
+        """Call it when the user asks for records."""
+        self._last_polled = self.clock()
+
+    @property
+    def ttl(self) -> float:
+        """Seconds until the next heartbeat is due, 0 when it is."""
+        return max(0.0, self._due - self.clock())
+
+    @property
+    def should_heartbeat(self) -> bool:
+        return self.ttl == 0.0
+
+    @property
+    def session_expired(self) -> bool:
+        """Whether the coordinator has acknowledged nothing for a whole session timeout."""
+        return self.clock() - self.last_received > self.session_timeout_s
+
+    @property
+    def idle_ttl(self) -> float | None:
+        """Returns the seconds until the user's poll is too late; None without such a limit."""
+        if self.max_poll_interval_s is None:
+            return None
+        return max(0.0, self._last_polled + self.max_poll_interval_s - self.clock())
+
+    @property
+    def idle_too_long(self) -> bool:
+        return self.idle_ttl == 0.0
+
+
+class HeartbeatLoop:
+    """Sends heartbeats while there is a member to keep alive.
+
+    `wanted` returns whether there is one. `send` sends a heartbeat and handles the response; it raises `BrokerError`
+    when the coordinator did not acknowledge the member. `failed` handles that error and returns the seconds to pause.
+    `idle` is called when the user has not polled for too long. Call `poke` when `wanted` or the times change.
+    """
+
+    def __init__(
+        self,
+        timer: HeartbeatTimer,
+        *,
+        wanted: Callable[[], bool],
+        send: Callable[[], Awaitable[None]],
+        failed: Callable[[BrokerError], float],
+        idle: Callable[[], None],
+    ) -> None:
+        self._timer = timer
+        self._wanted = wanted
+        self._send = send
+        self._failed = failed
+        self._idle = idle
+        self._urgent = False
+        self._changed: asyncio.Event | None = None
+
+    def poke(self) -> None:
+        """Checks again whether a heartbeat is wanted and due."""
+        if self._changed is not None:
+            self._changed.set()
+
+    def send_now(self) -> None:
+        """Sends the next heartbeat before it is due. If one is under way, sends another."""
+        self._urgent = True
+        self.poke()
+
+    async def run(self) -> None:
+        """Runs until cancelled."""
+        self._changed = asyncio.Event()
+        timer = self._timer
+        while True:
+            self._changed.clear()
+            if not self._wanted():
+                await self._changed.wait()
+            elif timer.idle_too_long:
+                self._idle()
+            elif not self._urgent and not timer.should_heartbeat:
+                ttl, idle_ttl = timer.ttl, timer.idle_ttl
+                # the idle limit may come before the next heartbeat
+                await wait_for_event(self._changed, ttl if idle_ttl is None else min(ttl, idle_ttl))
+            else:
+                self._urgent = False
+                try:
+                    await self._send()
+                except BrokerError as error:
+                    timer.failed_heartbeat(self._failed(error))

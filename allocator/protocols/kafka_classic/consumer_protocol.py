@@ -1,0 +1,264 @@
+"""The messages that consumers of a classic group exchange through the coordinator, in the bytes of Kafka's own clients.
+
+The broker carries these bytes without reading them: each member's `Subscription` in JoinGroup, each member's
+`MemberAssignment` in SyncGroup, and the user data of the sticky assignor in a subscription. The formats are those of
+`ConsumerProtocolSubscription`, `ConsumerProtocolAssignment` and `StickyAssignorUserData` in Kafka's sources. KIP-429
+added the owned partitions (v1), KIP-792 their generation (v2), KIP-881 the rack (v3). Java before 3.4 reads v1 at most.
+From 2.8 to 3.3 it takes the generation of a cooperative member's owned partitions from its user data.
+
+Pure. Decoding follows the protocol's rules for other versions: it reads a newer version as the newest known one and
+ignores the rest, and fields that an older client omitted at the end have their defaults. Everything else that does not
+fit raises `Malformed`. A length in the bytes never makes the decoder allocate more than the bytes themselves.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NoReturn
+
+from allocator.core.types import NO_PARTITIONS, Partitions
+from allocator.errors import AllocatorError
+from allocator.types import TopicPartition
+
+__all__ = [
+    "NEWEST",
+    "PROTOCOL_TYPE",
+    "Malformed",
+    "MemberAssignment",
+    "StickyUserData",
+    "Subscription",
+    "generation_data",
+    "generation_from",
+]
+
+PROTOCOL_TYPE = "consumer"
+NEWEST = 3
+
+
+class Malformed(AllocatorError):
+    """Another member sent bytes that are not a message of this protocol."""
+
+
+@dataclass(frozen=True)
+class Subscription:
+    """The topics that a member wants, and the partitions that it holds when it joins."""
+
+    topics: tuple[str, ...]
+    user_data: bytes | None = None
+    """Data for the assignor under whose name it is sent. Java encodes absent data as None, kafka-python and aiokafka as
+    b"". A sticky leader of sarama fails on b""."""
+    owned: Partitions = NO_PARTITIONS
+    """From v1 on. The partitions that the member holds when it joins; none under eager assignors."""
+    generation: int = -1
+    """From v2 on. The generation that assigned `owned`; -1: unknown."""
+    rack: str | None = None
+    """From v3 on."""
+    version: int = NEWEST
+
+    def encode(self) -> bytes:
+        """Encode in this `version`, 0 to `NEWEST`. Omits fields that the version does not have."""
+        if not 0 <= self.version <= NEWEST:
+            raise ValueError(f"version {self.version} of a subscription; known are 0 to {NEWEST}")
+        out = _Writer()
+        out.int16(self.version)
+        out.int32(len(self.topics))
+        for topic in self.topics:
+            out.text(topic)
+        out.blob(self.user_data)
+        if self.version >= 1:
+            out.partitions(self.owned)
+        if self.version >= 2:
+            out.int32(self.generation)
+        if self.version >= 3:
+            out.text(self.rack)
+        return bytes(out.data)
+
+    @classmethod
+    def decode(cls, data: bytes) -> Subscription:
+        """Raises `Malformed`."""
+        of = _Reader(data, "a subscription")
+        version = of.version()
+        topics = tuple(of.name() for _ in range(of.count(2)))
+        user_data = None if of.at_end else of.blob()
+        owned = of.partitions() if version >= 1 and not of.at_end else NO_PARTITIONS
+        generation = of.int32() if version >= 2 and not of.at_end else -1
+        rack = of.text() if version >= 3 and not of.at_end else None
+        return cls(topics, user_data, owned, generation, rack, min(version, NEWEST))
+
+
+@dataclass(frozen=True)
+class MemberAssignment:
+    """The leader's message to a member."""
+
+    partitions: Partitions
+    user_data: bytes | None = None
+    """A member of sarama sends it again in its next JoinGroup. b"" would then stop a sticky leader of sarama."""
+    version: int = 0
+
+    def encode(self) -> bytes:
+        """Encode it. All versions have the same fields."""
+        if not 0 <= self.version <= NEWEST:
+            raise ValueError(f"version {self.version} of an assignment; known are 0 to {NEWEST}")
+        out = _Writer()
+        out.int16(self.version)
+        out.partitions(self.partitions)
+        out.blob(self.user_data)
+        return bytes(out.data)
+
+    @classmethod
+    def decode(cls, data: bytes) -> MemberAssignment:
+        """Decode it. Empty bytes are no partitions, because a leader may leave a member out. Raises `Malformed`."""
+        if not data:
+            return cls(NO_PARTITIONS)
+        of = _Reader(data, "an assignment")
+        version = of.version()
+        partitions = of.partitions()
+        return cls(partitions, None if of.at_end else of.blob(), min(version, NEWEST))
+
+
+@dataclass(frozen=True)
+class StickyUserData:
+    """The partitions of a member of an eager sticky group before it released them to join (KIP-54, KIP-341)."""
+
+    partitions: Partitions
+    generation: int = -1
+
+    def encode(self) -> bytes:
+        """Encode it in v1, as all clients do."""
+        out = _Writer()
+        out.partitions(self.partitions)
+        out.int32(self.generation)
+        return bytes(out.data)
+
+    @classmethod
+    def decode(cls, data: bytes) -> StickyUserData:
+        """v1, or v0, which lacks the generation; the bytes do not say which. Raises `Malformed`.
+
+        kafka-python 3 alone puts a version number before them, and ignores what others send without it.
+        """
+        try:
+            return cls._decode(data)
+        except Malformed:
+            if data[:2] not in (b"\x00\x00", b"\x00\x01"):
+                raise
+            return cls._decode(data[2:])
+
+    @classmethod
+    def _decode(cls, data: bytes) -> StickyUserData:
+        of = _Reader(data, "the sticky assignor's user data")
+        partitions = of.partitions()
+        generation = -1 if of.at_end else of.int32()
+        if not of.at_end:
+            of.fail("more follows")
+        return cls(partitions, generation)
+
+
+def generation_data(generation: int) -> bytes:
+    """User data of `cooperative-sticky`: the generation, as Java writes it from 2.8 on; -1: unknown."""
+    return struct.pack(">i", generation)
+
+
+def generation_from(data: bytes | None) -> int:
+    """The generation in user data of `cooperative-sticky`; -1 without one, and for other content (franz-go)."""
+    return int(struct.unpack(">i", data)[0]) if data is not None and len(data) == 4 else -1
+
+
+class _Writer:
+    def __init__(self) -> None:
+        self.data = bytearray()
+
+    def int16(self, value: int) -> None:
+        self.data += struct.pack(">h", value)
+
+    def int32(self, value: int) -> None:
+        self.data += struct.pack(">i", value)
+
+    def text(self, value: str | None) -> None:
+        encoded = None if value is None else value.encode()
+        self.int16(-1 if encoded is None else len(encoded))
+        self.data += encoded or b""
+
+    def blob(self, value: bytes | None) -> None:
+        self.int32(-1 if value is None else len(value))
+        self.data += value or b""
+
+    def partitions(self, partitions: Iterable[TopicPartition]) -> None:
+        by_topic: dict[str, list[int]] = defaultdict(list)
+        for topic, number in sorted(partitions):
+            by_topic[topic].append(number)
+        self.int32(len(by_topic))
+        for topic, numbers in by_topic.items():
+            self.text(topic)
+            self.int32(len(numbers))
+            self.data += struct.pack(f">{len(numbers)}i", *numbers)
+
+
+class _Reader:
+    def __init__(self, data: bytes, what: str) -> None:
+        self._data = bytes(data)
+        self._what = what
+        self._at = 0
+
+    @property
+    def at_end(self) -> bool:
+        return self._at == len(self._data)
+
+    def fail(self, why: str) -> NoReturn:
+        raise Malformed(f"another member sent {self._what} that cannot be read: {why} at byte {self._at}")
+
+    def take(self, size: int) -> bytes:
+        if size < 0 or size > len(self._data) - self._at:
+            self.fail(f"{size} bytes announced, {len(self._data) - self._at} left")
+        self._at += size
+        return self._data[self._at - size : self._at]
+
+    def int16(self) -> int:
+        return int(struct.unpack(">h", self.take(2))[0])
+
+    def int32(self) -> int:
+        return int(struct.unpack(">i", self.take(4))[0])
+
+    def version(self) -> int:
+        version = self.int16()
+        if version < 0:
+            self.fail(f"version {version}")
+        return version
+
+    def count(self, size: int) -> int:
+        """Of things that take at least `size` bytes each."""
+        count = self.int32()
+        if count == -1:
+            return 0  # null
+        if count < 0 or count * size > len(self._data) - self._at:
+            self.fail(f"{count} items announced, {len(self._data) - self._at} bytes left")
+        return count
+
+    def text(self) -> str | None:
+        size = self.int16()
+        if size == -1:
+            return None
+        try:
+            return self.take(size).decode()
+        except UnicodeDecodeError:
+            self.fail("a text that is not UTF-8")
+
+    def name(self) -> str:
+        text = self.text()
+        if text is None:
+            self.fail("a topic without a name")
+        return text
+
+    def blob(self) -> bytes | None:
+        size = self.int32()
+        return None if size == -1 else self.take(size)
+
+    def partitions(self) -> Partitions:
+        found: set[TopicPartition] = set()
+        for _ in range(self.count(6)):
+            topic = self.name()
+            count = self.count(4)
+            found.update(TopicPartition(topic, n) for n in struct.unpack(f">{count}i", self.take(4 * count)))
+        return frozenset(found)

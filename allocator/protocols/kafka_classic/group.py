@@ -1,0 +1,495 @@
+"""The state machine of one member of a classic Kafka group: JoinGroup, SyncGroup, Heartbeat, LeaveGroup.
+
+It does not know partitions. A `Participant` says what this member offers, computes the assignment when this member
+leads, and receives the member's own assignment. The consumer's is `allocator.protocols.kafka_classic.membership`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from kafka.protocol.consumer import JoinGroupRequest
+
+from allocator.core.client.client import KafkaClient
+from allocator.core.client.errors import HEARTBEAT, JOIN, LEAVE, MEMBER_COMMIT, SYNC, GroupReaction, for_code, react
+from allocator.core.offsets.coordinator import Coordinator
+from allocator.core.offsets.messages import Identity
+from allocator.core.tasks import TaskGroup, wait_for_event
+from allocator.errors import AllocatorError, BrokerError
+from allocator.protocols.heartbeat import HeartbeatTimer
+from allocator.protocols.kafka_classic.messages import (
+    JoinedMember,
+    JoinResult,
+    heartbeat_request,
+    join_result,
+    leave_code,
+    leave_request,
+)
+from allocator.protocols.kafka_classic.settings import KafkaGroupSettings
+from allocator.protocols.kafka_classic.slow_requests import SlowRequests
+from allocator.protocols.kafka_group import Interrupted, KafkaGroup, KafkaGroupParticipant, passes, repeat_leave, unless
+
+__all__ = ["MOVES", "GroupCoordinator", "GroupPhase", "LostMembership", "Participant"]
+
+log = logging.getLogger(__name__)
+
+
+class GroupPhase(enum.Enum):
+    """The state of a member in its group."""
+
+    OUT = "no member; nothing is held"
+    PREPARING = "a rebalance is due; the partitions to give up are being drained and committed"
+    JOINING = "JoinGroup is under way, or about to be repeated"
+    SYNCING = "in a new generation; the leader computes and sends its assignment"
+    STABLE = "assigned"
+    AWAY = "left because the user was silent for too long; joins again when the user asks for records"
+    CLOSED = "left for good, or fenced"
+
+
+MOVES = {
+    GroupPhase.OUT: {GroupPhase.PREPARING, GroupPhase.CLOSED},
+    GroupPhase.PREPARING: {GroupPhase.JOINING, GroupPhase.OUT, GroupPhase.AWAY, GroupPhase.CLOSED},
+    GroupPhase.JOINING: {GroupPhase.SYNCING, GroupPhase.OUT, GroupPhase.AWAY, GroupPhase.CLOSED},
+    # back to JOINING: another rebalance began first, or the coordinator is unreachable; the last preparation is still
+    # valid
+    GroupPhase.SYNCING: {GroupPhase.STABLE, GroupPhase.JOINING, GroupPhase.OUT, GroupPhase.CLOSED},
+    GroupPhase.STABLE: {GroupPhase.PREPARING, GroupPhase.OUT, GroupPhase.AWAY, GroupPhase.CLOSED},
+    GroupPhase.AWAY: {GroupPhase.OUT, GroupPhase.CLOSED},
+    GroupPhase.CLOSED: set(),
+}
+
+REMOVED = (GroupReaction.LOST, GroupReaction.RESET, GroupReaction.FENCED)
+
+
+@dataclass(frozen=True)
+class LostMembership:
+    """Another process or the coordinator ended the membership."""
+
+    why: str
+    to: GroupPhase
+    forget_id: bool
+
+
+class Participant(KafkaGroupParticipant, Protocol):
+    """The parts that depend on the kind of group. The state machine calls one method at a time, except `lost`,
+    `acknowledged` and `failed`."""
+
+    protocol_type: str
+
+    def offers(self) -> Sequence[tuple[str, bytes]]:
+        """Names of the assignors that this member supports, each with its metadata; the preferred one first."""
+
+    async def prepare(self) -> None:
+        """Before JoinGroup: give up the partitions that may not be held while joining. Cancelled if the membership is
+        lost."""
+
+    async def compute_assignment(self, protocol: str, members: Sequence[JoinedMember]) -> Mapping[str, bytes]:
+        """Called when this member leads: returns the assignment of each member."""
+
+    async def joined(self, generation: int, protocol: str, assignment: bytes) -> None:
+        """A new generation has begun; `assignment` is for this member. Cancelled if the membership is lost."""
+
+    async def leaving(self) -> None:
+        """Drain, commit and give up all partitions. Cancelled if the membership is lost."""
+
+    def acknowledged(self, started: float, *, rebalancing: bool) -> None:
+        """At some moment after `started` (by the clock given) the coordinator counted this process as a member.
+
+        `rebalancing`: the coordinator also said that it waits for this member to join again.
+        """
+
+
+class GroupCoordinator(KafkaGroup):
+    """One member of one group.
+
+    Guarantees:
+
+    - `prepare` has returned before each JoinGroup, and `joined` is called at most once a generation.
+    - Heartbeats go on through everything the participant does.
+    - A response that belongs to an older generation changes nothing.
+    - A change of subscription does not cancel a JoinGroup. The member ignores the assignment of that JoinGroup, and
+      another preparation and JoinGroup follow.
+
+    `run` is the member's life; its caller awaits it. The constructor does no I/O.
+    """
+
+    def __init__(
+        self,
+        client: KafkaClient,
+        group: str,
+        participant: Participant,
+        settings: KafkaGroupSettings,
+        *,
+        coordinator: Coordinator | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        timer = HeartbeatTimer(
+            clock,
+            session_timeout_s=settings.session_timeout_s,
+            interval_s=settings.heartbeat_interval_s,
+            max_poll_interval_s=settings.max_poll_interval_s,
+        )
+        super().__init__(client, group, participant, coordinator, settings.retry_backoff_s, timer)
+        self.phase = GroupPhase.OUT
+        self._participant = participant
+        self._settings = settings
+        self._clock = clock
+        self._member_id = ""
+        self._generation = -1
+        self._since = -1  # the generation in which this membership began
+        self._rejoin: str | None = "first join"  # why the last preparation is out of date; None: it is not
+        self._why = ""  # of the rebalance under way
+        self._loss: LostMembership | None = None
+        self._slow = SlowRequests(
+            client, self._coordinator, group, participant.protocol_type, settings, self._keeps_alive
+        )
+
+    # -- called by the membership ---------------------------------------------------------------------------------
+
+    @property
+    def identity(self) -> Identity | None:
+        if self._generation < 0 or self._loss is not None:
+            return None
+        return self._me
+
+    @property
+    def rebalance_timeout_s(self) -> float:
+        """How long the group waits for this member after the start of a rebalance."""
+        old = not self._client.api_version(JoinGroupRequest)  # before 0.10.1
+        return self._settings.session_timeout_s if old else self._settings.rebalance_timeout_s
+
+    def request_rejoin(self, why: str) -> None:
+        """Join again, because the subscription of this member changed or the group needs a new assignment.
+
+        You can call it at any time; during a rebalance, another rebalance follows.
+        """
+        if self._rejoin is None:
+            self._rejoin = why
+            self._poke()
+
+    def polled(self) -> None:
+        self.heartbeat.polled()
+        if self.phase is GroupPhase.AWAY:
+            self._poke()
+
+    def leave(self) -> None:
+        self.closing = True
+        self._poke(stop=True)
+
+    def refused(self, code: int, sent: Identity) -> bool:
+        if sent == self.identity:
+            self._draw_conclusion(
+                react(MEMBER_COMMIT, code), f"a commit was refused: {for_code(code, 'the coordinator')}"
+            )
+        return self.identity is not None and sent.member_id == self._member_id and sent.generation >= self._since
+
+    async def run(self, joined: asyncio.Future[None]) -> None:
+        self._changed = asyncio.Event()
+        self._lost = asyncio.Event()
+        self._stop = asyncio.Event()
+        self._joined = joined
+        self.heartbeat.polled()
+        if self.closing:
+            self._stop.set()
+        try:
+            self._settings.check(self.group, self._client.api_version(JoinGroupRequest))
+            await TaskGroup().run(self._take_part(), heartbeats=self._loop.run())
+        except Exception as error:
+            if not isinstance(error, AllocatorError):
+                log.exception("%s: the membership of %s ended", self.group, self._member_id)
+            if self._joined.done():
+                self._report(error)
+                await self._give_up()
+            else:
+                await self._give_up()  # first: the caller that gets the error cancels this task
+                self._report(error)
+        finally:
+            if self.phase is not GroupPhase.CLOSED:
+                self._generation = -1
+                self._move(GroupPhase.CLOSED, "the task ended")
+            if not joined.done():
+                joined.cancel()
+
+    # -- rebalances -----------------------------------------------------------------------------------------------
+
+    async def _take_part(self) -> None:
+        while self.phase is not GroupPhase.CLOSED:
+            self._changed.clear()
+            if not self.closing:
+                self._stop.clear()
+            try:
+                if self._loss is not None:
+                    await self._handle_loss(self._loss)
+                elif self.closing:
+                    await self._depart()
+                elif self.phase is GroupPhase.AWAY:
+                    if self.heartbeat.idle_too_long:
+                        await self._changed.wait()
+                    else:
+                        self._move(GroupPhase.OUT, "the user is back")
+                elif self.phase is GroupPhase.STABLE and self._rejoin is None:
+                    await self._changed.wait()
+                else:
+                    await self._rebalance()
+            except Interrupted:
+                self._back_to_joining()
+            except AllocatorError as error:
+                if isinstance(error, BrokerError):
+                    self._failure = error
+                if passes(error):
+                    log.info("%s: %s; trying again", self.group, error)
+                elif self._joined.done():
+                    self._report(error)
+                else:
+                    raise
+                self._back_to_joining()
+                await wait_for_event(self._stop, self._settings.pause_s(error))
+
+    async def _rebalance(self) -> None:
+        if self.phase is not GroupPhase.JOINING:
+            self._why = self._rejoin or "again"
+            if self.phase is not GroupPhase.PREPARING:
+                self._move(GroupPhase.PREPARING, self._why)
+            await self._prepare()
+            self._move(GroupPhase.JOINING, "prepared")
+        joined = await self._join()
+        if joined is None:
+            return
+        self._move(GroupPhase.SYNCING, f"generation {joined.generation} under {joined.protocol!r}")
+        assignment = await self._sync(joined)
+        if assignment is None:
+            return
+        self._move(GroupPhase.STABLE, f"generation {joined.generation}")
+        if self._rejoin is not None:
+            # the offer is out of date, and so is the assignment. Without the SyncGroup the coordinator would refuse
+            # the commits of the preparation that follows
+            return
+        if not self._joined.done():
+            self._joined.set_result(None)
+        await unless(self._participant.joined(joined.generation, joined.protocol, assignment), self._lost)
+
+    async def _prepare(self) -> None:
+        """Repeats the preparation until no new request arrives while it runs."""
+        while True:
+            self._rejoin = None
+            await unless(self._participant.prepare(), self._lost)
+            if self._rejoin is None:
+                return
+
+    async def _join(self) -> JoinResult | None:
+        """Sends one JoinGroup. Returns None if it must be repeated."""
+        if self.closing:
+            raise Interrupted
+        offers = self._participant.offers()
+        await self._slow.ready(self._lost, self._stop)
+        started = self._clock()
+        try:
+            response = await self._slow.join(self._member_id, offers, self._why, self._lost, self._stop)
+        except Interrupted as interruption:
+            self._member_id = self._member_id or interruption.member_id
+            raise
+        if response.error_code:
+            if react(JOIN, response.error_code) is GroupReaction.TAKE_ID:
+                self._member_id = response.member_id
+                return None
+            await self._react(JOIN, response.error_code, "cannot join")
+            return None
+        joined = join_result(response)
+        if self._generation < 0:
+            self._since = joined.generation
+        self._member_id, self._generation = joined.member_id, joined.generation
+        self._failure = None
+        self.heartbeat.reset_session_timeout()
+        self._participant.acknowledged(started, rebalancing=False)
+        names = [name for name, _ in offers]
+        if joined.protocol not in names:
+            await self._give_up()
+            raise BrokerError(
+                f"group {self.group!r}: the coordinator (broker {self._coordinator.node}) chose the allocator function "
+                f"{joined.protocol!r:.80}, which this member does not offer; it offers {', '.join(names)}. This "
+                "is a fault of the broker, or of a proxy before it"
+            )
+        return joined
+
+    async def _sync(self, joined: JoinResult) -> bytes | None:
+        """Returns the assignment of this member; None if it must join again."""
+        assignments: Mapping[str, bytes] = {}
+        if joined.leads and not joined.skip_assignment:
+            log.info("%s: leads %d members (generation %d)", self.group, len(joined.members), joined.generation)
+            assignments = await unless(
+                self._participant.compute_assignment(joined.protocol, joined.members), self._lost, self._stop
+            )
+        started = self._clock()
+        response = await self._slow.sync(self._me, joined.protocol, assignments, self._lost, self._stop)
+        if response.error_code:
+            self._why = "not synced"
+            await self._react(SYNC, response.error_code, "cannot sync")
+            self._back_to_joining()
+            return None
+        self.heartbeat.reset_session_timeout()
+        self.heartbeat.expect_rebalance()
+        self._participant.acknowledged(started, rebalancing=False)
+        return bytes(response.assignment or b"")
+
+    async def _react(self, table: dict[int, GroupReaction], code: int, what: str) -> None:
+        """Handles a refused JoinGroup or SyncGroup."""
+        reaction = react(table, code)
+        error = for_code(code, f"group {self.group!r}: {what}")
+        if reaction in REMOVED:
+            self._lose(reaction, str(error))
+        elif reaction is GroupReaction.FAIL:
+            error.retriable = False
+            raise error
+        else:
+            self._failure = error
+            log.info("%s; trying again", error)
+            if reaction is GroupReaction.REFIND:
+                self._coordinator.forget()
+            if reaction is not GroupReaction.REJOIN:
+                await wait_for_event(self._stop, self._settings.retry_backoff_s)
+
+    # -- the end of a membership ----------------------------------------------------------------------------------
+
+    def _draw_conclusion(self, reaction: GroupReaction, why: str) -> None:
+        """Handles the error code of a heartbeat or commit for the present membership."""
+        if reaction is GroupReaction.REJOIN:
+            # older brokers also send this while they wait for the leader; a joining member need not react
+            if self.phase is GroupPhase.STABLE:
+                self.request_rejoin("the group rebalances")
+        elif reaction is GroupReaction.LOST and self.phase is GroupPhase.JOINING:
+            pass  # the new generation has begun, and the response to this member's JoinGroup is on its way
+        elif reaction in REMOVED:
+            self._lose(reaction, why)
+
+    def _lose(self, reaction: GroupReaction, why: str) -> None:
+        if reaction is GroupReaction.FENCED:
+            why = f"another process runs as instance {self._settings.instance_id!r} of group {self.group!r}"
+        if self._loss is None:
+            to = GroupPhase.CLOSED if reaction is GroupReaction.FENCED else GroupPhase.OUT
+            self._end_membership(LostMembership(why, to, reaction is not GroupReaction.LOST))
+
+    def _end_membership(self, loss: LostMembership) -> None:
+        self._loss = loss
+        self._poke()
+        self._lost.set()
+
+    async def _handle_loss(self, loss: LostMembership) -> None:
+        left = self._me
+        self._generation = -1
+        if loss.forget_id:
+            self._member_id = ""
+        self._rejoin = loss.why
+        self._move(loss.to, loss.why)
+        self._loss = None
+        self._lost.clear()
+        await self._participant.lost(loss.why)
+        if loss.to is GroupPhase.AWAY:
+            await self._leave_group(left, loss.why)
+        elif loss.to is GroupPhase.CLOSED:
+            self._report(BrokerError(f"{loss.why}; give each process an instance id of its own", code=82))
+
+    async def _depart(self) -> None:
+        if self.phase in (GroupPhase.STABLE, GroupPhase.PREPARING, GroupPhase.JOINING, GroupPhase.SYNCING):
+            await unless(self._participant.leaving(), self._lost)
+        left = self._me
+        self._generation = -1
+        self._move(GroupPhase.CLOSED, "closing")
+        await self._leave_group(left, "closing")
+
+    async def _give_up(self) -> None:
+        """Ends a membership that cannot continue: stops, and leaves so that the others need not wait for the
+        session timeout."""
+        left, self._generation = self._me, -1
+        if left.generation >= 0:
+            try:
+                await self._participant.lost("the membership ended")
+            except Exception:
+                log.exception("%s: stopping the held partitions failed", self.group)
+        await self._leave_group(left, "it cannot take part")
+
+    async def _leave_group(self, member: Identity, why: str) -> None:
+        if member.member_id and member.instance_id is None:
+            self._member_id = ""
+            request = partial(leave_request, self.group, member, why)
+            name = f"{self.group}: {member.member_id}"
+            await repeat_leave(self._coordinator, request, leave_code, LEAVE, name, why, self._settings.retry_backoff_s)
+
+    # -- heartbeats -----------------------------------------------------------------------------------------------
+
+    def _keeps_alive(self) -> bool:
+        return (
+            self._generation >= 0
+            and self._loss is None
+            and self.phase not in (GroupPhase.OUT, GroupPhase.AWAY, GroupPhase.CLOSED)
+        )
+
+    async def _send_heartbeat(self) -> None:
+        if self.heartbeat.session_expired:
+            log.warning("%s: the coordinator acknowledged nothing for a whole session timeout", self.group)
+            self._coordinator.forget()
+        me, started = self._me, self.heartbeat.sent_heartbeat()
+        # a third of the session: if the coordinator hangs, the rest is enough to find its successor
+        deadline = time.monotonic() + self._settings.session_timeout_s / 3
+        response = await self._coordinator.ask(heartbeat_request(self.group, me), deadline)
+        if me == self._me and self._keeps_alive():  # otherwise the response belongs to a generation that is over
+            self._read_heartbeat(response.error_code, started)
+        self.heartbeat.received_heartbeat()
+
+    def _read_heartbeat(self, code: int, started: float) -> None:
+        reaction = react(HEARTBEAT, code) if code else GroupReaction.DONE
+        if reaction is GroupReaction.DONE:
+            self._participant.acknowledged(started, rebalancing=False)
+        elif reaction is GroupReaction.REJOIN or reaction in REMOVED:
+            if reaction is GroupReaction.REJOIN:
+                self._participant.acknowledged(started, rebalancing=True)
+            self._draw_conclusion(reaction, str(for_code(code, "the coordinator")))
+        else:
+            if reaction is GroupReaction.REFIND:
+                self._coordinator.forget()
+            error = for_code(code, f"group {self.group!r}: heartbeat refused")
+            error.retriable = reaction is not GroupReaction.FAIL
+            raise error
+
+    def _heartbeat_failed(self, error: BrokerError) -> float:
+        log.warning("%s: %s", self.group, error)
+        if not error.retriable:
+            self._participant.failed(error)
+        return self._settings.pause_s(error)
+
+    def _idle(self) -> None:
+        if self.phase in (GroupPhase.STABLE, GroupPhase.PREPARING):
+            why = f"the user asked for nothing for {self._settings.max_poll_interval_s:g} s"
+            self._end_membership(LostMembership(why, GroupPhase.AWAY, forget_id=True))
+        else:
+            self.heartbeat.polled()  # the user could not poll while the member joins
+
+    # -------------------------------------------------------------------------------------------------------------
+
+    @property
+    def _me(self) -> Identity:
+        return Identity(self._generation, self._member_id, self._settings.instance_id)
+
+    def _back_to_joining(self) -> None:
+        if self.phase is GroupPhase.SYNCING:
+            self._move(GroupPhase.JOINING, "not synced")
+
+    def _move(self, to: GroupPhase, why: str) -> None:
+        if to not in MOVES[self.phase]:
+            raise RuntimeError(f"group {self.group!r}: {self.phase.name} -> {to.name} ({why}) is no legal move")
+        log.info("%s: %s -> %s: %s", self.group, self.phase.name, to.name, why)
+        self.phase = to
+        self._loop.poke()
+
+    def _poke(self, *, stop: bool = False) -> None:
+        if hasattr(self, "_changed"):  # otherwise `run` has not begun
+            self._changed.set()
+            self._loop.poke()
+            if stop:
+                self._stop.set()

@@ -1,0 +1,246 @@
+"""Ownership of partitions by Kafka's classic group protocol, shared with members of any other client.
+
+Guarantee: a partition has at most one owner, as far as the protocol allows it. The leader assigns a partition to
+another member only after its owner joined again without it, or after the coordinator removed the owner because it was
+silent or slow. This member stops acting by its own clock before the coordinator can have removed it (see `KafkaLease`).
+Its commits carry its generation, and the coordinator refuses them once that generation is over.
+
+A member that offers `range`, `roundrobin` or `sticky` gives up all partitions before each rebalance, as other clients
+do. A member that offers only other assignors (`cooperative-sticky`, or functions of the user's) keeps the partitions
+that do not move (KIP-429).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from allocator.assignors import Assignor, left_out
+from allocator.core.client.client import KafkaClient
+from allocator.core.clock import boot_clock
+from allocator.core.membership.membership import AssignmentListener
+from allocator.core.membership.patterns import TopicSelection
+from allocator.core.membership.view import GroupViewBuilder, Load, log_left_out
+from allocator.core.offsets.coordinator import Coordinator
+from allocator.core.tasks import wait_for_event
+from allocator.core.types import NO_PARTITIONS, Partitions
+from allocator.errors import AllocatorError, ConfigError
+from allocator.protocols.kafka_classic.consumer_protocol import PROTOCOL_TYPE, Malformed, MemberAssignment
+from allocator.protocols.kafka_classic.group import GroupCoordinator
+from allocator.protocols.kafka_classic.messages import JoinedMember
+from allocator.protocols.kafka_classic.plan import (
+    DOUBT_S,
+    GroupMembers,
+    OwnMetadata,
+    PartitionCounts,
+    decide,
+    is_cooperative,
+    offers,
+)
+from allocator.protocols.kafka_classic.settings import KafkaSettings
+from allocator.protocols.kafka_member import KafkaMember
+
+__all__ = ["KafkaMembership"]
+
+log = logging.getLogger(__name__)
+
+# how old the load of partitions may be. more: assignments follow the load later; less: the second round of a
+# rebalance, which assigns the released partitions, may decide otherwise than the first
+LOAD_FRESH_S = 10.0
+
+
+class KafkaMembership(KafkaMember):
+    """One member of one group; the module's docstring has the guarantee.
+
+    The caller connects and closes `client`. `assignors` are this member's allocator functions by name, the preferred
+    one first; `load` returns how much work each partition is, for those that ask for it. As the `Committer` of a
+    `GroupOffsets`, it has offsets committed as this member. The constructor does no I/O.
+    """
+
+    protocol_type = PROTOCOL_TYPE
+    _group: GroupCoordinator
+
+    def __init__(
+        self,
+        client: KafkaClient,
+        group: str,
+        listener: AssignmentListener,
+        assignors: Mapping[str, Assignor],
+        settings: KafkaSettings,
+        *,
+        load: Load | None = None,
+        coordinator: Coordinator | None = None,
+        clock: Callable[[], float] = boot_clock,
+    ) -> None:
+        if not assignors:
+            raise ConfigError("a member of a group offers at least one allocator function, e.g. 'range'")
+        selection = TopicSelection(settings.topics, settings.pattern)
+        super().__init__(client, group, listener, selection, settings.connect_timeout_s, clock)
+        self.member_id = ""
+        self.generation = 0
+        self._assignors = dict(assignors)
+        self._settings = settings
+        self._cooperative = is_cooperative(self._assignors)
+        self._before: tuple[Partitions, int] = (NO_PARTITIONS, -1)
+        self._counts: Mapping[str, int] | None = None
+        self._sizes = PartitionCounts(client.partitions, clock)
+        self._surroundings = GroupViewBuilder(group, client, load, fresh_s=LOAD_FRESH_S)
+        self._target: Mapping[str, Partitions] = {}
+        self._left_out: Partitions = NO_PARTITIONS
+        self._group = GroupCoordinator(client, group, self, settings.group, coordinator=coordinator, clock=clock)
+
+    @property
+    def leading(self) -> bool:
+        """Whether this member computed the current assignment."""
+        return self._counts is not None
+
+    @property
+    def group(self) -> GroupCoordinator:
+        """The state machine of the protocol."""
+        return self._group
+
+    def subscribe(self, topics: Iterable[str], pattern: str | None = None) -> None:
+        self._selection = TopicSelection(topics, pattern)
+        self._group.request_rejoin("the subscription changed")
+
+    async def _begin(self) -> None:
+        self._doubt = asyncio.Event()
+        self._follow()
+
+    # -- called by the state machine ------------------------------------------------------------------------------
+
+    def offers(self) -> Sequence[tuple[str, bytes]]:
+        held = self._held | self._draining if self._cooperative else NO_PARTITIONS
+        (before, before_generation), identity = self._before, self._group.identity
+        me = OwnMetadata(
+            topics=self._wanted,
+            held=held,
+            # of the last JoinGroup, synced or not: leaders of other clients may reassign at once the partitions of a
+            # member that names an older generation than the others
+            generation=identity.generation if held and identity is not None else -1,
+            before=before,
+            before_generation=before_generation,
+            name=self._settings.name,
+            host=socket.gethostname(),
+            weight=self._settings.weight,
+            rack=self._settings.rack,
+        )
+        return offers(self._assignors, me)
+
+    async def prepare(self) -> None:
+        if self._selection.pattern is not None:
+            # another member may know a topic that this one does not know yet
+            with contextlib.suppress(AllocatorError):
+                await self._client.refresh()
+        self._wanted = self._resolved()
+        self._counts = None
+        self._follow()
+        keep = frozenset(p for p in self._held if p.topic in self._wanted) if self._cooperative else NO_PARTITIONS
+        await self._give_up(self._held - keep)
+
+    async def compute_assignment(self, protocol: str, members: Sequence[JoinedMember]) -> Mapping[str, bytes]:
+        assignor, joined = self._assignors[protocol], GroupMembers(protocol, members)
+        self._follow(joined.topics)
+        try:
+            await self._client.refresh(joined.topics, max_age_s=1.0)
+        except AllocatorError as error:
+            log.warning("%s: assigning by metadata that may be old: %s", self._group_name, error)
+        counts = {topic: len(self._sizes(topic)) for topic in joined.topics}
+        exist = {topic: count for topic, count in counts.items() if count}
+        view = await self._surroundings.view(assignor, joined.members, exist, joined.owned)
+        decision = decide(assignor, joined, view, self._target)
+        if decision.problem is not None:
+            log.error("%s: members keep what they have: %s", self._group_name, decision.problem)
+            self._listener.failed(decision.problem)
+        else:
+            without = left_out(view, decision.target)
+            if without != self._left_out:
+                log_left_out(self._group_name, assignor.name, without)
+            self._left_out = without
+        self._target = decision.target
+        self._counts = counts
+        self._metadata_came()  # the metadata may have changed during the computation
+        return decision.assignments
+
+    async def joined(self, generation: int, protocol: str, assignment: bytes) -> None:
+        identity = self._group.identity
+        self.generation, self.member_id = generation, identity.member_id if identity is not None else ""
+        mine = self._read(assignment)
+        self._before = (mine, generation)
+        revoked, gained = self._held - mine, mine - self._held
+        log.info(
+            "%s: %s holds %d partitions in generation %d (%d new, %d to release)",
+            self._group_name,
+            self.member_id,
+            len(mine),
+            generation,
+            len(gained),
+            len(revoked),
+        )
+        if revoked:
+            await self._give_up(revoked)
+            self._group.request_rejoin("released the partitions that move to other members")
+        if gained:
+            self._held |= gained
+            self._fences.update(dict.fromkeys(gained, generation))
+            await self._listener.assigned(gained)
+
+    async def lost(self, why: str) -> None:
+        self._counts = None
+        self._before = (NO_PARTITIONS, -1)  # their new owners should keep them
+        await super().lost(why)
+
+    async def leaving(self) -> None:
+        await self._give_up(self._held)
+
+    def acknowledged(self, started: float, *, rebalancing: bool) -> None:
+        session_s = self._settings.group.session_timeout_s
+        self._lease.renew(started, session_s, self._group.rebalance_timeout_s, rebalancing=rebalancing)
+
+    # -------------------------------------------------------------------------------------------------------------
+
+    def _read(self, assignment: bytes) -> Partitions:
+        try:
+            assigned = MemberAssignment.decode(assignment).partitions
+        except Malformed as error:
+            self._listener.failed(error)
+            return NO_PARTITIONS
+        foreign = sorted({p.topic for p in assigned} - self._wanted)
+        if foreign:
+            log.error("%s: the leader assigned topics that we did not subscribe to: %s", self._group_name, foreign)
+        return frozenset(p for p in assigned if p.topic in self._wanted)
+
+    def _resolved(self) -> frozenset[str]:
+        if self._selection.pattern is None:
+            return self._selection.topics
+        return self._selection.among(topic for topic in self._client.topics() | self._wanted if self._sizes(topic))
+
+    def _follow(self, also: frozenset[str] = frozenset()) -> None:
+        self._sizes.keep(self._selection.topics | self._wanted | also)
+        self._selection.follow(self._client, also)
+
+    def _metadata_came(self) -> None:
+        topics = self._selection.topics if self._counts is None else self._counts
+        sizes = {topic: len(self._sizes(topic)) for topic in topics}
+        if self._selection.pattern is not None and self._resolved() != self._wanted:
+            self._group.request_rejoin("other topics match the pattern")
+        elif self._counts is not None and sizes != self._counts:
+            self._group.request_rejoin("topics or partitions were added or removed")
+        if self._sizes.doubtful:
+            self._doubt.set()
+
+    async def _poll_topics(self) -> None:
+        while True:
+            if await wait_for_event(self._doubt, self._settings.topic_poll_s):
+                await asyncio.sleep(DOUBT_S)
+                self._doubt.clear()
+            if self.leading or self._selection.pattern is not None:
+                try:
+                    await self._client.refresh()
+                except AllocatorError as error:
+                    log.debug("%s: cannot read metadata: %s", self._group_name, error)
+                else:
+                    self._metadata_came()

@@ -1,0 +1,145 @@
+"""The requests of a group's members, over their versions.
+
+    JoinGroup    v0 0.9; v1 rebalance timeout (0.10.1); v4 member id required (KIP-394); v5 static members (KIP-345);
+                 v8 reason (KIP-800); v9 a leader that need not compute (KIP-814)
+    SyncGroup    v0 0.9; v3 static members; v5 protocol type and name (KIP-559)
+    Heartbeat    v0 0.9; v3 static members
+    LeaveGroup   v0 0.9; v3 many members at once, static ones too; v5 reason
+
+kafka-python writes each in the newest version that both sides know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Optional
+
+from kafka.protocol.consumer import HeartbeatRequest, JoinGroupRequest, LeaveGroupRequest, SyncGroupRequest
+
+from allocator.core.offsets.messages import Identity
+
+__all__ = [
+    "MEMBER_ID_FIRST",
+    "STATIC_MEMBERS",
+    "JoinResult",
+    "JoinedMember",
+    "heartbeat_request",
+    "join_request",
+    "join_result",
+    "leave_code",
+    "leave_request",
+    "sync_request",
+]
+
+# the JoinGroup version from which a member may be static
+STATIC_MEMBERS = 5
+# from this JoinGroup version on, the coordinator assigns the member id first, so that no unknown member is left behind
+MEMBER_ID_FIRST = 4
+
+MAX_REASON = 255  # characters; brokers cut longer ones
+
+
+class JoinedMember(NamedTuple):
+    """One member, as the coordinator describes it to the leader."""
+
+    member_id: str
+    instance_id: Optional[str]
+    metadata: bytes
+
+
+class JoinResult(NamedTuple):
+    """The response to JoinGroup."""
+
+    generation: int
+    protocol: str
+    """The name of the protocol that all members support."""
+    member_id: str
+    leader: str
+    members: tuple[JoinedMember, ...]
+    """All members of the group, for its leader; empty for the others."""
+    skip_assignment: bool
+    """Whether the leader must not assign: it is a static leader that came back, and the assignment stays."""
+
+    @property
+    def leads(self) -> bool:
+        return self.member_id == self.leader
+
+
+def join_request(
+    group: str,
+    identity: Identity,
+    protocol_type: str,
+    offers: Sequence[tuple[str, bytes]],
+    *,
+    session_timeout_s: float,
+    rebalance_timeout_s: float,
+    reason: str,
+) -> Any:
+    """A JoinGroup request. `offers`: assignor names with the member's metadata, the preferred one first."""
+    request = JoinGroupRequest
+    return request(
+        group_id=group,
+        session_timeout_ms=round(session_timeout_s * 1000),
+        rebalance_timeout_ms=round(rebalance_timeout_s * 1000),
+        member_id=identity.member_id,
+        group_instance_id=identity.instance_id,
+        protocol_type=protocol_type,
+        protocols=[request.JoinGroupRequestProtocol(name=name, metadata=data) for name, data in offers],
+        reason=reason[:MAX_REASON],
+        max_version=9,
+    )
+
+
+def join_result(response: Any) -> JoinResult:
+    """Parses a response without an error."""
+    return JoinResult(
+        response.generation_id,
+        response.protocol_name,
+        response.member_id,
+        response.leader,
+        tuple(JoinedMember(m.member_id, m.group_instance_id, m.metadata or b"") for m in response.members),
+        bool(response.skip_assignment),
+    )
+
+
+def sync_request(
+    group: str, identity: Identity, protocol_type: str, protocol: str, assignments: Mapping[str, bytes]
+) -> Any:
+    """A SyncGroup request. `assignments` by member id from the leader, empty from the others."""
+    request = SyncGroupRequest
+    return request(
+        group_id=group,
+        generation_id=identity.generation,
+        member_id=identity.member_id,
+        group_instance_id=identity.instance_id,
+        protocol_type=protocol_type,
+        protocol_name=protocol,
+        assignments=[
+            request.SyncGroupRequestAssignment(member_id=member, assignment=data)
+            for member, data in assignments.items()
+        ],
+        max_version=5,
+    )
+
+
+def heartbeat_request(group: str, identity: Identity) -> Any:
+    return HeartbeatRequest(
+        group_id=group,
+        generation_id=identity.generation,
+        member_id=identity.member_id,
+        group_instance_id=identity.instance_id,
+        max_version=4,
+    )
+
+
+def leave_request(group: str, identity: Identity, reason: str) -> Any:
+    request = LeaveGroupRequest
+    member = request.MemberIdentity(
+        member_id=identity.member_id, group_instance_id=identity.instance_id, reason=reason[:MAX_REASON]
+    )
+    return request(group_id=group, member_id=identity.member_id, members=[member], max_version=5)
+
+
+def leave_code(response: Any) -> int:
+    """The error code of the group, otherwise that of the member."""
+    return int(response.error_code or next((m.error_code for m in response.members or () if m.error_code), 0))

@@ -1,0 +1,261 @@
+"""What a member offers when it joins, and the assignment that the leader computes from all offers. No I/O.
+
+The names `range`, `roundrobin`, `sticky` and `cooperative-sticky` mean the same to other clients, so the metadata under
+these names has their format. Under any other name there are only members of this library; their metadata also has their
+client id, host and weight.
+
+Where members may keep partitions while they join, a partition moves in two rounds (KIP-429). In the first round the
+leader leaves out partitions that another member still claims. That member releases them and joins again, and the second
+round assigns them.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+from allocator.assignors import Assignor, GroupView, Member, compute
+from allocator.core.assignors.sticky import first_step, give_back
+from allocator.core.types import NO_PARTITIONS, Partitions
+from allocator.errors import AllocatorError
+from allocator.protocols.kafka_classic.consumer_protocol import (
+    NEWEST,
+    Malformed,
+    MemberAssignment,
+    StickyUserData,
+    Subscription,
+    generation_data,
+    generation_from,
+)
+from allocator.protocols.kafka_classic.messages import JoinedMember
+from allocator.types import TopicPartition
+
+__all__ = [
+    "DOUBT_S",
+    "Decision",
+    "GroupMembers",
+    "OwnMetadata",
+    "PartitionCounts",
+    "decide",
+    "is_cooperative",
+    "offers",
+]
+
+log = logging.getLogger(__name__)
+
+
+EAGER = frozenset({"range", "roundrobin", "sticky"})
+
+
+COMMON = EAGER | {"cooperative-sticky"}
+
+
+def is_cooperative(assignors: Iterable[str]) -> bool:
+    """Whether a member with these offers may keep its partitions while it joins: no offer forbids it."""
+    return not EAGER.intersection(assignors)
+
+
+@dataclass(frozen=True)
+class OwnMetadata:
+    """The metadata that a member sends about itself."""
+
+    topics: frozenset[str]
+    held: Partitions = NO_PARTITIONS
+    generation: int = -1
+    """The generation that the member joined last while it held `held`."""
+    before: Partitions = NO_PARTITIONS
+    """Its last assignment, which it may have released to join."""
+    before_generation: int = -1
+    name: str = ""
+    host: str = ""
+    weight: float = 1.0
+    rack: str | None = None
+
+
+def offers(assignors: Iterable[str], me: OwnMetadata) -> list[tuple[str, bytes]]:
+    """The protocols of a JoinGroup, the preferred one first."""
+    topics = tuple(sorted(me.topics))
+    return [(name, _offer(name, topics, me).encode()) for name in assignors]
+
+
+def _offer(name: str, topics: tuple[str, ...], me: OwnMetadata) -> Subscription:
+    if name in EAGER:
+        # v0 is what other clients send under these names, and all of them read
+        sticky = name == "sticky" and me.before
+        user_data = StickyUserData(me.before, me.before_generation).encode() if sticky else None
+        version = 0 if me.rack is None else NEWEST
+        return Subscription(topics, user_data, NO_PARTITIONS, -1, me.rack, version)
+    # Java leaders from 2.8 to 3.3 read only this generation; they reassign partitions of an older one at once
+    user_data = generation_data(me.generation) if name in COMMON else _described(me)
+    return Subscription(topics, user_data, me.held, me.generation, me.rack, NEWEST)
+
+
+def _described(me: OwnMetadata) -> bytes:
+    return json.dumps({"name": me.name, "host": me.host, "weight": me.weight}, separators=(",", ":")).encode()
+
+
+@dataclass(frozen=True)
+class Decision:
+    """An assignment, as the leader sends it."""
+
+    target: Mapping[str, Partitions]
+    """The result of the allocator function, which the group reaches after one or two rounds."""
+    assignments: Mapping[str, bytes]
+    """The partitions of each member id in this round."""
+    problem: AllocatorError | None
+    """Why the function's result cannot be used; the members then keep their partitions."""
+
+
+class GroupMembers:
+    """The metadata of all members, under the function that all of them offer."""
+
+    def __init__(self, protocol: str, members: Sequence[JoinedMember]) -> None:
+        said = _read(members)
+        self.protocol = protocol
+        self.ids = [member.member_id for member in members]
+        valid = (_member(protocol, m, said[m.member_id]) for m in members if m.member_id in said)
+        # the coordinator lists members in no order, and each leader must compute the same result
+        self.members = tuple(sorted(valid, key=attrgetter("order")))
+        """The members whose metadata is valid."""
+        self.topics = frozenset(topic for each in said.values() for topic in each.topics)
+        """All topics that a member subscribes to."""
+        self.claims = {member: _claims(protocol, each) for member, each in said.items()}
+
+    @property
+    def owned(self) -> dict[str, Partitions]:
+        """Each partition with its last owner; with none if two members of one generation claim it."""
+        return _owned(self.claims)
+
+    def former(self, owned: Mapping[str, Partitions]) -> dict[TopicPartition, str]:
+        """Each partition with the member that claims it since the newest generation, among the non-owners."""
+        best: dict[TopicPartition, tuple[int, str]] = {}
+        for member, (parts, generation) in sorted(self.claims.items()):
+            for partition in parts - owned.get(member, NO_PARTITIONS):
+                if partition not in best or generation > best[partition][0]:
+                    best[partition] = (generation, member)
+        return {partition: member for partition, (_, member) in best.items()}
+
+
+def decide(assignor: Assignor, joined: GroupMembers, view: GroupView, before: Mapping[str, Partitions]) -> Decision:
+    """One assignment. `before` is the last target that this leader knows. It counts if the function fails."""
+    problem = None
+    target: Mapping[str, Partitions]
+    try:
+        target = compute(assignor, view)
+    except AllocatorError as error:
+        problem = error
+        held = view.owned if any(view.owned.values()) else before
+        target = {member.id: held.get(member.id, NO_PARTITIONS) for member in joined.members}
+    if joined.protocol == "sticky" and problem is None:
+        topics = {member.id: member.topics for member in joined.members}
+        target = give_back(target, view.owned, joined.former(view.owned), topics)
+    now = target
+    if joined.protocol not in EAGER:
+        now = first_step({member: parts for member, (parts, _) in joined.claims.items()}, target)
+    assignments = {member: MemberAssignment(now.get(member, NO_PARTITIONS)).encode() for member in joined.ids}
+    return Decision(target, assignments, problem)
+
+
+def _read(members: Sequence[JoinedMember]) -> dict[str, Subscription]:
+    found: dict[str, Subscription] = {}
+    for member in members:
+        try:
+            found[member.member_id] = Subscription.decode(member.metadata)
+        except Malformed as error:
+            log.error("member %s gets no partitions: %s", member.member_id, error)
+    return found
+
+
+def _claims(protocol: str, said: Subscription) -> tuple[Partitions, int]:
+    """The partitions that a member claims, with the generation of the claim. Under `sticky`, the partitions that it
+    prefers."""
+    if protocol == "sticky" and said.user_data:
+        try:
+            data = StickyUserData.decode(said.user_data)
+        except Malformed as error:
+            log.warning("%s; it counts as a member without partitions", error)
+            return NO_PARTITIONS, -1
+        return data.partitions, data.generation
+    if protocol in COMMON and said.generation < 0:
+        return said.owned, generation_from(said.user_data)
+    return said.owned, said.generation
+
+
+def _owned(claims: Mapping[str, tuple[Partitions, int]]) -> dict[str, Partitions]:
+    best: dict[TopicPartition, tuple[int, str | None]] = {}
+    for member, (parts, generation) in claims.items():
+        for partition in parts:
+            known = best.get(partition)
+            if known is None or generation > known[0]:
+                best[partition] = (generation, member)
+            elif generation == known[0]:
+                best[partition] = (generation, None)
+    return {
+        member: frozenset(p for p in parts if best[p] == (generation, member))
+        for member, (parts, generation) in claims.items()
+    }
+
+
+def _member(protocol: str, member: JoinedMember, said: Subscription) -> Member:
+    about: dict[str, Any] = {}
+    if protocol not in COMMON and said.user_data:
+        try:
+            loaded = json.loads(said.user_data)
+        except ValueError:
+            loaded = None
+        about = loaded if isinstance(loaded, dict) else {}
+    weight = about.get("weight", 1.0)
+    sound = isinstance(weight, (int, float)) and not isinstance(weight, bool) and 0 < weight < float("inf")
+    return Member(
+        id=member.member_id,
+        name=str(about.get("name", "")),
+        topics=frozenset(said.topics),
+        weight=float(weight) if sound else 1.0,
+        rack=said.rack,
+        host=str(about.get("host", "")),
+        instance_id=member.instance_id,
+    )
+
+
+# a starting broker may report existing topics as missing, until the controller has sent it their metadata
+# more: a deleted topic is noticed later; less: the group rebalances because a broker came back
+DOUBT_S = 1.5
+
+
+class PartitionCounts:
+    """The partitions of each topic, protected from incomplete metadata of brokers.
+
+    Additional partitions count at once. Fewer, or none, count after the brokers have reported them for `DOUBT_S`; until
+    then the earlier ones count. `known` returns the newest metadata.
+    """
+
+    def __init__(self, known: Callable[[str], Sequence[int] | None], clock: Callable[[], float]) -> None:
+        self._known = known
+        self._clock = clock
+        self._believed: dict[str, Sequence[int]] = {}
+        self._since: dict[str, float] = {}
+
+    def __call__(self, topic: str) -> Sequence[int]:
+        """The partition numbers; empty for a topic that does not exist."""
+        now, before = self._known(topic) or (), self._believed.get(topic, ())
+        if len(now) < len(before) and self._clock() - self._since.setdefault(topic, self._clock()) < DOUBT_S:
+            return before
+        self._since.pop(topic, None)
+        self._believed[topic] = now
+        return now
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether a topic seems to have shrunk: read the metadata again after `DOUBT_S`."""
+        return bool(self._since)
+
+    def keep(self, topics: Iterable[str]) -> None:
+        """Forgets all other topics."""
+        kept = frozenset(topics)
+        for gone in self._believed.keys() - kept:
+            del self._believed[gone]
+            self._since.pop(gone, None)

@@ -1,0 +1,132 @@
+"""JoinGroup and SyncGroup: the coordinator holds them back until the other members have sent theirs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from kafka.protocol.consumer import JoinGroupRequest
+from kafka.protocol.metadata import FindCoordinatorRequest
+
+from allocator.core.client.client import KafkaClient
+from allocator.core.offsets.coordinator import MAX_VERSION, Coordinator
+from allocator.core.offsets.messages import Identity
+from allocator.core.tasks import within
+from allocator.errors import AllocatorError, BrokerError
+from allocator.protocols.kafka_classic.messages import MEMBER_ID_FIRST, join_request, sync_request
+from allocator.protocols.kafka_classic.settings import KafkaGroupSettings
+from allocator.protocols.kafka_group import LEAVE_WITHIN_S, Interrupted, unless
+
+__all__ = ["SlowRequests"]
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class SlowRequests:
+    """Sends JoinGroup and SyncGroup, one at a time, over a connection of their own.
+
+    A coordinator may hold them back for the whole rebalance timeout, so a silent connection proves nothing. The other
+    connection shows whether the coordinator lives and still coordinates the group: heartbeats use it, or small
+    requests of this class while there is no generation to send heartbeats for (`heartbeats_go` returns False). As soon
+    as another broker coordinates the group, the request is given up.
+    """
+
+    def __init__(
+        self,
+        client: KafkaClient,
+        coordinator: Coordinator,
+        group: str,
+        protocol_type: str,
+        settings: KafkaGroupSettings,
+        heartbeats_go: Callable[[], bool],
+    ) -> None:
+        self._heartbeats_go = heartbeats_go
+        self._client = client
+        self._coordinator = coordinator
+        self._group = group
+        self._protocol_type = protocol_type
+        self._settings = settings
+
+    @property
+    def _patience_s(self) -> float:
+        return max(self._client.request_timeout_s, self._settings.rebalance_timeout_s + 5)
+
+    async def join(self, member_id: str, offers: Sequence[tuple[str, bytes]], why: str, *events: asyncio.Event) -> Any:
+        """The response to a JoinGroup. Raises as `ask`."""
+        request = join_request(
+            self._group,
+            Identity(-1, member_id, self._settings.instance_id),
+            self._protocol_type,
+            offers,
+            session_timeout_s=self._settings.session_timeout_s,
+            rebalance_timeout_s=self._settings.rebalance_timeout_s,
+            reason=why,
+        )
+        return await self.ask(request, self._patience_s, *events, nameless=not member_id)
+
+    async def sync(
+        self, member: Identity, protocol: str, assignments: Mapping[str, bytes], *events: asyncio.Event
+    ) -> Any:
+        """The response to a SyncGroup: all others wait for the leader's assignment. Raises as `ask`."""
+        request = sync_request(self._group, member, self._protocol_type, protocol, assignments)
+        return await self.ask(request, self._patience_s, *events)
+
+    async def ready(self, *events: asyncio.Event) -> None:
+        """Finds the coordinator first: a response proves nothing about the time before its request was sent."""
+        await unless(self._coordinator.find(time.monotonic() + self._patience_s), *events)
+
+    async def ask(self, request: Any, patience_s: float, *events: asyncio.Event, nameless: bool = False) -> Any:
+        """The coordinator's response. Raises `BrokerError`, or `Interrupted` when one of the events comes first.
+
+        `nameless`: the request is a JoinGroup without a member id.
+        """
+        deadline = time.monotonic() + patience_s
+        node = await unless(self._coordinator.find(deadline), *events)
+        moved = asyncio.Event()
+        ask = asyncio.ensure_future(self._coordinator.ask(request, deadline, patience_s))
+        watch = asyncio.ensure_future(self._watch(node, moved))
+        try:
+            return await unless(_result(ask), *events, moved)
+        except Interrupted:
+            old = (self._client.api_version(JoinGroupRequest) or 0) < MEMBER_ID_FIRST
+            if nameless and old and not moved.is_set():
+                # such a broker has created a member with an unknown id, and the group would wait for it
+                with contextlib.suppress(AllocatorError, asyncio.TimeoutError):
+                    raise Interrupted((await within(_result(ask), LEAVE_WITHIN_S)).member_id) from None
+            raise
+        finally:
+            unanswered = not ask.done()
+            for task in (ask, watch):
+                task.cancel()
+            await asyncio.wait({ask, watch})
+            if unanswered and node is not None:
+                self._client.hang_up(node, JoinGroupRequest)  # else the next request waits for this response
+            for task in (ask, watch):
+                if not task.cancelled():
+                    task.exception()  # marks it as retrieved: the interruption takes precedence
+
+    async def _watch(self, node: int | None, moved: asyncio.Event) -> None:
+        """Sets `moved` and returns once another broker than `node` coordinates the group."""
+        settings = self._settings
+        while True:
+            await asyncio.sleep(settings.heartbeat_interval_s)
+            if not self._heartbeats_go():
+                # brokers of every version respond to this one at once
+                question = FindCoordinatorRequest(key=self._group, max_version=MAX_VERSION)
+                with contextlib.suppress(BrokerError):  # the coordinator is forgotten then
+                    await self._coordinator.ask(question, time.monotonic() + settings.session_timeout_s / 3)
+            if self._coordinator.node not in (None, node):
+                log.info("%s: the coordinator moved while a request of ours was pending", self._group)
+                moved.set()
+                return
+
+
+async def _result(future: asyncio.Future[T]) -> T:
+    """Waits for `future` without cancelling it when the wait is cancelled."""
+    return await asyncio.shield(future)

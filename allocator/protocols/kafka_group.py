@@ -1,0 +1,192 @@
+"""The code that Kafka's two group protocols share: the frame of the state machine, interruptible requests, leaving.
+
+The classic protocol (`kafka_classic.group`) and KIP-848 (`kip848.group`) assign partitions in different ways. In both,
+members find the coordinator, send heartbeats, report errors, and leave the group in the same way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol, TypeVar
+
+from allocator.core.client.client import KafkaClient
+from allocator.core.client.errors import GroupReaction, react
+from allocator.core.offsets.coordinator import Coordinator
+from allocator.core.offsets.messages import Identity
+from allocator.errors import AllocatorError, BrokerError
+from allocator.protocols.heartbeat import HeartbeatLoop, HeartbeatTimer
+
+__all__ = ["LEAVE_WITHIN_S", "Interrupted", "KafkaGroup", "KafkaGroupParticipant", "passes", "repeat_leave", "unless"]
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+# limit of leaving. more: closing waits longer for an absent coordinator; less: the group may wait for the end of the
+# session
+LEAVE_WITHIN_S = 3.0
+
+
+class KafkaGroupParticipant(Protocol):
+    """The part of a participant that is the same in both protocols."""
+
+    async def lost(self, why: str) -> None:
+        """Another member may own the held partitions already."""
+
+    def failed(self, error: BaseException) -> None:
+        """Pass this error to the user."""
+
+
+class KafkaGroup:
+    """One member of one group by either protocol. `KafkaMember` runs it."""
+
+    def __init__(
+        self,
+        client: KafkaClient,
+        group: str,
+        participant: KafkaGroupParticipant,
+        coordinator: Coordinator | None,
+        retry_backoff_s: float,
+        timer: HeartbeatTimer,
+    ) -> None:
+        self.group = group
+        self.closing = False  # `leave` was called
+        self.heartbeat = timer
+        """The times of the heartbeats, for metrics."""
+        self._client = client
+        self._listener = participant
+        self._coordinator = coordinator or Coordinator(client, group, retry_backoff_s)
+        self._failure: BrokerError | None = None
+        self._loop = HeartbeatLoop(
+            timer, wanted=self._keeps_alive, send=self._send_heartbeat, failed=self._heartbeat_failed, idle=self._idle
+        )
+        self._joined: asyncio.Future[None]
+
+    @property
+    def coordinator(self) -> int | None:
+        """Node id of the coordinator, None while unknown."""
+        return self._coordinator.node
+
+    @property
+    def failure(self) -> BrokerError | None:
+        """Why the last attempt to join failed; the member tries again."""
+        return self._failure or self._coordinator.failure
+
+    @property
+    def identity(self) -> Identity | None:
+        """The identity that requests carry now; None while this is no member of the group."""
+        raise NotImplementedError
+
+    async def run(self, joined: asyncio.Future[None]) -> None:
+        """Joins, takes part, and leaves. Resolves `joined` at the first assignment, or with the error that prevents
+        it."""
+        raise NotImplementedError
+
+    def polled(self) -> None:
+        """Call it when the user asks for records. A member that left because the user did not ask joins again."""
+        raise NotImplementedError
+
+    def leave(self) -> None:
+        """Makes `run` release everything, leave and end."""
+        raise NotImplementedError
+
+    def refused(self, code: int, sent: Identity) -> bool:
+        """Handles a commit with the identity `sent` that the coordinator refused.
+
+        Returns whether the membership is still the same. Then partitions that are still held may be committed in the
+        present generation or the next.
+        """
+        raise NotImplementedError
+
+    # -- called by the heartbeat loop -----------------------------------------------------------------------------
+
+    def _keeps_alive(self) -> bool:
+        raise NotImplementedError
+
+    async def _send_heartbeat(self) -> None:
+        raise NotImplementedError
+
+    def _heartbeat_failed(self, error: BrokerError) -> float:
+        raise NotImplementedError
+
+    def _idle(self) -> None:
+        raise NotImplementedError
+
+    # -------------------------------------------------------------------------------------------------------------
+
+    def _report(self, error: Exception) -> None:
+        if not self._joined.done():
+            self._joined.set_exception(error)
+        else:
+            log.error("%s: %s", self.group, error)
+            self._listener.failed(error)
+
+
+def passes(error: AllocatorError) -> bool:
+    """Whether the broker's error ends without intervention, so that the user need not see it."""
+    return error.retriable and isinstance(error, BrokerError)
+
+
+class Interrupted(Exception):
+    """The result of a request does not matter any more. Caught within the rooms of the Kafka protocols."""
+
+    def __init__(self, member_id: str = "") -> None:
+        super().__init__(member_id)
+        self.member_id = member_id
+        """The id that the coordinator assigned to this member while the request was in progress."""
+
+
+async def unless(work: Coroutine[Any, Any, T], *events: asyncio.Event) -> T:
+    """Returns the result of `work`. If one of the events comes first, cancels `work`, awaits its end and raises
+    `Interrupted`."""
+    task = asyncio.ensure_future(work)
+    waits = [asyncio.ensure_future(event.wait()) for event in events]
+    try:
+        await asyncio.wait({task, *waits}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise Interrupted
+    finally:
+        pending = [each for each in (task, *waits) if not each.done()]
+        for each in pending:
+            each.cancel()
+        if pending:
+            await asyncio.wait(pending)
+        if not task.cancelled():
+            task.exception()  # marks it as retrieved: the interruption takes precedence
+
+
+async def repeat_leave(
+    coordinator: Coordinator,
+    request: Callable[[], Any],
+    code_of: Callable[[Any], int],
+    reactions: dict[int, GroupReaction],
+    member: str,
+    why: str,
+    retry_backoff_s: float,
+) -> None:
+    """Leaves the group, so that its other members need not wait until the session ends.
+
+    Repeats the request while that may help, for at most `LEAVE_WITHIN_S`. Only logs a failure. `member` names the group
+    and the member in the log.
+    """
+    deadline = time.monotonic() + LEAVE_WITHIN_S
+    while True:
+        try:
+            code = code_of(await coordinator.ask(request(), deadline))
+            reaction = react(reactions, code) if code else GroupReaction.DONE
+        except BrokerError as error:
+            log.debug("%s: cannot leave: %s", member, error)
+            reaction = GroupReaction.RETRY if error.retriable else GroupReaction.FAIL
+        if reaction is GroupReaction.DONE:
+            log.info("%s left: %s", member, why)
+            return
+        if reaction is GroupReaction.REFIND:
+            coordinator.forget()
+        if reaction is GroupReaction.FAIL or time.monotonic() >= deadline:
+            log.warning("%s could not leave; its session will time out", member)
+            return
+        await asyncio.sleep(retry_backoff_s)

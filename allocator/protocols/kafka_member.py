@@ -1,0 +1,203 @@
+"""The part of a membership that both of Kafka's group protocols share: it joins, holds, releases, loses and leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from allocator.core.client.client import KafkaClient
+from allocator.core.client.errors import UNRELEASED_INSTANCE_ID
+from allocator.core.membership.lease import KafkaLease
+from allocator.core.membership.membership import AssignmentListener, GroupMembership, stop_all
+from allocator.core.membership.patterns import TopicSelection
+from allocator.core.offsets.messages import Committer, Identity
+from allocator.core.tasks import TaskGroup
+from allocator.core.types import NO_PARTITIONS, Partitions
+from allocator.errors import BrokersUnavailable, InstanceIdInUse
+from allocator.protocols.kafka_group import KafkaGroup
+from allocator.types import TopicPartition
+
+__all__ = ["KafkaMember"]
+
+log = logging.getLogger(__name__)
+
+NO_COORDINATOR = 15  # brokers also return this code while the offsets topic cannot be created
+
+
+class KafkaMember(GroupMembership):
+    """A `Membership` and a `Committer`. Subclasses define the subscription and the meaning of an assignment."""
+
+    _group: KafkaGroup
+
+    def __init__(
+        self,
+        client: KafkaClient,
+        group: str,
+        listener: AssignmentListener,
+        selection: TopicSelection,
+        connect_timeout_s: float | None,
+        clock: Callable[[], float],
+    ) -> None:
+        self.ended: BaseException | None = None
+        self._client = client
+        self._group_name = group
+        self._listener = listener
+        self._connect_timeout_s = connect_timeout_s
+        self._selection = selection
+        self._wanted = selection.topics
+        """The topics that the last subscription reported to the coordinator names."""
+        self._held: Partitions = NO_PARTITIONS
+        self._draining: Partitions = NO_PARTITIONS
+        self._fences: dict[TopicPartition, int] = {}
+        self._lease = KafkaLease(group, listener, clock)
+        self._last_error: BaseException | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def held(self) -> Partitions:
+        return self._held
+
+    def may_act(self) -> bool:
+        # a member without an identity was removed by the coordinator: its partitions may have another owner by now
+        return self._group.identity is not None and self._lease.valid
+
+    async def confirm(self) -> bool:
+        return await self._lease.confirm()
+
+    def polled(self) -> None:
+        self._group.polled()
+
+    # -- start and close ------------------------------------------------------------------------------------------
+
+    async def connect(self) -> None:
+        """The client whose connections the consumer uses."""
+
+    async def join(self) -> None:
+        """Becomes a member and waits for its first assignment; returns without one if the rebalance takes longer.
+
+        Raises `BrokersUnavailable` when no coordinator was found in time, `ConfigError` for what the brokers or the
+        group do not have, `InstanceIdInUse` while another process has the instance id, or `BrokerError` when the
+        coordinator refuses.
+        """
+        if self._task is not None:
+            raise RuntimeError("join() was called already")
+        joined: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._task = asyncio.get_running_loop().create_task(self._run(joined), name="membership")
+        try:
+            await asyncio.wait({joined}, timeout=self._connect_timeout_s)
+            if not joined.done():
+                failure = self._group.failure
+                if self._group.coordinator is None:
+                    where = f"group {self._group_name!r}"
+                    if failure is None:
+                        raise BrokersUnavailable(f"{where} has no coordinator after {self._connect_timeout_s:g} s")
+                    hint = "; is the offsets topic available?" if failure.code == NO_COORDINATOR else ""
+                    raise BrokersUnavailable(
+                        f"{where} could not be joined within {self._connect_timeout_s:g} s; last: {failure}{hint}"
+                    )
+                if failure is not None and failure.code == UNRELEASED_INSTANCE_ID:
+                    raise InstanceIdInUse(
+                        f"group {self._group_name!r} could not be joined within {self._connect_timeout_s:g} s: another "
+                        f"process has its instance id, or had it and has not left ({failure}); give each process an "
+                        "instance id of its own, or start again when the session of the other one has ended"
+                    )
+                log.info(
+                    "%s: no assignment yet; this member gets partitions when the rebalance ends%s",
+                    self._group_name,
+                    f" (last: {failure})" if failure is not None else "",
+                )
+                joined.set_result(None)
+            joined.result()
+        except BaseException:
+            await self._abandon()
+            raise
+
+    async def leave(self) -> None:
+        if self._task is None:
+            return
+        self._group.leave()
+        try:
+            await asyncio.shield(self._task)
+        except asyncio.CancelledError:
+            # the caller gave up: stop at once, since the end of the session releases the partitions
+            await self._abandon()
+            raise
+        self._task = None
+
+    async def _abandon(self) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait({task})
+            if not task.cancelled():
+                task.exception()
+
+    async def _run(self, joined: asyncio.Future[None]) -> None:
+        remove = self._client.on_metadata(self._metadata_came)
+        try:
+            await self._begin()
+            await TaskGroup().run(self._group.run(joined), topics=self._poll_topics())
+            if not self._group.closing:
+                self.ended = self._last_error
+        except Exception as error:
+            log.exception("%s: the membership ended", self._group_name)
+            self.ended = error
+            self._listener.failed(error)
+        finally:
+            remove()
+            await self.lost("the membership ended")
+
+    # -- implemented by the subclass ------------------------------------------------------------------------------
+
+    async def _begin(self) -> None:
+        """Called before the first request."""
+        raise NotImplementedError
+
+    async def _poll_topics(self) -> None:
+        """Looks for new topics and partitions until cancelled: no message announces them."""
+        raise NotImplementedError
+
+    def _metadata_came(self) -> None:
+        raise NotImplementedError
+
+    # -- commits --------------------------------------------------------------------------------------------------
+
+    @property
+    def committer(self) -> Committer:
+        return self
+
+    @property
+    def identity(self) -> Identity | None:
+        return self._group.identity
+
+    def may_commit(self, partition: TopicPartition) -> bool:
+        return partition in self._held or partition in self._draining
+
+    def refused(self, code: int, sent: Identity) -> bool:
+        return self._group.refused(code, sent)
+
+    # -- called by the protocol -----------------------------------------------------------------------------------
+
+    async def lost(self, why: str) -> None:
+        self._lease.end()
+        lost, self._held, self._draining = self._held | self._draining, NO_PARTITIONS, NO_PARTITIONS
+        if lost:
+            log.warning("%s: lost %d partitions: %s", self._group_name, len(lost), why)
+            await self._listener.lost(lost)
+
+    def failed(self, error: BaseException) -> None:
+        self._last_error = error
+        self._listener.failed(error)
+
+    async def _give_up(self, partitions: Partitions) -> None:
+        if not partitions:
+            return
+        self._held -= partitions
+        self._draining |= partitions
+        try:
+            await stop_all(self._listener, partitions)
+        except Exception:
+            # the next owner reads uncommitted records again; keeping the partitions would stop the whole group
+            log.exception("%s: releasing %d partitions failed", self._group_name, len(partitions))
+        self._draining -= partitions

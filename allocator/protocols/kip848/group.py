@@ -1,0 +1,442 @@
+"""The state machine of one member of a KIP-848 group: ConsumerGroupHeartbeat alone.
+
+The coordinator assigns the partitions. A member reports its subscription and the partitions that it owns; the response
+says which partitions it may use. This module knows partitions by the ids of their topics. A `Kip848Participant` knows
+them by name and processes them; the consumer's is `allocator.protocols.kip848.membership`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
+
+from allocator.core.client.client import KafkaClient
+from allocator.core.client.configs import GROUP_RESOURCE, describe_configs
+from allocator.core.client.errors import (
+    KIP848_HEARTBEAT,
+    KIP848_LEAVE,
+    MEMBER_COMMIT,
+    UNRELEASED_INSTANCE_ID,
+    GroupReaction,
+    for_code,
+    react,
+)
+from allocator.core.offsets.coordinator import PATIENCE_S, Coordinator
+from allocator.core.offsets.messages import Identity
+from allocator.core.tasks import TaskGroup, wait_for_event
+from allocator.errors import AllocatorError, BrokerError
+from allocator.protocols.heartbeat import HeartbeatTimer
+from allocator.protocols.kafka_group import Interrupted, KafkaGroup, KafkaGroupParticipant, repeat_leave, unless
+from allocator.protocols.kip848.messages import (
+    JOIN_EPOCH,
+    ConsumerGroupHeartbeatRequest,
+    HeartbeatResponse,
+    IdPartitions,
+    MemberState,
+    heartbeat_request,
+    heartbeat_response,
+    leave_request,
+    refusal,
+    unsupported,
+)
+from allocator.protocols.kip848.settings import Kip848GroupSettings
+
+__all__ = ["Kip848Group", "Kip848Participant", "Kip848Phase"]
+
+log = logging.getLogger(__name__)
+
+NONE: IdPartitions = frozenset()
+
+SESSION_TIMEOUT = "consumer.session.timeout.ms"
+# between two requests for the session timeout. more: notices a shorter one later; less: more requests
+SESSION_ASKED_EVERY_S = 60.0
+RESPONSE_WITHIN_S = 2.0  # limit of a response. more: a broker that hangs delays a heartbeat longer
+# between two attempts to join while another process has the instance id. more: a restarted process joins later; less:
+# more requests
+NAMESAKE_RETRY_MAX_S = 1.0
+UNNAMED_RETRY_S = 0.5  # pause before reading metadata again for the name of a topic that was just created
+
+
+class Kip848Phase(enum.Enum):
+    """The state of a member in its group."""
+
+    JOINING = "no member, or not any more; the next heartbeat joins"
+    RECONCILING = "a member that does not hold its whole assignment yet, or still holds more than that"
+    STABLE = "holds its assignment"
+    AWAY = "left because the user was silent for too long; joins again when the user asks for records"
+    CLOSED = "left for good, or fenced"
+
+
+class Kip848Participant(KafkaGroupParticipant, Protocol):
+    """Processes the partitions. The state machine calls one method at a time, except `lost`, `acknowledged` and
+    `failed`."""
+
+    def topics(self) -> frozenset[str]:
+        """The present subscription."""
+
+    async def take(self, assigned: IdPartitions) -> bool:
+        """Start those of these partitions that are not held yet.
+
+        Returns False if the name of a topic is not known yet; it is called again then.
+        """
+
+    async def release(self, revoked: IdPartitions) -> None:
+        """Drain, commit and give up these partitions: other members may own them when this returns. Cancelled if the
+        membership is lost."""
+
+    def acknowledged(self, started: float, session_timeout_s: float, *, revoking: bool) -> None:
+        """At some moment after `started` (by the clock given) the coordinator counted this process as a member.
+
+        `revoking`: since before `started`, the coordinator may have been waiting for this member to release something.
+        """
+
+
+@dataclass
+class Signals:
+    """Created when the member begins to run: before Python 3.10 an event belongs to the loop that is current then."""
+
+    changed: asyncio.Event = field(default_factory=asyncio.Event)  # there is something to do
+    lost: asyncio.Event = field(default_factory=asyncio.Event)
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
+    acknowledged: asyncio.Event = field(default_factory=asyncio.Event)  # the coordinator knows of the last release
+
+
+class Kip848Group(KafkaGroup):
+    """One member of one group.
+
+    Guarantee: an assigned partition counts as owned, and each heartbeat that lists the owned partitions includes it,
+    until `release` has returned. Only then does the coordinator learn that other members may have it, and the member
+    takes nothing new before the coordinator has acknowledged that. A response to an earlier life of this member changes
+    nothing.
+
+    The member id is created here and stays the same for the life of this object; the coordinator assigns the epoch.
+    `run` is the member's life; its caller awaits it. The constructor does no I/O.
+    """
+
+    def __init__(
+        self,
+        client: KafkaClient,
+        group: str,
+        participant: Kip848Participant,
+        settings: Kip848GroupSettings,
+        *,
+        coordinator: Coordinator | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        timer = HeartbeatTimer(clock, max_poll_interval_s=settings.max_poll_interval_s)
+        super().__init__(client, group, participant, coordinator, settings.retry_backoff_s, timer)
+        self.phase = Kip848Phase.JOINING
+        self.member_id = str(uuid.uuid4())
+        self.epoch = JOIN_EPOCH
+        self._since = JOIN_EPOCH  # the epoch with which this life began
+        self._participant = participant
+        self._settings = settings
+        self._signals: Signals | None = None
+        self._session_s: float | None = None  # as configured on the broker; None: not known
+        self._session_asked = float("-inf")
+        self._reported: MemberState | None = None  # acknowledged by the coordinator; None: report everything
+        self._assigned: IdPartitions | None = None  # the newest assignment; None: none yet in this life
+        self._reached: IdPartitions | None = None  # the assignment that the member carried out last
+        self._owned = NONE
+        self._loss: tuple[str, Kip848Phase] | None = None
+        self._refused_by_namesake = 0
+
+    # -- called by the membership ---------------------------------------------------------------------------------
+
+    @property
+    def identity(self) -> Identity | None:
+        if self.epoch <= 0 or self._loss is not None:
+            return None
+        return Identity(self.epoch, self.member_id, self._settings.instance_id, by_epoch=True)
+
+    def changed(self) -> None:
+        """The subscription has changed: report it to the coordinator at once."""
+        self._loop.send_now()
+
+    def polled(self) -> None:
+        self.heartbeat.polled()
+        if self.phase is Kip848Phase.AWAY:
+            self._poke()
+
+    def leave(self) -> None:
+        self.closing = True
+        if self._signals is not None:
+            self._signals.stop.set()
+        self._poke()
+
+    def refused(self, code: int, sent: Identity) -> bool:
+        reaction = react(MEMBER_COMMIT, code)
+        if sent != self.identity:
+            pass  # the refused commit was not of the present epoch
+        elif reaction is GroupReaction.NEW_EPOCH:
+            self._loop.send_now()
+        elif reaction in (GroupReaction.LOST, GroupReaction.RESET, GroupReaction.FENCED):
+            self._lose(reaction, f"a commit was refused: {for_code(code, 'the coordinator')}")
+        return self.identity is not None and sent.generation >= self._since
+
+    async def run(self, joined: asyncio.Future[None]) -> None:
+        self._signals = Signals()
+        self._joined = joined
+        self.heartbeat.polled()
+        if self.closing:
+            self._signals.stop.set()
+        try:
+            if self._client.api_version(ConsumerGroupHeartbeatRequest) is None:
+                raise unsupported(self.group)
+            await TaskGroup().run(self._take_part(self._signals), heartbeats=self._loop.run())
+        except AllocatorError as error:
+            self._report(error)
+        except Exception as error:
+            log.exception("%s: the membership of %s ended", self.group, self.member_id)
+            self._report(error)
+        finally:
+            self.epoch = JOIN_EPOCH
+            if self.phase is not Kip848Phase.CLOSED:
+                self._move(Kip848Phase.CLOSED, "the task ended")
+            if not joined.done():
+                joined.cancel()
+
+    # -- taking and releasing partitions --------------------------------------------------------------------------
+
+    async def _take_part(self, signals: Signals) -> None:
+        while self.phase is not Kip848Phase.CLOSED:
+            signals.changed.clear()
+            try:
+                if self._loss is not None:
+                    await self._handle_loss(*self._loss)
+                elif self.closing:
+                    await self._depart(signals)
+                elif self.phase is Kip848Phase.AWAY and not self.heartbeat.idle_too_long:
+                    self._move(Kip848Phase.JOINING, "the user is back")
+                    self._loop.send_now()
+                elif self._assigned is not None and self._assigned != self._reached:
+                    await self._reconcile(signals, self._assigned)
+                else:
+                    await signals.changed.wait()
+            except Interrupted:
+                pass
+
+    async def _reconcile(self, signals: Signals, assigned: IdPartitions) -> None:
+        """One step towards `assigned`: release all partitions that are not in it, or else take the new ones."""
+        if self._owned - assigned:
+            self._move(Kip848Phase.RECONCILING, f"{len(self._owned - assigned)} partitions to release")
+            await self._release(signals, self._owned - assigned)
+            # other members wait for these; once the coordinator knows that they are free, it may assign more to this
+            # member
+            signals.acknowledged.clear()
+            self._loop.send_now()
+            await unless(signals.acknowledged.wait(), signals.lost, signals.stop)
+            return
+        complete = await unless(self._participant.take(assigned), signals.lost)
+        if not self._joined.done():
+            self.heartbeat.polled()
+            self._joined.set_result(None)
+        if complete:
+            self._reached = assigned
+            self._move(Kip848Phase.STABLE, f"{len(assigned)} partitions at epoch {self.epoch}")
+        else:
+            self._move(Kip848Phase.RECONCILING, "some topics are not known yet")
+            await wait_for_event(signals.changed, UNNAMED_RETRY_S)
+
+    async def _release(self, signals: Signals, revoked: IdPartitions) -> None:
+        await unless(self._participant.release(revoked), signals.lost)
+        # partitions that this member got again in the meantime start again
+        self._owned = (self._owned - revoked) | (self._assigned or NONE)
+        self._reached = None
+
+    # -- the end of a membership ----------------------------------------------------------------------------------
+
+    def _lose(self, reaction: GroupReaction, why: str) -> None:
+        to = Kip848Phase.JOINING
+        if reaction is GroupReaction.FENCED:
+            to = Kip848Phase.CLOSED
+            why = f"another process runs as instance {self._settings.instance_id!r} of group {self.group!r}"
+        self._end_membership(why, to)
+
+    def _end_membership(self, why: str, to: Kip848Phase) -> None:
+        if self._loss is None and self._signals is not None:
+            self._loss = (why, to)
+            self._signals.lost.set()
+            self._poke()
+
+    async def _handle_loss(self, why: str, to: Kip848Phase) -> None:
+        was_member = self.epoch > 0
+        self.epoch, self._reported, self._assigned, self._reached, self._owned = JOIN_EPOCH, None, None, None, NONE
+        self._move(to, why)
+        await self._participant.lost(why)
+        self._loss = None
+        if self._signals is not None:
+            self._signals.lost.clear()
+        if to is Kip848Phase.AWAY and was_member:
+            await self._leave_group(why)
+        elif to is Kip848Phase.CLOSED:
+            self._report(BrokerError(f"{why}; give each process an instance id of its own", code=82))
+        self._loop.send_now()
+
+    async def _depart(self, signals: Signals) -> None:
+        if self.epoch > 0:
+            await self._release(signals, self._owned)
+        was_member = self.phase is not Kip848Phase.AWAY and self.heartbeat.last_sent > float("-inf")
+        self.epoch = JOIN_EPOCH
+        self._move(Kip848Phase.CLOSED, "closing")
+        if was_member:
+            await self._leave_group("closing")
+
+    async def _leave_group(self, why: str) -> None:
+        await repeat_leave(
+            self._coordinator,
+            partial(leave_request, self.group, self.member_id, self._settings),
+            lambda response: heartbeat_response(response).code,
+            KIP848_LEAVE,
+            f"{self.group}: {self.member_id}",
+            why,
+            self._settings.retry_backoff_s,
+        )
+
+    # -- heartbeats -----------------------------------------------------------------------------------------------
+
+    def _keeps_alive(self) -> bool:
+        return self._loss is None and self.phase not in (Kip848Phase.AWAY, Kip848Phase.CLOSED)
+
+    async def _send_heartbeat(self) -> None:
+        """Raises `BrokerError` when the heartbeat is to be repeated."""
+        await self._ask_session_timeout()
+        # a response proves nothing about the time before its request was sent
+        await self._coordinator.find(time.monotonic() + PATIENCE_S)
+        epoch, assigned, reported = self.epoch, self._assigned, self._reported
+        state = MemberState(self._participant.topics(), self._owned)
+        # a third of the session: if the coordinator hangs, the rest is enough to find its successor
+        patience_s = PATIENCE_S if self._session_s is None else min(PATIENCE_S, self._session_s / 3)
+        request = heartbeat_request(self.group, self.member_id, epoch, self._settings, state, reported)
+        started = self.heartbeat.sent_heartbeat()
+        response = heartbeat_response(await self._coordinator.ask(request, time.monotonic() + patience_s, patience_s))
+        if not self._keeps_alive() or epoch != self.epoch:
+            return  # the response belongs to an earlier membership
+        if response.code:
+            await self._react(response)
+            return
+        self._adopt(response)
+        # the response was lost: the coordinator may have waited for a release since it sent the assignment in that
+        # response
+        missed = reported is None and epoch != JOIN_EPOCH
+        assigned = self._assigned if missed and response.assignment is not None else assigned
+        unsure = missed and response.assignment is None
+        revoking = unsure or (assigned is not None and bool(state.owned - assigned))
+        self._reported = state
+        self._participant.acknowledged(started, self.heartbeat.session_timeout_s, revoking=revoking)
+        if self._signals is not None and not state.owned - self._owned:
+            self._signals.acknowledged.set()
+
+    def _adopt(self, response: HeartbeatResponse) -> None:
+        self._failure = None
+        if self.epoch == JOIN_EPOCH:
+            self._since = response.epoch
+        new_epoch = self.epoch != response.epoch
+        if new_epoch:
+            log.info("%s: %s is at epoch %d", self.group, self.member_id, response.epoch)
+        self.epoch = response.epoch
+        self._refused_by_namesake = 0
+        # the session timeout is unknown here, but it is longer than the heartbeat interval
+        session_s = self._session_s or response.interval_s
+        timer = self.heartbeat
+        timer.session_timeout_s = session_s
+        timer.interval_s = min(response.interval_s, session_s / 3, self._settings.rebalance_timeout_s / 3)
+        timer.received_heartbeat()
+        if new_epoch:
+            timer.expect_rebalance()  # others release what this member gets next
+        if response.assignment is not None:
+            self._assigned = response.assignment
+            self._owned |= response.assignment
+            self._poke()
+
+    async def _ask_session_timeout(self) -> None:
+        """Ask the broker for the session timeout: heartbeats do not have it. Needs DESCRIBE_CONFIGS on the group."""
+        now, first = self.heartbeat.clock(), self._session_asked == float("-inf")
+        if now < self._session_asked + SESSION_ASKED_EVERY_S:
+            return
+        self._session_asked = now
+        try:
+            found = await describe_configs(
+                self._client, GROUP_RESOURCE, self.group, [SESSION_TIMEOUT], timeout_s=RESPONSE_WITHIN_S
+            )
+            self._session_s = int(found[SESSION_TIMEOUT]) / 1000
+        except (AllocatorError, KeyError, ValueError) as error:
+            log.debug("%s: the session timeout cannot be read: %s", self.group, error)
+        if self._session_s is None and first:
+            log.warning(
+                "%s: the broker does not tell this user the group's session timeout; to be safe, this member relies on "
+                "no more than the heartbeat interval. Allow DESCRIBE_CONFIGS on the group",
+                self.group,
+            )
+
+    async def _react(self, response: HeartbeatResponse) -> None:
+        """The coordinator refused a heartbeat."""
+        reaction = react(KIP848_HEARTBEAT, response.code)
+        error = for_code(response.code, f"group {self.group!r}")
+        if reaction in (GroupReaction.LOST, GroupReaction.FENCED) and self.epoch != JOIN_EPOCH:
+            self._lose(reaction, f"{error} ({response.message})" if response.message else str(error))
+        elif response.code == 110:
+            # the coordinator still counts the earlier membership of this process, which would last until its session
+            # ends
+            await self._leave_group("its epoch is not known any more")
+            self._loop.send_now()
+        elif reaction in (GroupReaction.LOST, GroupReaction.FENCED, GroupReaction.FAIL):
+            self._fail(refusal(response, self.group, self._settings))
+        else:
+            if response.code == UNRELEASED_INSTANCE_ID:
+                self._refused_by_namesake += 1
+                if self._refused_by_namesake == 1:
+                    log.warning("%s: waits until its predecessor has left or expired: %s", self.group, response.message)
+            if reaction is GroupReaction.REFIND:
+                self._coordinator.forget()
+            error.retriable = True
+            raise error
+
+    def _heartbeat_failed(self, error: BrokerError) -> float:
+        # the coordinator may have received the heartbeat, and the lost response may have had an assignment
+        self._reported = None
+        self._failure = error
+        if error.code == UNRELEASED_INSTANCE_ID:  # `_react` has logged it
+            doubled = 1 << min(self._refused_by_namesake - 1, 10)
+            return min(NAMESAKE_RETRY_MAX_S, self._settings.retry_backoff_s * doubled)
+        if error.retriable:
+            log.info("%s: heartbeat failed: %s", self.group, error)
+            return self._settings.retry_backoff_s
+        self._fail(error)
+        return self._settings.failure_pause_s
+
+    def _fail(self, error: AllocatorError) -> None:
+        """Reports an error that a retry does not solve, and tries again later in case an operator solves it."""
+        self._reported = None
+        self.heartbeat.failed_heartbeat(self._settings.failure_pause_s)
+        first = not self._joined.done()
+        self._report(error)
+        if first:
+            self._move(Kip848Phase.CLOSED, "refused")
+
+    def _idle(self) -> None:
+        if self._joined.done() and self.epoch > 0 and not self.closing:
+            why = f"the user asked for nothing for {self._settings.max_poll_interval_s:g} s"
+            self._end_membership(why, Kip848Phase.AWAY)
+        else:
+            self.heartbeat.polled()  # the user could not poll while the member joins or leaves
+
+    # -------------------------------------------------------------------------------------------------------------
+
+    def _poke(self) -> None:
+        if self._signals is not None:
+            self._signals.changed.set()
+            self._loop.poke()
+
+    def _move(self, to: Kip848Phase, why: str) -> None:
+        if to is not self.phase:
+            log.info("%s: %s -> %s: %s", self.group, self.phase.name, to.name, why)
+            self.phase = to
+            self._poke()

@@ -1,0 +1,155 @@
+"""Ownership of partitions by KIP-848, Kafka's next-generation group protocol, in which the coordinator assigns.
+
+Guarantee: a partition has at most one owner, as far as the protocol allows it. The coordinator assigns a partition to
+another member only after its owner reported that it released it, or after it removed the owner because it was silent or
+slow. This member stops acting by its own clock before the coordinator can have removed it. Its commits carry its epoch,
+and the coordinator refuses them once that epoch is over. Only partitions that move stop during a rebalance.
+
+The clock: the lease lasts three quarters of the group's session timeout, from the start of the last heartbeat that was
+acknowledged. The session timeout is a setting of the broker (`group.consumer.session.timeout.ms`, 45 s by default, or
+the group's own `consumer.session.timeout.ms`). Heartbeats do not carry it, so the member asks for it when it joins and
+once a minute. If you lower it on a running group, wait a minute before you rely on it. Without the right to
+DESCRIBE_CONFIGS on the group, the member knows only the heartbeat interval, which is always shorter: it counts the
+lease from that, and sends heartbeats three times as often. A revocation has a time limit too: the coordinator removes
+a member that does not release its partitions within its rebalance timeout, counted from when it was notified.
+
+Members of the classic protocol may be in the same group while a service is moved, if the broker allows it
+(`group.consumer.migration.policy`). From the first member of the new protocol to the last one the coordinator assigns,
+to the classic members as well, whatever assignors they offer. (Kafka 4.1 ignores what classic members hold of a topic
+that the coordinator does not know yet when it takes over the group: do not move a group within a second after its
+topics were created.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterable
+
+from allocator.core.client.client import KafkaClient
+from allocator.core.clock import boot_clock
+from allocator.core.membership.membership import AssignmentListener
+from allocator.core.membership.patterns import TopicSelection
+from allocator.core.offsets.coordinator import Coordinator
+from allocator.errors import AllocatorError
+from allocator.protocols.kafka_member import KafkaMember
+from allocator.protocols.kip848.group import Kip848Group
+from allocator.protocols.kip848.messages import IdPartition, IdPartitions
+from allocator.protocols.kip848.settings import Kip848Settings
+from allocator.types import TopicPartition
+
+__all__ = ["Kip848Membership"]
+
+log = logging.getLogger(__name__)
+
+
+class Kip848Membership(KafkaMember):
+    """One member of one group; the module's docstring has the guarantee.
+
+    The caller connects and closes `client`. As the `Committer` of a `GroupOffsets`, it has offsets committed as this
+    member. The constructor does no I/O.
+    """
+
+    leading = False
+    _group: Kip848Group
+
+    def __init__(
+        self,
+        client: KafkaClient,
+        group: str,
+        listener: AssignmentListener,
+        settings: Kip848Settings,
+        *,
+        coordinator: Coordinator | None = None,
+        clock: Callable[[], float] = boot_clock,
+    ) -> None:
+        selection = TopicSelection(settings.topics, settings.pattern)
+        super().__init__(client, group, listener, selection, settings.connect_timeout_s, clock)
+        self._settings = settings
+        self._names: dict[IdPartition, TopicPartition] = {}  # of the held partitions
+        self._group = Kip848Group(client, group, self, settings.group, coordinator=coordinator, clock=clock)
+
+    @property
+    def member_id(self) -> str:
+        return self._group.member_id
+
+    @property
+    def generation(self) -> int:
+        """The member epoch, 0 while this is no member."""
+        return self._group.epoch
+
+    @property
+    def group(self) -> Kip848Group:
+        """The state machine of the protocol."""
+        return self._group
+
+    def subscribe(self, topics: Iterable[str], pattern: str | None = None) -> None:
+        self._selection = TopicSelection(topics, pattern)
+        self._selection.follow(self._client)
+        self._wanted = self._selection.among(self._client.topics())
+        self._group.changed()
+
+    async def _begin(self) -> None:
+        self._selection.follow(self._client)
+        if self._selection.pattern is not None:
+            with contextlib.suppress(AllocatorError):  # `_poll_topics` tries again
+                await self._client.refresh(max_age_s=1.0)
+        self._wanted = self._selection.among(self._client.topics())
+
+    # -- called by the state machine ------------------------------------------------------------------------------
+
+    def topics(self) -> frozenset[str]:
+        return self._wanted
+
+    async def take(self, assigned: IdPartitions) -> bool:
+        new = assigned - self._names.keys()
+        topics = self._by_id()
+        if any(each.topic_id not in topics for each in new):
+            try:
+                await self._client.refresh()
+            except AllocatorError as error:
+                log.info("%s: cannot read the names of new topics yet: %s", self._group_name, error)
+            topics = self._by_id()
+        named = {each: TopicPartition(topics[each.topic_id], each.partition) for each in new if each.topic_id in topics}
+        # the assignment may rest on an earlier subscription
+        gained = {each: partition for each, partition in named.items() if partition.topic in self._wanted}
+        if gained:
+            self._names.update(gained)
+            self._held |= frozenset(gained.values())
+            self._fences.update(dict.fromkeys(gained.values(), self.generation))
+            log.info("%s: %s starts %d partitions", self._group_name, self.member_id, len(gained))
+            await self._listener.assigned(frozenset(gained.values()))
+        return len(named) == len(new)
+
+    async def release(self, revoked: IdPartitions) -> None:
+        named = frozenset(self._names.pop(each) for each in revoked if each in self._names)
+        if named:
+            log.info("%s: %s releases %d partitions", self._group_name, self.member_id, len(named))
+            await self._give_up(named)
+
+    async def lost(self, why: str) -> None:
+        self._names.clear()
+        await super().lost(why)
+
+    def acknowledged(self, started: float, session_timeout_s: float, *, revoking: bool) -> None:
+        rebalance_s = self._settings.group.rebalance_timeout_s
+        self._lease.renew(started, session_timeout_s, rebalance_s, rebalancing=revoking)
+
+    # -------------------------------------------------------------------------------------------------------------
+
+    def _by_id(self) -> dict[object, str]:
+        return {topic.topic_id: name for name, topic in self._client.metadata.topics.items()}
+
+    def _metadata_came(self) -> None:
+        wanted = self._selection.among(self._client.topics())
+        if self._selection.pattern is not None and wanted != self._wanted:
+            self._wanted = wanted
+            self._group.changed()
+
+    async def _poll_topics(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.topic_poll_s)
+            if self._selection.pattern is not None:
+                with contextlib.suppress(AllocatorError):  # the next turn tries again
+                    await self._client.refresh()

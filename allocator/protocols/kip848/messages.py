@@ -1,0 +1,172 @@
+"""ConsumerGroupHeartbeat v0 and v1, ConsumerGroupDescribe v0 (KIP-848; https://kafka.apache.org/protocol).
+
+kafka-python has no classes for them. The JSON files beside this module define their fields, in the notation that
+kafka-python uses for all other messages.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable
+from typing import Any, NamedTuple, Optional
+
+from kafka.protocol.api_message import ApiMessage
+
+from allocator.core.client.errors import for_code
+from allocator.core.foreign import SHOWN_ERROR, plain
+from allocator.errors import AllocatorError, BrokerError, ConfigError
+from allocator.protocols.kip848.settings import Kip848GroupSettings
+
+__all__ = [
+    "JOIN_EPOCH",
+    "ConsumerGroupDescribeRequest",
+    "ConsumerGroupDescribeResponse",
+    "ConsumerGroupHeartbeatRequest",
+    "ConsumerGroupHeartbeatResponse",
+    "HeartbeatResponse",
+    "IdPartition",
+    "IdPartitions",
+    "MemberState",
+    "heartbeat_request",
+    "heartbeat_response",
+    "leave_request",
+    "refusal",
+    "unsupported",
+]
+
+# in place of an epoch
+JOIN_EPOCH, LEAVE_EPOCH, STATIC_LEAVE_EPOCH = 0, -1, -2
+
+
+class ConsumerGroupHeartbeatRequest(ApiMessage, load_json=__package__):  # type: ignore[misc,call-arg]
+    pass
+
+
+class ConsumerGroupHeartbeatResponse(ApiMessage, load_json=__package__):  # type: ignore[misc,call-arg]
+    pass
+
+
+class ConsumerGroupDescribeRequest(ApiMessage, load_json=__package__):  # type: ignore[misc,call-arg]
+    pass
+
+
+class ConsumerGroupDescribeResponse(ApiMessage, load_json=__package__):  # type: ignore[misc,call-arg]
+    pass
+
+
+class IdPartition(NamedTuple):
+    """A partition by the id of its topic: a topic that was deleted and created again has another id."""
+
+    topic_id: uuid.UUID
+    partition: int
+
+
+IdPartitions = frozenset[IdPartition]
+
+
+class MemberState(NamedTuple):
+    """What a heartbeat reports of the member."""
+
+    topics: frozenset[str]
+    owned: IdPartitions
+
+
+class HeartbeatResponse(NamedTuple):
+    code: int
+    message: Optional[str]
+    """The broker's own words about the code, if any."""
+    epoch: int
+    interval_s: float
+    assignment: Optional[IdPartitions]
+    """The partitions that the member may use at once; None: no change."""
+
+
+def heartbeat_request(
+    group: str,
+    member_id: str,
+    epoch: int,
+    settings: Kip848GroupSettings,
+    state: MemberState,
+    reported: MemberState | None,
+) -> Any:
+    """The changes since `reported`. In full if that is None; the coordinator then repeats the assignment."""
+    request = ConsumerGroupHeartbeatRequest
+    full = reported is None
+    return request(
+        group_id=group,
+        member_id=member_id,
+        member_epoch=epoch,
+        instance_id=settings.instance_id,
+        rack_id=settings.rack if full else None,
+        rebalance_timeout_ms=round(settings.rebalance_timeout_s * 1000) if full else -1,
+        subscribed_topic_names=sorted(state.topics) if reported is None or state.topics != reported.topics else None,
+        server_assignor=settings.server_assignor if full else None,
+        topic_partitions=_by_topic(state.owned) if reported is None or state.owned != reported.owned else None,
+    )
+
+
+def leave_request(group: str, member_id: str, settings: Kip848GroupSettings) -> Any:
+    """A static member leaves for a while: the group keeps its partitions for its successor."""
+    return ConsumerGroupHeartbeatRequest(
+        group_id=group,
+        member_id=member_id,
+        member_epoch=LEAVE_EPOCH if settings.instance_id is None else STATIC_LEAVE_EPOCH,
+        instance_id=settings.instance_id,
+        rack_id=None,
+        rebalance_timeout_ms=-1,
+        subscribed_topic_names=None,
+        server_assignor=None,
+        topic_partitions=None,
+    )
+
+
+def _by_topic(owned: Iterable[IdPartition]) -> list[Any]:
+    by_topic: dict[uuid.UUID, list[int]] = {}
+    for topic_id, partition in owned:
+        by_topic.setdefault(topic_id, []).append(partition)
+    entry = ConsumerGroupHeartbeatRequest.TopicPartitions
+    return [entry(topic_id=topic, partitions=sorted(numbers)) for topic, numbers in by_topic.items()]
+
+
+def heartbeat_response(response: Any) -> HeartbeatResponse:
+    assignment = None
+    if response.assignment is not None:
+        assignment = frozenset(
+            IdPartition(topic.topic_id, partition)
+            for topic in response.assignment.topic_partitions
+            for partition in topic.partitions
+        )
+    return HeartbeatResponse(
+        response.error_code,
+        None if response.error_message is None else plain(response.error_message[:SHOWN_ERROR]),
+        response.member_epoch,
+        response.heartbeat_interval_ms / 1000,
+        assignment,
+    )
+
+
+UNSUPPORTED = (
+    "the brokers do not offer the next-generation group protocol (KIP-848). Kafka has it from 4.0 on, unless it is "
+    "disabled (group.version, group.coordinator.rebalance.protocols), and 3.9 only as a preview; use the classic one"
+)
+
+
+def unsupported(group: str, message: str = "") -> ConfigError:
+    return ConfigError(f"group {group!r}: {UNSUPPORTED}{message}")
+
+
+def refusal(response: HeartbeatResponse, group: str, settings: Kip848GroupSettings) -> AllocatorError:
+    """The error for the user when the coordinator refused a heartbeat and a retry does not help."""
+    message = f" ({response.message})" if response.message else ""
+    where = f"group {group!r}"
+    if response.code == 35:
+        return unsupported(group, message)
+    if response.code == 69:
+        return ConfigError(
+            f"{where} has members that cannot be moved to the next-generation protocol: stop them first, or allow "
+            f"it by the brokers' group.consumer.migration.policy{message}"
+        )
+    if response.code == 112:
+        return ConfigError(f"{where}: the broker has no server_assignor {settings.server_assignor!r}{message}")
+    error = for_code(response.code, f"{where}: cannot take part")
+    return BrokerError(f"{error}{message}", code=response.code)

@@ -1,0 +1,608 @@
+"""Membership in a group of kiel 0.9.3, together with unchanged members of kiel.
+
+Every member computes the assignment itself: member names and partitions sorted as text, assigned in turn. Members of
+kiel start their partitions at once and write no claims. Guarantee: of the members of this library, at most one owns a
+partition (see `owners`). When a partition moves between a member of kiel and one of this library, both may read it for
+a moment; that repeats records and skips none. A member of this library waits `settle_s` seconds before it starts a
+partition that may come from kiel, so that the former owner can commit.
+
+`allocator group adopt` moves the group to the new layout (see `Seal`). Each member drains, releases its partitions and
+leaves. When all have left, one of them copies the offsets to Kafka, and then they join the new group. No partition has
+an owner in between, so there is never a second owner, and no record is skipped. A rolling restart could not do that:
+the first member in the new layout would not know which partitions the others still own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import json
+import logging
+import os
+import re
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from allocator.core.assignors.kiel import KielFunction, naive_allocator
+from allocator.core.clock import boot_clock
+from allocator.core.foreign import shown
+from allocator.core.measures import Measures
+from allocator.core.membership.membership import AssignmentListener, GroupMembership, Membership, PartitionCountSource
+from allocator.core.membership.zookeeper.znodes import InvalidZnode, Paths
+from allocator.core.settings import DEFAULT
+from allocator.core.tasks import TaskGroup
+from allocator.core.types import NO_PARTITIONS, Partitions
+from allocator.core.zookeeper.client import (
+    BadVersion,
+    ConnectionLost,
+    NoZnode,
+    SessionState,
+    Watched,
+    ZnodeExists,
+    ZooKeeper,
+    ZooKeeperError,
+)
+from allocator.core.zookeeper.ephemeral import EphemeralZnodes
+from allocator.errors import AllocatorError
+from allocator.protocols.legacy.owners import OwnersMembership, OwnersSettings
+from allocator.types import OffsetStorage, TopicPartition
+
+__all__ = [
+    "AdoptionRefused",
+    "Carrier",
+    "HandoverPhase",
+    "KielMembership",
+    "KielPaths",
+    "KielSettings",
+    "Seal",
+    "add_partitions",
+    "read_group",
+    "read_shared",
+    "seal",
+    "until_empty",
+]
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 1.0  # pause after a failed step of the move to the new layout
+
+
+class Carrier(Protocol):
+    """Copies the offsets of the group to Kafka. `StoredOffsets` implements it."""
+
+    storage: OffsetStorage
+
+    async def carry_over(self, partitions: Iterable[TopicPartition]) -> int: ...
+
+
+@dataclass(frozen=True)
+class KielSettings(OwnersSettings):
+    """Settings of a member. Times in seconds."""
+
+    # wait before starting a partition that may come from a member of kiel; less: records that it commits later are
+    # read twice
+    settle_s: float = DEFAULT["settle_s"]
+
+
+class KielMembership(GroupMembership):
+    """One member of a kiel group; after the move, of the group in the new layout.
+
+    `function`: the `partition_allocator` of kiel's members. `next_member` creates the membership under the root to
+    which the group moves. The constructor does no I/O.
+    """
+
+    def __init__(
+        self,
+        zk: ZooKeeper,
+        group: str,
+        listener: AssignmentListener,
+        topics: PartitionCountSource,
+        settings: KielSettings,
+        offsets: Carrier,
+        next_member: Callable[[str], Membership],
+        *,
+        function: KielFunction = naive_allocator,
+        measures: Measures | None = None,
+        clock: Callable[[], float] = boot_clock,
+    ) -> None:
+        self._next_member = next_member
+        self._offsets = offsets
+        self._subscription: tuple[frozenset[str], str | None] | None = None
+        self._admitted: Callable[[ZooKeeper], Awaitable[bool]] | None = None
+        self._old = _KielMember(zk, group, listener, topics, settings, offsets, self._go_on, function, measures, clock)
+        self._current: Membership = self._old
+        self._newest: Membership = self._old
+        """The membership that the user's settings reach: the one in the new layout already while it joins."""
+
+    @property
+    def member_id(self) -> str:
+        return self._current.member_id
+
+    @property
+    def generation(self) -> int:
+        return self._current.generation
+
+    @property
+    def ended(self) -> BaseException | None:
+        return self._current.ended
+
+    @property
+    def held(self) -> Partitions:
+        return self._current.held
+
+    def may_act(self) -> bool:
+        return self._current.may_act()
+
+    def fence(self, partition: TopicPartition) -> int:
+        return self._current.fence(partition)
+
+    async def confirm(self) -> bool:
+        return await self._current.confirm()
+
+    async def next_owners(self, partitions: Partitions) -> Mapping[TopicPartition, str]:
+        return await self._current.next_owners(partitions)
+
+    def polled(self) -> None:
+        self._current.polled()
+
+    def subscribe(self, topics: Iterable[str], pattern: str | None = None) -> None:
+        chosen = frozenset(topics)
+        self._newest.subscribe(chosen, pattern)
+        self._subscription = chosen, pattern
+
+    def join_again_if(self, admitted: Callable[[ZooKeeper], Awaitable[bool]]) -> None:
+        self._newest.join_again_if(admitted)
+        self._admitted = admitted
+
+    def leave_for_good(self) -> None:
+        self._newest.leave_for_good()
+
+    async def connect(self) -> None:
+        await self._old.connect()
+
+    async def join(self) -> None:
+        """Joins the kiel group, or the group in the new layout if the group has moved."""
+        await self._old.join()
+
+    async def leave(self) -> None:
+        if self._current is not self._old:
+            await self._current.leave()
+        await self._old.leave()
+
+    async def _go_on(self, root: str) -> None:
+        member = self._next_member(root)
+        if self._subscription is not None:
+            member.subscribe(*self._subscription)
+        if self._admitted is not None:
+            member.join_again_if(self._admitted)
+        self._newest = member
+        self._offsets.storage = "kafka"
+        await member.join()
+        self._current = member
+
+
+class _KielMember(OwnersMembership):
+    def __init__(
+        self,
+        zk: ZooKeeper,
+        group: str,
+        listener: AssignmentListener,
+        topics: PartitionCountSource,
+        settings: KielSettings,
+        offsets: Carrier,
+        go_on: Callable[[str], Awaitable[None]],
+        function: KielFunction,
+        measures: Measures | None,
+        clock: Callable[[], float],
+    ) -> None:
+        self._paths = KielPaths(group)
+        super().__init__(zk, group, self._paths.base, listener, topics, settings, measures=measures, clock=clock)
+        self._settle_s = settings.settle_s
+        self._offsets = offsets
+        self._go_on = go_on
+        self._function = function
+        self._lock, self._opening = EphemeralZnodes(zk), EphemeralZnodes(zk)
+        self._missing: Partitions = NO_PARTITIONS  # partitions that the shared list lacks
+        self._gone_over = False
+        self._view: tuple[list[str], list[str]] = ([], [])
+        self._since: dict[TopicPartition, float] = {}
+        self._foreign = False
+        self._foreign_until = float("-inf")
+
+    # -- the layout ----------------------------------------------------------------------------------------------
+
+    async def _register(self) -> None:
+        await self._begin_session()
+        for path in (self._paths.members, self._paths.partitions, self._paths.ours, self._paths.owners):
+            await self._zk.ensure_path(path)
+        # a new name for each session: the znode of the last session may still exist
+        self.member_id = f"{re.sub('[^!-.0-~]', '-', self._settings.name)}-{uuid.uuid4().hex[:8]}"
+        await self._registration.create(dict.fromkeys(self._member_znodes(), b""))
+        zk, paths, changed = self._zk, self._paths, self._changed.set
+        self._members = Watched(lambda watch: zk.get_children(paths.members, watch), changed)
+        self._ours = Watched(lambda watch: zk.get_children(paths.ours, watch), changed)
+        self._shared = Watched(lambda watch: zk.get(paths.partitions, watch), changed)
+        self._since = {}
+        log.info("%s: joined the kiel group as %s (pid %d)", self._group, self.member_id, os.getpid())
+
+    async def _begin_session(self) -> None:
+        await super()._begin_session()
+        await self._lock.delete()
+
+    def _proof(self) -> tuple[str, bytes]:
+        return self._paths.member(self.member_id), b""
+
+    def _member_znodes(self) -> tuple[str, str]:
+        # first the znode that marks the member as one of this library
+        return f"{self._paths.ours}/{self.member_id}", self._paths.member(self.member_id)
+
+    def _znodes(self) -> Iterable[str]:
+        # the mark last: without it, others would take this member for one of kiel
+        return (*self._claim_znodes(), *reversed(self._member_znodes()))
+
+    def _claim_paths(self, partition: TopicPartition) -> tuple[str, ...]:
+        return (f"{self._paths.owners}/{partition.topic}:{partition.partition}",)
+
+    def _claim_of(self, directory: str, name: str) -> TopicPartition | None:
+        topic, _, number = name.rpartition(":")
+        return TopicPartition(topic, int(number)) if number.isdigit() else None
+
+    def _claim_data(self) -> bytes:
+        return self.member_id.encode()
+
+    async def _mine(self) -> Partitions:
+        members, ours = await self._members.get(), set(await self._ours.get())
+        self._check_registered(members)
+        try:
+            shared, seal = read_shared(self._paths.partitions, (await self._shared.get())[0])
+        except InvalidZnode as error:
+            self._listener.failed(error)
+            return self._held
+        if seal is not None and seal.phase is not HandoverPhase.SEALING:
+            log.info("%s: the group moves to %s; %s releases its partitions", self._group, seal.root, self.member_id)
+            self._renewing = True
+            self._changed.set()
+            return NO_PARTITIONS
+        self._missing = self._existing() - shared if seal is None else NO_PARTITIONS
+        if self._missing:
+            self._must_add.set()
+        self._note_foreign(any(name not in ours for name in members))
+        view = sorted(members), sorted(f"{p.topic}:{p.partition}" for p in shared)
+        if view != self._view:
+            self._view = view
+            self.generation += 1
+        try:
+            mine = self._assigned_here(*view)
+        except Exception as error:  # noqa: BLE001  the user's function may raise anything
+            log.error("%s: the allocator function failed: %r", self._group, error)
+            self._listener.failed(error)
+            return self._held
+        now = self._clock()
+        self._since = {p: self._since.get(p, now) for p in mine}
+        return mine
+
+    async def _take_part(self, scope: TaskGroup) -> None:
+        self._must_add = asyncio.Event()
+        # a task of its own: another client may have the lock for long, and must not keep this member from leaving
+        scope.start(self._add_missing(), "shared list")
+        await super()._take_part(scope)
+
+    async def _add_missing(self) -> None:
+        """Adds partitions that the shared list lacks. A watch reports the change."""
+        while True:
+            await self._must_add.wait()
+            self._must_add.clear()
+            log.info("%s: adding %d partitions to the group", self._group, len(self._missing))
+            try:
+                await add_partitions(self._zk, self._paths, self._missing, self._lock)
+            except (ConnectionLost, NoZnode) as error:
+                log.debug("%s: adding the partitions again: %s", self._group, error)
+                await asyncio.sleep(RETRY_S)
+                self._must_add.set()
+            except InvalidZnode as error:
+                self._listener.failed(error)
+
+    def _assigned_here(self, members: list[str], partitions: list[str]) -> Partitions:
+        of_topics = dict(self._function(members, partitions)).get(self.member_id, {})
+        found: set[TopicPartition] = set()
+        for topic in filter(self._selection.__contains__, of_topics):
+            mine, existing = {TopicPartition(topic, n) for n in of_topics[topic]}, self._topics.partitions(topic)
+            # a starting broker may report existing topics as missing; and kiel still assigns deleted partitions
+            found |= mine & (self._held if existing is None else {TopicPartition(topic, n) for n in existing})
+        return frozenset(found)
+
+    def _wait_s(self, partition: TopicPartition) -> float:
+        since = self._since[partition] if self._foreign else self._foreign_until
+        return since + self._settle_s - self._clock()
+
+    def _note_foreign(self, foreign: bool) -> None:
+        """Notes whether a partition may come from a member of kiel."""
+        if self._foreign and not foreign:
+            self._foreign_until = self._clock()
+        self._foreign = foreign
+
+    # -- the move to the new layout -------------------------------------------------------------------------------
+
+    async def _session(self, joined: asyncio.Future[None]) -> None:
+        seal = await self._read_seal()
+        if seal is None or seal[0].phase is HandoverPhase.SEALING:
+            await super()._session(joined)
+            return
+        self._gone_over = True
+        if not joined.done():
+            log.info("%s: the group has moved to %s; joining there", self._group, seal[0].root)
+        await self._go_over()
+        if not joined.done():
+            joined.set_result(None)
+        await self._until_leaving()
+
+    async def _read_seal(self, watch: Callable[[], None] | None = None) -> tuple[Seal, int] | None:
+        try:
+            data, stat = await self._zk.get(self._paths.partitions, watch)
+        except NoZnode:
+            return None
+        seal = read_shared(self._paths.partitions, data)[1]
+        return None if seal is None else (seal, stat.version)
+
+    async def _go_over(self) -> None:
+        """Waits until the group is open in the new layout, and joins it."""
+        await self._begin_session()  # otherwise this member could wait for znodes of its own
+        await until_empty(self._zk, self._paths.members)
+        await until_empty(self._zk, self._paths.owners)
+        while True:
+            changed = asyncio.Event()
+            seal = await self._read_seal(changed.set)
+            if seal is None:
+                raise AllocatorError(f"{self._paths.partitions} was deleted, so the new root of the group is unknown")
+            if seal[0].phase is HandoverPhase.OPEN:
+                break
+            await self._open(*seal, changed)
+        await self._opening.delete()
+        # this member owns nothing, so its pause is over; the next membership reports its own pauses
+        self._listener.resumed()
+        while True:
+            try:
+                await self._go_on(seal[0].root)
+                return
+            except AllocatorError as error:
+                if not error.retriable:
+                    raise
+                log.warning("%s: joining under %s failed, retrying: %s", self._group, seal[0].root, error)
+                await asyncio.sleep(RETRY_S)
+
+    async def _open(self, seal: Seal, version: int, changed: asyncio.Event) -> None:
+        """Copies the offsets, or waits for the member that does. Returns when the seal may have changed.
+
+        `changed` is set by a watch on the seal. After ConnectionLost, `_go_over` runs again.
+        """
+        try:
+            await self._opening.create({self._paths.opening: b""})
+        except ZnodeExists:
+            if await self._zk.exists(self._paths.opening, changed.set) is not None:
+                await changed.wait()
+            return
+        try:
+            # the topics of all members; a request by name may create a deleted topic
+            self._topics.follow_all()
+            await self._topics.refresh()
+            existing = {topic: set(self._topics.partitions(topic) or ()) for topic in self._topics.topics()}
+            carried = (p for p in seal.partitions if p.partition in existing.get(p.topic, ()))
+            count = await self._offsets.carry_over(carried)
+            await self._zk.set(self._paths.partitions, replace(seal, phase=HandoverPhase.OPEN).encode(), version)
+            log.info("%s: copied %d offsets to Kafka; the group continues under %s", self._group, count, seal.root)
+        except BadVersion:
+            pass  # another member was faster
+        except ConnectionLost:
+            raise
+        except AllocatorError as error:
+            log.warning("%s: copying the offsets failed, retrying: %s", self._group, error)
+            await self._opening.delete()
+            await asyncio.sleep(RETRY_S)  # another member may reach Kafka; it tries meanwhile
+
+    def _state_changed(self, state: SessionState) -> None:
+        if not self._gone_over:
+            super()._state_changed(state)
+        elif state is SessionState.CONNECTED:
+            self._connected.set()
+        else:
+            self._connected.clear()
+
+
+# -- the znodes of a kiel group, and its handover to the new layout ---------------------------------------------------
+#
+#     /kiel/groups/<group>/members/<name>       ephemeral   one for each member, of kiel or of this library
+#     /kiel/groups/<group>/partitions           persistent  JSON ["topic:0", ...]: all assigned partitions; under a lock
+#     /kiel/groups/<group>/allocator/members    persistent  ephemeral children name the members of this library
+#     /kiel/groups/<group>/allocator/owners     persistent  ephemeral children "topic:0": their claims, see `owners`
+#
+# A `Seal` replaces the list of partitions when the group moves. It is not JSON, so that a member of kiel that is
+# started by mistake fails before it joins; its text gives an operator the reason.
+
+
+SEALED = "This group was given to another layout by `allocator group adopt`; members of kiel's cannot join. "
+LOCK = "__lock__"  # kazoo's Lock names its znodes so: <hex>__lock__<sequence>
+
+
+class AdoptionRefused(AllocatorError):
+    """The group cannot move to the new layout now; nothing was changed."""
+
+
+class KielPaths(Paths):
+    """The znodes of one kiel group."""
+
+    def __init__(self, group: str) -> None:
+        super().__init__("/kiel/groups", group)
+
+    @property
+    def partitions(self) -> str:
+        return f"{self.base}/partitions"
+
+    @property
+    def lock(self) -> str:
+        return f"{self.partitions}/lock"
+
+    @property
+    def ours(self) -> str:
+        return f"{self.base}/allocator/members"
+
+    @property
+    def owners(self) -> str:
+        return f"{self.base}/allocator/owners"
+
+    @property
+    def opening(self) -> str:
+        return f"{self.base}/allocator/opening"
+
+
+class HandoverPhase(enum.Enum):
+    """SEALING: members of kiel can no longer join; the caller checks whether one has joined just before.
+    SEALED: members release all partitions. OPEN: offsets are in Kafka, and the group continues under `root`.
+    """
+
+    SEALING = "sealing"
+    SEALED = "sealed"
+    OPEN = "open"
+
+
+@dataclass(frozen=True)
+class Seal:
+    phase: HandoverPhase
+    root: str
+    partitions: Partitions
+    """The assigned partitions when the group was sealed."""
+
+    def encode(self) -> bytes:
+        content = {"phase": self.phase.value, "root": self.root, "partitions": _names(self.partitions)}
+        return (SEALED + json.dumps(content)).encode()
+
+
+def read_shared(path: str, data: bytes) -> tuple[Partitions, Seal | None]:
+    """The assigned partitions, and the seal if there is one. Raises InvalidZnode."""
+    try:
+        text = data.decode()
+        if not text.startswith(SEALED):
+            return _parsed(json.loads(text or "[]")), None
+        content = json.loads(text[len(SEALED) :])
+        found = Seal(HandoverPhase(content["phase"]), str(content["root"]), _parsed(content["partitions"]))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise InvalidZnode(path, f"neither a list of 'topic:partition' nor a seal ({shown(error)})") from None
+    return found.partitions, found
+
+
+async def add_partitions(
+    zk: ZooKeeper, paths: KielPaths, partitions: Partitions, lock: EphemeralZnodes | None = None
+) -> None:
+    """Adds partitions to the shared list. Changes nothing if it has them, or if the group is sealed.
+
+    After ConnectionLost, call it again with the same `lock`.
+    """
+    async with _locked(zk, paths.lock, lock or EphemeralZnodes(zk)):
+        data, stat = await zk.get(paths.partitions)
+        shared, sealed = read_shared(paths.partitions, data)
+        if sealed is None and not partitions <= shared:
+            # with the version: `seal` does not take the lock
+            with contextlib.suppress(BadVersion):
+                await zk.set(paths.partitions, json.dumps(_names(shared | partitions)).encode(), stat.version)
+
+
+async def read_group(
+    zk: ZooKeeper, paths: KielPaths
+) -> tuple[tuple[str, ...], tuple[str, ...], Partitions, Seal | None]:
+    """(members of this library, members of kiel, assigned partitions, seal). Raises AdoptionRefused if missing."""
+    try:
+        data, _ = await zk.get(paths.partitions)
+        names = sorted(await zk.get_children(paths.members))
+    except NoZnode:
+        raise AdoptionRefused(f"ZooKeeper has no kiel group {paths.group!r}: {paths.base} does not exist") from None
+    try:
+        ours = set(await zk.get_children(paths.ours))
+    except NoZnode:
+        ours = set()
+    shared, sealed = read_shared(paths.partitions, data)
+    return tuple(n for n in names if n in ours), tuple(n for n in names if n not in ours), shared, sealed
+
+
+async def seal(zk: ZooKeeper, paths: KielPaths, root: str) -> None:
+    """Starts the move of a group to `root`. Its members do the rest.
+
+    It may be called again after an interruption. Raises AdoptionRefused after it has undone its changes.
+    """
+    while True:
+        data, stat = await zk.get(paths.partitions)
+        shared, sealed = read_shared(paths.partitions, data)
+        if sealed is not None and sealed.phase is not HandoverPhase.SEALING:
+            if sealed.root != root:
+                raise AdoptionRefused(f"group {paths.group!r} has moved to {sealed.root} already, not to {root}")
+            return
+        try:
+            if sealed is None:
+                sealing = Seal(HandoverPhase.SEALING, root, shared)
+                stat = await zk.set(paths.partitions, sealing.encode(), stat.version)
+            # a member of kiel may have joined just before the seal; none can join after it
+            _, foreign, _, _ = await read_group(zk, paths)
+            if foreign:
+                await zk.set(paths.partitions, json.dumps(_names(shared)).encode(), stat.version)
+                raise AdoptionRefused(
+                    f"members of kiel joined group {paths.group!r} meanwhile: {', '.join(foreign)}; nothing was changed"
+                )
+            await zk.set(paths.partitions, Seal(HandoverPhase.SEALED, root, shared).encode(), stat.version)
+            return
+        except BadVersion:
+            continue
+
+
+async def until_empty(zk: ZooKeeper, path: str) -> None:
+    """Waits until the znode has no children."""
+    while True:
+        changed = asyncio.Event()
+        try:
+            if not await zk.get_children(path, changed.set):
+                return
+        except NoZnode:
+            return
+        await changed.wait()
+
+
+@contextlib.asynccontextmanager
+async def _locked(zk: ZooKeeper, path: str, lock: EphemeralZnodes) -> AsyncIterator[None]:
+    """kiel's lock on the shared list, by kazoo's recipe. Raises ConnectionLost and NoZnode."""
+    await zk.ensure_path(path)
+    mine = (await lock.create_sequential(f"{path}/{uuid.uuid4().hex}{LOCK}")).rpartition("/")[2]
+    try:
+        while True:
+            waiting = sorted((name for name in await zk.get_children(path) if LOCK in name), key=_sequence)
+            if mine not in waiting:
+                raise NoZnode(f"{path}/{mine} was deleted")
+            index = waiting.index(mine)
+            if index == 0:
+                break
+            gone = asyncio.Event()
+            if await zk.exists(f"{path}/{waiting[index - 1]}", gone.set) is not None:
+                await gone.wait()
+        yield
+    except BaseException:
+        with contextlib.suppress(ZooKeeperError):  # `lock` deletes it later
+            await lock.delete()
+        raise
+    await lock.delete()
+
+
+def _sequence(name: str) -> str:
+    return name.rpartition(LOCK)[2]
+
+
+def _names(partitions: Iterable[TopicPartition]) -> list[str]:
+    return sorted(f"{p.topic}:{p.partition}" for p in partitions)
+
+
+def _parsed(names: list[str]) -> Partitions:
+    if not isinstance(names, list):
+        raise TypeError("it is not a list")
+    found = set()
+    for name in names:
+        topic, _, number = name.rpartition(":")
+        found.add(TopicPartition(topic, int(number)))
+    return frozenset(found)

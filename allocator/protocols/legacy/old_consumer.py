@@ -1,0 +1,342 @@
+"""Membership in a group of Kafka 0.8's high-level consumers, which share partitions through ZooKeeper.
+
+    /consumers/<group>/ids/<member>                  ephemeral  its subscription
+    /consumers/<group>/owners/<topic>/<partition>    ephemeral  its owner
+
+Each member computes its partitions itself, by Kafka's range assignment. It releases the others, and claims its own when
+the former owner has released them. Guarantee: a partition has at most one owner at any instant, all clients included
+(see `owners`). Members of other clients stop all partitions in each rebalance; members of this library only those that
+move.
+
+There are two incompatible dialects; a group uses one of them:
+
+- `ConsumersMembership`: Kafka's own client of 0.8.1 to 2.0, and compatible ones;
+- `PykafkaMembership`: pykafka's BalancedConsumer. It writes its topic in another form, names claims after the leader of
+  the partition, and sorts partitions by leader.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import re
+import socket
+import uuid
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from allocator.core.clock import boot_clock, wall_ms
+from allocator.core.foreign import shown
+from allocator.core.measures import Measures
+from allocator.core.membership.lease import MembershipLost
+from allocator.core.membership.membership import AssignmentListener, PartitionCountSource
+from allocator.core.membership.zookeeper.znodes import InvalidZnode, Paths
+from allocator.core.types import NO_PARTITIONS, Partitions
+from allocator.core.zookeeper.client import ConnectionLost, NoZnode, Op, Watched, ZooKeeper
+from allocator.errors import AllocatorError
+from allocator.protocols.legacy.owners import RETRY_S, OwnersMembership, OwnersSettings
+from allocator.types import TopicPartition
+
+__all__ = ["ConsumersMembership", "OldSubscription", "PykafkaMembership"]
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+INTERNAL = "__consumer_offsets"  # wildcards of the Java client exclude it by default
+# Java's members retry a claim every 2 s, four times by default, and then wait for the next change of the group
+NUDGE_S = 5.0
+
+
+class OldCluster(PartitionCountSource, Protocol):
+    """Cluster metadata for pykafka's layout. `KafkaClient` implements it."""
+
+    @property
+    def brokers(self) -> list[Any]: ...
+
+    def leader(self, tp: TopicPartition) -> int | None: ...
+
+
+@dataclass(frozen=True)
+class OldSubscription:
+    """The subscription of a member of Kafka's client: threads by topic, or by the one expression for topic names."""
+
+    pattern: str
+    streams: dict[str, int]
+
+    def threads(self, topic: str) -> int:
+        """The number of its threads that read a topic."""
+        if self.pattern == "static":
+            return self.streams.get(topic, 0)
+        for expression, count in self.streams.items():
+            matches = bool(re.fullmatch(expression.replace(",", "|").replace(" ", "").strip("\"'"), topic))
+            if matches == (self.pattern == "white_list") and topic != INTERNAL:
+                return count
+        return 0
+
+    def encode(self) -> bytes:
+        content = {
+            "version": 1,
+            "subscription": self.streams,
+            "pattern": self.pattern,
+            "timestamp": str(wall_ms()),
+        }
+        return json.dumps(content).encode()
+
+    @classmethod
+    def decode(cls, path: str, data: bytes) -> OldSubscription:
+        """Raises InvalidZnode."""
+        try:
+            content = json.loads(data.decode())
+            pattern = content["pattern"]
+            streams = {str(topic): int(count) for topic, count in content["subscription"].items()}
+            if pattern not in ("static", "white_list", "black_list"):
+                raise ValueError(f"its pattern is {shown(pattern)}")
+            if pattern != "static":
+                for expression in streams:
+                    re.compile(expression)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, re.error) as error:
+            why = f"not a subscription of Kafka's own client ({shown(error)})"
+            if re.fullmatch(rb"[a-zA-Z0-9._-]{1,249}", data):
+                why += "; it looks like a member of pykafka, and a group cannot have members of both clients"
+            raise InvalidZnode(path, why) from None
+        return cls(pattern, streams)
+
+
+def range_share(items: Sequence[T], members: int, index: int) -> Sequence[T]:
+    """The consecutive items of member `index`; the first members get one more."""
+    each, more = divmod(len(items), members)
+    begin = index * each + min(index, more)
+    return items[begin : begin + each + (index < more)]
+
+
+class _OldConsumer(OwnersMembership):
+    """Common to both dialects."""
+
+    def __init__(
+        self,
+        zk: ZooKeeper,
+        group: str,
+        listener: AssignmentListener,
+        topics: OldCluster,
+        settings: OwnersSettings,
+        *,
+        measures: Measures | None = None,
+        clock: Callable[[], float] = boot_clock,
+    ) -> None:
+        paths = Paths("/consumers", group)  # raises for an invalid group name
+        super().__init__(zk, group, paths.base, listener, topics, settings, measures=measures, clock=clock)
+        self._cluster = topics
+        self._ids_path, self._owners_path = f"{paths.base}/ids", f"{paths.base}/owners"
+        self._registered: frozenset[str] = frozenset()
+        self._said: dict[str, bytes] = {}
+        self._complained: set[str] = set()
+        self._view: Any = None
+
+    # -- methods of a dialect -------------------------------------------------------------------------------------
+
+    def _ids(self) -> dict[str, bytes]:
+        """Name -> content of the znodes of this member under `ids`; the first name is `member_id`."""
+        raise NotImplementedError
+
+    def _assign(self, topic: str, numbers: Sequence[int]) -> Iterable[int]:
+        """The partitions of this member in a topic with the partitions `numbers`, by the registrations (`_said`)."""
+        raise NotImplementedError
+
+    # -- the layout ----------------------------------------------------------------------------------------------
+
+    async def _register(self) -> None:
+        await self._begin_session()
+        for path in (self._ids_path, self._owners_path):
+            await self._zk.ensure_path(path)
+        self._registered = frozenset(self._chosen())
+        self.member_id = self._new_id()
+        self._mine_said = self._ids()
+        await self._registration.create(dict(self._own_znodes()))
+        zk, path = self._zk, self._ids_path
+        self._names = Watched(lambda watch: zk.get_children(path, watch), self._changed.set)
+        self._said, self._view = {}, None
+        log.info("%s: joined as %s (pid %d)", self._group, self.member_id, os.getpid())
+
+    def _new_id(self) -> str:
+        raise NotImplementedError
+
+    def _own_znodes(self) -> list[tuple[str, bytes]]:
+        return [(f"{self._ids_path}/{name}", data) for name, data in self._mine_said.items()]
+
+    def _proof(self) -> tuple[str, bytes]:
+        return self._own_znodes()[0]
+
+    def _znodes(self) -> Iterable[str]:
+        return (*self._claim_znodes(), *(path for path, _ in self._own_znodes()))
+
+    def _claim_of(self, directory: str, name: str) -> TopicPartition | None:
+        number = name.rpartition("-")[2]  # of either dialect
+        topic = re.sub("^b'(.*)'$", r"\1", directory.rpartition("/")[2])
+        return TopicPartition(topic, int(number)) if number.isdigit() else None
+
+    async def _mine(self) -> Partitions:
+        names = await self._names.get()
+        self._check_registered(names)
+        if frozenset(self._chosen()) != self._registered:
+            log.info("%s: %s registers again: its topics changed", self._group, self.member_id)
+            self._renewing = True
+            self._changed.set()
+            return NO_PARTITIONS
+        await self._listen(names)
+        if not self._mine_said.keys() <= self._said.keys():
+            raise MembershipLost("its znode was deleted")
+        mine: set[TopicPartition] = set()
+        for topic in sorted(self._registered):
+            numbers = self._topics.partitions(topic)
+            if numbers is None:  # a starting broker may report existing topics as missing
+                mine |= {p for p in self._held if p.topic == topic}
+            else:
+                mine |= {TopicPartition(topic, number) for number in self._assign(topic, sorted(numbers))}
+        view = (self._said, frozenset(mine))
+        if view != self._view:
+            self._view = (dict(self._said), frozenset(mine))
+            self.generation += 1
+        return frozenset(mine)
+
+    def _chosen(self) -> Collection[str]:
+        """The topics to register. Resolves a pattern here, because each client has its own pattern syntax."""
+        if self._selection.pattern is None:
+            return self._selection.topics
+        known = self._selection.among(self._topics.topics())
+        # keep what is registered: a starting broker may report existing topics as missing
+        return known | {topic for topic in self._registered if self._topics.partitions(topic) is None}
+
+    async def _listen(self, names: Collection[str]) -> None:
+        """Reads the znodes of new members; these never change."""
+        self._said = {name: data for name, data in self._said.items() if name in names}
+        new = [name for name in names if name not in self._said]
+        answers = await asyncio.gather(*map(self._ask, new))
+        self._said.update({name: data for name, data in zip(new, answers) if data is not None})
+
+    async def _ask(self, name: str) -> bytes | None:
+        try:
+            return (await self._zk.get(f"{self._ids_path}/{name}"))[0]
+        except NoZnode:
+            return None  # deleted since; the watch triggers the next read
+
+    def _complain(self, name: str, error: AllocatorError) -> None:
+        """Reports an invalid member once. It counts as absent."""
+        if name not in self._complained:
+            self._complained.add(name)
+            log.error("%s: %s", self._group, error)
+            self._listener.failed(error)
+
+
+class ConsumersMembership(_OldConsumer):
+    """A member beside Kafka's own high-level consumers. The constructor does no I/O."""
+
+    _last_change = float("-inf")
+
+    def _new_id(self) -> str:
+        # the format of Java's ids
+        host = re.sub("[^A-Za-z0-9._-]", "-", socket.gethostname())
+        return f"{self._group}_{host}-{wall_ms()}-{uuid.uuid4().hex[:8]}"
+
+    def _ids(self) -> dict[str, bytes]:
+        return {self.member_id: OldSubscription("static", dict.fromkeys(sorted(self._registered), 1)).encode()}
+
+    def _claim_paths(self, partition: TopicPartition) -> tuple[str, ...]:
+        return (f"{self._owners_path}/{partition.topic}/{partition.partition}",)
+
+    def _claim_data(self) -> bytes:
+        return f"{self.member_id}-0".encode()
+
+    async def _mine(self) -> Partitions:
+        before = self.generation
+        mine = await super()._mine()
+        if self.generation != before:
+            self._last_change = self._clock()
+        return mine
+
+    async def _listen(self, names: Collection[str]) -> None:
+        await super()._listen(names)
+        self._subscriptions: dict[str, OldSubscription] = {}
+        for name, data in self._said.items():
+            try:
+                self._subscriptions[name] = OldSubscription.decode(f"{self._ids_path}/{name}", data)
+            except InvalidZnode as error:
+                self._complain(name, error)
+
+    def _assign(self, topic: str, numbers: Sequence[int]) -> Iterable[int]:
+        threads = sorted(
+            f"{name}-{thread}"
+            for name, subscription in self._subscriptions.items()
+            for thread in range(subscription.threads(topic))
+        )
+        return range_share(numbers, len(threads), threads.index(f"{self.member_id}-0"))
+
+    async def _drained(self, partitions: Partitions) -> None:
+        await super()._drained(partitions)
+        if self._clock() - self._last_change > NUDGE_S:
+            await self._nudge()
+
+    async def _nudge(self) -> None:
+        """Makes waiting members retry their claims. They have given up by now, until a member joins or leaves."""
+        # a member without threads joins and leaves in one step. This member's own znode stays, because the lease
+        # counts its versions
+        path, nothing = f"{self._ids_path}/{self.member_id}-released", OldSubscription("static", {}).encode()
+        while not (self._leaving or self._renewing):
+            try:
+                await self._zk.multi([Op("create", path, nothing, ephemeral=True), Op("delete", path)])
+                return
+            except ConnectionLost:
+                await asyncio.sleep(RETRY_S)
+
+
+class PykafkaMembership(_OldConsumer):
+    """A member beside pykafka's BalancedConsumers. The constructor does no I/O.
+
+    pykafka names the claim of a partition after its leader, and on Python 3 writes the topic as `b'topic'`. So two of
+    its members with another view of the leader, or another Python, can both own a partition. This member claims under
+    all of these names, and respects a claim under any of them.
+    """
+
+    _ordered_for: tuple[str, ...] | None = None
+    _leaders: dict[TopicPartition, int | None]
+
+    def _new_id(self) -> str:
+        return f"{re.sub('[^A-Za-z0-9._-]', '-', socket.gethostname())}:{uuid.uuid4()}"
+
+    def _ids(self) -> dict[str, bytes]:
+        # in this layout a member has one topic
+        topics = sorted(self._registered)
+        return {self.member_id + (f".{n}" if n else ""): topic.encode() for n, topic in enumerate(topics or [""])}
+
+    def _claim_paths(self, partition: TopicPartition) -> tuple[str, ...]:
+        nodes = sorted(broker.node_id for broker in self._cluster.brokers)
+        topics = partition.topic, f"b'{partition.topic}'"
+        return tuple(f"{self._owners_path}/{topic}/{node}-{partition.partition}" for topic in topics for node in nodes)
+
+    def _claim_data(self) -> bytes:
+        return self.member_id.encode()
+
+    async def _listen(self, names: Collection[str]) -> None:
+        await super()._listen(names)
+        for name, data in self._said.items():
+            if data.startswith(b"{"):
+                why = "not a topic name; a group cannot have members of pykafka and of Kafka's own client"
+                self._complain(name, InvalidZnode(f"{self._ids_path}/{name}", why))
+        members = tuple(sorted(self._said))
+        if members != self._ordered_for:
+            # the others keep their order until the members change, even if a leader changes
+            self._ordered_for, self._leaders = members, {}
+
+    def _assign(self, topic: str, numbers: Sequence[int]) -> Iterable[int]:
+        members = sorted(name for name, data in self._said.items() if data == topic.encode())
+        (ours,) = (name for name, data in self._mine_said.items() if data == topic.encode())
+        return range_share(sorted(numbers, key=lambda n: self._sort_key(topic, n)), len(members), members.index(ours))
+
+    def _sort_key(self, topic: str, number: int) -> str:
+        partition = TopicPartition(topic, number)
+        if partition not in self._leaders:
+            self._leaders[partition] = self._cluster.leader(partition)
+        return f"{self._leaders[partition]}-{number}"

@@ -1,0 +1,333 @@
+"""Ownership by one ephemeral znode for each partition, common to the legacy layouts.
+
+Guarantee: among members that create these znodes (of this library, and of Kafka 0.8's high-level consumer) a partition
+has at most one owner at any instant. A member starts a partition after it has created its znode, which only one member
+can. It deletes the znode after it has drained the partition and committed. Members that create none are not covered.
+
+A claim costs one create and one delete for each partition that moves, a few hundred in one transaction.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain, islice
+
+from allocator.core.clock import boot_clock
+from allocator.core.measures import Measures
+from allocator.core.membership.lease import MembershipLost
+from allocator.core.membership.membership import AssignmentListener, PartitionCountSource
+from allocator.core.membership.patterns import TopicSelection
+from allocator.core.membership.session import SessionMembership
+from allocator.core.settings import DEFAULT
+from allocator.core.tasks import TaskGroup, wait_for_event
+from allocator.core.types import Partitions
+from allocator.core.zookeeper.client import ConnectionLost, NoZnode, Op, Watched, ZnodeExists, ZooKeeper
+from allocator.core.zookeeper.ephemeral import EphemeralZnodes
+from allocator.errors import AllocatorError
+from allocator.types import TopicPartition
+
+__all__ = ["RETRY_S", "OwnersMembership", "OwnersSettings"]
+
+log = logging.getLogger(__name__)
+
+AT_ONCE = 200  # creates in one transaction; more: other clients wait longer; less: more round trips
+RETRY_S = 0.1
+GATHER_S = 0.05  # pause that collects several changes of claims into one
+
+
+@dataclass(frozen=True)
+class OwnersSettings:
+    """Settings of a member. Times in seconds."""
+
+    name: str = ""
+    topics: frozenset[str] = frozenset()
+    pattern: str | None = None
+    connect_timeout_s: float | None = DEFAULT["connect_timeout_s"]  # of `join`; None: no limit
+    max_poll_interval_s: float | None = None  # longest time between two polls of the user; None: no limit
+    topic_poll_s: float = 10.0  # interval of metadata requests that find new topics and partitions
+
+
+class OwnersMembership(SessionMembership):
+    """A member that claims the partitions that its layout assigns to it.
+
+    A subclass is a layout: it computes the assignment (`_mine`) and the paths of the claims.
+    """
+
+    def __init__(
+        self,
+        zk: ZooKeeper,
+        group: str,
+        base: str,
+        listener: AssignmentListener,
+        topics: PartitionCountSource,
+        settings: OwnersSettings,
+        *,
+        measures: Measures | None = None,
+        clock: Callable[[], float] = boot_clock,
+    ) -> None:
+        super().__init__(zk, group, base, listener, settings, measures, clock)
+        self._topics = topics
+        self._selection = TopicSelection(settings.topics, settings.pattern)
+        self._topic_poll_s = settings.topic_poll_s
+        self._clock = clock
+        self._registration = EphemeralZnodes(zk)  # the znodes of the member itself
+        self._claimed: dict[TopicPartition, tuple[str, ...]] = {}
+        self._claim_session: int | None = None
+        self._doubtful: dict[TopicPartition, tuple[str, ...]] = {}  # the reply was lost: the claim may exist
+        self._ensured: set[str] = set()
+        self._listings: dict[str, Watched[list[str]]] = {}
+
+    # -- methods of a layout --------------------------------------------------------------------------------------
+
+    async def _mine(self) -> Partitions:
+        """The partitions of this member by the current state of the group; sets `_changed` when that may change."""
+        raise NotImplementedError
+
+    def _claim_paths(self, partition: TopicPartition) -> tuple[str, ...]:
+        """The znodes that the owner of a partition creates, in one transaction."""
+        raise NotImplementedError
+
+    def _claim_of(self, directory: str, name: str) -> TopicPartition | None:
+        """The partition that a znode in a directory of claims belongs to; None if it is not a claim."""
+        raise NotImplementedError
+
+    def _claim_data(self) -> bytes:
+        raise NotImplementedError
+
+    def _wait_s(self, partition: TopicPartition) -> float:
+        """Seconds until this member may claim a partition of its own."""
+        return 0.0
+
+    # -- the subscription ----------------------------------------------------------------------------------------
+
+    def subscribe(self, topics: Iterable[str], pattern: str | None = None) -> None:
+        """Replaces the subscription. Partitions of other owners start when those release them."""
+        self._selection = TopicSelection(topics, pattern)
+        if self._task is not None:
+            self._selection.follow(self._topics)
+            self._changed.set()
+
+    # -- the loop ------------------------------------------------------------------------------------------------
+
+    async def _begin_session(self) -> None:
+        """Deletes what an earlier membership in this session has left. Call it first in `_register`."""
+        self._listings = {}
+        self._ensured = set()
+        if self._claim_session != self._zk.session_id:
+            self._claimed, self._doubtful = {}, {}  # they ended with their session; others may own them now
+        self._claim_session = self._zk.session_id
+        # the session may outlive a membership; others may own claims that were deleted in between
+        self._doubtful.update(self._claimed)
+        self._claimed = {}
+        await self._recover()
+        await self._unclaim(frozenset(self._claimed))
+        await self._registration.delete()
+
+    async def _take_part(self, scope: TaskGroup) -> None:
+        self._selection.follow(self._topics)
+        scope.start(self._poll_topics(), "topics")
+        remove = self._topics.on_metadata(self._changed.set)
+        try:
+            await self._follow(scope)
+        finally:
+            remove()
+
+    async def _follow(self, scope: TaskGroup) -> None:
+        wait_s: float | None = None
+        while True:
+            await wait_for_event(self._changed, wait_s)
+            self._changed.clear()
+            wait_s = None
+            if self._leaving or self._renewing:
+                self._release(self._held, scope)
+                if not self._draining:
+                    return
+                continue
+            try:
+                mine = await self._mine()
+                self._release(self._held - mine, scope)
+                if not self._starting:
+                    wait_s = await self._gain(mine - self._held - self._draining, scope)
+            except ConnectionLost:
+                await asyncio.sleep(RETRY_S)
+                self._changed.set()
+
+    async def _gain(self, wanted: Partitions, scope: TaskGroup) -> float | None:
+        """Claims free partitions and starts them. Returns the seconds until the next try; None: a watch triggers it."""
+        if self._doubtful:
+            await self._recover()
+            await self._unclaim(self._claimed.keys() - wanted - self._held - self._draining)
+        waits = {p: self._wait_s(p) for p in wanted}
+        ready = frozenset(p for p, wait_s in waits.items() if wait_s <= 0)
+        later = [wait_s for wait_s in waits.values() if wait_s > 0]
+        if ready:
+            gained = await self._claim(ready)
+            if gained:
+                self._held |= gained
+                log.info(
+                    "%s: %s gains %d partitions, holds %d", self._group, self.member_id, len(gained), len(self._held)
+                )
+                self._start(gained, scope)
+            retry_s = await self._await_claims(ready - gained) if gained != ready else None
+            if retry_s is not None:
+                later.append(retry_s)
+        return min(later, default=None)
+
+    # -- claims --------------------------------------------------------------------------------------------------
+
+    async def _claim(self, partitions: Partitions) -> Partitions:
+        """Creates claims. Returns the partitions that this member has claimed."""
+        gained = partitions & self._claimed.keys()
+        free = iter(sorted(partitions - gained - await self._taken(partitions)))
+        while some := list(islice(free, AT_ONCE)):
+            paths = {p: self._claim_paths(p) for p in some}
+            creates = [Op("create", path, self._claim_data(), ephemeral=True) for path in chain(*paths.values())]
+            try:
+                await self._zk.multi(creates)
+            except ZnodeExists:
+                for listing in self._listings.values():
+                    listing.forget()
+                break
+            except ConnectionLost:
+                self._doubtful.update(paths)
+                if gained:
+                    break  # start these; claim the rest when the connection is back
+                raise
+            self._claimed.update(paths)
+            gained |= paths.keys()
+        await self._number(gained)
+        return gained
+
+    async def _taken(self, partitions: Partitions) -> Partitions:
+        """The partitions that have a claim."""
+        directories: defaultdict[str, set[TopicPartition]] = defaultdict(set)
+        for partition in partitions:
+            for directory in self._directories(partition):
+                directories[directory].add(partition)
+        found: set[TopicPartition] = set()
+        for directory, wanted in directories.items():
+            if directory not in self._ensured:
+                await self._zk.ensure_path(directory)
+                self._ensured.add(directory)
+            claims = {self._claim_of(directory, name) for name in await self._zk.get_children(directory)}
+            found |= wanted & claims
+        return frozenset(found)
+
+    async def _number(self, partitions: Partitions) -> None:
+        """Sets the fence of each claimed partition to the id of the transaction that created its znode."""
+        claimed = iter(partitions)
+        while some := list(islice(claimed, AT_ONCE)):
+            stats = await asyncio.gather(*(self._zk.exists(self._claimed[p][0]) for p in some))
+            # one that is missing was deleted by hand: the lowest number lets every other owner take over
+            self._fences.update((p, -1 if stat is None else stat.created_zxid) for p, stat in zip(some, stats))
+
+    async def _recover(self) -> None:
+        """Checks which of the doubtful claims belong to this session."""
+        if self._doubtful:
+            await self._zk.sync()
+        doubtful = iter(sorted(self._doubtful.items()))
+        while some := list(islice(doubtful, AT_ONCE)):
+            ours = await asyncio.gather(*(self._is_ours(paths[0]) for _, paths in some))
+            for (partition, paths), is_ours in zip(some, ours):
+                if is_ours:
+                    self._claimed[partition] = paths
+                self._doubtful.pop(partition, None)
+
+    async def _await_claims(self, partitions: Partitions) -> float | None:
+        """Watches claims of others. Returns the seconds until the next try; None: the watch triggers it."""
+        claims: set[TopicPartition | None] = set()
+        for directory in set().union(*map(self._directories, partitions)):
+            listing = self._listings.get(directory)
+            if listing is None:
+                listing = self._listings[directory] = Watched(partial(self._zk.get_children, directory), self._soon)
+            claims |= {self._claim_of(directory, name) for name in await listing.get()}
+        return None if partitions <= claims else GATHER_S  # some were deleted before the watch was set
+
+    def _soon(self) -> None:
+        asyncio.get_running_loop().call_later(GATHER_S, self._changed.set)
+
+    async def _drained(self, partitions: Partitions) -> None:
+        if self._leaving:
+            return  # the end of the session deletes them all; ZooKeeper may not respond now
+        await self._unclaim(partitions)
+
+    async def _unclaim(self, partitions: Iterable[TopicPartition]) -> None:
+        """Deletes claims; retries until they or the session have ended.
+
+        A claim is doubtful until ZooKeeper has acknowledged its deletion. The claim of the next owner has the same
+        path, so a second deletion could hit that one.
+        """
+        left = [p for p in sorted(partitions) if p in self._claimed]
+        while left and self._claim_session == self._zk.session_id:
+            some = {p: self._claimed.pop(p) for p in left[:AT_ONCE] if p in self._claimed}
+            self._doubtful.update(some)
+            try:
+                if some:
+                    await self._delete_all(list(chain(*some.values())))
+            except ConnectionLost:
+                await self._recover_later()
+                continue
+            for partition in some:
+                self._doubtful.pop(partition, None)
+                self._claimed.pop(partition, None)
+            del left[:AT_ONCE]
+
+    async def _recover_later(self) -> None:
+        """Checks the doubtful claims as soon as ZooKeeper responds again."""
+        while self._claim_session == self._zk.session_id:
+            await asyncio.sleep(RETRY_S)
+            with contextlib.suppress(ConnectionLost):
+                await self._recover()
+                return
+
+    async def _delete_all(self, paths: Sequence[str]) -> None:
+        try:
+            await self._zk.multi([Op("delete", path) for path in paths])
+        except NoZnode:
+            for path in paths:
+                if await self._is_ours(path):
+                    with contextlib.suppress(NoZnode):
+                        await self._zk.delete(path)
+
+    async def _is_ours(self, path: str) -> bool:
+        """Whether this session created the znode at `path`."""
+        stat = await self._zk.exists(path)
+        return stat is not None and stat.owner == self._zk.session_id
+
+    async def _delete_ours(self, released: bool) -> None:
+        # ZooKeeper executes the requests of a session in order: a deletion that was sent before has taken effect
+        with contextlib.suppress(ConnectionLost):
+            await self._recover()
+        await super()._delete_ours(released)
+
+    def _claim_znodes(self) -> Iterable[str]:
+        """For `_znodes`: the claims of this session."""
+        return chain(*self._claimed.values()) if self._claim_session == self._zk.session_id else ()
+
+    def _directories(self, partition: TopicPartition) -> set[str]:
+        return {path.rpartition("/")[0] for path in self._claim_paths(partition)}
+
+    def _check_registered(self, names: Iterable[str]) -> None:
+        """Raises MembershipLost if this member is not in `names`."""
+        if self.member_id not in names:
+            raise MembershipLost("its znode was deleted")
+
+    # -- topics --------------------------------------------------------------------------------------------------
+
+    def _existing(self) -> Partitions:
+        """All known partitions of the selected topics."""
+        topics = self._selection.among(self._topics.topics())
+        return frozenset(TopicPartition(t, number) for t in topics for number in self._topics.partitions(t) or ())
+
+    async def _poll_topics(self) -> None:
+        """Polls Kafka for new topics and partitions."""
+        while True:
+            await asyncio.sleep(self._topic_poll_s)
+            with contextlib.suppress(AllocatorError):  # the next poll retries
+                await self._topics.refresh()

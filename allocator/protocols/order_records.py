@@ -1,0 +1,157 @@
+"""Stores the orders of a group in a compacted topic: decodes its records, and encodes changes. Pure.
+
+A group of Kafka's own protocols has no znode. Its orders are in the topic `<group>.orders`, with one partition and
+`cleanup.policy=compact`:
+
+    key                          value
+    o-5f3a9c21                   the order as in the znode, and the format: {"format": 1, "id": "o-5f3a9c21", ...}
+    result/o-5f3a9c21/<digest>   a result as in the znode, and the format; one for each set of partitions
+
+A record without a value withdraws the order, or the result, of its key. The orders follow from the last record of each
+key and the order of these records alone, so compaction changes nothing.
+
+Records with other keys, and values that this version cannot read, are ignored.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, Optional
+
+from allocator.core.membership.zookeeper.checked import FORMAT, InvalidZnode, parse_object
+from allocator.core.membership.zookeeper.orders import (
+    MAX_ORDERS,
+    MAX_RESULTS,
+    ORDERS_BYTES,
+    Order,
+    OrderResult,
+    Orders,
+    order_of,
+    result_of,
+)
+from allocator.core.membership.zookeeper.znodes import InflateBudget, to_ranges
+from allocator.errors import ConfigError
+
+__all__ = ["OrderRecords", "result_record"]
+
+ORDER_KEY = re.compile(rb"o-[0-9a-f]{8,32}\Z")
+RESULT_KEY = re.compile(rb"result/(o-[0-9a-f]{8,32})/[0-9a-f]{16}\Z")
+MAX_BYTES = 4 * ORDERS_BYTES  # bytes of all values. more: more memory; less: fewer orders and results
+
+Entry = tuple[bytes, Optional[bytes]]
+"""Key and value of a record to write."""
+
+
+class OrderRecords:
+    """The last record of each key that has been read."""
+
+    def __init__(self) -> None:
+        self._last: dict[bytes, tuple[int, bytes]] = {}
+        """Offset and value by key; in the order of the offsets."""
+        self._bytes = 0
+        self._read: Optional[tuple[Orders, frozenset[bytes]]] = None
+
+    def add(self, offset: int, key: Optional[bytes], value: Optional[bytes]) -> bool:
+        """Adds the next record. Returns whether it can change the orders. Never raises, whatever the record
+        contains."""
+        if key is None or not (ORDER_KEY.match(key) or RESULT_KEY.match(key)):
+            return False
+        before = self._last.pop(key, None)
+        self._bytes -= 0 if before is None else len(before[1])
+        if value is not None and self._bytes + len(value) <= MAX_BYTES:
+            self._last[key] = offset, value
+            self._bytes += len(value)
+        self._read = None
+        return True
+
+    @property
+    def orders(self) -> Orders:
+        return self._decoded()[0]
+
+    def change(self, after: Orders) -> list[Entry]:
+        """Returns the records that change the stored orders to `after`, which comes from `orders` without new results.
+
+        It also withdraws records without effect, oldest first: otherwise a replaced order would take effect again when
+        its replacement is withdrawn.
+        """
+        before, readable = self._decoded()
+        kept = {order.id.encode() for order in after.entries}
+        known = {order.id: _encode(order) for order in before.entries}
+        new = [(order.id.encode(), data) for order in after.entries if known.get(order.id) != (data := _encode(order))]
+        size = self._bytes + sum(len(data) for _, data in new)
+        if size > MAX_BYTES // 2 and new:
+            raise ConfigError(
+                f"the orders of the group would take {size} bytes, more than {MAX_BYTES // 2}; remove some first, or "
+                "name partitions in ranges"
+            )
+        return [*new, *((key, None) for key in self._last if key in readable and _order_id(key) not in kept)]
+
+    def _decoded(self) -> tuple[Orders, frozenset[bytes]]:
+        """Returns the orders, and the keys of all records that this version can read."""
+        if self._read is None:
+            readable, budget = set[bytes](), InflateBudget()
+            by_subject: dict[str, Order] = {}
+            for key, order in self._orders(budget):
+                if by_subject.pop(order.subject, None) is not None or len(by_subject) < MAX_ORDERS:
+                    by_subject[order.subject] = order
+                    readable.add(key)
+            results: defaultdict[str, list[OrderResult]] = defaultdict(list)
+            for key, order_id, result in self._results(budget):
+                results[order_id].append(result)
+                readable.add(key)
+            orders = Orders(
+                tuple(replace(each, results=tuple(results[each.id][:MAX_RESULTS])) for each in by_subject.values())
+            )
+            self._read = orders, frozenset(readable)
+        return self._read
+
+    def _orders(self, budget: InflateBudget) -> Iterator[tuple[bytes, Order]]:
+        for key, (_, value) in self._last.items():
+            if not ORDER_KEY.match(key):
+                continue
+            try:
+                order = order_of(key.decode(), {**_parsed(key, value), "results": []}, budget)
+            except InvalidZnode:
+                continue
+            if order.id.encode() == key:
+                yield key, order
+
+    def _results(self, budget: InflateBudget) -> Iterator[tuple[bytes, str, OrderResult]]:
+        for key, (_, value) in self._last.items():
+            if not RESULT_KEY.match(key):
+                continue
+            try:
+                yield key, _order_id(key).decode(), result_of(key.decode(), _parsed(key, value), budget)
+            except InvalidZnode:
+                continue
+
+
+def result_record(order_id: str, result: OrderResult) -> Entry:
+    """Returns the record of a member's result for these partitions."""
+    ranges = json.dumps(to_ranges(result.partitions), sort_keys=True).encode()
+    digest = hashlib.sha256(ranges).hexdigest()[:16]
+    return f"result/{order_id}/{digest}".encode(), _json(result.to_json())
+
+
+def _order_id(key: bytes) -> bytes:
+    found = RESULT_KEY.match(key)
+    return key if found is None else found[1]
+
+
+def _parsed(key: bytes, value: bytes) -> dict[str, Any]:
+    if len(value) > ORDERS_BYTES:
+        raise InvalidZnode(key.decode(), f"{len(value)} bytes")
+    return parse_object(key.decode(), value)
+
+
+def _encode(order: Order) -> bytes:
+    return _json({name: value for name, value in order.to_json().items() if name != "results"})
+
+
+def _json(value: dict[str, Any]) -> bytes:
+    return json.dumps({"format": FORMAT, **value}, separators=(",", ":")).encode()

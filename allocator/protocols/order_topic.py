@@ -1,0 +1,267 @@
+"""The orders of a group of Kafka's own protocols, which are in a compacted topic: read, written and followed.
+
+Guarantee: processes that have read the same records see the same orders, also after compaction. A member follows the
+topic `<group>.orders` from its beginning with a consumer without a group. Whatever else is in the topic never stops a
+member. A group without that topic pays with one more topic in the requests for metadata that its members make.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from allocator.core.client.client import KafkaClient
+from allocator.core.client.configs import TOPIC_RESOURCE, describe_configs
+from allocator.core.client.create_topics import create
+from allocator.core.clock import wall_ms
+from allocator.core.consumer.up_to import answered, records_up_to
+from allocator.core.errors import OrderRefused
+from allocator.core.membership.zookeeper.order_store import NoSuchOrder
+from allocator.core.membership.zookeeper.orders import Order, OrderResult, Orders
+from allocator.core.names import check_topic
+from allocator.core.tasks import wait_for_event
+from allocator.errors import AllocatorError, BrokerError, ConfigError
+from allocator.producer.producer import Producer
+from allocator.protocols.order_records import Entry, OrderRecords, result_record
+from allocator.types import TopicPartition
+
+if TYPE_CHECKING:
+    from allocator.core.consumer.consumer import Consumer
+
+__all__ = ["OrderTopic", "orders_topic"]
+
+log = logging.getLogger(__name__)
+
+OLDEST = (0, 11)  # the first broker version with an idempotent producer
+REPLICATION = 3
+AT_ONCE_BYTES = 1 << 20  # bytes of one fetch; a larger single record is still fetched
+LOOK_S = 15.0  # between two searches for the topic. more: finds a new topic later; less: more metadata requests
+TURN_S = 1.0  # between two checks. more: notices a deleted topic later; less: more turns of the loop
+AGAIN_S = 1.0
+
+
+def orders_topic(group: str) -> str | None:
+    """Returns the name of the topic; None if the group's name is not valid in the name of a topic."""
+    name = f"{group}.orders"
+    try:
+        check_topic(name)
+    except ConfigError:
+        return None
+    return name
+
+
+class OrderTopic:
+    """The orders of one group. `create`: a write creates the topic. Constructing touches nothing.
+
+    `reader` is the class `Consumer`, which itself follows such a topic in a group.
+    """
+
+    def __init__(
+        self,
+        reader: type[Consumer],
+        brokers: str | Sequence[str],
+        group: str,
+        *,
+        security: Mapping[str, Any] | None = None,
+        create: bool = False,
+        timeout_s: float = 30.0,
+    ) -> None:
+        self.group = group
+        self.topic = orders_topic(group)
+        self._reader = reader
+        self._brokers = brokers
+        self._security = security
+        self._create = create
+        self._timeout_s = timeout_s
+
+    # -- commands ------------------------------------------------------------------------------------------------
+
+    async def read(self) -> Orders:
+        """The present orders; none where the topic does not exist. Raises BrokerError."""
+        async with self._connected() as client:
+            return Orders() if not self._exists(client) else (await self._records()).orders
+
+    async def put(self, order: Order, now_ms: int) -> None:
+        """Writes one order; it replaces an earlier one with the same subject.
+
+        Raises ConfigError for too many orders, OrderRefused without a topic that keeps them, BrokerError.
+        """
+        async with self._connected() as client:
+            await self._prepare(client)
+            records = await self._records()
+            await self._write(client, records.change(records.orders.put(order, now_ms)))
+
+    async def remove(self, ids: Collection[str], now_ms: int) -> tuple[Order, ...]:
+        """Removes orders and returns the removed ones. If one id does not exist, raises NoSuchOrder and
+        removes none."""
+        async with self._connected() as client:
+            records = await self._records() if self._exists(client) else OrderRecords()
+            orders = records.orders
+            found = [(order_id, orders.find(order_id)) for order_id in ids]
+            missing = [order_id for order_id, order in found if order is None]
+            if missing:
+                raise NoSuchOrder.of(self.group, missing, orders)
+            await self._write(client, records.change(orders.without(ids, now_ms)))
+            return tuple(order for _, order in found if order is not None)
+
+    async def add_result(self, order_id: str, result: OrderResult) -> None:
+        """Adds a member's result to an order that is carried out once. Does nothing if the order was removed."""
+        async with self._connected() as client:
+            if not self._exists(client):
+                return
+            order = (await self._records()).orders.find(order_id)
+            if order is not None and result not in order.results:
+                await self._write(client, [result_record(order_id, result)])
+
+    # -- members -------------------------------------------------------------------------------------------------
+
+    def watch(self, client: KafkaClient) -> None:
+        """Makes `client` include the topic in its metadata requests."""
+        if self.topic is not None:
+            client.follow_beside([self.topic])
+
+    async def follow(
+        self, client: KafkaClient, ordered: Callable[[Orders, OrderTopic], None], began: asyncio.Event
+    ) -> None:
+        """Calls `ordered` with the present orders, and again after each change. Sets `began` after the first call."""
+        changed, told = asyncio.Event(), False
+
+        def news(orders: Orders) -> None:
+            nonlocal told
+            told = False
+            ordered(orders, self)
+            began.set()
+
+        remove = client.on_metadata(changed.set)
+        try:
+            while True:
+                changed.clear()
+                try:
+                    if self._exists(client) and client.broker_version >= OLDEST:
+                        await self._follow(client, news, began)
+                        news(Orders())  # the topic was deleted
+                    began.set()
+                    if not await wait_for_event(changed, LOOK_S):
+                        await client.refresh(max_age_s=LOOK_S)
+                except AllocatorError as error:
+                    log.log(
+                        logging.DEBUG if told else logging.WARNING,
+                        "%s: the orders in topic %s stay as they were: %s",
+                        self.group,
+                        self.topic,
+                        error,
+                    )
+                    told = True
+                    began.set()
+                    await asyncio.sleep(AGAIN_S)
+        finally:
+            remove()
+
+    async def _follow(self, client: KafkaClient, news: Callable[[Orders], None], began: asyncio.Event) -> None:
+        """Returns when the topic was deleted or created again."""
+        assert self.topic is not None
+        topic_id, looked = client.topic_id(self.topic), time.monotonic()
+        async with self._consumer() as consumer:
+            records, at = OrderRecords(), TopicPartition(self.topic, 0)
+            end = (await consumer.end_offsets([at]))[at]
+            changed, expiry = True, None
+            while self._exists(client) and client.topic_id(self.topic) == topic_id:
+                batch = await consumer.getbatch(TURN_S if began.is_set() else 0.05)
+                for record in batch or ():
+                    changed = records.add(record.offset, record.key, record.value) or changed
+                now_ms = wall_ms()
+                if await consumer.position(at) >= end and (changed or (expiry is not None and expiry <= now_ms)):
+                    orders, changed = records.orders, False
+                    expiry = orders.next_expiry(now_ms)
+                    news(orders)
+                if time.monotonic() - looked > LOOK_S:
+                    looked = time.monotonic()
+                    await client.refresh(max_age_s=LOOK_S)
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _exists(self, client: KafkaClient) -> bool:
+        return self.topic is not None and client.partitions(self.topic) is not None
+
+    @contextlib.asynccontextmanager
+    async def _connected(self) -> AsyncIterator[KafkaClient]:
+        client = KafkaClient(
+            self._brokers, client_id="allocator-orders", security=self._security, request_timeout_s=self._timeout_s
+        )
+        try:
+            self.watch(client)
+            await client.connect(self._timeout_s)
+            await client.refresh()
+            yield client
+        finally:
+            await client.close()
+
+    def _consumer(self) -> Consumer:
+        assert self.topic is not None
+        return self._reader(
+            brokers=self._brokers,
+            group=None,
+            membership="fixed",
+            partitions=[TopicPartition(self.topic, 0)],
+            client_id="allocator-orders",
+            security=self._security,
+            auto_offset_reset="earliest",
+            max_bytes=AT_ONCE_BYTES,
+            max_partition_bytes=AT_ONCE_BYTES,
+            connect_timeout_s=self._timeout_s,
+        )
+
+    async def _records(self) -> OrderRecords:
+        """Returns all records up to the present end. Raises BrokerError if nothing comes for the timeout."""
+        assert self.topic is not None
+        records, at = OrderRecords(), TopicPartition(self.topic, 0)
+        async with self._consumer() as consumer:
+            ends = await answered(consumer.end_offsets([at]), self._timeout_s, self.topic)
+            async for record in records_up_to(consumer, ends, self._timeout_s):
+                records.add(record.offset, record.key, record.value)
+        return records
+
+    async def _prepare(self, client: KafkaClient) -> None:
+        """Creates the topic if `create` is set. Raises OrderRefused for an existing topic that would not keep
+        the orders."""
+        topic = self.topic
+        if topic is None:
+            raise OrderRefused(
+                f"the orders of a group of Kafka's own protocols are in a topic, and {self.group + '.orders'!r} is no "
+                'name of a topic; use membership="zookeeper"'
+            )
+        if client.broker_version < OLDEST:
+            name = ".".join(map(str, client.broker_version))
+            raise OrderRefused(
+                f'orders over Kafka need brokers of Kafka 0.11 or newer; these are {name}; use membership="zookeeper"'
+            )
+        if not self._exists(client):
+            if not self._create:
+                raise OrderRefused(
+                    f"the orders of group {self.group!r} are kept in topic {topic!r}, which does not exist; give "
+                    "--create to create it, or create it with one partition and cleanup.policy=compact"
+                )
+            await create(client, topic, 1, REPLICATION, {"cleanup.policy": "compact"})
+        count = len(client.partitions(topic) or ())
+        policy = "compact"
+        with contextlib.suppress(BrokerError):  # some users may not read configurations
+            found = await describe_configs(client, TOPIC_RESOURCE, topic, ["cleanup.policy"])
+            policy = found.get("cleanup.policy", policy)
+        if count != 1 or policy != "compact":
+            raise OrderRefused(
+                f"topic {topic!r} has {count} partitions and cleanup.policy={policy}; orders need one partition and "
+                "cleanup.policy=compact"
+            )
+
+    async def _write(self, client: KafkaClient, entries: list[Entry]) -> None:
+        if not entries:
+            return
+        assert self.topic is not None
+        async with Producer(client, timeout_s=self._timeout_s) as producer:
+            for key, value in entries:
+                await producer.append(self.topic, key, value, partition=0)
+            await producer.flush()

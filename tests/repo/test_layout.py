@@ -1,0 +1,98 @@
+"""The layout of the package: which package may import which."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from repository import PACKAGE, module_name, sources
+
+# From the lowest to the highest; packages of one tier do not import each other. A package that no tier names is an
+# application.
+TIERS = (("core",), ("producer",), ("protocols", "handlers"), ("operate",))
+COMPOSERS = {"cli", "web"}  # applications that import the others
+ALONE = {"testing"}  # imports the errors and nothing else: a test must not judge the code by the code
+# From the lowest to the highest inside of `core`, below them the modules that stand in `core` itself.
+CORE = (
+    ("assignors", "subscription", "client", "zookeeper", "commands"),
+    ("fetch", "offsets"),
+    ("membership",),
+    ("consumer",),
+)
+# Public short paths, for code that lives deeper; and what no tier holds.
+FACES = {"assignors": "core", "errors": "core", "types": "core", "sinks": "handlers", "schemas": "handlers"}
+FREE = {"", "__main__", "_files", "__version__"}
+# Imports that break the rule and remain to be cut, as (importing module, package).
+REMAINING: set[tuple[str, str]] = {
+    ("allocator.core.consumer.consumer", "handlers"),
+    ("allocator.core.consumer.consumer", "protocols"),
+    ("allocator.core.consumer.core", "handlers"),
+    ("allocator.core.consumer.core", "protocols"),
+    ("allocator.core.consumer.membership_config", "protocols"),
+    ("allocator.core.consumer.operator_orders", "operate"),
+    ("allocator.core.consumer.process", "handlers"),
+    ("allocator.daemon.config", "viewer"),
+    ("allocator.migrate.cutover", "spark"),
+    ("allocator.testing.traffic", "core"),
+}
+
+
+def imports(path: Path) -> Iterator[tuple[int, str]]:
+    """(line, module) for each module of the package that a file imports anywhere, for types only or lazily too."""
+    here = module_name(path).split(".")
+    package = here if path.name == "__init__.py" else here[:-1]
+    for node in ast.walk(ast.parse(path.read_text())):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            # the alias may be a package
+            short = module in ("allocator", "allocator.core")
+            names = [f"{module}.{alias.name}" for alias in node.names] if short else [module]
+        yield from ((node.lineno, name) for name in names if name.split(".")[0] == "allocator")
+
+
+def part(module: str, number: int) -> str:
+    """The `number`th name of a dotted path; "" if it is shorter."""
+    return (module.split(".") + [""] * number)[number]
+
+
+def tier(package: str) -> int:
+    return next((height for height, packages in enumerate(TIERS) if package in packages), len(TIERS))
+
+
+def test_a_package_imports_only_lower_tiers() -> None:
+    wrong = set()
+    for path in sources():
+        importing = part(module_name(path), 1)
+        if importing in FREE or (importing in FACES and path.parent == PACKAGE):
+            continue  # the package itself and its faces hand on names of any package
+        for line, name in imports(path):
+            imported = FACES.get(part(name, 1), part(name, 1))
+            if imported in FREE or imported == importing:
+                continue
+            if tier(imported) < tier(importing) and (importing not in ALONE or part(name, 1) == "errors"):
+                continue
+            if not (importing in COMPOSERS and tier(imported) == len(TIERS)):
+                wrong.add((module_name(path), imported, line))
+    assert {(module, imported) for module, imported, _ in wrong} == REMAINING, wrong
+
+
+def test_the_packages_of_core_form_a_chain() -> None:
+    heights = {package: height for height, packages in enumerate(CORE, start=1) for package in packages}
+    assert set(heights) == {path.parent.name for path in PACKAGE.glob("core/*/__init__.py")}
+    wrong = []
+    for path in sources():
+        if not module_name(path).startswith("allocator.core."):
+            continue
+        here = part(module_name(path), 2)
+        for line, name in imports(path):
+            there = part(name, 2)
+            if part(name, 1) != "core" or there == here:
+                continue
+            if heights.get(there, 0) >= heights.get(here, 0) and there in heights:
+                wrong.append(f"{path}:{line}: {name}")
+    assert not wrong

@@ -37,7 +37,7 @@ from allocator.assignors import GroupView, Member, compute, resolve
 from allocator.types import TopicPartition
 
 EVENTS = ("first", "join", "leave")
-FUNCTIONS = ("naive", "range", "roundrobin", "sticky", "cooperative-sticky", "weighted", "rack-aware", "lag-aware")
+FUNCTIONS = ("naive", "range", "roundrobin", "sticky", "cooperative-sticky", "weighted", "rack-aware")
 PEER = "kafka-python"
 RACKS = ("a", "b", "c")
 NUMBERS = ("function_s", "function_cpu_s", "compute_s", "compute_cpu_s", "memory_mb")
@@ -101,20 +101,18 @@ def view_of(case: Case) -> GroupView:
     )
     partitions = dict.fromkeys(topics, case["partitions"] // case["topics"])
     racks: dict[TopicPartition, tuple[str | None, ...]] = {}
-    load: dict[TopicPartition, float] = {}
-    if case["function"] in ("rack-aware", "lag-aware"):
+    if case["function"] == "rack-aware":
         every = [TopicPartition(topic, number) for topic, count in partitions.items() for number in range(count)]
         racks = {each: (RACKS[each.partition % 3], RACKS[(each.partition + 1) % 3]) for each in every}
-        load = {each: rng.paretovariate(1.5) for each in every}
     before = everyone[:-1]
     if case["event"] == "first":
-        return GroupView(before, partitions, {}, racks, load)
+        return GroupView(before, partitions, {}, racks)
     used = "sticky" if case["function"] == PEER else case["function"]
-    owned = compute(resolve(used), GroupView(before, partitions, {}, racks, load))
+    owned = compute(resolve(used), GroupView(before, partitions, {}, racks))
     if case["event"] == "join":
-        return GroupView(everyone, partitions, owned, racks, load)
+        return GroupView(everyone, partitions, owned, racks)
     stay = before[:-1]
-    return GroupView(stay, partitions, {member.id: owned[member.id] for member in stay}, racks, load)
+    return GroupView(stay, partitions, {member.id: owned[member.id] for member in stay}, racks)
 
 
 def kafka_python(view: GroupView) -> dict[str, list[tuple[str, list[int]]]]:

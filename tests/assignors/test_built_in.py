@@ -11,7 +11,7 @@ from allocator.assignors import GroupView, Member, compute, resolve
 from allocator.core.assignors import validate
 from allocator.types import TopicPartition
 
-OURS = ["range", "roundrobin", "sticky", "cooperative-sticky", "weighted", "rack-aware", "lag-aware"]
+OURS = ["range", "roundrobin", "sticky", "cooperative-sticky", "weighted", "rack-aware"]
 EVEN = ["roundrobin", "sticky", "cooperative-sticky", "weighted", "rack-aware"]
 ALL = pytest.mark.parametrize("name", OURS)
 

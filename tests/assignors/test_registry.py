@@ -27,7 +27,7 @@ from allocator.types import TopicPartition
 
 HERE = Path(__file__).parent
 T = frozenset({"t"})
-BUILT_IN = ["cooperative-sticky", "lag-aware", "naive", "rack-aware", "range", "roundrobin", "sticky", "weighted"]
+BUILT_IN = ["cooperative-sticky", "naive", "rack-aware", "range", "roundrobin", "sticky", "weighted"]
 TWO = GroupView((Member("m-1", "zoe", T), Member("m-2", "adam", T)), {"t": 11})
 
 
@@ -53,9 +53,7 @@ def test_each_built_in_function_is_found_by_its_name_and_by_its_place() -> None:
     assert [name for name in known_names() if ":" not in name and "." not in name] == BUILT_IN
     for name in BUILT_IN:
         assert resolve(name).name == name == repr(resolve(name))
-        module = (
-            "basic" if name in ("naive", "range", "roundrobin") else "lag_aware" if name == "lag-aware" else "sticky"
-        )
+        module = "basic" if name in ("naive", "range", "roundrobin") else "sticky"
         place = "range_" if name == "range" else name.replace("-", "_")
         assert resolve(f"allocator.core.assignors.{module}:{place}") is resolve(name)
 
@@ -153,8 +151,8 @@ def test_extra_parameters_with_defaults_do_not_change_the_signature() -> None:
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
-        ("naiv", "no allocator function 'naiv' (did you mean 'naive'?); known: cooperative-sticky, lag-aware, naive,"),
-        ("zzz", "no allocator function 'zzz'; known: cooperative-sticky, lag-aware, naive,"),
+        ("naiv", "no allocator function 'naiv' (did you mean 'naive'?); known: cooperative-sticky, naive,"),
+        ("zzz", "no allocator function 'zzz'; known: cooperative-sticky, naive,"),
         ("no.such.module:f", "module 'no.such.module' cannot be imported"),
         ("functions:first_take_all", "has no 'first_take_all'; did you mean 'first_takes_all'?"),
         ("functions:", "write 'package.module:function'"),
@@ -200,7 +198,6 @@ def test_a_function_says_what_it_wants_to_be_told() -> None:
     assert wants(resolve(by_lag)) == frozenset()
     by_lag.wants = ["load", "racks"]
     assert wants(resolve(by_lag)) == {"load", "racks"}
-    assert wants(resolve("lag-aware")) == {"load"}
     assert wants(resolve("rack-aware")) == {"racks"}
     assert wants(resolve("sticky")) == frozenset()
 

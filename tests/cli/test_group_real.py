@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from lag_assignor import by_lag
 
 from allocator.cli import main
 from allocator.core.client.client import KafkaClient
@@ -401,7 +402,7 @@ async def test_members_where_kiels_stand_are_told_and_not_counted_as_none(shell:
 
 
 async def test_a_plan_tells_the_lag_that_each_member_would_have(shell: Shell) -> None:
-    async with shell.consumer(client_id="billing-1", assignor="lag-aware") as consumer:
+    async with shell.consumer(client_id="billing-1", assignor=by_lag) as consumer:
         await shell.consume(consumer, 30)
         await wait_until_async(lambda: len(consumer.assignment()) == 3, 30.0)
         plan = await shell.json("plan", shell.group, "--add", "billing-2")

@@ -14,6 +14,7 @@ sys.path += [str(Path(__file__).parent.parent / room) for room in ("wire", "coor
 from fake_group import GroupBroker
 from kafka.protocol.consumer import OffsetCommitResponse
 from kafka_members import Ours
+from lag_assignor import by_lag
 from members import History
 
 from allocator.core.client.client import KafkaClient
@@ -162,8 +163,8 @@ def take_commits(broker: GroupBroker, codes: list[int] | None = None) -> list[tu
 FIRST = {TopicPartition("t", 0): OffsetAndMetadata(3, "", -1)}
 
 
-@pytest.mark.parametrize("assignor", ["cooperative-sticky", "lag-aware"])
-async def test_a_commit_that_races_the_answer_of_a_join_costs_nothing(assignor: str) -> None:
+@pytest.mark.parametrize("assignor", ["cooperative-sticky", by_lag])
+async def test_a_commit_that_races_the_answer_of_a_join_costs_nothing(assignor: Any) -> None:
     async with broker_with_topic() as broker, member(broker, assignor) as ours:
         await holds(ours, ALL)
         commits = take_commits(broker)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import pytest
+from lag_assignor import by_lag
 from members import History, StaticTopics, TestMember
 from racked import racked_brokers
 
@@ -29,7 +30,7 @@ def three_racks(cluster_factory: Callable[..., LocalCluster]) -> LocalCluster:
 class Group:
     """Consumers of one topic that read nothing, so the lag stays."""
 
-    def __init__(self, cluster: LocalCluster, topic: str, group: str, assignor: str, membership: str) -> None:
+    def __init__(self, cluster: LocalCluster, topic: str, group: str, assignor: Any, membership: str) -> None:
         self.cluster, self.topic, self.group, self.assignor = cluster, topic, group, assignor
         self.membership = membership
 
@@ -90,7 +91,7 @@ async def test_who_has_a_partition_far_behind_gets_hardly_anything_else(
     topic = topic_factory(8, cluster=three_racks)
     records = [(None, b"x", number) for number in range(8) for _ in range(5000 if number == 1 else 10)]
     await asyncio.get_running_loop().run_in_executor(None, three_racks.produce, topic, records)
-    setting = Group(three_racks, topic, group, "lag-aware", membership)
+    setting = Group(three_racks, topic, group, by_lag, membership)
     async with setting.consumers(a={}, b={}) as (a, b):
         # by count it would be four each
         await wait_until_async(

@@ -13,7 +13,6 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "api.md"
 MODULES = (
     "allocator",
     "allocator.assignors",
-    "allocator.core.assignors.lag_aware",
     "allocator.operate.dead_letters",
     "allocator.errors",
     "allocator.core.measures",

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from repository import ROOT, code_blocks
 
-from allocator.core.assignors.types import GroupView, Member
 from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.testing import LocalCluster
@@ -19,7 +17,7 @@ from allocator.types import OffsetAndMetadata, TopicPartition
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-ARCHIVING, BALANCING, AUDITING = code_blocks(ROOT / "docs" / "pipelines.md", "python")
+ARCHIVING, AUDITING = code_blocks(ROOT / "docs" / "pipelines.md", "python")
 
 
 def replaced(code: str, changes: dict[str, str]) -> str:
@@ -49,13 +47,3 @@ def test_what_a_group_committed_is_archived_and_audited(
     ]
     exec(replaced(AUDITING, changes), names)
     assert names["report"].right.records == 36
-
-
-def test_loads_of_a_report_balance_a_group(tmp_path: Path) -> None:
-    path = tmp_path / "skew.json"
-    path.write_text(json.dumps({"loads": {"orders": {"0": 9.0, **{str(n): 0.1 for n in range(1, 24)}}}}))
-    names: dict[str, Any] = {}
-    exec(replaced(BALANCING, {"/etc/allocator/skew.json": str(path)}), names)
-    members = tuple(Member(name, name, frozenset(["orders"])) for name in "ab")
-    shares = names["by_bytes"](GroupView(members, {"orders": 24}))
-    assert sorted(len(share) for share in shares.values()) == [1, 23]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from spark_records import Row, frame
 
-from allocator.core.assignors.lag_aware import lag_aware
+from allocator.core.assignors.load import LoadAssignor
 from allocator.core.assignors.types import GroupView, Member
 from allocator.errors import ConfigError
 from allocator.spark.skew import skew
@@ -60,14 +60,14 @@ def test_the_busiest_keys_are_exact_and_keys_in_two_partitions_are_found(report:
     assert {key.key: key.partition for key in hot[1:]} == {b"k4": None, b"k8": None}
 
 
-def test_the_loads_are_what_lag_aware_takes(report: SkewReport, tmp_path: Path) -> None:
+def test_the_loads_are_what_an_assignor_takes(report: SkewReport, tmp_path: Path) -> None:
     path = tmp_path / "skew.json"
     path.write_text(json.dumps(report.to_json()))
     loads = read_loads(path)
     assert loads == report.loads()
     assert sum(loads.values()) == pytest.approx(6, abs=0.01)
     members = tuple(Member(name, name, frozenset(["t", "even"])) for name in "ab")
-    shares = lag_aware(GroupView(members, {"t": 4, "even": 2}, load=loads))
+    shares = LoadAssignor("bytes")(GroupView(members, {"t": 4, "even": 2}, load=loads))
     alone = next(share for share in shares.values() if ("t", 0) in share)
     assert len(list(alone)) == 1
     assert report.busiest_member() is not None

@@ -3,7 +3,7 @@
 In: a `GroupView` (members, their subscriptions, the number of partitions of each topic, what each member holds now).
 Out: a validated mapping of member id to partitions. Touches nothing; imports no other room.
 
-`registry` finds an assignor by name. `basic`, `sticky` and `lag_aware` have the built-in ones; `problem` and `flow`
+`registry` finds an assignor by name. `basic`, `sticky` and `load` have the built-in ones; `problem` and `flow`
 compute the even ones: `flow` how many partitions each member gets, `problem` which. `validate` checks every result, and
 `constraints` applies the orders of an operator to it.
 """

@@ -13,7 +13,6 @@ from typing import Any, Union, get_args
 
 from allocator.core.assignors.basic import naive, range_, roundrobin
 from allocator.core.assignors.kiel import KielAssignor, naive_allocator
-from allocator.core.assignors.lag_aware import lag_aware
 from allocator.core.assignors.load import LoadAssignor
 from allocator.core.assignors.sticky import cooperative_sticky, rack_aware, sticky, weighted
 from allocator.core.assignors.types import WANTABLE, Assignor, GroupView, wants
@@ -27,7 +26,7 @@ ENTRY_POINT_GROUP = "allocator.assignors"
 
 AssignorSpec = Union[str, Assignor, Callable[..., Any]]
 
-_ALL: tuple[Assignor, ...] = (naive, range_, roundrobin, sticky, cooperative_sticky, weighted, rack_aware, lag_aware)
+_ALL: tuple[Assignor, ...] = (naive, range_, roundrobin, sticky, cooperative_sticky, weighted, rack_aware)
 _BUILT_IN: Mapping[str, Assignor] = {each.name: each for each in _ALL}
 # the setting `follow_load` selects these; they are no valid value of `assignor`
 _BY_LOAD: Mapping[str, Assignor] = {each.name: each for each in map(LoadAssignor, get_args(LoadSource))}

@@ -21,7 +21,6 @@ __all__ = ["DEFAULT_SESSION_S", "leftover_findings", "member_findings"]
 
 DEFAULT_SESSION_S: float = DEFAULT["session_timeout_s"]
 UNEVEN = 1.5  # times the fair share; and at least two partitions above it
-BY_NUMBER_NOT = {"lag-aware", "rack-aware"}  # they balance something other than the number of partitions
 REBALANCING = {"PreparingRebalance", "CompletingRebalance", "AwaitingSync", "Assigning", "Reconciling"}
 
 
@@ -436,7 +435,7 @@ def _shares(seen: Observation) -> Iterator[Finding]:
             "Keep them as a reserve, stop them, or add partitions (which moves keys to other partitions).",
         )
         return
-    if strategy in BY_NUMBER_NOT or isinstance(built_in(strategy), LoadAssignor) or _is_steered(seen):
+    if strategy == "rack-aware" or isinstance(built_in(strategy), LoadAssignor) or _is_steered(seen):
         return
     whole = sum(weights.get(member, 1.0) for member in held)
     fair = {member: total * weights.get(member, 1.0) / whole for member in held}

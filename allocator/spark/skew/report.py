@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
-from allocator.core.assignors.lag_aware import lag_aware
+from allocator.core.assignors.load import LoadAssignor
 from allocator.core.assignors.sticky import sticky
 from allocator.core.assignors.types import GroupView, Member
 from allocator.core.foreign import readable
@@ -113,7 +113,7 @@ class SkewReport:
         return max(sizes) * self.count(topic) / sum(sizes) if sum(sizes) else None
 
     def loads(self) -> dict[TopicPartition, float]:
-        """The load of each partition for `GroupView.load` and `lag-aware`: its bytes relative to the mean."""
+        """The load of each partition for `GroupView.load`: its bytes relative to the mean."""
         total, count = sum(found.bytes for found in self.partitions), sum(map(self.count, self.topics))
         found = {TopicPartition(t, p): 0.0 for t in self.topics for p in range(self.count(t))}
         found.update({TopicPartition(f.topic, f.partition): f.bytes * count / (total or 1) for f in self.partitions})
@@ -130,7 +130,7 @@ class SkewReport:
         members = tuple(Member(f"m{number}", f"m{number}", topics) for number in range(self.members))
         view = GroupView(members, {topic: self.count(topic) for topic in topics}, load=self.loads())
         found = {}
-        for function in (sticky, lag_aware):
+        for function in (sticky, LoadAssignor("bytes")):
             shares = function(view)
             work = [sum(view.load.get(TopicPartition(*tp), 0.0) for tp in shares.get(m.id, ())) for m in members]
             found[function.name] = round(max(work) * len(work) / (sum(work) or 1), 4)

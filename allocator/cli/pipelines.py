@@ -211,7 +211,7 @@ def archive(
 @click.option(
     "--members", type=click.IntRange(min=1), help="Also report how even the work of this many members would be."
 )
-@click.option("--html", help="Write the report with charts to this HTML file.")
+@click.option("--html", help="Write the report to this HTML file.")
 @_run_options
 @_plainly
 def skew(

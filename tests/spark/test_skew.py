@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -78,13 +79,12 @@ def test_the_loads_are_what_an_assignor_takes(report: SkewReport, tmp_path: Path
         read_loads(path)
 
 
-def test_the_report_is_text_and_a_page_with_charts_that_escapes_what_keys_hold(report: SkewReport) -> None:
+def test_the_report_is_text_and_a_page_that_escapes_what_keys_hold(report: SkewReport) -> None:
     text = report.to_text()
     assert "busiest partition: 0" in text
     assert "'hot$<b>': 75 records (72.8%), partition 0" in text
     page = report.to_html()
-    assert page.count("<figure>") == 6
-    assert page.count("Lorenz curve") == 4, "title and label of each topic's"
+    assert re.findall("<dt>Gini coefficient</dt><dd>([^<]*)</dd>", page) == ["0.00", "0.75"], "even, then t"
     assert "hot$&lt;b&gt;" in page
     assert "hot$<b>" not in page
     assert "<script" not in page
@@ -104,7 +104,6 @@ def test_empty_partitions_are_in_the_text_and_on_the_page(report: SkewReport) ->
     for number in (2, 4, 5, 6, 7):
         assert f'<tr><td class="n">{number}</td><td class="n">0</td><td class="n">0</td>' in page
     assert "Empty partitions: 2,4-7." in page
-    assert page.count('class="none" d="M') == 2, "bytes and records of t have marks where partitions are empty"
 
 
 def test_keys_of_any_bytes_are_short_text_on_the_page(report: SkewReport) -> None:
@@ -126,7 +125,8 @@ def test_records_without_a_byte_are_told_by_their_number(report: SkewReport) -> 
     empty = three._replace(topic="none", records=5, bytes=0, keyless=5, tombstones=5)
     found = dataclasses.replace(report, partitions=(empty,), hot=(), counts={"none": 4}, spread={}, members=2)
     assert "busiest partition: 3, 4.00 times the mean in records" in found.to_text()
-    assert "<svg" in found.to_html()
+    assert "<dt>busiest to mean</dt><dd>4.00</dd>" in found.to_html()
+    assert "<dt>Gini coefficient</dt><dd>0.75</dd>" in found.to_html()
     assert (found.to_json()["topics"][0]["imbalance_bytes"], found.busiest_member()) == (None, None)
 
 

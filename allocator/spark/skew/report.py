@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
@@ -15,7 +15,6 @@ from allocator.core.foreign import readable
 from allocator.core.html import badge, code, figures, grid, page, paragraph, section, table
 from allocator.core.membership.zookeeper.znodes import to_ranges
 from allocator.errors import ConfigError
-from allocator.spark.charts import SLOTS, bars, figure, gini, lorenz, share
 from allocator.types import TopicPartition
 
 __all__ = ["HotKey", "PartitionSkew", "SkewReport", "read_loads"]
@@ -200,7 +199,7 @@ class SkewReport:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        """For notebooks: a row for each topic, the busiest partitions and keys. `to_html` has the charts."""
+        """For notebooks: a row for each topic, the busiest partitions and keys. `to_html` has all partitions."""
         heads = ("topic", "partitions", "empty", "records", "bytes", "busiest to mean (bytes)")
         topics = [
             [t["topic"], t["partitions"], len(t["empty_partitions"]), t["records"], t["bytes"], t["imbalance_bytes"]]
@@ -218,7 +217,7 @@ class SkewReport:
         )
 
     def to_html(self) -> str:
-        """A self-contained page: charts, the busiest keys and all partitions of each topic."""
+        """A self-contained page: the figures, the busiest keys and all partitions of each topic."""
         sections = [_topic(self, topic) for topic in self.topics]
         busiest = self.busiest_member()
         if busiest is not None:
@@ -252,7 +251,9 @@ def _topic(report: SkewReport, topic: str) -> str:
     found, count, empty = report.of(topic), report.count(topic), report.empty(topic)
     records, size = sum(one.records for one in found), sum(one.bytes for one in found)
     late = sum(one.late for one in found)
-    imbalance = report.imbalance(topic) or report.imbalance(topic, "records")
+    what = "bytes" if size else "records"
+    imbalance = report.imbalance(topic, what)
+    gini = _gini([*(getattr(one, what) for one in found), *(0 for _ in empty)])
     head = figures(
         [
             ("partitions", count),
@@ -260,6 +261,7 @@ def _topic(report: SkewReport, topic: str) -> str:
             ("records", records),
             ("bytes", size),
             ("busiest to mean", "unknown" if imbalance is None else f"{imbalance:.2f}"),
+            ("Gini coefficient", f"{gini:.2f}" if records else "unknown"),
             ("out of order in time", late),
             ("keys in several partitions", report.spread.get(topic, 0)),
         ]
@@ -271,46 +273,33 @@ def _topic(report: SkewReport, topic: str) -> str:
         notes.append("Records of a key in several partitions have no order.")
     parts = [head, *map(paragraph, notes)]
     if records:
-        parts += [_charts(report, topic), *_keys(report, topic, records), _partitions(found, empty)]
+        parts += [*_keys(report, topic, records), _partitions(found, empty)]
     return section(topic, *parts)
 
 
-def _charts(report: SkewReport, topic: str) -> str:
-    by_number = {one.partition: one for one in report.of(topic)}
-    count, drawn = report.count(topic), []
-    for what in ("bytes", "records"):
-        values = [getattr(by_number[number], what) if number in by_number else 0 for number in range(count)]
-        mean = sum(values) / count
-        told = f"{what} of {count} partitions; the largest is {max(values)}, the mean {mean:.0f}"
-        note = "The dashed line is the mean. A red mark is an empty partition."
-        if count > SLOTS:
-            note += f" Of {count} partitions, neighbours share a bar: that of the largest."
-        drawn.append(figure(f"{what.capitalize()} by partition", bars(values, told, mean), note))
-        if sum(values) and what == ("bytes" if any(one.bytes for one in by_number.values()) else "records"):
-            even = gini(values)
-            curve = lorenz(values, f"Lorenz curve of {what}; Gini coefficient {even:.2f}")
-            note = f"Which share of the {what} the smallest partitions have. Gini coefficient {even:.2f}; 0 is even."
-            drawn.append(figure(f"Lorenz curve of {what}", curve, note))
-    return f'<div class="charts">{"".join(drawn)}</div>'
+def _gini(sizes: Sequence[int]) -> float:
+    """Returns the Gini coefficient: 0 if all sizes are equal, near 1 if one is the whole sum."""
+    count, total = len(sizes), sum(sizes)
+    if not total:
+        return 0.0
+    return sum((2 * rank - count - 1) * size for rank, size in enumerate(sorted(sizes), 1)) / (count * total)
 
 
 def _keys(report: SkewReport, topic: str, records: int) -> list[str]:
     keys = [key for key in report.hot if key.topic == topic]
     if not keys:
         return []
-    most = keys[0].records
     rows = [
         [
             code(key.text or "(empty)"),
             key.records,
             f"{key.records / records:.1%}",
-            share(key.records / most),
             key.bytes,
             "several" if key.partition is None else str(key.partition),
         ]
         for key in keys
     ]
-    heads = ("key", "records", "of all", "beside the busiest", "bytes", "partition")
+    heads = ("key", "records", "of all", "bytes", "partition")
     return ["<h4>Busiest keys</h4>", grid(f"Busiest keys of {topic}", heads, rows)]
 
 

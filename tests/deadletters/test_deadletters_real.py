@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from allocator import Consumer, TopicPartition
 from allocator.cli import main
 from allocator.core.client.client import KafkaClient
-from allocator.core.consumer.up_to import records_up_to
+from allocator.core.fetch import RangeReader
 from allocator.errors import BrokerError, TopicNotFound
 from allocator.handlers.dead_letter import DeadLetterTopic
 from allocator.operate.dead_letters import DeadLetterQueue, LetterFilter
@@ -111,11 +111,9 @@ async def test_a_process_that_was_replaced_writes_nothing_more(
 async def newest(cluster: LocalCluster, topic: str) -> list[Record]:
     """The committed records in partition 0 of the topic."""
     at = TopicPartition(topic, 0)
-    where = {"brokers": cluster.bootstrap, "group": None, "membership": "fixed", "partitions": [at]}
-    options = {"isolation_level": "read_committed", "auto_offset_reset": "earliest"}
-    async with Consumer(**where, **options) as consumer:  # type: ignore[arg-type]
-        ends = await consumer.end_offsets([at])
-        return [record async for record in records_up_to(consumer, ends, 30.0)]
+    async with KafkaClient(cluster.bootstrap) as client:
+        reader = RangeReader(client, isolation_level="read_committed", patience_s=30.0)
+        return [record async for batch in reader.read(await reader.bounds([at])) for record in batch]
 
 
 async def test_a_redrive_fits_the_topic_and_its_retention_and_refuses_only_what_cannot_fit(
@@ -185,23 +183,9 @@ async def test_letters_whose_leader_is_away_are_not_waited_for_without_end(
         assert time.monotonic() - began < 25
 
 
-async def test_a_read_that_makes_no_progress_ends_and_names_the_place(
-    kafka_cluster: LocalCluster, topic_factory: Callable[..., str]
-) -> None:
-    at = TopicPartition(topic_factory(1), 0)
-    kafka_cluster.produce(at.topic, [(None, b"a", 0), (None, b"b", 0)])
-    where = {"brokers": kafka_cluster.bootstrap, "group": None, "membership": "fixed", "partitions": [at]}
-    async with Consumer(**where, auto_offset_reset="earliest") as consumer:  # type: ignore[arg-type]
-        reading = records_up_to(consumer, {at: 3}, 1.0)
-        assert [(await reading.__anext__()).value, (await reading.__anext__()).value] == [b"a", b"b"]
-        with pytest.raises(BrokerError, match=rf"{at.topic}:0 cannot be read from offset 2 to 3: nothing .* for 1 s"):
-            await asyncio.wait_for(reading.__anext__(), 30)
-
-
 def test_the_command_lists_shows_redrives_and_discards(
     kafka_cluster: LocalCluster, topic_factory: Callable[..., str]
 ) -> None:
-    import asyncio
 
     orders, dead = topic_factory(2), topic_factory(1)
     asyncio.run(fill(kafka_cluster, dead, orders, 4))

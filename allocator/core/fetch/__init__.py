@@ -13,5 +13,6 @@ from __future__ import annotations
 from allocator.core.fetch.batch import Batch
 from allocator.core.fetch.decode import accelerated
 from allocator.core.fetch.fetcher import Fetcher
+from allocator.core.fetch.range_reader import RangeReader, RangeUnread
 
-__all__ = ["Batch", "Fetcher", "accelerated"]
+__all__ = ["Batch", "Fetcher", "RangeReader", "RangeUnread", "accelerated"]

@@ -21,8 +21,7 @@ from typing import Any
 from allocator.core.client.client import KafkaClient
 from allocator.core.client.create_topics import create
 from allocator.core.clock import wall_ms
-from allocator.core.consumer.consumer import Consumer
-from allocator.core.consumer.up_to import answered, records_up_to
+from allocator.core.fetch import RangeReader
 from allocator.core.spellings import names_arguments
 from allocator.errors import ConfigError, TopicNotFound
 from allocator.operate.dead_letters.letter import Letter, LetterFilter, Note, Settled, redriven
@@ -149,24 +148,9 @@ class DeadLetterQueue:
     async def _records(self, topic: str, since_ms: int | None) -> AsyncIterator[Record]:
         """Every record from then up to the present end."""
         partitions = [TopicPartition(topic, number) for number in self._client.partitions(topic) or ()]
-        async with Consumer(
-            brokers=self._brokers,
-            group=None,
-            membership="fixed",
-            partitions=partitions,
-            security=self._security,
-            isolation_level="read_committed",
-            connect_timeout_s=self._timeout_s,
-        ) as consumer:
-            ends = await answered(consumer.end_offsets(partitions), self._timeout_s, topic)
-            begins = await answered(consumer.beginning_offsets(partitions), self._timeout_s, topic)
-            if since_ms is not None:
-                search = consumer.offsets_for_times(dict.fromkeys(partitions, since_ms))
-                found = await answered(search, self._timeout_s, topic)
-                begins = {p: ends[p] if (there := found[p]) is None else there.offset for p in partitions}
-            for partition in partitions:
-                consumer.seek(partition, begins[partition])
-            async for record in records_up_to(consumer, ends, self._timeout_s):
+        reader = RangeReader(self._client, isolation_level="read_committed", patience_s=self._timeout_s)
+        async for batch in reader.read(await reader.bounds(partitions, since_ms)):
+            for record in batch:
                 yield record
 
     # -- settling ------------------------------------------------------------------------------------------------

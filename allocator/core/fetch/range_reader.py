@@ -1,0 +1,251 @@
+"""Reads ranges of offsets without a group.
+
+Guarantees: the batches of a partition come in the order of its offsets and hold each record of its range, none from
+outside. Offsets without a record (transaction markers, aborted records, records that compaction removed) count as read,
+so a range whose last offsets have none ends too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from allocator.core.client.log_offsets import EARLIEST, LATEST, Found, list_offsets
+from allocator.core.errors import (
+    BrokerError,
+    LogTruncated,
+    OffsetOutOfRange,
+    TopicNotFound,
+    TopicRecreated,
+)
+from allocator.core.fetch.batch import Batch
+from allocator.core.fetch.fetcher import Fetcher
+from allocator.core.settings import DEFAULT
+from allocator.core.subscription import SubscriptionState
+from allocator.core.tasks import within
+from allocator.core.types import IsolationLevel, TopicPartition
+
+if TYPE_CHECKING:
+    from allocator.core.client.client import KafkaClient
+
+__all__ = ["RangeReader", "RangeUnread"]
+
+log = logging.getLogger(__name__)
+
+MAX_WAIT_S: Final = 0.1  # higher: a partition at its end delays the others of its broker; lower: more requests
+DIAGNOSIS_S: Final = 5.0  # for the request that finds the cause of a timeout
+
+Ranges = Mapping[TopicPartition, tuple[int, int]]
+"""For each partition its first offset and the offset after its last one."""
+
+
+class RangeUnread(BrokerError):
+    """No record of a range came for a while."""
+
+
+class RangeReader:
+    """Reads ranges of offsets through a connected `client`; joins no group and commits nothing.
+
+    After `patience_s` without progress it raises `RangeUnread`. The time that the caller spends on a batch does not
+    count. Offsets that the log does not have any more are skipped with a warning; with `fail_on_data_loss` they raise
+    `OffsetOutOfRange` (`LogTruncated`, `TopicRecreated`). `fetching`: further settings of `Fetcher`.
+    """
+
+    def __init__(
+        self,
+        client: KafkaClient,
+        *,
+        isolation_level: IsolationLevel = DEFAULT["isolation_level"],
+        patience_s: float = 60.0,
+        fail_on_data_loss: bool = False,
+        **fetching: Any,
+    ) -> None:
+        self.client = client
+        self.isolation_level = isolation_level
+        self.patience_s = patience_s
+        self.fail_on_data_loss = fail_on_data_loss
+        self._fetching = {"max_wait_s": MAX_WAIT_S, **fetching}
+
+    async def bounds(
+        self, partitions: Iterable[TopicPartition], since_ms: int | None = None
+    ) -> dict[TopicPartition, tuple[int, int]]:
+        """The ranges that these partitions have now, or their part from the first record at or after `since_ms` on.
+
+        They end at the last stable offset with "read_committed". Raises `TopicNotFound`, and a retriable `BrokerError`
+        after `patience_s` without an answer.
+        """
+        wanted = list(partitions)
+        ends, starts = await asyncio.gather(
+            self._offsets(wanted, LATEST), self._offsets(wanted, EARLIEST if since_ms is None else since_ms)
+        )
+        found = {}
+        for partition in wanted:
+            end, start = ends[partition], starts[partition]
+            stop = 0 if end is None else end.offset
+            # a record of an open transaction at that time may lie beyond the end
+            found[partition] = (stop if start is None else min(start.offset, stop), stop)
+        return found
+
+    async def _offsets(self, partitions: list[TopicPartition], when: int) -> Found:
+        asked = list_offsets(
+            self.client,
+            dict.fromkeys(partitions, when),
+            isolation_level=self.isolation_level,
+            timeout_s=self.patience_s,
+        )
+        try:
+            return await within(asked, self.patience_s)
+        except asyncio.TimeoutError:
+            names = ", ".join(sorted({partition.topic for partition in partitions}))
+            raise RangeUnread(
+                f"{names}: no response within {self.patience_s:g} s; check that its leader is available", retriable=True
+            ) from None
+
+    async def read(
+        self, ranges: Ranges, *, enough: Callable[[TopicPartition], bool] = lambda _: False
+    ) -> AsyncGenerator[Batch, None]:
+        """The records of `ranges`, as batches that are not empty.
+
+        Reads no more of a partition of which the caller has `enough` after a batch. Raises `RangeUnread`, and errors of
+        a partition (`CorruptRecordError`, `RecordTooLarge`, `TopicAuthorizationFailed`).
+        """
+        state = SubscriptionState("none")
+        left = {partition: (start, stop) for partition, (start, stop) in ranges.items() if start < stop}
+        if not left:
+            return
+        state.assign_from_user(left)
+        for partition, (start, _) in left.items():
+            state.seek(partition, start)
+        fetcher = Fetcher(
+            self.client,
+            state,
+            auto_offset_reset="none",
+            isolation_level=self.isolation_level,
+            **self._fetching,
+        )
+        async with fetcher:
+            reading = _Reading(self, state, fetcher, left)
+            while (batch := await reading.next()) is not None:
+                yield batch
+                partition = TopicPartition(batch.topic, batch.partition)
+                if partition in left and enough(partition):
+                    reading.end(partition)
+
+
+class _Reading:
+    """One call of `RangeReader.read`. `left`: the ranges that are not read to their stop."""
+
+    def __init__(
+        self,
+        reader: RangeReader,
+        state: SubscriptionState,
+        fetcher: Fetcher,
+        left: dict[TopicPartition, tuple[int, int]],
+    ) -> None:
+        self._reader = reader
+        self._state = state
+        self._fetcher = fetcher
+        self._left = left
+
+    async def next(self) -> Batch | None:
+        """The next batch before a stop; None when all stops are reached."""
+        now = asyncio.get_running_loop().time
+        before = self._positions()
+        deadline = now() + self._reader.patience_s
+        while self._left:
+            try:
+                batch = self._fetcher.take()
+            except OffsetOutOfRange as error:
+                await self._lost(error)
+                continue
+            if batch is not None:
+                batch = self._taken(batch)
+                if batch is not None:
+                    return batch
+                continue
+            # offsets without a record move a position without a batch
+            positions = self._positions()
+            for partition in [each for each, at in positions.items() if at >= self._left[each][1]]:
+                self.end(partition)
+            if positions != before:
+                before, deadline = positions, now() + self._reader.patience_s
+            elif not await self._fetcher.news(deadline - now()):
+                raise await self._unread()
+        return None
+
+    def end(self, partition: TopicPartition) -> None:
+        """Reads no more of this partition."""
+        del self._left[partition]
+        self._state.pause(partition)
+        self._fetcher.discard([partition])  # records beyond the stop would take memory from the others
+
+    def _taken(self, batch: Batch) -> Batch | None:
+        """Moves the position behind `batch`. Returns its records before the stop, or None if it has none there."""
+        partition = TopicPartition(batch.topic, batch.partition)
+        stop = self._left[partition][1]
+        epoch = self._fetcher.leader_epoch(partition, batch.next_offset)
+        self._state.update_position(partition, batch.next_offset, epoch)
+        if batch.next_offset < stop:
+            return batch
+        self.end(partition)
+        if batch.next_offset == stop:
+            return batch
+        batch = batch.until_offset(stop)
+        return batch if len(batch) else None
+
+    def _positions(self) -> dict[TopicPartition, int]:
+        found = {}
+        for partition, (start, _) in self._left.items():
+            position = self._state.position(partition)
+            found[partition] = start if position is None else position.offset
+        return found
+
+    async def _lost(self, error: OffsetOutOfRange) -> None:
+        """Skips what the log does not have any more, or raises `error`."""
+        if self._reader.fail_on_data_loss:
+            raise error
+        partition = TopicPartition(error.topic, error.partition)
+        first, stop = self._left[partition]
+        resume_at = stop
+        if isinstance(error, TopicRecreated):
+            log.warning("%s; skipping its offsets up to %d", error, stop - 1)
+        elif isinstance(error, LogTruncated) and error.divergent_offset is not None:
+            log.warning("%s", error)
+            resume_at = max(first, error.divergent_offset)
+        else:
+            start, end = (await self._reader.bounds([partition]))[partition]
+            if start <= error.offset <= end:  # the log has it again: a new leader did not know its end yet
+                resume_at = error.offset
+            else:  # a log that ends before the position has nothing of the range
+                resume_at = min(start, stop) if error.offset < start else stop
+                log.warning(
+                    "%s:%d has offsets %d to %d, not %d; skipping %d offsets",
+                    *partition,
+                    start,
+                    end - 1,
+                    error.offset,
+                    resume_at - error.offset,
+                )
+        if resume_at == stop:
+            self.end(partition)
+        else:
+            self._state.seek(partition, resume_at)
+            self._fetcher.wake()
+
+    async def _unread(self) -> RangeUnread:
+        partition, at = next(iter(self._positions().items()))
+        why = "its leader responds, but sends no record; read the log of the broker"
+        asked = list_offsets(self._reader.client, dict.fromkeys(self._left, EARLIEST), timeout_s=DIAGNOSIS_S)
+        try:
+            await within(asked, 2 * DIAGNOSIS_S)
+        except asyncio.TimeoutError:
+            why = "its leader does not respond"
+        except (BrokerError, TopicNotFound) as error:
+            why = str(error)
+        return RangeUnread(
+            f"{partition.topic}:{partition.partition} cannot be read from offset {at} to {self._left[partition][1]}: "
+            f"nothing came for {self._reader.patience_s:g} s ({why})",
+            retriable=True,
+        )

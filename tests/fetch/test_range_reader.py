@@ -1,0 +1,151 @@
+"""Promises of the range reader on real brokers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import kafka
+import pytest
+from reading import offsets, parts
+
+from allocator.core.client.client import KafkaClient
+from allocator.core.fetch import RangeReader, RangeUnread
+from allocator.errors import BrokerError, OffsetOutOfRange, TopicNotFound
+from allocator.testing import LocalCluster, wait_until_async
+from allocator.types import TopicPartition
+
+OLD = "0.8.2.2"
+
+
+async def read(reader: RangeReader, ranges: dict[TopicPartition, tuple[int, int]], **options: Any) -> list[Any]:
+    """The records of these ranges. Each batch has at least one."""
+    found = []
+    async for batch in reader.read(ranges, **options):
+        records = list(batch)
+        assert records
+        found += records
+    return found
+
+
+async def transactions(cluster: LocalCluster, topic: str, committed: list[bool]) -> None:
+    """Writes five records and a marker for each of `committed`."""
+
+    def write() -> None:
+        producer = kafka.KafkaProducer(bootstrap_servers=cluster.bootstrap, transactional_id=topic)
+        try:
+            producer.init_transactions()
+            for commit in committed:
+                producer.begin_transaction()
+                for n in range(5):
+                    producer.send(topic, b"%d" % n, partition=0)
+                producer.flush()
+                (producer.commit_transaction if commit else producer.abort_transaction)()
+        finally:
+            producer.close()
+
+    await asyncio.to_thread(write)
+
+
+@pytest.mark.parametrize("version", [OLD, "3.9.1"])
+async def test_a_range_ends_at_its_stop(cluster_factory: Any, topic_factory: Callable[..., str], version: str) -> None:
+    cluster = cluster_factory(kafka=version)
+    topic = topic_factory(partitions=3, cluster=cluster)
+    cluster.produce(topic, [(None, b"x" * 100, n % 3) for n in range(300)], batch_records=10)
+    a, b, c = parts(topic, 3)
+    async with KafkaClient(cluster.bootstrap) as client:
+        reader = RangeReader(client, patience_s=30.0)
+        assert await reader.bounds([a, b, c]) == {a: (0, 100), b: (0, 100), c: (0, 100)}
+        found = await read(reader, {a: (15, 45), b: (0, 100), c: (7, 7)})
+        for tp, wanted in ((a, range(15, 45)), (b, range(100)), (c, ())):
+            assert [r.offset for r in found if r.partition == tp.partition] == list(wanted)
+        seen = await read(reader, {a: (0, 100), b: (0, 100)}, enough=a.__eq__)
+        assert [r.offset for r in seen if r.partition == 1] == list(range(100))
+        with pytest.raises(RangeUnread, match=rf"{topic}:0 cannot be read from offset 100 to 101: nothing .* for 1 s"):
+            await read(RangeReader(client, patience_s=1.0), {a: (99, 101)})
+        with pytest.raises(TopicNotFound):
+            await RangeReader(client, patience_s=10.0).bounds([TopicPartition("missing", 0)])
+
+
+async def test_markers_and_aborted_records_count_as_read(
+    kafka_cluster: LocalCluster, topic_factory: Callable[..., str]
+) -> None:
+    (tp,) = parts(topic_factory(), 1)
+    await transactions(kafka_cluster, tp.topic, [True, False])
+    async with KafkaClient(kafka_cluster.bootstrap) as client:
+        every, committed = (
+            RangeReader(client, patience_s=30.0, isolation_level=level)  # type: ignore[arg-type]
+            for level in ("read_uncommitted", "read_committed")
+        )
+        assert await every.bounds([tp]) == await committed.bounds([tp]) == {tp: (0, 12)}
+        assert offsets(await read(every, {tp: (0, 12)})) == [0, 1, 2, 3, 4, 6, 7, 8, 9, 10]
+        assert offsets(await read(committed, {tp: (0, 12)})) == [0, 1, 2, 3, 4]
+        assert await read(committed, {tp: (6, 11)}) == await read(every, {tp: (11, 12)}) == []
+        # the time of the last record: its offset, whoever wrote it
+        last = (await read(every, {tp: (10, 11)}))[0].timestamp
+        assert (await every.bounds([tp], last))[tp][0] <= 10
+        assert await every.bounds([tp], last + 3_600_000) == {tp: (12, 12)}
+
+
+async def test_offsets_that_the_log_does_not_have_any_more_are_skipped_or_raise(
+    kafka_cluster: LocalCluster, topic_factory: Callable[..., str]
+) -> None:
+    (tp,) = parts(topic_factory(), 1)
+    kafka_cluster.produce(tp.topic, [b"x"] * 20)
+
+    def delete() -> None:
+        admin = kafka.KafkaAdminClient(bootstrap_servers=kafka_cluster.bootstrap)
+        try:
+            admin.delete_records({kafka.TopicPartition(*tp): 10})
+        finally:
+            admin.close()
+
+    await asyncio.to_thread(delete)
+    async with KafkaClient(kafka_cluster.bootstrap) as client:
+        skipping = RangeReader(client, patience_s=30.0)
+        assert await skipping.bounds([tp]) == {tp: (10, 20)}
+        assert offsets(await read(skipping, {tp: (0, 15)})) == [10, 11, 12, 13, 14]
+        assert await read(skipping, {tp: (0, 10)}) == await read(skipping, {tp: (2, 5)}) == []
+        assert await read(skipping, {tp: (30, 40)}) == []
+        for gone in ((0, 15), (2, 5), (30, 40)):
+            with pytest.raises(OffsetOutOfRange, match=rf"{tp.topic}:0 at offset {gone[0]}"):
+                await read(RangeReader(client, patience_s=30.0, fail_on_data_loss=True), {tp: gone})
+
+
+@pytest.mark.deadline(180)
+async def test_a_range_whose_last_records_were_compacted_away_ends(
+    kafka_cluster: LocalCluster, topic_factory: Callable[..., str]
+) -> None:
+    config = {"cleanup.policy": "compact", "segment.ms": "100", "min.cleanable.dirty.ratio": "0.01"}
+    (tp,) = parts(topic_factory(1, config=config), 1)
+    kafka_cluster.produce(tp.topic, [(b"a", b"x", 0), (b"b", b"x", 0)] * 10, batch_records=1)
+    async with KafkaClient(kafka_cluster.bootstrap) as client:
+        reader = RangeReader(client, patience_s=30.0)
+
+        async def compacted() -> bool:
+            kafka_cluster.produce(tp.topic, [(b"b", b"y", 0)])  # so that the last segment is closed
+            found = offsets(await read(reader, {tp: (0, 20)}))
+            assert set(found) <= set(range(20))
+            return found == [18]
+
+        await wait_until_async(compacted, 120, "the log to be compacted", interval_s=1.0)
+        assert await read(reader, {tp: (0, 18)}) == await read(reader, {tp: (19, 20)}) == []
+
+
+async def test_brokers_that_are_away_end_a_read(
+    cluster_factory: Callable[..., LocalCluster], topic_factory: Callable[..., str]
+) -> None:
+    cluster = cluster_factory()
+    (tp,) = parts(topic_factory(cluster=cluster), 1)
+    cluster.produce(tp.topic, [b"x"] * 10)
+    async with KafkaClient(cluster.bootstrap) as client:
+        reader = RangeReader(client, patience_s=1.0)
+        assert len(await read(reader, await reader.bounds([tp]))) == 10
+        cluster.brokers[0].kill()
+        with pytest.raises(RangeUnread, match=f"{tp.topic}:0 cannot be read from offset 0 to 10") as caught:
+            await asyncio.wait_for(read(reader, {tp: (0, 10)}), 60)
+        assert caught.value.retriable
+        with pytest.raises(BrokerError) as unanswered:
+            await asyncio.wait_for(reader.bounds([tp]), 60)
+        assert unanswered.value.retriable

@@ -18,8 +18,8 @@ from allocator.core.client.client import KafkaClient
 from allocator.core.client.configs import TOPIC_RESOURCE, describe_configs
 from allocator.core.client.create_topics import create
 from allocator.core.clock import wall_ms
-from allocator.core.consumer.up_to import answered, records_up_to
 from allocator.core.errors import OrderRefused
+from allocator.core.fetch import RangeReader
 from allocator.core.membership.zookeeper.order_store import NoSuchOrder
 from allocator.core.membership.zookeeper.orders import Order, OrderResult, Orders
 from allocator.core.names import check_topic
@@ -38,7 +38,8 @@ log = logging.getLogger(__name__)
 
 OLDEST = (0, 11)  # the first broker version with an idempotent producer
 REPLICATION = 3
-AT_ONCE_BYTES = 1 << 20  # bytes of one fetch; a larger single record is still fetched
+# bytes of one fetch; a larger single record is still fetched
+AT_ONCE: dict[str, Any] = {"max_bytes": 1 << 20, "max_partition_bytes": 1 << 20}
 LOOK_S = 15.0  # between two searches for the topic. more: finds a new topic later; less: more metadata requests
 TURN_S = 1.0  # between two checks. more: notices a deleted topic later; less: more turns of the loop
 AGAIN_S = 1.0
@@ -83,7 +84,7 @@ class OrderTopic:
     async def read(self) -> Orders:
         """The present orders; none where the topic does not exist. Raises BrokerError."""
         async with self._connected() as client:
-            return Orders() if not self._exists(client) else (await self._records()).orders
+            return Orders() if not self._exists(client) else (await self._records(client)).orders
 
     async def put(self, order: Order, now_ms: int) -> None:
         """Writes one order; it replaces an earlier one with the same subject.
@@ -92,14 +93,14 @@ class OrderTopic:
         """
         async with self._connected() as client:
             await self._prepare(client)
-            records = await self._records()
+            records = await self._records(client)
             await self._write(client, records.change(records.orders.put(order, now_ms)))
 
     async def remove(self, ids: Collection[str], now_ms: int) -> tuple[Order, ...]:
         """Removes orders and returns the removed ones. If one id does not exist, raises NoSuchOrder and
         removes none."""
         async with self._connected() as client:
-            records = await self._records() if self._exists(client) else OrderRecords()
+            records = await self._records(client) if self._exists(client) else OrderRecords()
             orders = records.orders
             found = [(order_id, orders.find(order_id)) for order_id in ids]
             missing = [order_id for order_id, order in found if order is None]
@@ -113,7 +114,7 @@ class OrderTopic:
         async with self._connected() as client:
             if not self._exists(client):
                 return
-            order = (await self._records()).orders.find(order_id)
+            order = (await self._records(client)).orders.find(order_id)
             if order is not None and result not in order.results:
                 await self._write(client, [result_record(order_id, result)])
 
@@ -210,18 +211,17 @@ class OrderTopic:
             client_id="allocator-orders",
             security=self._security,
             auto_offset_reset="earliest",
-            max_bytes=AT_ONCE_BYTES,
-            max_partition_bytes=AT_ONCE_BYTES,
+            **AT_ONCE,
             connect_timeout_s=self._timeout_s,
         )
 
-    async def _records(self) -> OrderRecords:
+    async def _records(self, client: KafkaClient) -> OrderRecords:
         """Returns all records up to the present end. Raises BrokerError if nothing comes for the timeout."""
         assert self.topic is not None
-        records, at = OrderRecords(), TopicPartition(self.topic, 0)
-        async with self._consumer() as consumer:
-            ends = await answered(consumer.end_offsets([at]), self._timeout_s, self.topic)
-            async for record in records_up_to(consumer, ends, self._timeout_s):
+        records = OrderRecords()
+        reader = RangeReader(client, patience_s=self._timeout_s, **AT_ONCE)
+        async for batch in reader.read(await reader.bounds([TopicPartition(self.topic, 0)])):
+            for record in batch:
                 records.add(record.offset, record.key, record.value)
         return records
 

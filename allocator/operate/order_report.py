@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, Optional
 
 from allocator.core.foreign import plain
-from allocator.core.membership.zookeeper.orders import KINDS, Order, Orders
+from allocator.core.membership.zookeeper.orders import KINDS, Order, Orders, order_text
 from allocator.core.membership.zookeeper.znodes import AssignmentDocument, MemberInfo
 
 __all__ = ["ORDER_STATES", "OrderReport", "order_reports", "order_text"]
@@ -60,41 +60,3 @@ def _state(order: Order, noted: Mapping[str, Any], leader: Optional[MemberInfo],
     if order.results:  # the result of an order that an owner cannot carry out
         return "not kept", "; ".join(sorted({result.what for result in order.results}))
     return "given", ""
-
-
-def order_text(order: Order) -> str:
-    """Returns the order in a few words: "pin orders:0-3 to rack a"."""
-    given = order.arguments
-    if order.fault is not None:
-        return plain(order.kind)
-    words = [order.kind]
-    if "partitions" in given:
-        words.append(" ".join(f"{topic}:{ranges}" for topic, ranges in given["partitions"].items()))
-    if order.kind in ("cordon", "evacuate"):
-        words.append(given["member"])
-    elif order.kind == "swap":
-        words.append(f"{given['old']} for {given['new']}")
-    elif order.kind == "pin":
-        words.append(f"to {_place(given['place'])}")
-    elif order.kind == "exclude":
-        words.append(f"from {', '.join(map(_place, given['places'])) or 'every member'}")
-    elif order.kind == "budget":
-        limits = ((given["at_once"], "at once"), (given["per_minute"], "a minute"))
-        words.append(
-            ", ".join(f"{number} {unit}" for number, unit in limits if number is not None) or "without a limit"
-        )
-    elif order.kind == "skip":
-        words.append(f"at {given['offset']}")
-    elif order.kind == "seek":
-        words.append(f"to {given['to']}")
-    elif order.kind == "shadow":
-        words.append(given["function"])
-    elif order.kind == "canary":
-        words.append(f"{given['count']} partitions for each new member")
-        if given["promoted"]:
-            words.append(f"but {', '.join(given['promoted'])}")
-    return plain(" ".join(words))
-
-
-def _place(place: Mapping[str, str]) -> str:
-    return f"rack {place['rack']}" if "rack" in place else place["member"]

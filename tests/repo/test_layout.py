@@ -30,7 +30,6 @@ REMAINING: set[tuple[str, str]] = {
     ("allocator.core.consumer.core", "handlers"),
     ("allocator.core.consumer.core", "protocols"),
     ("allocator.core.consumer.membership_config", "protocols"),
-    ("allocator.core.consumer.operator_orders", "operate"),
     ("allocator.core.consumer.process", "handlers"),
     ("allocator.daemon.config", "viewer"),
     ("allocator.migrate.cutover", "spark"),

@@ -11,9 +11,8 @@ from allocator.core.client.log_offsets import EARLIEST, LATEST, list_offsets
 from allocator.core.clock import wall_ms
 from allocator.core.commands.record_orders import RecordOrders
 from allocator.core.errors import AllocatorError
-from allocator.core.membership.zookeeper.orders import OWNERS_KINDS, Order, OrderKeeper, OrderResult, Orders
+from allocator.core.membership.zookeeper.orders import OWNERS_KINDS, Order, OrderKeeper, OrderResult, Orders, order_text
 from allocator.core.types import NO_PARTITIONS, Partitions, TopicPartition
-from allocator.operate.order_report import order_text
 
 if TYPE_CHECKING:
     from allocator.core.consumer.core import ConsumerCore, SinkMember

@@ -31,7 +31,7 @@ from functools import cached_property
 from typing import Any, Literal, Optional, Protocol
 
 from allocator.core.errors import ConfigError
-from allocator.core.foreign import shown
+from allocator.core.foreign import plain, shown
 from allocator.core.membership.zookeeper.checked import (
     FORMAT,
     InvalidZnode,
@@ -52,6 +52,7 @@ __all__ = [
     "OrderResult",
     "Orders",
     "order_of",
+    "order_text",
     "result_of",
 ]
 
@@ -499,3 +500,41 @@ def _bounded(path: str, what: str, value: object) -> str:
     if len(text) > LONGEST_TEXT:
         raise InvalidZnode(path, f"{what} has {len(text)} characters")
     return text
+
+
+def order_text(order: Order) -> str:
+    """Returns the order in a few words: "pin orders:0-3 to rack a"."""
+    given = order.arguments
+    if order.fault is not None:
+        return plain(order.kind)
+    words = [order.kind]
+    if "partitions" in given:
+        words.append(" ".join(f"{topic}:{ranges}" for topic, ranges in given["partitions"].items()))
+    if order.kind in ("cordon", "evacuate"):
+        words.append(given["member"])
+    elif order.kind == "swap":
+        words.append(f"{given['old']} for {given['new']}")
+    elif order.kind == "pin":
+        words.append(f"to {_place(given['place'])}")
+    elif order.kind == "exclude":
+        words.append(f"from {', '.join(map(_place, given['places'])) or 'every member'}")
+    elif order.kind == "budget":
+        limits = ((given["at_once"], "at once"), (given["per_minute"], "a minute"))
+        words.append(
+            ", ".join(f"{number} {unit}" for number, unit in limits if number is not None) or "without a limit"
+        )
+    elif order.kind == "skip":
+        words.append(f"at {given['offset']}")
+    elif order.kind == "seek":
+        words.append(f"to {given['to']}")
+    elif order.kind == "shadow":
+        words.append(given["function"])
+    elif order.kind == "canary":
+        words.append(f"{given['count']} partitions for each new member")
+        if given["promoted"]:
+            words.append(f"but {', '.join(given['promoted'])}")
+    return plain(" ".join(words))
+
+
+def _place(place: Mapping[str, str]) -> str:
+    return f"rack {place['rack']}" if "rack" in place else place["member"]

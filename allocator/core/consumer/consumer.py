@@ -16,6 +16,7 @@ from allocator.core.consumer.membership_config import MembershipConfig
 from allocator.core.consumer.process import RunningConsumer, dead_letters, processor
 from allocator.core.consumer.process import retry_topics as retries_later
 from allocator.core.consumer.reading import Reading
+from allocator.core.consumer.sink import OffsetSink
 from allocator.core.errors import Closed, ConfigError, IllegalState, NotOwned
 from allocator.core.fetch.batch import Batch, deserialized
 from allocator.core.measures import Measures
@@ -48,7 +49,6 @@ from allocator.core.types import (
 )
 from allocator.handlers.processor import Processor
 from allocator.protocols.order_topic import OrderTopic
-from allocator.sinks import TransactionalSink
 
 __all__ = ["Consumer"]
 
@@ -134,7 +134,7 @@ class Consumer:
         load_tolerance: float = DEFAULT["load_tolerance"],
         offsets: OffsetStorage | None = DEFAULT["offsets"],
         settle_s: float = DEFAULT["settle_s"],
-        sink: TransactionalSink[Any] | None = None,
+        sink: OffsetSink | None = None,
     ) -> None:
         self.group = group
         self.client_id = client_id or default_client_id(instance_id=instance_id if restart_grace_s else None)

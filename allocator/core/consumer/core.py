@@ -18,6 +18,7 @@ from allocator.core.consumer.measures import OwnLoad, lag
 from allocator.core.consumer.membership_config import MembershipConfig
 from allocator.core.consumer.operator_orders import OperatorOrders
 from allocator.core.consumer.ownership import Ownership
+from allocator.core.consumer.sink import OffsetSink, SinkClaim
 from allocator.core.errors import AllocatorError, CommitFailed, ConfigError, IllegalState, NotOwned
 from allocator.core.fetch.batch import Batch
 from allocator.core.fetch.fetcher import Fetcher
@@ -41,7 +42,6 @@ from allocator.core.types import Listener, OffsetAndMetadata, OffsetReset, OnCom
 from allocator.core.zookeeper.client import ZooKeeper
 from allocator.handlers.processor import Processor
 from allocator.protocols.order_topic import OrderTopic
-from allocator.sinks import SinkClaim, TransactionalSink
 
 __all__ = ["ConsumerCore"]
 
@@ -78,7 +78,7 @@ class ConsumerCore:
         auto_offset_reset: OffsetReset | int,
         security: Mapping[str, Any] | None = None,
         old_offsets: bool = False,
-        sink: TransactionalSink[Any] | None = None,
+        sink: OffsetSink | None = None,
         order_topic: OrderTopic | None = None,
         **fetch: Any,
     ) -> None:
@@ -714,8 +714,8 @@ class ConsumerCore:
 class SinkMember:
     """One member's access to the offsets in a sink. Implements `SinkOffsets` for `Ownership`."""
 
-    def __init__(self, core: ConsumerCore, sink: TransactionalSink[Any]) -> None:
-        if not isinstance(sink, TransactionalSink):
+    def __init__(self, core: ConsumerCore, sink: OffsetSink) -> None:
+        if isinstance(sink, type) or not isinstance(sink, OffsetSink):
             raise ConfigError(f"sink takes an SqliteSink or an SqlSink, not {sink!r}")
         if core.group is None:
             raise ConfigError("a sink keeps the offsets of a group; give the consumer a `group`")

@@ -6,8 +6,9 @@ Uses the standard library's sqlite3, or SQLAlchemy (the extra `sql`), and thread
 blocks. No Kafka, no ZooKeeper.
 """
 
-from allocator.handlers.sinks.sink import SinkClaim, SinkOffset, TransactionalSink
+from allocator.core.consumer.sink import OffsetSink, SinkClaim, SinkOffset
+from allocator.handlers.sinks.sink import TransactionalSink
 from allocator.handlers.sinks.sql import SqlSink
 from allocator.handlers.sinks.sqlite import SqliteSink
 
-__all__ = ["SinkClaim", "SinkOffset", "SqlSink", "SqliteSink", "TransactionalSink"]
+__all__ = ["OffsetSink", "SinkClaim", "SinkOffset", "SqlSink", "SqliteSink", "TransactionalSink"]

@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Generic, NamedTuple, Optional, Protocol, TypeVar, Union
 
+from allocator.core.consumer.sink import SinkClaim, SinkOffset
 from allocator.core.fetch.batch import Batch
 from allocator.errors import AlreadyStored, ConfigError, Fenced, SinkError
 from allocator.types import Record, TopicPartition
@@ -51,23 +52,6 @@ STORE = """UPDATE {table} SET next_offset = :next_offset, leader_epoch = :leader
     AND COALESCE(next_offset, -1) = :stored"""
 REWIND = """UPDATE {table} SET next_offset = :next_offset, leader_epoch = NULL, topic_id = COALESCE(:topic_id, topic_id)
     WHERE group_id = :group_id AND topic = :topic AND part = :part AND fence = :fence AND owner = :owner"""
-
-
-class SinkClaim(NamedTuple):
-    """What an owner says of one partition: its fence, and the id of the topic where the brokers tell it."""
-
-    fence: int
-    topic_id: Any = None
-
-
-class SinkOffset(NamedTuple):
-    """Where an owner begins: the next offset, and the leader epoch of the record before it (-1: unknown).
-
-    With the epoch the consumer notices that the log was truncated since (KIP-320).
-    """
-
-    offset: int
-    leader_epoch: int = -1
 
 
 class Transaction(Protocol[Connection]):

@@ -9,18 +9,20 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from allocator.core.memberships import register
+
 if TYPE_CHECKING:
     from allocator.compat.consumer_group import ConsumerGroup
     from allocator.compat.generation import Generation, PartitionStart
     from allocator.compat.group_config import ConsumerGroupConfig
     from allocator.compat.grouped import GroupedConsumer
     from allocator.compat.single import SingleConsumer
-    from allocator.core.consumer.consumer import Consumer
     from allocator.core.fetch.batch import Batch
     from allocator.core.membership.zookeeper.orders import Order, OrderResult
     from allocator.core.subscription.listener import RebalanceListener
     from allocator.core.subscription.loss import RecordsLost
     from allocator.errors import AllocatorError, CommitFailed, Fenced, GenerationEnded, GroupClosed
+    from allocator.handlers.consumer import Consumer
     from allocator.operate.group_orders import GroupOrders
     from allocator.operate.kafka_group_orders import KafkaGroupOrders
     from allocator.operate.order_report import OrderReport
@@ -31,13 +33,21 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
+for _name, _options in {
+    "kafka": "KafkaOptions",
+    "kiel": "KielOptions",
+    "consumers": "ConsumersOptions",
+    "pykafka": "PykafkaOptions",
+}.items():
+    register(_name, f"allocator.protocols.options:{_options}")
+
 _HOME = {
     "Allocation": "allocator.resources.allocation",
     "AllocatorError": "allocator.errors",
     "Batch": "allocator.core.fetch.batch",
     "ChildrenOf": "allocator.resources.sources",
     "CommitFailed": "allocator.errors",
-    "Consumer": "allocator.core.consumer.consumer",
+    "Consumer": "allocator.handlers.consumer",
     "ConsumerGroup": "allocator.compat.consumer_group",
     "ConsumerGroupConfig": "allocator.compat.group_config",
     "Fenced": "allocator.errors",

@@ -21,8 +21,8 @@ from allocator.cli.options import GROUP, Seconds, with_clusters
 from allocator.errors import ConfigError, MissingExtra
 
 if TYPE_CHECKING:
+    from allocator import Consumer
     from allocator.cli.read import Access
-    from allocator.core.consumer.consumer import Consumer
     from allocator.daemon.config import Config
     from allocator.daemon.process import Beside, Runner
     from allocator.web.guard import Guard, Login

@@ -19,11 +19,12 @@ from typing import Any, Final, get_type_hints
 
 from allocator.core.client.oauth import check_token_endpoint
 from allocator.core.client.security import mechanism_faults
-from allocator.core.consumer.membership_config import OPTIONS, MembershipConfig
-from allocator.core.consumer.process import retry_fault
+from allocator.core.consumer.membership_config import MembershipConfig
+from allocator.core.memberships import options_of
 from allocator.core.settings import HANDLING, MASK, REQUIRED, Flag, Text, Texts, Whole, setting, shared
 from allocator.daemon.settings_reader import SettingsReader
 from allocator.errors import ConfigError, MissingExtra
+from allocator.handlers.process import retry_fault
 from allocator.handlers.retry_topics import RetryPlan
 
 __all__ = [
@@ -361,7 +362,7 @@ class Config:
     @property
     def on_zookeeper(self) -> bool:
         """Whether the membership needs ZooKeeper."""
-        return OPTIONS[self.group.membership].on_zookeeper  # type: ignore[index]
+        return bool(options_of(self.group.membership).on_zookeeper)
 
     def membership_options(self) -> dict[str, Any]:
         """The keywords of `Consumer` for the group and the membership, without the topics."""

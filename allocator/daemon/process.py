@@ -14,11 +14,11 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
 from typing import Any, Optional, TextIO, Union
 
+from allocator import Consumer
 from allocator.assignors import resolve
 from allocator.core.client.oauth import with_credentials
 from allocator.core.client.security import check_security, tls_context
-from allocator.core.consumer.consumer import Consumer
-from allocator.core.consumer.process import OwnConsumer
+from allocator.core.consumer.record_source import OwnConsumer, join_again_if
 from allocator.core.foreign import CONTROL, plain, shown
 from allocator.core.limits import limit_reached
 from allocator.core.subscription.listener import RebalanceListener
@@ -183,10 +183,8 @@ def _daemon(
         # the previous daemon, on another cluster, has left
         consumers[:] = [Consumer(*(config.group.topics or ()), **options, listener=listener)]
         if admitted is not None:
-            consumers[-1]._engine.join_again_if(admitted)
-        if config.group.leave_on_stop:
-            consumers[-1]._engine.membership.leave_for_good()
-        return OwnConsumer(consumers[-1], consumers[-1]._engine)
+            join_again_if(consumers[-1], admitted)
+        return OwnConsumer(consumers[-1], leave_for_good=config.group.leave_on_stop)
 
     return Daemon(
         consumer,

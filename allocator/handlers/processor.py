@@ -26,12 +26,12 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from allocator.core.commands.record_orders import RecordOrders
+from allocator.core.consumer.record_processor import RecordProcessor
 from allocator.core.fetch.batch import Batch
 from allocator.core.measures import Measures
 from allocator.core.reminder import Reminder
 from allocator.core.settings import HANDLING_DEFAULT
 from allocator.core.subscription.done import DoneSet, joined
-from allocator.core.subscription.listener import DrainingListener
 from allocator.core.subscription.loss import Committed, RecordsLost, stamped, topic_of_offset
 from allocator.core.types import Partitions
 from allocator.errors import AllocatorError, Closed, CommitFailed, HandlerCutOff, NotOwned
@@ -118,7 +118,7 @@ class ProcessSettings:
     commit_interval_s: float = HANDLING_DEFAULT["commit_interval_s"]
 
 
-class Processor(DrainingListener):
+class Processor(RecordProcessor):
     """Runs a handler over a source until `stop` is called or an error ends it.
 
     The source must have this processor as its listener, and must not commit by itself. `run` starts and closes the

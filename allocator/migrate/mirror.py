@@ -10,11 +10,11 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Iterable, Mapping
 from typing import Final, NamedTuple, Optional
 
+from allocator import Consumer
 from allocator.core.client.client import KafkaClient
 from allocator.core.client.fetch_messages import BY_NAME, FetchRequest
 from allocator.core.client.log_offsets import LATEST, list_offsets
 from allocator.core.clock import wall_ms
-from allocator.core.consumer.consumer import Consumer
 from allocator.core.fetch.batch import Batch
 from allocator.core.membership.patterns import compiled
 from allocator.core.offsets.group_offsets import GroupOffsets

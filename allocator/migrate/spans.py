@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any, Final
 
-from allocator.core.consumer.consumer import Consumer
+from allocator import Consumer
 from allocator.core.fetch.batch import Batch
 from allocator.core.settings import DEFAULT
 from allocator.errors import AllocatorError

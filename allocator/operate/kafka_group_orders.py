@@ -8,7 +8,6 @@ from types import TracebackType
 from typing import Any
 
 from allocator.core.client.client import KafkaClient
-from allocator.core.consumer.consumer import Consumer
 from allocator.core.errors import OrderRefused
 from allocator.core.membership.zookeeper.orders import OWNERS_KINDS
 from allocator.core.membership.zookeeper.znodes import AssignmentDocument, MemberInfo
@@ -45,7 +44,7 @@ class KafkaGroupOrders(OrdersFromOutside):
         create: bool = False,
         timeout_s: float = 10.0,
     ) -> None:
-        topic = OrderTopic(Consumer, brokers, group, security=security, create=create, timeout_s=timeout_s)
+        topic = OrderTopic(brokers, group, security=security, create=create, timeout_s=timeout_s)
         super().__init__(topic, group, who)
         self._client = KafkaClient(brokers, security=security, request_timeout_s=timeout_s)
         self._timeout_s = timeout_s

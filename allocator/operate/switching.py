@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Optional
 
 from allocator.core.client.pool import same_cluster
-from allocator.core.consumer.consumer import Consumer
+from allocator.core.consumer.record_source import join_again_if
 from allocator.core.fetch.batch import Batch
 from allocator.core.foreign import shown
 from allocator.core.membership.zookeeper.znodes import Paths
@@ -27,6 +27,7 @@ from allocator.core.subscription.listener import check_listener
 from allocator.core.tasks import ClosesOnce, wait_for_event
 from allocator.core.zookeeper.client import NoZnode, SessionState, ZnodeExists, ZooKeeper, ZooKeeperError, retrying
 from allocator.errors import AllocatorError, Closed, ConfigError
+from allocator.handlers.consumer import Consumer
 from allocator.types import Offset, OffsetAndMetadata, PartitionKey, PartitionLike, TopicPartition
 
 __all__ = ["ChoiceWatcher", "ClusterChoice", "SwitchingConsumer", "choose", "elsewhere", "path_of", "read_choice"]
@@ -319,7 +320,7 @@ class SwitchingConsumer:
                 return
             brokers = choice.brokers or self._default
             consumer = self._make(brokers=brokers, security=self._securities.get(brokers, self._security))
-            consumer._engine.join_again_if(self._watcher.still(choice))
+            join_again_if(consumer, self._watcher.still(choice))
             await consumer.start()
             if self._closed:  # closed in the meantime; `close` could not close a consumer that did not exist yet
                 await consumer.close()

@@ -12,12 +12,13 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from allocator.core.client.client import KafkaClient
 from allocator.core.client.configs import TOPIC_RESOURCE, describe_configs
 from allocator.core.client.create_topics import create
 from allocator.core.clock import wall_ms
+from allocator.core.consumer import ConsumerBase
 from allocator.core.errors import OrderRefused
 from allocator.core.fetch import RangeReader
 from allocator.core.membership.zookeeper.order_store import NoSuchOrder
@@ -28,9 +29,6 @@ from allocator.errors import AllocatorError, BrokerError, ConfigError
 from allocator.producer.producer import Producer
 from allocator.protocols.order_records import Entry, OrderRecords, result_record
 from allocator.types import TopicPartition
-
-if TYPE_CHECKING:
-    from allocator.core.consumer.consumer import Consumer
 
 __all__ = ["OrderTopic", "orders_topic"]
 
@@ -56,14 +54,10 @@ def orders_topic(group: str) -> str | None:
 
 
 class OrderTopic:
-    """The orders of one group. `create`: a write creates the topic. Constructing touches nothing.
-
-    `reader` is the class `Consumer`, which itself follows such a topic in a group.
-    """
+    """The orders of one group. `create`: a write creates the topic. Constructing touches nothing."""
 
     def __init__(
         self,
-        reader: type[Consumer],
         brokers: str | Sequence[str],
         group: str,
         *,
@@ -73,7 +67,6 @@ class OrderTopic:
     ) -> None:
         self.group = group
         self.topic = orders_topic(group)
-        self._reader = reader
         self._brokers = brokers
         self._security = security
         self._create = create
@@ -201,9 +194,9 @@ class OrderTopic:
         finally:
             await client.close()
 
-    def _consumer(self) -> Consumer:
+    def _consumer(self) -> ConsumerBase:
         assert self.topic is not None
-        return self._reader(
+        return ConsumerBase(
             brokers=self._brokers,
             group=None,
             membership="fixed",

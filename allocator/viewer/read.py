@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Optional
 
+from allocator import Consumer
 from allocator.core.clock import milliseconds
-from allocator.core.consumer.consumer import Consumer
 from allocator.core.fetch.batch import Batch
 from allocator.core.settings import DEFAULT
 from allocator.core.tasks import within

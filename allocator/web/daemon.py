@@ -11,7 +11,7 @@ from typing import Optional
 
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 
-from allocator.core.consumer.consumer import Consumer
+from allocator import Consumer
 from allocator.core.tasks import BackgroundTasks, TaskGroup, wait_for_event
 from allocator.daemon.process import Runner
 from allocator.operate.doctor.finding import Finding, Severity

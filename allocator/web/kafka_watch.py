@@ -9,7 +9,6 @@ from typing import Any, Optional
 
 from allocator.core.client.client import KafkaClient
 from allocator.core.clock import wall_ms
-from allocator.core.consumer.consumer import Consumer
 from allocator.core.membership.zookeeper.orders import Orders
 from allocator.errors import AllocatorError
 from allocator.operate import kafka_describe
@@ -36,7 +35,7 @@ class KafkaGroupWatch:
     ) -> None:
         self.name = name
         self._client = client
-        self._topic = OrderTopic(Consumer, brokers, name, security=security, timeout_s=client.request_timeout_s)
+        self._topic = OrderTopic(brokers, name, security=security, timeout_s=client.request_timeout_s)
         self._changed = changed
         self._state = known
         self._orders = Orders() if known is None else known.orders

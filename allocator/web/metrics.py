@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 from prometheus_client.core import GaugeMetricFamily, Metric, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
+from allocator import Consumer
 from allocator.core.clock import wall_ms
-from allocator.core.consumer.consumer import Consumer
 from allocator.core.measures import Measure, Measures
 from allocator.core.membership.zookeeper.plan import in_flight, recent_moves
 from allocator.core.membership.zookeeper.steering import budget_of

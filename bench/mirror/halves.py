@@ -7,7 +7,7 @@ import json
 import sys
 import time
 
-from allocator.core.consumer.consumer import Consumer
+from allocator import Consumer
 from bench.consume.fill import fill
 
 

@@ -14,9 +14,9 @@ from confluent_kafka import Producer as RdKafkaProducer
 from mirroring import bare, contents
 from slow_doors import SlowDoors, slow_doors
 
+from allocator import Consumer
 from allocator.cli import main
 from allocator.core.client.client import KafkaClient
-from allocator.core.consumer.consumer import Consumer
 from allocator.migrate.mirror import Mirror
 from allocator.migrate.mirror_settings import MirrorSettings
 from allocator.producer.producer import Producer

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from daemon_processes import COMMAND, Setup, stopped
 
-from allocator.core.consumer import Consumer
+from allocator import Consumer
 from allocator.core.zookeeper.client import ZooKeeper
 from allocator.testing import wait_until
 

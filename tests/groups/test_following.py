@@ -170,8 +170,10 @@ async def test_a_plan_of_an_unchanged_group_shows_what_load_will_move() -> None:
     claims = {member: Claim(1, owned) for member, owned in HALVES.owners.items()}
     state = GroupState("g", MEMBERS, claims, HALVES, read_ms=NOW, loads=reports)
     plan = await plan_of(Scenario.of(state, COUNTS), view)
-    assert plan.target == (await decided(GroupLoad(HOT, True, NOW))).target
-    assert {move.partition for move in plan.moves} == parts(1, 2)
+    moves = {move.partition: move.target for move in plan.moves}
+    assert moves.keys() == parts(1, 2)
+    target = (await decided(GroupLoad(HOT, True, NOW))).target
+    assert all(partition in target[member] for partition, member in moves.items() if member is not None)
     assert state.load is not None
     assert state.load.max_over_mean == 1.4
     assert GroupReport(state).to_json()["load"]["members"] == {A: 70.0, B: 30.0}

@@ -7,8 +7,8 @@ import socket
 
 import pytest
 
+from allocator import Consumer
 from allocator.compat.grouped import GroupedConsumer
-from allocator.core.consumer.consumer import Consumer
 from allocator.core.membership.names import default_client_id, member_name
 from allocator.core.membership.zookeeper.znodes import MemberInfo
 

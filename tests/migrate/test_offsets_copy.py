@@ -13,9 +13,9 @@ import pytest
 from click.testing import CliRunner
 from mirroring import settings
 
+from allocator import Consumer
 from allocator.cli import main
 from allocator.core.client.client import KafkaClient
-from allocator.core.consumer.consumer import Consumer
 from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.core.zookeeper.client import NoChroot
 from allocator.errors import ConfigError

@@ -11,8 +11,8 @@ import pytest
 from kafka.admin import KafkaAdminClient
 from kafka.protocol.producer import ProduceRequest
 
+from allocator import Consumer
 from allocator.core.client.client import KafkaClient
-from allocator.core.consumer.consumer import Consumer
 from allocator.errors import TopicNotFound
 from allocator.producer.columns import ColumnsToSend
 from allocator.producer.encode import CODECS

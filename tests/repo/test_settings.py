@@ -15,11 +15,13 @@ from repository import module_name, sources
 from test_imports import room_of
 
 from allocator import Consumer, ConsumerGroupConfig, GroupedConsumer, SingleConsumer, SwitchingConsumer
-from allocator.core.consumer.membership_config import OPTIONS, MembershipConfig
+from allocator.core.consumer.membership_config import MembershipConfig
+from allocator.core.memberships import known_memberships, options_of
 from allocator.core.settings import REQUIRED, SETTINGS, keyword_faults
 from allocator.daemon.config import SECTIONS
 from allocator.spark.options import Options
 
+OPTIONS = {name: options_of(name) for name in known_memberships()}
 EVERYWHERE = {name for name, each in SETTINGS.items() if not each.group_only}
 # kiel's signatures, where these are compatible by value; and what a member said of itself, by another library too
 APART = {

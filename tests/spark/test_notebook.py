@@ -78,7 +78,7 @@ async def test_a_view_of_a_group_and_a_generation_are_their_partitions() -> None
 
 def test_a_plan_is_its_cost_its_members_and_its_moves() -> None:
     members = (PlannedMember("m1", EVIL, None, (4, 2), (None, 10)), PlannedMember("m2", "b", "joins", (0, 2), (0, 0)))
-    plan = GroupPlan("g", "sticky", (PlannedMove(TP, "m1", "m2"),), members, (), Budget(), {}, {"m1": EVIL, "m2": "b"})
+    plan = GroupPlan("g", "sticky", (PlannedMove(TP, "m1", "m2"),), members, (), Budget(), {"m1": EVIL, "m2": "b"})
     shown = plan._repr_html_()
     assert EVIL not in shown
     assert "partitions that would move: 1" in shown

@@ -6,7 +6,8 @@ May touch: everything below through its public surface; nothing above.
 
 from __future__ import annotations
 
-from allocator.core.consumer.consumer import Consumer
+from allocator.core.consumer.consumer import ConsumerBase
+from allocator.core.consumer.core import ConsumerCore
 from allocator.core.subscription.listener import RebalanceListener
 
-__all__ = ["Consumer", "RebalanceListener"]
+__all__ = ["ConsumerBase", "ConsumerCore", "RebalanceListener"]

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from allocator.core.client.log_offsets import EARLIEST, LATEST, Found, list_offsets
 from allocator.core.consumer.arguments import as_offset, as_offsets, as_partition, as_partitions, as_topics
 from allocator.core.consumer.core import ConsumerCore
 from allocator.core.consumer.measures import lags, reference_metrics
 from allocator.core.consumer.membership_config import MembershipConfig
-from allocator.core.consumer.process import RunningConsumer, dead_letters, processor
-from allocator.core.consumer.process import retry_topics as retries_later
 from allocator.core.consumer.reading import Reading
 from allocator.core.consumer.sink import OffsetSink
 from allocator.core.errors import Closed, ConfigError, IllegalState, NotOwned
-from allocator.core.fetch.batch import Batch, deserialized
+from allocator.core.fetch.batch import Batch
 from allocator.core.measures import Measures
 from allocator.core.membership.names import default_client_id
-from allocator.core.settings import DEFAULT, HANDLING_DEFAULT
-from allocator.core.spellings import names_arguments
+from allocator.core.settings import DEFAULT
 from allocator.core.subscription.listener import check_listener
 from allocator.core.subscription.loss import Committed, RecordsLost, as_written, listed
 from allocator.core.tasks import ClosesOnce, warn_unclosed
@@ -40,60 +37,19 @@ from allocator.core.types import (
     OffsetReset,
     OffsetStorage,
     OnCommit,
-    Ordering,
     PartitionKey,
     PartitionLike,
     Record,
     TopicPartition,
-    Workers,
 )
-from allocator.handlers.processor import Processor
-from allocator.protocols.order_topic import OrderTopic
 
-__all__ = ["Consumer"]
+__all__ = ["ConsumerBase"]
+
+This = TypeVar("This", bound="ConsumerBase")
 
 
-@names_arguments
-class Consumer:
-    """Reads the partitions that its group assigns to it, and no others.
-
-    Guarantee: the consumer delivers a record, and commits an offset, only while this member owns the partition and its
-    lease is valid. Delivered records are committed after you request the next batch; after a crash the last
-    uncommitted records come again, and none is skipped.
-
-        async with Consumer("orders", brokers="b1:9092", group="billing", zookeeper="z1:2181") as consumer:
-            async for batch in consumer:
-                for record in batch:
-                    handle(record.value)
-
-    One task may read at a time. Any task of the same loop may call `commit`, `seek`, `pause` and the like.
-    Topics and partitions are accepted one by one or in any collection. A partition may be another client's
-    TopicPartition or a plain tuple (topic, number), an offset an int or a tuple (offset, metadata).
-
-    Topics may also be subscribed later, with `subscribe`. Reading before that raises IllegalState.
-
-    An error of one partition, such as OffsetOutOfRange or CorruptRecordError, is raised after the records before it,
-    and again at each call (at most every 0.1 s) until its cause is gone or you seek. Calls between read the other
-    partitions.
-
-    A partition that moves waits until the reader is done with its batch: a slow handler delays the rebalance of the
-    partitions of that batch, and of no others.
-
-    docs/reference/settings.md lists the settings with their defaults, ranges and memberships. These arguments are
-    for Python alone:
-
-    partitions             chosen by hand, with membership "fixed"
-    assignor               a name, "package.module:function", a callable, or several of them in order of preference
-    key_deserializer       a function from the bytes of a key to the key; it is not called for None
-    value_deserializer     the same for values. `allocator.schemas.RegistryDeserializer` decodes by a schema registry
-    listener               hears of partitions that are assigned and revoked: a `RebalanceListener`, or any object with
-                           `on_partitions_assigned` and `on_partitions_revoked`, such as those of other clients; with
-                           an `on_records_lost` it hears of records that the log no longer has
-    zookeeper_options      credentials, ACL, SASL and TLS to ZooKeeper
-    security               TLS and SASL to Kafka, under kafka-python's names
-    sink                   keeps the offsets in your database (`allocator.sinks`): the group begins where the sink says.
-                           Commits to Kafka go on, for those who look at the lag
-    """
+class ConsumerBase:
+    """All of `Consumer` but the calls of a handler. Its docstring describes the arguments."""
 
     def __init__(
         self,
@@ -180,7 +136,6 @@ class Consumer:
             key_deserializer=key_deserializer,
             value_deserializer=value_deserializer,
             sink=sink,
-            order_topic=None if group is None else OrderTopic(Consumer, brokers, group, security=security),
         )
         self._isolation_level = isolation_level
         self._deserializers = key_deserializer, value_deserializer
@@ -237,7 +192,7 @@ class Consumer:
         if getattr(self, "_started", False) and not self._closed:  # an argument may have been refused
             warn_unclosed(self, self.group or "")
 
-    async def __aenter__(self) -> Consumer:
+    async def __aenter__(self: This) -> This:
         await self.start()
         return self
 
@@ -248,7 +203,7 @@ class Consumer:
 
     # -- reading -------------------------------------------------------------------------------------------------
 
-    def __aiter__(self) -> Consumer:
+    def __aiter__(self: This) -> This:
         return self
 
     async def __anext__(self) -> Batch:
@@ -291,85 +246,6 @@ class Consumer:
         if not self._engine.ever_chosen:
             raise IllegalState("nothing is subscribed or assigned; name topics, or call subscribe() or assign() first")
         return self._reading
-
-    async def process(
-        self,
-        handler: Callable[[Record], object],
-        *,
-        ordering: Ordering = HANDLING_DEFAULT["ordering"],
-        concurrency: int = HANDLING_DEFAULT["concurrency"],
-        workers: Workers = HANDLING_DEFAULT["workers"],
-        in_hand_records: int = HANDLING_DEFAULT["in_hand_records"],
-        in_hand_bytes: int = HANDLING_DEFAULT["in_hand_bytes"],
-        retries: int = HANDLING_DEFAULT["retries"],
-        retry_backoff_s: float = HANDLING_DEFAULT["retry_backoff_s"],
-        retry_backoff_max_s: float = HANDLING_DEFAULT["retry_backoff_max_s"],
-        retry_limit_s: float | None = HANDLING_DEFAULT["retry_limit_s"],
-        retry_on: Iterable[type[BaseException]] | None = HANDLING_DEFAULT["retry_on"],
-        dead_letter_on: Iterable[type[BaseException]] | None = HANDLING_DEFAULT["dead_letter_on"],
-        skip_on: Iterable[type[BaseException]] | None = HANDLING_DEFAULT["skip_on"],
-        stop_on: Iterable[type[BaseException]] | None = HANDLING_DEFAULT["stop_on"],
-        retry_topics: Sequence[str] | None = HANDLING_DEFAULT["retry_topics"],
-        create_retry_topics: bool = HANDLING_DEFAULT["create_retry_topics"],
-        dead_letter_topic: str | None = HANDLING_DEFAULT["dead_letter_topic"],
-        drain_timeout_s: float = HANDLING_DEFAULT["drain_timeout_s"],
-        commit_interval_s: float = HANDLING_DEFAULT["commit_interval_s"],
-    ) -> None:
-        """Calls `handler` for every record, until the consumer is closed or this call is cancelled.
-
-        A coroutine function runs on the loop, any other in a thread. If the function returns, the record is done; if it
-        raises, the record has failed. A commit stores exactly the done records: its offset is the lowest one that is
-        not done, and its metadata names the done records beyond it, so that a restart or another member repeats only
-        the others. Nothing else may read from this consumer or commit during the call; `auto_commit_interval_s` has no
-        effect.
-
-            async with Consumer("orders", brokers="b1:9092", group="billing", zookeeper="z1:2181") as consumer:
-                await consumer.process(bill, ordering="key", concurrency=100, dead_letter_topic="orders.failed")
-
-        A cancelled call drains first, for at most `drain_timeout_s`, and commits. Afterwards the consumer still owns
-        its partitions, and reading continues at the first record that is not done. If a call of the handler runs on,
-        the next call of `process` begins when it has ended. docs/reference/settings.md lists the settings.
-
-        Raises HandlerFailed when a record can be neither handled nor stored elsewhere, ConfigError for bad settings
-        before any read, and the errors of reading.
-        """
-        self._begun()
-        given = {
-            "ordering": ordering,
-            "concurrency": concurrency,
-            "workers": workers,
-            "in_hand_records": in_hand_records,
-            "in_hand_bytes": in_hand_bytes,
-            "retries": retries,
-            "retry_backoff_s": retry_backoff_s,
-            "retry_backoff_max_s": retry_backoff_max_s,
-            "retry_limit_s": retry_limit_s,
-            "retry_on": retry_on,
-            "dead_letter_on": dead_letter_on,
-            "skip_on": skip_on,
-            "stop_on": stop_on,
-            "retry_topics": retry_topics,
-            "create_retry_topics": create_retry_topics,
-            "dead_letter_topic": dead_letter_topic,
-            "drain_timeout_s": drain_timeout_s,
-            "commit_interval_s": commit_interval_s,
-        }
-        if self._engine.sink is not None and ordering != "partition":
-            raise ConfigError(f"ordering = {ordering!r}: a sink takes the records of a partition in order")
-        made, settings = processor(handler, self._deserialize(), self.group, given)
-        engine = Processor(
-            made,
-            settings,
-            dead_letters=dead_letters(dead_letter_topic, self._engine),
-            retry_topics=retries_later(given, self._engine),
-        )
-        await engine.run(RunningConsumer(self, self._engine, engine))
-
-    def _deserialize(self) -> Callable[[Record], Record] | None:
-        key, value = self._deserializers
-        if key is None and value is None:
-            return None
-        return lambda record: deserialized(record, key, value)
 
     def report_load(self, partition: PartitionLike, load: float) -> None:
         """Reports the present load of a partition, with `follow_load="reported"`.

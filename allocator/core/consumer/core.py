@@ -15,9 +15,10 @@ from typing import Any
 
 from allocator.core.client.client import KafkaClient
 from allocator.core.consumer.measures import OwnLoad, lag
-from allocator.core.consumer.membership_config import MembershipConfig
+from allocator.core.consumer.membership_config import MembershipConfig, OrderSource
 from allocator.core.consumer.operator_orders import OperatorOrders
 from allocator.core.consumer.ownership import Ownership
+from allocator.core.consumer.record_processor import RecordProcessor
 from allocator.core.consumer.sink import OffsetSink, SinkClaim
 from allocator.core.errors import AllocatorError, CommitFailed, ConfigError, IllegalState, NotOwned
 from allocator.core.fetch.batch import Batch
@@ -40,8 +41,6 @@ from allocator.core.tasks import BackgroundTasks, wait_for_event, within
 from allocator.core.tracing import spans_of
 from allocator.core.types import Listener, OffsetAndMetadata, OffsetReset, OnCommit, Partitions, TopicPartition
 from allocator.core.zookeeper.client import ZooKeeper
-from allocator.handlers.processor import Processor
-from allocator.protocols.order_topic import OrderTopic
 
 __all__ = ["ConsumerCore"]
 
@@ -79,7 +78,6 @@ class ConsumerCore:
         security: Mapping[str, Any] | None = None,
         old_offsets: bool = False,
         sink: OffsetSink | None = None,
-        order_topic: OrderTopic | None = None,
         **fetch: Any,
     ) -> None:
         own = {"brokers": brokers, "security": security, "auto_commit_interval_s": auto_commit_interval_s}
@@ -114,7 +112,7 @@ class ConsumerCore:
         self.sink = sink
         self.sink_member = None if sink is None else SinkMember(self, sink)
         self._orders = OperatorOrders(self)
-        self._order_topic = order_topic if joining.options.orders_topic else None
+        self._order_source = joining.options.order_source(joining, brokers, security)
         self._ownership = Ownership(
             self.state,
             self.progress,
@@ -198,8 +196,8 @@ class ConsumerCore:
             self.client.follow(topics)
             if joining.pattern is not None:
                 self.client.follow_all()
-            if self._order_topic is not None:
-                self._order_topic.watch(self.client)
+            if self._order_source is not None:
+                self._order_source.watch(self.client)
             await self._connect()
             for topic in topics:
                 if self.client.partitions(topic) is None:
@@ -217,20 +215,20 @@ class ConsumerCore:
                 # Kafka does not know the members of this group, so idle offsets can expire
                 if self._offsets.committer is None:
                     self._tasks.start(self._idle.run(), "idle offsets")
-            if self._order_topic is not None:
-                await self._follow_orders(self._order_topic)
+            if self._order_source is not None:
+                await self._follow_orders(self._order_source)
             await self.membership.join()
         except BaseException:
             await self._exits.aclose()
             raise
 
-    async def _follow_orders(self, topic: OrderTopic) -> None:
+    async def _follow_orders(self, source: OrderSource) -> None:
         """Reads the orders before the join, so that a new owner obeys them from its first record on. Continues without
         them if the topic cannot be read."""
         began = asyncio.Event()
-        self._tasks.start(topic.follow(self.client, self._orders.take, began), "orders")
+        self._tasks.start(source.follow(self.client, self._orders.take, began), "orders")
         if not await wait_for_event(began, ORDERS_WITHIN_S):
-            log.warning("%s: joins before it has read its orders from topic %s", self.group, topic.topic)
+            log.warning("%s: joins before it has read its orders from topic %s", self.group, source.topic)
 
     async def _connect(self) -> None:
         """Connects to Kafka and to the service that coordinates the group, concurrently. Kafka's error has priority."""
@@ -456,16 +454,16 @@ class ConsumerCore:
         self._orders.apply()
 
     @property
-    def outlasting(self) -> Processor | None:
+    def outlasting(self) -> RecordProcessor | None:
         """A former processor whose calls still run."""
         former = None if self.processing else self._ownership.processor
-        return former if isinstance(former, Processor) and former.stuck else None
+        return former if isinstance(former, RecordProcessor) and former.stuck else None
 
     @property
-    def processor(self) -> Processor | None:
+    def processor(self) -> RecordProcessor | None:
         """What calls the handler: `Consumer.process` or the daemon."""
         for listener in (self._ownership.processor if self.processing else None, self.state.rebalance_listener):
-            if isinstance(listener, Processor):
+            if isinstance(listener, RecordProcessor):
                 return listener
         return None
 

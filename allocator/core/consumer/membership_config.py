@@ -6,13 +6,13 @@ contradictions of its membership, and creates it.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, Optional
+from typing import Any, ClassVar, NamedTuple, Optional, Protocol
 
-from allocator.core.assignors import Assignor, naive_allocator, resolve
-from allocator.core.assignors.kiel import KielAssignor, KielFunction
+from allocator.core.assignors import Assignor, resolve
 from allocator.core.client.client import KafkaClient
 from allocator.core.errors import AllocatorError, ConfigError
 from allocator.core.foreign import shown
@@ -24,13 +24,13 @@ from allocator.core.membership.zookeeper.load_report import LoadReport
 from allocator.core.membership.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
 from allocator.core.membership.zookeeper.orders import OrderKeeper, Orders
 from allocator.core.membership.zookeeper.znodes import Paths
+from allocator.core.memberships import options_of
 from allocator.core.names import check_group, check_topic
 from allocator.core.offsets.coordinator import Coordinator
 from allocator.core.offsets.storage import StoredOffsets
 from allocator.core.settings import DEFAULT, MASK, SETTINGS, keyword_faults
 from allocator.core.types import (
     Assignors,
-    GroupProtocol,
     LoadSource,
     MembershipName,
     OffsetStorage,
@@ -38,15 +38,16 @@ from allocator.core.types import (
     TopicPartition,
 )
 from allocator.core.zookeeper.client import ZooKeeper
-from allocator.protocols.kafka_classic.membership import KafkaMembership
-from allocator.protocols.kafka_classic.settings import KafkaGroupSettings, KafkaSettings
-from allocator.protocols.kip848.membership import Kip848Membership
-from allocator.protocols.kip848.settings import Kip848GroupSettings, Kip848Settings
-from allocator.protocols.legacy.kiel import KielMembership, KielSettings
-from allocator.protocols.legacy.old_consumer import ConsumersMembership, PykafkaMembership
-from allocator.protocols.legacy.owners import OwnersSettings
 
-__all__ = ["OPTIONS", "Fault", "MembershipConfig", "assignors_of"]
+__all__ = [
+    "Connections",
+    "EnsembleOptions",
+    "Fault",
+    "MembershipConfig",
+    "MembershipOptions",
+    "assignors_of",
+    "attempt",
+]
 
 
 class Fault(NamedTuple):
@@ -66,6 +67,18 @@ class Fault(NamedTuple):
         if name in SETTINGS and SETTINGS[name].secret:
             return f"{name} = {MASK}"
         return f"{name} not set" if value in (None, "", ()) else f"{name} = {shown(value)}"
+
+
+class OrderSource(Protocol):
+    """Operator commands that are kept outside the membership, for example in a topic."""
+
+    topic: str | None
+
+    def watch(self, client: KafkaClient) -> None:
+        """Makes `client` include the source in its metadata requests."""
+
+    async def follow(self, client: KafkaClient, ordered: Callable[[Orders, Any], None], began: asyncio.Event) -> None:
+        """Calls `ordered` with the present commands, and again after each change. Sets `began` after the first call."""
 
 
 class Connections(NamedTuple):
@@ -93,12 +106,10 @@ class MembershipOptions:
     storages: ClassVar[tuple[OffsetStorage, ...]] = ("kafka",)
     """The allowed storages of the group's offsets, the default first. Other clients in such a group use the default."""
     on_zookeeper: ClassVar[bool] = False
-    orders_topic: ClassVar[bool] = False
-    """Whether a topic of the group stores the orders of operators."""
 
     def faults(self, config: MembershipConfig) -> Iterator[Fault]:
         """Finds contradictions that show without connecting."""
-        yield from _attempt(("assignor", "membership"), lambda: self.check_assignor(config))
+        yield from attempt(("assignor", "membership"), lambda: self.check_assignor(config))
 
     def check_assignor(self, config: MembershipConfig) -> None:
         """Raises AllocatorError for assignors that do not work with this membership."""
@@ -107,6 +118,10 @@ class MembershipOptions:
     def make(self, config: MembershipConfig, connections: Connections) -> Membership:
         """Creates the membership without any I/O."""
         raise NotImplementedError
+
+    def order_source(self, config: MembershipConfig, brokers: Any, security: Any) -> OrderSource | None:
+        """Returns the place outside the membership that has the operator commands; None if the membership has them."""
+        return None
 
 
 @dataclass(frozen=True)
@@ -128,79 +143,6 @@ class FixedOptions(MembershipOptions):
 
 
 @dataclass(frozen=True)
-class KafkaOptions(MembershipOptions):
-    """Kafka's group protocols: the classic one, and KIP-848's."""
-
-    orders_topic: ClassVar[bool] = True
-
-    group_protocol: GroupProtocol = DEFAULT["group_protocol"]
-    session_timeout_s: float = DEFAULT["session_timeout_s"]
-    heartbeat_interval_s: float = DEFAULT["heartbeat_interval_s"]
-    rebalance_timeout_s: float = DEFAULT["rebalance_timeout_s"]
-    instance_id: Optional[str] = DEFAULT["instance_id"]
-
-    def faults(self, config: MembershipConfig) -> Iterator[Fault]:
-        if self.group_protocol == "consumer":
-            yield from _attempt(("assignor", "group_protocol"), lambda: self._kip848(config))
-            return
-        yield from super().faults(config)
-        yield from _attempt(("heartbeat_interval_s", "session_timeout_s"), lambda: self._classic(config))
-
-    def make(self, config: MembershipConfig, connections: Connections) -> Membership:
-        assert config.group is not None
-        if self.group_protocol == "consumer":
-            return Kip848Membership(
-                connections.client,
-                config.group,
-                connections.listener,
-                Kip848Settings(
-                    topics=frozenset(config.topics),
-                    pattern=config.pattern,
-                    connect_timeout_s=config.connect_timeout_s,
-                    group=self._kip848(config),
-                ),
-                coordinator=connections.coordinator,
-            )
-        return KafkaMembership(
-            connections.client,
-            config.group,
-            connections.listener,
-            config.assignors(),
-            KafkaSettings(
-                name=config.client_id,
-                topics=frozenset(config.topics),
-                pattern=config.pattern,
-                weight=config.weight,
-                rack=config.rack,
-                connect_timeout_s=config.connect_timeout_s,
-                group=self._classic(config),
-            ),
-            load=connections.load,
-            coordinator=connections.coordinator,
-        )
-
-    def _classic(self, config: MembershipConfig) -> KafkaGroupSettings:
-        return KafkaGroupSettings(
-            session_timeout_s=self.session_timeout_s,
-            heartbeat_interval_s=self.heartbeat_interval_s,
-            rebalance_timeout_s=self.rebalance_timeout_s,
-            max_poll_interval_s=config.max_poll_interval_s,
-            instance_id=self.instance_id,
-        )
-
-    def _kip848(self, config: MembershipConfig) -> Kip848GroupSettings:
-        if config.assignor is not None and (not isinstance(config.assignor, str) or ":" in config.assignor):
-            raise ConfigError("the broker assigns: name one assignor that it has ('uniform', 'range'), or none")
-        return Kip848GroupSettings(
-            rebalance_timeout_s=self.rebalance_timeout_s,
-            max_poll_interval_s=config.max_poll_interval_s,
-            instance_id=self.instance_id,
-            rack=config.rack,
-            server_assignor=config.assignor,
-        )
-
-
-@dataclass(frozen=True)
 class EnsembleOptions(MembershipOptions):
     """Options that every membership on ZooKeeper has."""
 
@@ -216,7 +158,7 @@ class EnsembleOptions(MembershipOptions):
         if not self.zookeeper:
             yield Fault(("zookeeper", "membership"), "this membership needs it")
         if config.group is not None:
-            yield from _attempt(("group", "membership"), lambda: check_group(config.group))
+            yield from attempt(("group", "membership"), lambda: check_group(config.group))
         yield from super().faults(config)
 
     def under(self, root: str, config: MembershipConfig, connections: Connections) -> ZooKeeperMembership:
@@ -301,100 +243,6 @@ class ZooKeeperOptions(EnsembleOptions):
 
 
 @dataclass(frozen=True)
-class KielOptions(EnsembleOptions):
-    """A group that also has members of kiel 0.9.3."""
-
-    storages: ClassVar[tuple[OffsetStorage, ...]] = ("zookeeper", "both")
-
-    settle_s: float = DEFAULT["settle_s"]
-
-    def faults(self, config: MembershipConfig) -> Iterator[Fault]:
-        if not config.chosen:
-            yield Fault(
-                ("topics", "membership"),
-                "nothing is subscribed, but members of kiel's assign partitions to a member without topics too, and "
-                "nobody would read those; name topics, or close the consumer",
-            )
-        yield from super().faults(config)
-
-    def check_assignor(self, config: MembershipConfig) -> None:
-        self._function(config)
-
-    def make(self, config: MembershipConfig, connections: Connections) -> Membership:
-        assert config.group is not None
-        assert connections.offsets is not None
-        return KielMembership(
-            self.ensemble(),
-            config.group,
-            connections.listener,
-            connections.client,
-            KielSettings(**_of_owners(config), settle_s=self.settle_s),
-            connections.offsets,
-            lambda root: self.under(root, config, connections),
-            function=self._function(config),
-            measures=connections.client.measures,
-        )
-
-    def _function(self, config: MembershipConfig) -> KielFunction:
-        """Returns the allocator function of kiel's members. They have no other."""
-        offered = config.assignors()
-        if set(offered) == {"naive"}:
-            return naive_allocator
-        function = next(iter(offered.values()))
-        if len(offered) == 1 and isinstance(function, KielAssignor):
-            return function.function
-        raise ConfigError(
-            "members of kiel's can only work with a function(members, partitions); give the one that they were given, "
-            "or none"
-        )
-
-
-@dataclass(frozen=True)
-class ConsumersOptions(EnsembleOptions):
-    """A group that also has members of Kafka's own client of 0.8."""
-
-    storages: ClassVar[tuple[OffsetStorage, ...]] = (
-        "zookeeper",
-        "both",
-        "kafka",
-    )  # Java's `offsets.storage`, and `dual.commit.enabled`
-    made: ClassVar[type[Any]] = ConsumersMembership
-
-    def check_assignor(self, config: MembershipConfig) -> None:
-        if config.assignor not in (None, "range"):
-            raise ConfigError("all members of such a group use range")
-
-    def make(self, config: MembershipConfig, connections: Connections) -> Membership:
-        made: Membership = self.made(
-            self.ensemble(),
-            config.group,
-            connections.listener,
-            connections.client,
-            OwnersSettings(**_of_owners(config)),
-            measures=connections.client.measures,
-        )
-        return made
-
-
-@dataclass(frozen=True)
-class PykafkaOptions(ConsumersOptions):
-    """A group that also has members of pykafka's BalancedConsumer."""
-
-    storages: ClassVar[tuple[OffsetStorage, ...]] = ("kafka", "both")
-    made: ClassVar[type[Any]] = PykafkaMembership
-
-
-OPTIONS: Mapping[MembershipName, type[MembershipOptions]] = {
-    "zookeeper": ZooKeeperOptions,
-    "kafka": KafkaOptions,
-    "fixed": FixedOptions,
-    "kiel": KielOptions,
-    "consumers": ConsumersOptions,
-    "pykafka": PykafkaOptions,
-}
-
-
-@dataclass(frozen=True)
 class MembershipConfig:
     """How a consumer joins: the settings of every membership, and the options of the chosen one. Times in seconds.
 
@@ -423,7 +271,7 @@ class MembershipConfig:
         if faults:
             # on their own, because the other checks would fail on a wrong type
             raise ConfigError("; ".join(faults.values()))
-        kind = OPTIONS[keywords["membership"]]
+        kind: type[MembershipOptions] = options_of(keywords["membership"])
         common = {each.name for each in dataclasses.fields(cls)}
         own = {each.name for each in dataclasses.fields(kind)}
         return cls(
@@ -462,9 +310,9 @@ class MembershipConfig:
             yield Fault(("group", "membership"), 'only membership="fixed" can do without')
         if self.offsets is not None and self.offsets not in self.options.storages:
             yield Fault(("offsets", "membership"), f"they are in one of: {', '.join(self.options.storages)}")
-        yield from _attempt(("pattern", "membership"), lambda: check_pattern(self.pattern or None, self.membership))
+        yield from attempt(("pattern", "membership"), lambda: check_pattern(self.pattern or None, self.membership))
         for topic in (*self.topics, *(topic for topic, _ in self.partitions)):
-            yield from _attempt(("topics",), lambda topic=topic: check_topic(topic))  # type: ignore[misc]
+            yield from attempt(("topics",), lambda topic=topic: check_topic(topic))  # type: ignore[misc]
         yield from self.options.faults(self)
 
     def make(
@@ -497,17 +345,7 @@ def assignors_of(given: Any) -> dict[str, Assignor]:
     return {found.name: found for found in map(resolve, offered)}
 
 
-def _of_owners(config: MembershipConfig) -> dict[str, Any]:
-    return {
-        "name": config.client_id,
-        "topics": frozenset(config.topics),
-        "pattern": config.pattern,
-        "connect_timeout_s": config.connect_timeout_s,
-        "max_poll_interval_s": config.max_poll_interval_s,
-    }
-
-
-def _attempt(settings: tuple[str, ...], action: Callable[[], Any]) -> Iterator[Fault]:
+def attempt(settings: tuple[str, ...], action: Callable[[], Any]) -> Iterator[Fault]:
     try:
         action()
     except AllocatorError as error:

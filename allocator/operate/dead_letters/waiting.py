@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Optional
 
-from allocator.core.consumer.consumer import Consumer
+from allocator.core.consumer import ConsumerBase
 from allocator.handlers.retry_topics import due_ms, is_retry_topic
 from allocator.operate.describe import Logs
 from allocator.types import TopicPartition
@@ -62,7 +62,7 @@ async def _due(
     if not heads:
         return found
     ends = asyncio.get_running_loop().time() + timeout_s
-    async with Consumer(
+    async with ConsumerBase(
         brokers=brokers,
         group=None,
         membership="fixed",

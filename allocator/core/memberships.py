@@ -1,0 +1,26 @@
+"""Finds the options class of a membership by its name. Packages outside core register theirs."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+__all__ = ["known_memberships", "options_of", "register"]
+
+_CORE = "allocator.core.consumer.membership_config"
+_PLACES = {"zookeeper": f"{_CORE}:ZooKeeperOptions", "fixed": f"{_CORE}:FixedOptions"}
+
+
+def register(name: str, place: str) -> None:
+    """Makes the class at `place` ("package.module:class") the options of membership `name`. It is imported on use."""
+    _PLACES[name] = place
+
+
+def options_of(name: str) -> Any:
+    """Returns the options class, a `MembershipOptions`. Raises KeyError for a name that nobody registered."""
+    module, _, attribute = _PLACES[name].partition(":")
+    return getattr(import_module(module), attribute)
+
+
+def known_memberships() -> tuple[str, ...]:
+    return tuple(_PLACES)

@@ -1,0 +1,200 @@
+"""The settings that only one of these memberships has. A class knows its requirements, and creates the membership."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, Optional
+
+from allocator.assignors import naive_allocator
+from allocator.core.assignors.kiel import KielAssignor, KielFunction
+from allocator.core.consumer.membership_config import (
+    Connections,
+    EnsembleOptions,
+    Fault,
+    MembershipConfig,
+    MembershipOptions,
+    attempt,
+)
+from allocator.core.membership import Membership
+from allocator.core.settings import DEFAULT
+from allocator.errors import ConfigError
+from allocator.protocols.kafka_classic.membership import KafkaMembership
+from allocator.protocols.kafka_classic.settings import KafkaGroupSettings, KafkaSettings
+from allocator.protocols.kip848.membership import Kip848Membership
+from allocator.protocols.kip848.settings import Kip848GroupSettings, Kip848Settings
+from allocator.protocols.legacy.kiel import KielMembership, KielSettings
+from allocator.protocols.legacy.old_consumer import ConsumersMembership, PykafkaMembership
+from allocator.protocols.legacy.owners import OwnersSettings
+from allocator.protocols.order_topic import OrderTopic
+from allocator.types import GroupProtocol, OffsetStorage
+
+__all__ = ["ConsumersOptions", "KafkaOptions", "KielOptions", "PykafkaOptions"]
+
+
+@dataclass(frozen=True)
+class KafkaOptions(MembershipOptions):
+    """Kafka's group protocols: the classic one, and KIP-848's."""
+
+    group_protocol: GroupProtocol = DEFAULT["group_protocol"]
+    session_timeout_s: float = DEFAULT["session_timeout_s"]
+    heartbeat_interval_s: float = DEFAULT["heartbeat_interval_s"]
+    rebalance_timeout_s: float = DEFAULT["rebalance_timeout_s"]
+    instance_id: Optional[str] = DEFAULT["instance_id"]
+
+    def faults(self, config: MembershipConfig) -> Iterator[Fault]:
+        if self.group_protocol == "consumer":
+            yield from attempt(("assignor", "group_protocol"), lambda: self._kip848(config))
+            return
+        yield from super().faults(config)
+        yield from attempt(("heartbeat_interval_s", "session_timeout_s"), lambda: self._classic(config))
+
+    def order_source(self, config: MembershipConfig, brokers: Any, security: Any) -> OrderTopic | None:
+        return None if config.group is None else OrderTopic(brokers, config.group, security=security)
+
+    def make(self, config: MembershipConfig, connections: Connections) -> Membership:
+        assert config.group is not None
+        if self.group_protocol == "consumer":
+            return Kip848Membership(
+                connections.client,
+                config.group,
+                connections.listener,
+                Kip848Settings(
+                    topics=frozenset(config.topics),
+                    pattern=config.pattern,
+                    connect_timeout_s=config.connect_timeout_s,
+                    group=self._kip848(config),
+                ),
+                coordinator=connections.coordinator,
+            )
+        return KafkaMembership(
+            connections.client,
+            config.group,
+            connections.listener,
+            config.assignors(),
+            KafkaSettings(
+                name=config.client_id,
+                topics=frozenset(config.topics),
+                pattern=config.pattern,
+                weight=config.weight,
+                rack=config.rack,
+                connect_timeout_s=config.connect_timeout_s,
+                group=self._classic(config),
+            ),
+            load=connections.load,
+            coordinator=connections.coordinator,
+        )
+
+    def _classic(self, config: MembershipConfig) -> KafkaGroupSettings:
+        return KafkaGroupSettings(
+            session_timeout_s=self.session_timeout_s,
+            heartbeat_interval_s=self.heartbeat_interval_s,
+            rebalance_timeout_s=self.rebalance_timeout_s,
+            max_poll_interval_s=config.max_poll_interval_s,
+            instance_id=self.instance_id,
+        )
+
+    def _kip848(self, config: MembershipConfig) -> Kip848GroupSettings:
+        if config.assignor is not None and (not isinstance(config.assignor, str) or ":" in config.assignor):
+            raise ConfigError("the broker assigns: name one assignor that it has ('uniform', 'range'), or none")
+        return Kip848GroupSettings(
+            rebalance_timeout_s=self.rebalance_timeout_s,
+            max_poll_interval_s=config.max_poll_interval_s,
+            instance_id=self.instance_id,
+            rack=config.rack,
+            server_assignor=config.assignor,
+        )
+
+
+@dataclass(frozen=True)
+class KielOptions(EnsembleOptions):
+    """A group that also has members of kiel 0.9.3."""
+
+    storages: ClassVar[tuple[OffsetStorage, ...]] = ("zookeeper", "both")
+
+    settle_s: float = DEFAULT["settle_s"]
+
+    def faults(self, config: MembershipConfig) -> Iterator[Fault]:
+        if not config.chosen:
+            yield Fault(
+                ("topics", "membership"),
+                "nothing is subscribed, but members of kiel's assign partitions to a member without topics too, and "
+                "nobody would read those; name topics, or close the consumer",
+            )
+        yield from super().faults(config)
+
+    def check_assignor(self, config: MembershipConfig) -> None:
+        self._function(config)
+
+    def make(self, config: MembershipConfig, connections: Connections) -> Membership:
+        assert config.group is not None
+        assert connections.offsets is not None
+        return KielMembership(
+            self.ensemble(),
+            config.group,
+            connections.listener,
+            connections.client,
+            KielSettings(**_of_owners(config), settle_s=self.settle_s),
+            connections.offsets,
+            lambda root: self.under(root, config, connections),
+            function=self._function(config),
+            measures=connections.client.measures,
+        )
+
+    def _function(self, config: MembershipConfig) -> KielFunction:
+        """Returns the allocator function of kiel's members. They have no other."""
+        offered = config.assignors()
+        if set(offered) == {"naive"}:
+            return naive_allocator
+        function = next(iter(offered.values()))
+        if len(offered) == 1 and isinstance(function, KielAssignor):
+            return function.function
+        raise ConfigError(
+            "members of kiel's can only work with a function(members, partitions); give the one that they were given, "
+            "or none"
+        )
+
+
+@dataclass(frozen=True)
+class ConsumersOptions(EnsembleOptions):
+    """A group that also has members of Kafka's own client of 0.8."""
+
+    storages: ClassVar[tuple[OffsetStorage, ...]] = (
+        "zookeeper",
+        "both",
+        "kafka",
+    )  # Java's `offsets.storage`, and `dual.commit.enabled`
+    made: ClassVar[type[Any]] = ConsumersMembership
+
+    def check_assignor(self, config: MembershipConfig) -> None:
+        if config.assignor not in (None, "range"):
+            raise ConfigError("all members of such a group use range")
+
+    def make(self, config: MembershipConfig, connections: Connections) -> Membership:
+        made: Membership = self.made(
+            self.ensemble(),
+            config.group,
+            connections.listener,
+            connections.client,
+            OwnersSettings(**_of_owners(config)),
+            measures=connections.client.measures,
+        )
+        return made
+
+
+@dataclass(frozen=True)
+class PykafkaOptions(ConsumersOptions):
+    """A group that also has members of pykafka's BalancedConsumer."""
+
+    storages: ClassVar[tuple[OffsetStorage, ...]] = ("kafka", "both")
+    made: ClassVar[type[Any]] = PykafkaMembership
+
+
+def _of_owners(config: MembershipConfig) -> dict[str, Any]:
+    return {
+        "name": config.client_id,
+        "topics": frozenset(config.topics),
+        "pattern": config.pattern,
+        "connect_timeout_s": config.connect_timeout_s,
+        "max_poll_interval_s": config.max_poll_interval_s,
+    }

@@ -36,7 +36,7 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[object]], count: int) ->
 
 # -- pages -------------------------------------------------------------------------------------------------------------
 
-STYLE = Path(__file__).parent / "web" / "static" / "style.css"
+STYLE = Path(__file__).parents[1] / "web" / "static" / "style.css"
 NUMERIC = (int, float, type(None))
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 

@@ -83,6 +83,7 @@ def test_the_report_is_text_and_a_page_that_escapes_what_keys_hold(report: SkewR
     text = report.to_text()
     assert "busiest partition: 0" in text
     assert "'hot$<b>': 75 records (72.8%), partition 0" in text
+    assert "Of 2 members, the busiest has 2.00 times the mean." in text
     page = report.to_html()
     assert re.findall("<dt>Gini coefficient</dt><dd>([^<]*)</dd>", page) == ["0.00", "0.75"], "even, then t"
     assert "hot$&lt;b&gt;" in page

@@ -435,6 +435,7 @@ def _shares(seen: Observation) -> Iterator[Finding]:
             "Keep them as a reserve, stop them, or add partitions (which moves keys to other partitions).",
         )
         return
+    # rack-aware and follow_load balance something other than the number of partitions
     if strategy == "rack-aware" or isinstance(built_in(strategy), LoadAssignor) or _is_steered(seen):
         return
     whole = sum(weights.get(member, 1.0) for member in held)

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
-from allocator.core.assignors.load import LoadAssignor
-from allocator.core.assignors.sticky import sticky
-from allocator.core.assignors.types import GroupView, Member
+from allocator.assignors import GroupView, Member, compute, resolve
 from allocator.core.foreign import readable
 from allocator.core.html import badge, code, figures, grid, page, paragraph, section, table
 from allocator.core.membership.zookeeper.znodes import to_ranges
@@ -118,22 +116,18 @@ class SkewReport:
         found.update({TopicPartition(f.topic, f.partition): f.bytes * count / (total or 1) for f in self.partitions})
         return {tp: round(load, 4) for tp, load in found.items()}
 
-    def busiest_member(self) -> Optional[dict[str, float]]:
-        """The work of the busiest of `members` equal members relative to the mean (1.0: even), by allocator function.
+    def busiest_member(self) -> Optional[float]:
+        """The work of the busiest of `members` equal members relative to the mean (1.0: even), with `sticky`.
 
         None if no record has a byte.
         """
         if self.members is None or not any(found.bytes for found in self.partitions):
             return None
-        topics = frozenset(self.topics)
-        members = tuple(Member(f"m{number}", f"m{number}", topics) for number in range(self.members))
-        view = GroupView(members, {topic: self.count(topic) for topic in topics}, load=self.loads())
-        found = {}
-        for function in (sticky, LoadAssignor("bytes")):
-            shares = function(view)
-            work = [sum(view.load.get(TopicPartition(*tp), 0.0) for tp in shares.get(m.id, ())) for m in members]
-            found[function.name] = round(max(work) * len(work) / (sum(work) or 1), 4)
-        return found
+        topics, loads = frozenset(self.topics), self.loads()
+        members = tuple(Member(f"m{number}", "", topics) for number in range(self.members))
+        shares = compute(resolve("sticky"), GroupView(members, {topic: self.count(topic) for topic in topics}))
+        work = [sum(loads[partition] for partition in share) for share in shares.values()]
+        return round(max(work) * self.members / sum(work), 4)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -194,9 +188,7 @@ class SkewReport:
             for key in [key for key in self.hot if key.topic == topic][:5]:
                 where = "several partitions" if key.partition is None else f"partition {key.partition}"
                 lines.append(f"  key {key.text!r}: {key.records} records ({key.records / records:.1%}), {where}")
-        for name, times in (self.busiest_member() or {}).items():
-            lines.append(f"of {self.members} members, {name} gives the busiest {times:.2f} times the mean")
-        return "\n".join(lines)
+        return "\n".join([*lines, *_members(self)])
 
     def _repr_html_(self) -> str:
         """For notebooks: a row for each topic, the busiest partitions and keys. `to_html` has all partitions."""
@@ -219,11 +211,7 @@ class SkewReport:
     def to_html(self) -> str:
         """A self-contained page: the figures, the busiest keys and all partitions of each topic."""
         sections = [_topic(self, topic) for topic in self.topics]
-        busiest = self.busiest_member()
-        if busiest is not None:
-            rows = [(function, f"{times:.2f}") for function, times in busiest.items()]
-            title = f"The busiest of {self.members} members"
-            sections.append(section(title, grid(title, ("allocator function", "work to the mean"), rows)))
+        sections += map(paragraph, _members(self))
         return page(f"Skew of {self.source}", *sections)
 
 
@@ -244,6 +232,12 @@ def _nested(loads: Mapping[TopicPartition, float]) -> dict[str, dict[str, float]
     for tp, load in sorted(loads.items()):
         found.setdefault(tp.topic, {})[str(tp.partition)] = load
     return found
+
+
+def _members(report: SkewReport) -> list[str]:
+    """Returns the sentence about the members, if they were asked for."""
+    times = report.busiest_member()
+    return [] if times is None else [f"Of {report.members} members, the busiest has {times:.2f} times the mean."]
 
 
 def _topic(report: SkewReport, topic: str) -> str:

@@ -39,7 +39,7 @@ ZNODE: Final = "znode-"
 LEFT_OUT: Final = frozenset(
     {
         "message.format.version",  # the mirror writes v2
-        "message.timestamp.type",  # LogAppendTime overwrites the timestamps
+        "message.timestamp.type",  # LogAppendTime, also by the cluster's default, overwrites the timestamps
         "message.timestamp.difference.max.ms",  # refuses old timestamps
         "message.timestamp.before.max.ms",
         "message.timestamp.after.max.ms",
@@ -55,6 +55,7 @@ LEFT_OUT: Final = frozenset(
 )
 # settings that delete records: the new topic may not have one that the old topic does not have
 RETENTION: Final = "retention.ms"
+TIMES: Final = "message.timestamp.type"
 KEEPING: Final = ("cleanup.policy", "retention.bytes", RETENTION)
 
 
@@ -154,6 +155,9 @@ async def make_alike(
         if here_of.get(RETENTION) not in (None, asked.get(RETENTION)) and await deletes_after(old, new, name) is None:
             asked, here_of = _without(asked, RETENTION), _without(here_of, RETENTION)  # it keeps records longer
         differences += _unlike(name, asked, here_of)
+        # the default of the cluster counts, too
+        if (await describe_configs(new, TOPIC_RESOURCE, name, [TIMES])).get(TIMES) == "LogAppendTime":
+            differences.append(f"{name!r} has {TIMES}=LogAppendTime: times would be lost; set it to CreateTime")
     if differences:
         raise TopicsDiffer("the clusters differ, nothing was created: " + "; ".join(differences))
     for name in grown:
@@ -161,7 +165,7 @@ async def make_alike(
         log.info("added partitions to %s: it has %d now, as on the old cluster", name, counts[name])
     missing = [name for name in there if not here[name]]
     for name in missing:
-        await create(new, name, counts[name], replication, carried(wanted[name], zstd))
+        await create(new, name, counts[name], replication, {**carried(wanted[name], zstd), TIMES: "CreateTime"})
         log.info("created %s with %d partitions", name, counts[name])
     return missing
 
@@ -182,8 +186,6 @@ def _unlike(topic: str, wanted: Mapping[str, str], here: Mapping[str, str]) -> l
         for key in KEEPING
         if key in here and key not in wanted
     ]
-    if here.get("message.timestamp.type") == "LogAppendTime":
-        found.append(f"{topic!r} has message.timestamp.type=LogAppendTime: times would be lost; unset it")
     return found
 
 

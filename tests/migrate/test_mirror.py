@@ -64,7 +64,9 @@ async def test_an_old_topic_comes_over_with_its_settings_and_its_order(
     assert (mirror.already_present, mirror.duplicated, mirror.lost_at_source) == (0, 0, 0)
     async with KafkaClient(new.bootstrap) as client:
         await client.refresh([topic])
-        assert await settings_of(client, [topic]) == {topic: {"retention.ms": "123456789"}}
+        assert await settings_of(client, [topic]) == {
+            topic: {"retention.ms": "123456789", "message.timestamp.type": "CreateTime"}
+        }
     mapped = [await translation(mirror.settings, TopicPartition(topic, n)) for n in range(3)]
     assert {each.runs[0][:2] for each in mapped} == {(0, 0)}
 
@@ -376,7 +378,9 @@ async def test_zstd_comes_over_to_a_cluster_that_does_not_know_it(
     assert await contents(new, topic) == await contents(old, topic)
     async with KafkaClient(new.bootstrap) as client:
         await client.refresh([topic])
-        assert await settings_of(client, [topic]) == {topic: {"retention.ms": "-1"}}
+        assert await settings_of(client, [topic]) == {
+            topic: {"retention.ms": "-1", "message.timestamp.type": "CreateTime"}
+        }
     await Mirror(settings(old, new, group, topics=[topic], old_zookeeper=None)).run(until_caught_up=True)
 
 

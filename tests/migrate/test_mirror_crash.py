@@ -29,6 +29,7 @@ from allocator.migrate.offsets import plan_copy
 from allocator.migrate.positions import PartitionPosition, Target
 from allocator.migrate.storage import OffsetStore
 from allocator.migrate.tails import Tail, digest
+from allocator.migrate.topics import TopicsDiffer
 from allocator.producer.encode import Encoded
 from allocator.testing import LocalCluster, produce, wait_until, wait_until_async
 from allocator.testing.versions import NEWEST
@@ -148,6 +149,27 @@ async def test_after_a_crash_a_copy_by_map_skips_no_record_behind_an_aborted_tra
     source, target = OffsetStore(world.old.bootstrap, service), OffsetStore(world.new.bootstrap, service)
     (row,) = (await plan_copy(source, target, by="map", mirror=group)).rows
     assert (row.after, row.problem) == (300, "")
+
+
+async def test_a_cluster_that_sets_times_by_default_keeps_the_mirrored_ones_and_gets_each_record_once(
+    cluster_factory: Any, topic_factory: Callable[..., str], group: str
+) -> None:
+    sets_times = {"log.message.timestamp.type": "LogAppendTime"}
+    old = await asyncio.to_thread(lambda: cluster_factory(kafka="3.9.1"))
+    new = await asyncio.to_thread(lambda: cluster_factory(kafka="3.9.1", broker_config=sets_times))
+    world = Scene(old, new, await asyncio.to_thread(topic_factory, 1, 1, None, old), group)
+    await world.fill("first", 100)
+    await Mirror(world.settings).run(until_caught_up=True)
+    await world.fill("second", 50)
+    await world.crash(150)
+    mirror = Mirror(world.settings)
+    await mirror.run(until_caught_up=True)
+    assert (mirror.already_present, mirror.duplicated, mirror.records) == (50, 0, 0)
+    assert await contents(new, world.topic) == await contents(old, world.topic)
+    present = await asyncio.to_thread(topic_factory, 1, 1, None, old)
+    await asyncio.to_thread(new.create_topic, present, 1)
+    with pytest.raises(TopicsDiffer, match=r"message\.timestamp\.type=LogAppendTime: times would be lost"):
+        await Mirror(replace(world.settings, group=f"{group}-2", topics=[present])).run(until_caught_up=True)
 
 
 @pytest.mark.parametrize("lost", [40, 100])

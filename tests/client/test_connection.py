@@ -128,6 +128,40 @@ async def test_an_authentication_is_renewed_before_it_expires_and_requests_wait(
         assert broker.connections == connections
 
 
+async def test_a_request_times_out_while_the_broker_does_not_authenticate_again() -> None:
+    """It was not sent, so the connection goes on when the broker answers."""
+    again, go_on = asyncio.Event(), asyncio.Event()
+
+    async def handshake(request: Any) -> Any:
+        if broker.count(17) > 2 or broker.count(36) > 1:
+            again.set()
+            await go_on.wait()
+        return SaslHandshakeResponse(error_code=0, mechanisms=["PLAIN"], version=request.API_VERSION)
+
+    def authenticate(request: Any) -> Any:
+        return SaslAuthenticateResponse(
+            error_code=0,
+            error_message=None,
+            auth_bytes=b"",
+            session_lifetime_ms=0 if go_on.is_set() else 1000,
+            version=request.API_VERSION,
+        )
+
+    broker = FakeBroker({17: handshake, 36: authenticate})
+    async with broker, KafkaClient(broker.address, security=SASL) as client:
+        await client.send(1, find())
+        connections = broker.connections
+        await asyncio.wait_for(again.wait(), 30)
+        later = asyncio.ensure_future(client.send(1, find()))
+        began = time.monotonic()
+        with pytest.raises(BrokerError, match="authenticating again"):
+            await client.send(1, find(), 0.5)
+        assert time.monotonic() - began < 15
+        go_on.set()
+        await later
+        assert broker.connections == connections
+
+
 async def test_a_refused_renewal_ends_the_connection_and_the_next_request_makes_another() -> None:
     refused = asyncio.Event()
 

@@ -299,6 +299,8 @@ class BrokerConnection(FrameProtocol):
         pending = _Pending(request, deadline, done)
         if self._authenticating_again:
             self._held.append(pending)
+            if self._timer is None or deadline < self._timer_at:
+                self._set_timer(deadline)
         else:
             self._send(pending)
 
@@ -353,11 +355,18 @@ class BrokerConnection(FrameProtocol):
 
     def _check_deadlines(self) -> None:
         self._timer = None
-        if not self._in_flight:
-            return
-        first = min(self._in_flight, key=lambda pending: pending.deadline)
         now = time.monotonic()
-        late_s, waited_s = now - self._timer_at, first.deadline - first.sent_at
+        late_s = now - self._timer_at
+        if late_s <= LATE_S:
+            expired = [pending for pending in self._held if pending.deadline <= now]
+            self._held = [pending for pending in self._held if pending.deadline > now]
+            for pending in expired:  # none of them was sent, so the connection remains usable
+                self._end(pending, None, kafka_errors.KafkaTimeoutError("the connection is authenticating again"))
+        waiting = (*self._in_flight, *self._held)
+        if not waiting or self.closed:
+            return
+        first = min(waiting, key=lambda pending: pending.deadline)
+        waited_s = first.deadline - first.sent_at
         if first.deadline > now:
             self._set_timer(first.deadline)
         elif late_s > LATE_S:  # the process was paused: the response may have arrived but is not read yet

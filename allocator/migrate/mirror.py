@@ -338,6 +338,7 @@ class Mirror(RebalanceListener):
         self._source.on_metadata(self._doubt)
         if not await self._unless_stopped(consumer.start()):
             return
+        goal_checked = time.monotonic()
         try:
             while not self._stopping.is_set():
                 batch = None
@@ -361,7 +362,10 @@ class Mirror(RebalanceListener):
                     if self._stopping.is_set():
                         break  # the rest of the batch is unsent, and may not count as done
                     self._unsent = None
-                elif goal is not None and await self._reached(goal):
+                    if goal is None or time.monotonic() - goal_checked < POLL_S:
+                        continue  # producers may never pause
+                goal_checked = time.monotonic()
+                if goal is not None and await self._reached(goal):
                     self.caught_up = True
                     break
             await self._drain(consumer.assignment())

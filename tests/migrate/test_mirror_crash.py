@@ -220,6 +220,25 @@ async def test_compaction_of_both_logs_after_a_crash_repeats_nothing(
     await mirror.run(until_caught_up=True)  # nothing of the tail is left
 
 
+async def test_it_ends_once_it_has_caught_up_though_producers_go_on(
+    cluster_factory: Any, topic_factory: Callable[..., str], group: str
+) -> None:
+    world = await scene(cluster_factory, topic_factory, group)
+    await world.fill("first", 100)
+    stop = asyncio.Event()
+
+    async def write() -> None:
+        while not stop.is_set():
+            await world.fill("more", 10)
+
+    writing = asyncio.ensure_future(write())
+    try:
+        await within(Mirror(world.settings).run(until_caught_up=True), 30)
+    finally:
+        stop.set()
+        await writing
+
+
 class Crashing:
     """A mirror of one partition between two lists, with crashes.
 

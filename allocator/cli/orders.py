@@ -240,19 +240,6 @@ def unpin(partitions: frozenset[TopicPartition]) -> Act:
     return lambda orders: orders.unpin(partitions)
 
 
-@_order(
-    "exclude",
-    PARTITIONS,
-    click.argument("places", nargs=-1, metavar="[PLACE]..."),
-    click.option("--everywhere", is_flag=True, help="No member gets the partitions: their records are not read."),
-)
-def exclude(partitions: frozenset[TopicPartition], places: tuple[str, ...], everywhere: bool, told: Any) -> Act:
-    """Keep PARTITIONS (topic:0-3,7) away from each PLACE: a member, or rack:NAME."""
-    if everywhere == bool(places):
-        raise ConfigError("name the members or racks that shall not get the partitions, or give --everywhere")
-    return lambda orders: orders.exclude(partitions, places, **told)
-
-
 @_order("freeze")
 def freeze(told: Any) -> Act:
     """Move no partition away from a live member. Partitions without an owner still get one."""
@@ -279,12 +266,6 @@ def thaw() -> Act:
 def budget(at_once: int | None, per_minute: int | None, told: Any) -> Act:
     """Limit the moves of GROUP. Partitions without a live owner are not limited."""
     return lambda orders: orders.budget(at_once=at_once, per_minute=per_minute, **told)
-
-
-@_order("shadow", click.argument("function"))
-def shadow(function: str, told: Any) -> Act:
-    """Compute FUNCTION beside the present allocator function, and show the difference in `orders`. Moves nothing."""
-    return lambda orders: orders.shadow(function, **told)
 
 
 @_order("canary", click.argument("count", type=click.IntRange(0)))
@@ -359,7 +340,6 @@ def seek(partitions: frozenset[TopicPartition], to: str, told: Any) -> Act:
 @click.option("--evacuate", multiple=True, metavar="MEMBER", help="The order evacuate.")
 @click.option("--swap", multiple=True, metavar="OLD=NEW", help="The order swap.")
 @click.option("--pin", multiple=True, metavar="PARTITIONS=PLACE", help="The order pin.")
-@click.option("--exclude", multiple=True, metavar="PARTITIONS=PLACE", help="The order exclude.")
 @click.option("--freeze", is_flag=True, help="The order freeze.")
 @click.option("--at-once", type=click.IntRange(1), help="The order budget (default: none).")
 @click.option("--per-minute", type=click.IntRange(1), help="The order budget (default: none).")
@@ -394,9 +374,6 @@ def plan_command(
     for text in given["pin"]:
         partitions, place = planning.pair(text, "--pin")
         orders.append(methodcaller("pin", parse_partitions(partitions), place, why=why))
-    for text in given["exclude"]:
-        partitions, place = planning.pair(text, "--exclude")
-        orders.append(methodcaller("exclude", parse_partitions(partitions), [place], why=why))
     if freeze:
         orders.append(methodcaller("freeze", why=why))
     if at_once is not None or per_minute is not None:

@@ -332,11 +332,6 @@ class GroupReport:
         return sorted((each for each in found if each.partitions), key=lambda each: each.instance_id)
 
     @cached_property
-    def excluded(self) -> Partitions:
-        """The partitions that an order excludes from every member."""
-        return frozenset().union(*(each.order.partitions for each in self.orders if _gives_to_nobody(each)))
-
-    @cached_property
     def phase(self) -> str:
         if not self.state.members:
             return "empty"
@@ -373,17 +368,13 @@ class GroupReport:
         waiting = sorted(set(self.unowned) - set(self.left_out) - reserved)
         if waiting:
             found.append(f"{len(waiting)} partitions have no owner: {_some(waiting)}")
-        omitted = [partition for partition in self.left_out if partition not in self.excluded]
-        if omitted:
+        if self.left_out:
             assert self.state.document is not None
             function = plain(self.state.document.strategy)
             found.append(
-                f"{len(omitted)} partitions have no owner, because allocator function {function} omits them: "
-                f"{_some(omitted)}"
+                f"{len(self.left_out)} partitions have no owner, because allocator function {function} omits them: "
+                f"{_some(self.left_out)}"
             )
-        by_order = [partition for partition in self.left_out if partition in self.excluded]
-        if by_order:
-            found.append(f"{len(by_order)} partitions have no owner, because an order excludes them: {_some(by_order)}")
         found += [
             f"order {each.order.id} ({order_text(each.order)}) is {each.state}: {plain(each.why)}"
             for each in self.orders
@@ -542,11 +533,6 @@ def subscribed(state: GroupState | None, client: KafkaClient) -> frozenset[Topic
         if info.pattern is not None:
             topics |= set(filter(topic_pattern(info.pattern).matches, client.topics()))
     return frozenset(TopicPartition(topic, p) for topic in topics for p in client.partitions(topic) or ())
-
-
-def _gives_to_nobody(report: OrderReport) -> bool:
-    order = report.order
-    return order.kind == "exclude" and order.fault is None and not order.arguments["places"]
 
 
 def _each(partitions: Iterable[TopicPartition], what: str) -> Iterator[str]:

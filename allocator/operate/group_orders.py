@@ -149,19 +149,6 @@ class OrdersFromOutside:
             await self._orders.remove(whole, now_ms)
         return tuple(found)
 
-    async def exclude(
-        self,
-        partitions: Collection[PartitionLike],
-        places: Collection[str],
-        *,
-        why: str = "",
-        expires_s: Optional[float] = None,
-    ) -> OrderReport:
-        """The members at these places do not get the partitions. Without a place no member gets them, and
-        nobody reads them."""
-        arguments = {"partitions": to_ranges(partitions), "places": [parse_place(place) for place in places]}
-        return await self.give_by_name("exclude", arguments, why=why, expires_s=expires_s)
-
     # -- about records -------------------------------------------------------------------------------------------
 
     async def pause(
@@ -239,13 +226,6 @@ class OrdersFromOutside:
             raise ConfigError("a budget needs at_once or per_minute")
         arguments = {"at_once": at_once, "per_minute": per_minute}
         return await self.give("budget", arguments, why=why, expires_s=expires_s)
-
-    async def shadow(self, function: str, *, why: str = "", expires_s: Optional[float] = None) -> OrderReport:
-        """The leader also computes this function at each decision. The order's state says how its result differs.
-
-        `function`: a built-in name, or a function that the members offer.
-        """
-        return await self.give("shadow", {"function": function}, why=why, expires_s=expires_s)
 
     # -- any order -----------------------------------------------------------------------------------------------
 
@@ -362,8 +342,6 @@ class OrdersFromOutside:
             raise ConfigError(f"a member cannot take the place of itself: {shown(arguments['old'])}")
         if "place" in named:
             named["place"] = await self._known_place(named["place"])
-        if "places" in named:
-            named["places"] = [await self._known_place(place) for place in named["places"]]
         return named
 
     async def _known_place(self, place: Mapping[str, str]) -> dict[str, str]:

@@ -300,7 +300,7 @@ async def plan_of(
         load = GroupLoad(loads_of(state.loads, function.source), unchanged, state.read_ms)
     decision = await decide(members, scenario.counts, document, counted, functions, build, load)
     after = AssignmentDocument(owners={member: parts for member, parts in decision.target.items() if parts})
-    states = {**states_of(counted, members, after, decision.target, decision.shadows), **pending}
+    states = {**states_of(counted, members, after, decision.target, {}), **pending}
     everyone = {**state.members, **members}
     names = {member: member_name(member, info) for member, info in everyone.items()}
     before = _present(document)

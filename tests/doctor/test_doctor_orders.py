@@ -9,7 +9,6 @@ from allocator.core.membership.zookeeper.znodes import AssignmentDocument, Membe
 from allocator.operate.describe import GroupReport, GroupState
 from allocator.operate.doctor.finding import Severity
 from allocator.operate.doctor.orders import OLD_FREEZE_MS, OLD_MS, order_findings
-from allocator.types import TopicPartition
 
 NOW = 1_767_225_600_000
 KEPT = OrderState("kept")
@@ -56,10 +55,3 @@ def test_orders_that_are_over_can_be_removed() -> None:
     expired = order("freeze", now_ms=NOW - 10, expires=NOW - 1)
     assert "freeze" in found(expired)["orders-over"].what
     assert found(order("evacuate", member="a"), state=OrderState("done"))["orders-over"].severity is Severity.INFO
-
-
-def test_partitions_that_an_order_gives_to_nobody_are_named() -> None:
-    nobody = order("exclude", partitions={"t": "0-1"}, places=[])
-    left_out = frozenset({TopicPartition("t", 0)})
-    finding = found(nobody, left_out=left_out)["excluded-partitions"]
-    assert finding.where == ("t:0",)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["KINDS", "OrdersOfGroup"]
 
 BASE = "/allocator/g"
-KINDS = ("cordon", "evacuate", "swap", "pin", "exclude", "freeze", "budget", "canary")
+KINDS = ("cordon", "evacuate", "swap", "pin", "freeze", "budget", "canary")
 AT_ONCE, PER_MINUTE = 2, 6
 MINUTE_MS = 60_000
 
@@ -73,7 +73,6 @@ class OrdersOfGroup:
             "evacuate": {"member": name},
             "swap": {"old": name, "new": other},
             "pin": {"partitions": {"t": "0-1"}, "place": {"member": name}},
-            "exclude": {"partitions": {"t": "2-3"}, "places": [{"member": name}]},
             "freeze": {},
             "budget": {"at_once": AT_ONCE, "per_minute": PER_MINUTE},
             "canary": {

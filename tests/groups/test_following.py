@@ -110,8 +110,6 @@ async def test_orders_come_before_load() -> None:
     assert (await decided(uneven, order("cordon", member="two"))).target == HALVES.owners
     pinned = order("pin", partitions={"t": "1"}, place={"member": "one"})
     assert (await decided(uneven, pinned)).target[A] == parts(0, 1)
-    barred = order("exclude", partitions={"t": "1-2"}, places=[{"member": "two"}])
-    assert (await decided(uneven, barred)).target == HALVES.owners
     assert (await decided(uneven, order("evacuate", member="one"))).target[B] == parts(*range(6))
 
 

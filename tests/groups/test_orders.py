@@ -25,14 +25,12 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "evacuate": {"member": "web1"},
     "swap": {"old": "web1", "new": "web2"},
     "pin": {"partitions": {"t": "0-3,7"}, "place": {"rack": "a"}},
-    "exclude": {"partitions": {"t": "5"}, "places": [{"member": "web1"}]},
     "freeze": {},
     "pause": {"partitions": {"t": "5"}},
     "quarantine": {"partitions": {"t": "5"}},
     "skip": {"partitions": {"t": "5"}, "offset": 1 << 40},
     "seek": {"partitions": {"t": "5"}, "to": "timestamp:1767225600000"},
     "budget": {"at_once": 5, "per_minute": None},
-    "shadow": {"function": "sticky"},
     "canary": {"count": 2, "known": ["web1"], "promoted": []},
 }
 
@@ -68,11 +66,9 @@ def test_an_order_of_each_kind_survives_the_round_trip(kind: str) -> None:
         ("pin", {"partitions": {"t" * 1001: "1"}, "place": {"rack": "a"}}, "a name has 1 to 1000"),
         ("pin", {"partitions": {}, "place": {"rack": "a"}}, "names no partitions"),
         ("pin", {"partitions": {"t": "1"}, "place": {"host": "a"}}, "is neither"),
-        ("exclude", {"partitions": {"t": "1"}, "places": {"rack": "a"}}, "no list of places"),
         ("budget", {"at_once": 0, "per_minute": None}, "use the order freeze"),
         ("budget", {"at_once": True, "per_minute": None}, "is no number"),
         ("canary", {"count": -1, "known": [], "promoted": []}, "is no number"),
-        ("shadow", {"function": "x" * 1001}, "is no text"),
         ("dance", {}, "there is no order 'dance'; known: budget, canary"),
     ],
 )

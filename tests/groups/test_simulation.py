@@ -106,7 +106,6 @@ ORDERED = parse(
        6.000 order-freeze w1 2.000
        6.500 grow
        9.000 order-cordon w2
-      10.000 order-exclude w5
     """.splitlines()
 )
 
@@ -116,7 +115,7 @@ def ordered(run: Simulation) -> bool:
     parts: dict[str, set[int]] = {
         name: {p.partition for p in w.active} for name, w in run.workers.items() if not w.gone
     }
-    kept = not parts.get("w3") and not parts.get("w5", set()) & {2, 3} and len(parts.get("w5", "1")) == 1
+    kept = not parts.get("w3") and len(parts.get("w5", "1")) == 1
     return kept and ("w4" not in parts or {0, 1} <= parts["w4"])
 
 
@@ -135,7 +134,7 @@ ENDED = parse(
        2.000 order-evacuate w3
        4.000 start w4
        5.500 withdraw
-       6.000 order-exclude w2 3.000
+       6.000 order-pin w2 3.000
        6.500 grow
        8.000 order-swap w2
     """.splitlines()

@@ -88,10 +88,6 @@ def pin(ranges: str, **place: str) -> Order:
     return order("pin", arguments={"partitions": {"t": ranges}, "place": place})
 
 
-def exclude(ranges: str, *places: dict[str, str]) -> Order:
-    return order("exclude", arguments={"partitions": {"t": ranges}, "places": list(places)})
-
-
 def test_orders_become_constraints_on_live_members() -> None:
     orders = put(
         order("cordon", arguments={"member": "one"}),
@@ -99,8 +95,7 @@ def test_orders_become_constraints_on_live_members() -> None:
         order("freeze"),
         order("budget"),
         pin("0-1", rack="b"),
-        exclude("1,5", {"member": "two"}),
-        exclude("9"),
+        pin("5", member="three"),
     )
     found = constraints_of(orders, MEMBERS)
     assert found == Constraints(
@@ -108,10 +103,9 @@ def test_orders_become_constraints_on_live_members() -> None:
         evacuated=frozenset({B}),
         allowed={
             TopicPartition("t", 0): frozenset({B, C}),
-            TopicPartition("t", 1): frozenset({C}),
-            TopicPartition("t", 5): frozenset({A, C}),
+            TopicPartition("t", 1): frozenset({B, C}),
+            TopicPartition("t", 5): frozenset({C}),
         },
-        nobody=parts(9),
         frozen=True,
     )
     assert budget_of(orders) == Budget(5, None)
@@ -134,11 +128,6 @@ def test_an_evacuated_member_replaces_no_other() -> None:
     document = AssignmentDocument(owners={A: parts(0)})
     state = states_of([swap, leaves], MEMBERS, document, {A: parts(0)}, {})[swap.id]
     assert state == OrderState("not kept", "the new member is under the order evacuate")
-
-
-def test_an_exclusion_comes_before_a_pin_to_the_same_place() -> None:
-    found = constraints_of([pin("0", member="one"), exclude("0", {"member": "one"})], MEMBERS)
-    assert found.allowed == {TopicPartition("t", 0): frozenset({B, C})}
 
 
 def test_new_members_are_canaries_until_they_are_promoted() -> None:
@@ -176,12 +165,8 @@ def test_new_members_are_canaries_until_they_are_promoted() -> None:
         (pin("0", member="one"), {B: parts(0)}, {A: parts(0)}, "waiting", "1 partitions are elsewhere"),
         (pin("0", member="dead"), {B: parts(0)}, {B: parts(0)}, "not kept", "no live member is there"),
         (pin("0", rack="b"), {A: parts(0)}, {A: parts(0)}, "not kept", "can take t:0"),
-        (exclude("0", {"member": "two"}), {B: parts(0)}, {A: parts(0)}, "waiting", "still there"),
-        (exclude("0"), {}, {}, "kept", ""),
         (pin("99", member="one"), {A: parts(0)}, {A: parts(0)}, "waiting", "the group has no partition t:99"),
         (pin("0,99", member="one"), {A: parts(0)}, {A: parts(0)}, "kept", "the group has no partition t:99"),
-        (exclude("99", {"member": "two"}), {B: parts(0)}, {B: parts(0)}, "waiting", "no partition t:99"),
-        (exclude("99"), {A: parts(0)}, {A: parts(0)}, "kept", ""),
         (pin("0", member="one"), {}, {}, "kept", ""),
     ],
 )
@@ -213,26 +198,10 @@ def decided(*orders: Order, document: AssignmentDocument | None = None) -> Group
     return asyncio.run(found)
 
 
-def test_a_shadow_is_computed_and_changes_nothing() -> None:
-    shadow = order("shadow", arguments={"function": "range"})
-    plain = decided()
-    found = decided(shadow)
-    assert found.target == plain.target
-    assert found.shadows[shadow.id].state == "kept"
-    assert "partitions would be elsewhere; members would have 3 to 3, now 3 to 3" in found.shadows[shadow.id].why
-    unknown = order("shadow", arguments={"function": "os:system"})
-    assert "offers no function 'os:system'" in decided(unknown).shadows[unknown.id].why
-
-
 def test_a_frozen_group_keeps_what_was_promised_to_a_member() -> None:
     on_the_move = AssignmentDocument(owners={A: parts(0, 1, 2, 3, 4, 5, 6)}, promised={B: parts(7, 8)})
     found = decided(order("freeze"), document=on_the_move)
     assert found.target == {A: parts(0, 1, 2, 3, 4, 5, 6), B: parts(7, 8), C: frozenset()}
-
-
-def test_partitions_that_an_order_gives_to_nobody_are_left_out() -> None:
-    found = decided(exclude("3-4"))
-    assert found.left_out == parts(3, 4)
 
 
 # -- budgets ---------------------------------------------------------------------------------------------------------

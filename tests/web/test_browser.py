@@ -687,7 +687,7 @@ async def test_a_change_is_asked_for_twice_and_needs_the_token(browser: Any, zk_
             choose += (
                 "kind.dispatchEvent(new Event('change')); return kind.closest('section').querySelectorAll({!r}).length"
             )
-            for kind, inputs in {"swap": 2, "pin": 1, "exclude": 1, "budget": 0, "cordon": 1}.items():
+            for kind, inputs in {"swap": 2, "pin": 1, "budget": 0, "cordon": 1}.items():
                 assert page.run(choose.format(kind, "select:not([name=order-kind])")) == inputs, kind
             press("Give the order")
             page.sees("dialog", "The order cordon gives a member no further partitions")

@@ -31,8 +31,6 @@ class Constraints:
     """Member -> the member that replaces it."""
     allowed: Mapping[TopicPartition, frozenset[str]] = field(default_factory=dict)
     """For each restricted partition, the members that may own it. Every member may own a partition without an entry."""
-    nobody: Partitions = frozenset()
-    """Partitions that no member gets."""
     canaries: Mapping[str, int] = field(default_factory=dict)
     """Member -> the exact number of its partitions."""
     frozen: bool = False
@@ -69,12 +67,12 @@ def steer(
     that now have more partitions than the function gave them pass others on to members that have fewer, those first
     that move anyway. Nothing else differs from the function's result.
 
-    Guarantee: each partition of a subscribed topic has one owner that subscribes to it, unless it is in `nobody` or the
-    function leaves it out. Every constraint is kept where a subscriber is left that keeps it. Where none is left, a
-    partition goes against `allowed` before it goes to a cordoned member, and there before it stays with an evacuated
-    one. An absent member gets a partition only if nobody else can have it. `frozen` comes before all others, `nobody`
-    excepted. If the counts of the function differ by at most one, those of the members without constraints do so too.
-    Computed again from itself, the result is the same, if the function comes to rest within ROUNDS computations.
+    Guarantee: each partition of a subscribed topic has one owner that subscribes to it, unless the function leaves it
+    out. Every constraint is kept where a subscriber is left that keeps it. Where none is left, a partition goes against
+    `allowed` before it goes to a cordoned member, and there before it stays with an evacuated one. An absent member
+    gets a partition only if nobody else can have it. `frozen` comes before all others. If the counts of the function
+    differ by at most one, those of the members without constraints do so too. Computed again from itself, the result is
+    the same, if the function comes to rest within ROUNDS computations.
 
     `held`: what each member has, or gets as soon as it is free; `view.owned` if None. Raises what `compute` raises.
     Cost: O(partitions), and for restricted partitions one look at each member.
@@ -118,7 +116,7 @@ class _Steering:
             for topic in topics:
                 self._subscribers[topic] = ids
                 self._anywhere[topic] = ids.difference(left, self._cordoned, constraints.canaries)
-        self.differs = constraints.frozen or bool(constraints.canaries or constraints.nobody or constraints.swapped)
+        self.differs = constraints.frozen or bool(constraints.canaries or constraints.swapped)
         """Whether the constraints changed the function's result."""
         self._owner: dict[TopicPartition, str] = {}
         self._count: Counter[str] = Counter()
@@ -130,8 +128,6 @@ class _Steering:
         canary_has = Counter[str]()
         for topic in sorted(self._subscribers):
             for partition in topic_partitions(self._view, [topic]):
-                if partition in self._rules.nobody:
-                    continue
                 holder = self._holder.get(partition)
                 if holder is not None and (self._rules.frozen or self._canary_keeps(holder, partition, canary_has)):
                     self._give(partition, holder)

@@ -153,7 +153,7 @@ def _unclaimed_by_old_consumers(before: Observation, after: Observation) -> Iter
 def _ownership(before: Observation, after: Observation) -> Iterator[Finding]:
     assert after.report is not None
     group = after.report.state.group
-    without = set(after.report.left_out) - after.report.excluded
+    without = set(after.report.left_out)
     if without:
         document = after.report.state.document
         yield Finding(
@@ -180,7 +180,7 @@ def _ownership(before: Observation, after: Observation) -> Iterator[Finding]:
             f"allocator group release {group} {each.instance_id}",
         )
         without |= each.partitions
-    unowned = set(after.report.unowned) - set(after.report.left_out) - without
+    unowned = set(after.report.unowned) - without
     if before is not after:  # a moving partition has no owner for a moment
         unowned &= set(before.report.unowned) if before.report is not None else set()
     if unowned:
@@ -459,7 +459,7 @@ def _shares(seen: Observation) -> Iterator[Finding]:
 def _is_steered(seen: Observation) -> bool:
     """Whether orders, and not the function alone, decide how many partitions a member has."""
     orders = () if seen.report is None else seen.report.orders
-    return any(each.order.kind not in ("budget", "shadow") and each.state in ("kept", "waiting") for each in orders)
+    return any(each.order.kind != "budget" and each.state in ("kept", "waiting") for each in orders)
 
 
 def _called(state: GroupState, member: str) -> str:

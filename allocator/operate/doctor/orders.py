@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from allocator.core.foreign import plain
 from allocator.operate.describe import GroupReport
-from allocator.operate.doctor.finding import Finding, Fix, Severity, names
+from allocator.operate.doctor.finding import Finding, Fix, Severity
 from allocator.operate.doctor.fixes import is_long_expired
 from allocator.operate.order_report import OrderReport, order_text
 
@@ -66,17 +66,6 @@ def order_findings(report: GroupReport) -> Iterator[Finding]:
             "Withdraw them when the member has been stopped.",
             f"allocator group orders {group} {' '.join(f'--remove {each.order.id}' for each in over)}",
             Fix("orders", f"withdraw {len(expired)} expired orders of {plain(group)}", expired) if expired else None,
-        )
-    excluded = [partition for partition in report.left_out if partition in report.excluded]
-    if excluded:
-        yield Finding(
-            "excluded-partitions",
-            Severity.WARNING,
-            f"{len(excluded)} partitions have no owner, because an order excludes them everywhere",
-            names(excluded),
-            "No member processes their records; the lag of these partitions grows.",
-            "Withdraw the order when the partitions shall be read again.",
-            f"allocator group orders {group}",
         )
 
 

@@ -11,9 +11,6 @@ export const partitionsOf = (text) => Object.fromEntries(text.trim().split(/\s+/
   return [each.slice(0, at), each.slice(at + 1)];
 }));
 
-// the allocator functions that the server or a member knows
-export const functionsOf = (group) => [...new Set([...(state.hello?.functions ?? []), ...group.members.flatMap((each) => each.strategies ?? [])])].map((each) => [each, each]);
-
 // Arguments as `allocator group canary` writes them: an existing order keeps its known and promoted members
 const canary = (group, count) => {
   if (count === null) throw new Error("enter how many partitions each new member gets");
@@ -28,17 +25,15 @@ export const orderForm = (group) => {
   const spots = [...group.members.map((each) => [JSON.stringify({ member: each.name }), each.name]), ...racks.map((rack) => [JSON.stringify({ rack }), `rack ${rack}`])];
   const spot = choice("order-place", spots), which = element("input", { name: "order-partitions", placeholder: "orders:0-3,7 payments:1", spellcheck: "false" });
   const atOnce = element("input", { name: "order-at-once", type: "number", min: "1" }), perMinute = element("input", { name: "order-per-minute", type: "number", min: "1" });
-  const fn = choice("order-function", functionsOf(group)), each = element("input", { name: "order-count", type: "number", min: "0", step: "1" });
+  const each = element("input", { name: "order-count", type: "number", min: "0", step: "1" });
   const count = (input) => (input.value === "" ? null : Number(input.value));
   const ORDERS = {
     cordon: ["gives a member no further partitions; it keeps those that it has", () => ({ member: one.value }), () => [field("Member", one)]],
     evacuate: ["gives all partitions of a member to others", () => ({ member: one.value }), () => [field("Member", one)]],
     swap: ["gives all partitions of a member to another one", () => ({ old: one.value, new: second.value }), () => [field("From member", one), field("To member", second)]],
     pin: ["keeps partitions at one member, or within one rack", () => ({ partitions: partitionsOf(which.value), place: JSON.parse(spot.value) }), () => [field("Partitions", which), field("Place", spot)]],
-    exclude: ["keeps partitions away from a member or a rack", () => ({ partitions: partitionsOf(which.value), places: [JSON.parse(spot.value)] }), () => [field("Partitions", which), field("Away from", spot)]],
     freeze: ["moves no partition that has a live owner", () => ({}), () => []],
     budget: ["limits how many partitions are on the move", () => ({ at_once: count(atOnce), per_minute: count(perMinute) }), () => [field("At once", atOnce), field("In a minute", perMinute)]],
-    shadow: ["computes another allocator function beside the present one, and says how it differs; it moves nothing", () => ({ function: fn.value }), () => [field("Function", fn)]],
     canary: ["gives each process that joins from now on exactly so many partitions, until the order is taken back", () => canary(group, count(each)), () => [field("Partitions of each new member", each)]],
   };
   return {

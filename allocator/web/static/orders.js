@@ -13,7 +13,6 @@ export const words = (order) => Object.entries(order.arguments).map(([name, valu
   if (name === "partitions") return partitions(value);
   if (name === "known") return `${plural(value.length, "member")} before it`;
   if (name === "place") return `at ${place(value)}`;
-  if (name === "places") return value.length ? `away from ${value.map(place).join(" and ")}` : "away from every member";
   if (Array.isArray(value)) return value.length ? `${name} ${value.join(", ")}` : "";
   return value === null ? "" : `${name.replace("_", " ")} ${value}`;
 }).filter(Boolean).join(", ");
@@ -32,7 +31,7 @@ export const ordersOn = (topic, number) => {
   }
   return index.get(`${topic}:${number}`) ?? [];
 };
-const SHORT = { pause: () => "paused", quarantine: () => "quarantined", skip: (o) => `skips ${o.arguments.offset}`, seek: (o) => `seeks ${o.arguments.to}`, pin: () => "pinned", exclude: () => "excluded" };
+const SHORT = { pause: () => "paused", quarantine: () => "quarantined", skip: (o) => `skips ${o.arguments.offset}`, seek: (o) => `seeks ${o.arguments.to}`, pin: () => "pinned" };
 export const inForce = (order) => order.state !== "done";
 export const short = (order) => SHORT[order.kind]?.(order) ?? order.kind;
 

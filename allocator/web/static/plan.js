@@ -5,7 +5,7 @@ import { element } from "./dom.js";
 import { flow } from "./flow.js";
 import { number, plural, span, whole } from "./format.js";
 import { bars, ratio, unevenness } from "./load.js";
-import { functionsOf, orderForm } from "./order_form.js";
+import { orderForm } from "./order_form.js";
 import { words as argumentsOf } from "./orders.js";
 import { figures, section } from "./parts.js";
 import { looks, state } from "./state.js";
@@ -17,8 +17,8 @@ export const moved = (plan) => {
   const { move_s: each, failed_s: failed, duration_s: whole_s } = plan.standstill;
   return `${plural(plan.moves.length, "partition")} would move; each stands still for about ${span(each)} and its handler${failed === null ? "" : `, those of failed members for up to ${span(failed)} more`}${whole_s > each ? `; the last one has moved after about ${span(whole_s)}` : ""}.`;
 };
-// further states of the orders: orders that cannot be kept, and how a shadow differs
-export const said = (plan) => plan.orders.filter((each) => each.kind === "shadow" || !["kept", "done", "given"].includes(each.state)).map((each) => `Order ${each.kind} ${argumentsOf(each)} is ${each.state}${each.state_why ? `: ${each.state_why}` : ""}.`);
+// the states of orders that cannot be kept, or not yet
+export const said = (plan) => plan.orders.filter((each) => !["kept", "done", "given"].includes(each.state)).map((each) => `Order ${each.kind} ${argumentsOf(each)} is ${each.state}${each.state_why ? `: ${each.state_why}` : ""}.`);
 // the suppositions and orders of a plan as the body of the request
 export const request = (items) => {
   const body = {};
@@ -29,6 +29,9 @@ export const request = (items) => {
   }
   return body;
 };
+
+// the allocator functions that the server or a member knows
+const functionsOf = (group) => [...new Set([...(state.hello?.functions ?? []), ...group.members.flatMap((each) => each.strategies ?? [])])].map((each) => [each, each]);
 
 const SAYS = {
   add: (text) => `${text.split("=")[0]} joins with weight ${text.split("=")[1] ?? 1}`, add_in_rack: (text) => `${text.split("=")[0]} joins in rack ${text.split("=")[1]}`,

@@ -16,7 +16,6 @@ from typing import Optional
 from allocator.core.assignors import Assignor, GroupView, Member, choose, left_out
 from allocator.core.assignors.constraints import Constraints, steer
 from allocator.core.assignors.load import LoadAssignor, balance, moved
-from allocator.core.assignors.registry import built_in
 from allocator.core.errors import AllocatorError
 from allocator.core.foreign import shown
 from allocator.core.membership.patterns import topic_pattern
@@ -24,7 +23,7 @@ from allocator.core.membership.zookeeper.following import LoadHistory
 from allocator.core.membership.zookeeper.orders import Order
 from allocator.core.membership.zookeeper.seats import away, standby, view_ids
 from allocator.core.membership.zookeeper.steering import constraints_of
-from allocator.core.membership.zookeeper.znodes import SMALL_PARTITIONS, AssignmentDocument, MemberInfo, OrderState
+from allocator.core.membership.zookeeper.znodes import SMALL_PARTITIONS, AssignmentDocument, MemberInfo
 from allocator.core.settings import DEFAULT
 from allocator.core.types import NO_PARTITIONS, Partitions, TopicPartition
 
@@ -48,10 +47,6 @@ class GroupDecision:
     """Members without a function in common with the group, each with the reason."""
     left_out: Partitions
     """Partitions that the assignment gives to no member."""
-    excluded: Partitions = NO_PARTITIONS
-    """Partitions of `left_out` that an order excludes."""
-    shadows: Mapping[str, OrderState] = field(default_factory=dict)
-    """For each "shadow" order, by id: how the assignment of its function would differ."""
     load_history: Optional[LoadHistory] = None
     """The history including this decision's moves; None if no partition moves because of a lasting imbalance."""
 
@@ -146,23 +141,9 @@ async def decide(
     else:
         view = await build(assignor, taking_part, counts, owned)
         target = await _computed(partial(steer, assignor, view, constraints, held), counts)
-    shadows = {}
-    for order in orders:
-        if order.kind == "shadow":
-            name = order.arguments["function"]
-            other = assignors.get(name) or built_in(name)
-            if other is None:
-                why = f"the leader offers no function {shown(name)}; members have to name it in `assignor`"
-                shadows[order.id] = OrderState("not kept", why)
-                continue
-            try:
-                seen = await build(other, taking_part, counts, owned)
-                shadows[order.id] = OrderState("kept", difference(target, steer(other, seen, constraints, held)))
-            except AllocatorError as error:
-                shadows[order.id] = OrderState("not kept", str(error)[:1000])
     without = left_out(view, target)
     target = {member: target[seen] for member, seen in ids.items() if seen in target}
-    return GroupDecision(target, strategy, refused, without, without & constraints.nobody, shadows, history)
+    return GroupDecision(target, strategy, refused, without, history)
 
 
 class _ByLoad:
@@ -193,17 +174,6 @@ class _ByLoad:
             if moves:
                 self.history = self._before.with_moves((move.partition for move in moves), total, now_ms)
         return found
-
-
-def difference(present: Mapping[str, Partitions], other: Mapping[str, Partitions]) -> str:
-    """Describes in one line how a second assignment differs from the first."""
-    total = sum(map(len, present.values()))
-    elsewhere = total - sum(len(parts & other.get(member, NO_PARTITIONS)) for member, parts in present.items())
-    now, then = (sorted(map(len, found.values())) or [0] for found in (present, other))
-    return (
-        f"{elsewhere} of {total} partitions would be elsewhere; "
-        f"members would have {then[0]} to {then[-1]}, now {now[0]} to {now[-1]}"
-    )
 
 
 def counts_of(document: AssignmentDocument) -> dict[str, int]:

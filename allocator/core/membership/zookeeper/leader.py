@@ -397,7 +397,7 @@ class Leader:
         decision = self._decision
         if decision is None:
             return None
-        told = dict(decision.shadows)
+        told = {}
         for order in self._counting:
             if order.kind == "budget":
                 moving = f"{in_flight(document, alive)} partitions are on the move, {self._later} wait for their turn"
@@ -491,9 +491,8 @@ class Leader:
             if member not in document.refused:
                 called = plain(member_name(member, members[member]))
                 log.error("%s: member %s gets no partitions: %s", group, called, plain(reason))
-        omitted = decision.left_out - decision.excluded
-        if omitted != document.left_out - decision.excluded:
-            log_left_out(group, decision.strategy, omitted)
+        if decision.left_out != document.left_out:
+            log_left_out(group, decision.strategy, decision.left_out)
         return decision
 
     # -- load ----------------------------------------------------------------------------------------------------
@@ -516,7 +515,7 @@ class Leader:
         if document.waiting or document.promised or self._later:
             return False  # a moving partition changes the loads; wait for the end of the move
         members = dict(self._infos)
-        orders = [order for order in self._counting if order.kind not in ("budget", "shadow")]
+        orders = [order for order in self._counting if order.kind != "budget"]
         load = await self._group_load(members, True)
         try:
             found = await decide(

@@ -99,25 +99,12 @@ def place_argument(value: Any) -> None:
     member_argument(next(iter(value.values())))
 
 
-def places_argument(value: Any) -> None:
-    """Checks a list of places. An empty list stands for every place."""
-    if not isinstance(value, list) or len(value) > MAX_NAMES:
-        raise ValueError(f"{shown(value)} is no list of places")
-    for place in value:
-        place_argument(place)
-
-
 def names_argument(value: Any) -> None:
     """Checks a list of names of members or processes."""
     if not isinstance(value, list) or len(value) > MAX_NAMES:
         raise ValueError(f"{shown(value)} is no list of names")
     for name in value:
         member_argument(name)
-
-
-def text_argument(value: Any) -> None:
-    if not isinstance(value, str) or not 0 < len(value) <= LONGEST_TEXT:
-        raise ValueError(f"{shown(value)} is no text of 1 to {LONGEST_TEXT} characters")
 
 
 def count_argument(value: Any) -> None:
@@ -178,23 +165,11 @@ _KINDS = (
         {"partitions": partitions_argument, "place": place_argument},
         subject=("partitions",),
     ),
-    OrderKind(
-        "exclude",
-        "keeps PARTITIONS away from some members or racks, or from every member",
-        {"partitions": partitions_argument, "places": places_argument},
-        subject=("partitions",),
-    ),
     OrderKind("freeze", "moves no partition that has a live owner", subject=()),
     OrderKind(
         "budget",
         "limits how many partitions are on the move at once, and in a minute",
         {"at_once": limit_argument, "per_minute": limit_argument},
-        subject=(),
-    ),
-    OrderKind(
-        "shadow",
-        "computes a second allocator function beside the present one, and shows the difference",
-        {"function": text_argument},
         subject=(),
     ),
     OrderKind(
@@ -516,8 +491,6 @@ def order_text(order: Order) -> str:
         words.append(f"{given['old']} for {given['new']}")
     elif order.kind == "pin":
         words.append(f"to {_place(given['place'])}")
-    elif order.kind == "exclude":
-        words.append(f"from {', '.join(map(_place, given['places'])) or 'every member'}")
     elif order.kind == "budget":
         limits = ((given["at_once"], "at once"), (given["per_minute"], "a minute"))
         words.append(
@@ -527,8 +500,6 @@ def order_text(order: Order) -> str:
         words.append(f"at {given['offset']}")
     elif order.kind == "seek":
         words.append(f"to {given['to']}")
-    elif order.kind == "shadow":
-        words.append(given["function"])
     elif order.kind == "canary":
         words.append(f"{given['count']} partitions for each new member")
         if given["promoted"]:

@@ -95,7 +95,7 @@ def budget_of(orders: Iterable[Order]) -> Budget:
 
 
 def canaries_of(order: Order, members: Infos) -> list[str]:
-    """Returns the live members that a canary order excludes."""
+    """Returns the live members that a canary order limits."""
     promoted = {member for text in order.arguments["promoted"] for member in members_named(text, members)}
     known = set(order.arguments["known"])
     return [
@@ -103,15 +103,11 @@ def canaries_of(order: Order, members: Infos) -> list[str]:
     ]
 
 
-def places_named(places: Iterable[Mapping[str, str]], members: Infos) -> frozenset[str]:
-    """Returns the live members at places such as {"member": "web1"} or {"rack": "a"}."""
-    found: set[str] = set()
-    for place in places:
-        if "rack" in place:
-            found.update(member for member, info in members.items() if info.rack == place["rack"])
-        else:
-            found.update(members_named(place["member"], members))
-    return frozenset(found)
+def members_at(place: Mapping[str, str], members: Infos) -> frozenset[str]:
+    """Returns the live members at a place such as {"member": "web1"} or {"rack": "a"}."""
+    if "rack" in place:
+        return frozenset(member for member, info in members.items() if info.rack == place["rack"])
+    return frozenset(members_named(place["member"], members))
 
 
 def constraints_of(orders: Iterable[Order], members: Infos, absent: Collection[str] = ()) -> Constraints:
@@ -125,8 +121,6 @@ def constraints_of(orders: Iterable[Order], members: Infos, absent: Collection[s
     swapped: dict[str, str] = {}
     canaries: dict[str, int] = {}
     pinned: dict[TopicPartition, frozenset[str]] = {}
-    barred: dict[TopicPartition, frozenset[str]] = {}
-    nobody: set[TopicPartition] = set()
     frozen = False
     for order in orders:
         given = order.arguments
@@ -140,33 +134,19 @@ def constraints_of(orders: Iterable[Order], members: Infos, absent: Collection[s
             if len(old) == len(new) == 1 and old != new and not {*old, *new} & {*swapped, *swapped.values()}:
                 swapped[old[0]] = new[0]
         elif order.kind == "pin":
-            there = places_named([given["place"]], members)
-            pinned.update(dict.fromkeys(order.partitions, there))
-        elif order.kind == "exclude" and not given["places"]:
-            nobody |= order.partitions
-        elif order.kind == "exclude":
-            there = places_named(given["places"], members)
-            for partition in order.partitions:
-                barred[partition] = barred.get(partition, frozenset()) | there
+            pinned.update(dict.fromkeys(order.partitions, members_at(given["place"], members)))
         elif order.kind == "canary":
             canaries = dict.fromkeys(canaries_of(order, members), given["count"])
         elif order.kind == "freeze":
             frozen = True
     # an evacuated member gets nothing, not even as the new member of a swap; an absent one gets it when it is back
     swapped = {old: new for old, new in swapped.items() if new not in evacuated and new not in absent}
-    everyone = frozenset(members)
-    allowed = {}
-    for partition in pinned.keys() | barred.keys():
-        open_to = everyone - barred.get(partition, frozenset())
-        # an exclusion has priority over a pin: it exists because partitions fail at that place
-        allowed[partition] = pinned.get(partition, everyone) & open_to or open_to
     return Constraints(
         cordoned=frozenset(cordoned),
         absent=frozenset(absent),
         evacuated=frozenset(evacuated - swapped.keys()),
         swapped=swapped,
-        allowed={partition: there for partition, there in allowed.items() if there},
-        nobody=frozenset(nobody),
+        allowed={partition: there for partition, there in pinned.items() if there},
         canaries={member: count for member, count in canaries.items() if member not in swapped.values()},
         frozen=frozen,
     )
@@ -214,10 +194,7 @@ class _Outcome:
         for member, entry in document.waiting.items():
             self._at.update(dict.fromkeys(entry.partitions, member))
         self._to = {partition: member for member, partitions in goal.items() for partition in partitions}
-        without_owner = (
-            order.partitions for order in orders if order.kind == "exclude" and not order.arguments["places"]
-        )
-        self._known = document.left_out.union(self._at, self._to, *without_owner)
+        self._known = document.left_out.union(self._at, self._to)
 
     def state(self, order: Order) -> OrderState:
         state: OrderState = getattr(self, f"_{order.kind}", self._plain)(order)
@@ -277,26 +254,17 @@ class _Outcome:
         return self._moving(left, "are left to move")
 
     def _pin(self, order: Order) -> OrderState:
-        there = places_named([order.arguments["place"]], self._members)
+        there = members_at(order.arguments["place"], self._members)
         if not there:
             return OrderState("not kept", "no live member is there; the partitions are with others")
-        return self._placed(order, lambda member: member in there, "elsewhere")
-
-    def _exclude(self, order: Order) -> OrderState:
-        places = order.arguments["places"]
-        there = places_named(places, self._members) if places else frozenset(self._members)
-        return self._placed(order, lambda member: member not in there, "still there")
-
-    def _placed(self, order: Order, right: object, what: str) -> OrderState:
-        assert callable(right)
-        wrong = [p for p in order.partitions if p in self._to and not right(self._to[p])]
-        moving = [p for p in order.partitions if p in self._at and not right(self._at[p])]
+        wrong = [p for p in order.partitions if p in self._to and self._to[p] not in there]
+        moving = [p for p in order.partitions if p in self._at and self._at[p] not in there]
         if self._frozen and moving:
-            return self._moving(moving, f"are {what}")
+            return self._moving(moving, "are elsewhere")
         if wrong:
             return OrderState("not kept", f"no live member there can take {_partitions(wrong)}")
         if moving:
-            return self._moving(moving, f"are {what}")
+            return self._moving(moving, "are elsewhere")
         unknown = order.partitions - self._known if self._to else NO_PARTITIONS
         if unknown:
             state = "waiting" if unknown == order.partitions else "kept"

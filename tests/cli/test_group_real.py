@@ -16,9 +16,9 @@ import pytest
 from click.testing import CliRunner
 from lag_assignor import by_lag
 
+from allocator import Consumer
 from allocator.cli import main
 from allocator.core.client.client import KafkaClient
-from allocator.core.consumer import Consumer
 from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.core.zookeeper.client import ZooKeeper
 from allocator.operate.switching import ClusterChoice, choose, path_of

@@ -11,8 +11,8 @@ from typing import Final
 from click.testing import CliRunner
 from parsed import leaves
 
+from allocator import Consumer
 from allocator.cli import main
-from allocator.core.consumer import Consumer
 from allocator.testing import LocalCluster, produce, wait_until_async
 from allocator.testing.batches import ProducedRecord
 

@@ -1,0 +1,1 @@
+"""Measures a group of many members in several processes."""

@@ -1,3 +1,5 @@
+"""Certificates and ports for the tests of the client."""
+
 from __future__ import annotations
 
 import shutil

@@ -1,3 +1,5 @@
+"""Subscriptions by pattern."""
+
 from __future__ import annotations
 
 import re

@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 from packaging.requirements import Requirement
 from packaging.version import Version
 
@@ -73,14 +72,3 @@ def test_what_is_said_of_tornado_is_what_is_required() -> None:
     assert f"| tornado | {tornado} and newer" in (ROOT / "README.md").read_text()
     assert f"tornado {tornado} and newer" in (ROOT / "docs" / "index.md").read_text()
     assert re.search(rf"^    oldest: tornado=={re.escape(tornado)}$", (ROOT / "tox.ini").read_text(), re.MULTILINE)
-
-
-def test_the_audit_runs_each_night_on_the_oldest_and_the_newest_python() -> None:
-    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "audit.yml").read_text())
-    triggers = workflow[True]  # YAML 1.1 reads the key `on` as true
-    assert triggers["schedule"]
-    assert triggers["push"]["paths"] == ["pyproject.toml"]
-    job = workflow["jobs"]["audit"]
-    assert job["strategy"]["matrix"]["python"] == [OLDEST, NEWEST]
-    assert [step["run"] for step in job["steps"] if "run" in step] == ["make audit"]
-    assert re.search(r"^audit:", (ROOT / "Makefile").read_text(), re.MULTILINE)

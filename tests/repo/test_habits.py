@@ -36,12 +36,6 @@ def pythons() -> list[str]:
     return [match[1] for match in found if match]
 
 
-def test_there_is_a_workflow_for_each_purpose() -> None:
-    assert set(WORKFLOWS) == {"audit", "ci", "nightly", "wheels"}
-    assert WORKFLOWS["nightly"][True]["schedule"]  # YAML 1.1 reads the key `on` so
-    assert "pull_request" in WORKFLOWS["ci"][True]
-
-
 @pytest.mark.parametrize(("workflow", "name", "job"), JOBS, ids=[f"{each[0]}-{each[1]}" for each in JOBS])
 def test_a_job_ends_may_only_read_and_runs_what_exists(workflow: str, name: str, job: dict[str, Any]) -> None:
     assert WORKFLOWS[workflow]["permissions"] == {"contents": "read"}
@@ -67,11 +61,6 @@ def test_each_change_is_tested_on_the_oldest_and_the_newest_python() -> None:
     (job,) = [job for workflow, name, job in JOBS if (workflow, name) == ("ci", "test")]
     assert job["strategy"]["matrix"]["python"] == [pythons()[0], pythons()[-1]]
     assert ".ci/run" in commands(job)
-
-
-def test_each_night_the_long_tests_run() -> None:
-    ran = [command for workflow, _, job in JOBS if workflow == "nightly" for command in commands(job)]
-    assert "make test-long" in ran
 
 
 def test_wheels_are_built_for_both_machines_and_both_libraries() -> None:

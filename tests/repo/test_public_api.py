@@ -40,19 +40,6 @@ def test_a_name_that_is_gone_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert public_api.described() != public_api.stated()
 
 
-def test_public_methods_have_types() -> None:
-    things = [getattr(allocator, name) for name in allocator.__all__ if not name.startswith("_")]
-    of_the_consumer = [t for t in things if inspect.isclass(t) and t.__name__.endswith(("Consumer", "Listener"))]
-    assert of_the_consumer
-    for thing in of_the_consumer:
-        for method, function in inspect.getmembers(thing, inspect.isfunction):
-            if not method.startswith("_"):
-                signature = inspect.signature(function)
-                bare = [p.name for p in list(signature.parameters.values())[1:] if p.annotation is p.empty]
-                assert not bare, (thing, method, bare)
-                assert signature.return_annotation is not signature.empty, (thing, method)
-
-
 # of other packages, and of the standard library beside its types
 FOREIGN = {
     "AbstractContextManager",
@@ -104,13 +91,6 @@ def test_signatures_name_public_types_only() -> None:
         if (names := _names(function)) - known
     }
     assert not internal
-
-
-def test_settings_with_a_few_values_say_which() -> None:
-    """So that an editor completes them and a type checker finds a typo."""
-    for alias in ("MembershipName", "GroupProtocol", "OffsetStorage", "OffsetReset", "IsolationLevel"):
-        assert alias in _names(allocator.Consumer.__init__)
-        assert typing.get_origin(getattr(importlib.import_module("allocator.types"), alias)) is typing.Literal
 
 
 def test_what_the_documents_teach_is_public() -> None:

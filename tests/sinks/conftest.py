@@ -1,3 +1,5 @@
+"""Databases for the tests of sinks."""
+
 from __future__ import annotations
 
 import itertools

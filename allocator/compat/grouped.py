@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, Optional
 
+from allocator.assignors import naive_allocator
 from allocator.compat.base_consumer import TURN_S, BaseConsumer
-from allocator.compat.views import KielAllocator
 from allocator.core.assignors.registry import of_kiel
 from allocator.core.client.log_offsets import EARLIEST, list_offsets
 from allocator.core.consumer.core import ConsumerCore
@@ -461,3 +461,41 @@ class _PauseUnasked(RebalanceListener):
 
     def on_records_lost(self, loss: RecordsLost) -> object:
         return self._consumer.on_records_lost(loss)
+
+
+class KielAllocator:
+    """A member's view of its group, with the names of kiel's `PartitionAllocator`.
+
+    Set `on_rebalance` to a function without arguments; the consumer's loop calls it after the assignment has changed.
+    `allocator_fn` is the allocator function of the consumer. There is no `members` and no `mapping`: a member only
+    knows its own partitions.
+    """
+
+    def __init__(self, consumer: GroupedConsumer, zk_hosts: str | Sequence[str] | None, allocator_fn: Any) -> None:
+        self.group_name = consumer.group_name
+        self.consumer_name = consumer.name
+        self.zk_hosts = zk_hosts
+        self.allocator_fn = naive_allocator if allocator_fn is None else allocator_fn
+        self.on_rebalance: Callable[[], Any] = _nothing
+        self._consumer = consumer
+
+    @property
+    def allocation(self) -> dict[str, list[int]]:
+        """The partitions of the consumer at this moment, by topic."""
+        return self._consumer.allocation
+
+    @property
+    def partitions(self) -> set[str]:
+        """All partitions of the group's topics, as "topic:number"."""
+        client = self._consumer._engine.client
+        return {f"{topic}:{number}" for topic in client.topics() for number in client.partitions(topic) or ()}
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"consumer.allocator has no {name!r}: unlike in kiel, a member only knows its own partitions; `allocator "
+            f"group describe {self.__dict__.get('group_name')}` shows members and owners"
+        )
+
+
+def _nothing() -> None:
+    """The default of `on_rebalance`."""

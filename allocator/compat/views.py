@@ -1,58 +1,15 @@
-"""`consumer.allocator` and `consumer.offsets`, which services written for kiel use."""
+"""`consumer.offsets`, which services written for kiel use."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 
-from allocator.core.assignors.kiel import naive_allocator
 from allocator.types import TopicPartition
 
-if TYPE_CHECKING:
-    from allocator.compat.grouped import GroupedConsumer
-
-__all__ = ["KielAllocator", "OffsetsByTopic"]
+__all__ = ["OffsetsByTopic"]
 
 Positions = Callable[[], Mapping[TopicPartition, int]]
 Seek = Callable[[TopicPartition, int], None]
-
-
-class KielAllocator:
-    """A member's view of its group, with the names of kiel's `PartitionAllocator`.
-
-    Set `on_rebalance` to a function without arguments; the consumer's loop calls it after the assignment has changed.
-    `allocator_fn` is the allocator function of the consumer. There is no `members` and no `mapping`: a member only
-    knows its own partitions.
-    """
-
-    def __init__(self, consumer: GroupedConsumer, zk_hosts: str | Sequence[str] | None, allocator_fn: Any) -> None:
-        self.group_name = consumer.group_name
-        self.consumer_name = consumer.name
-        self.zk_hosts = zk_hosts
-        self.allocator_fn = naive_allocator if allocator_fn is None else allocator_fn
-        self.on_rebalance: Callable[[], Any] = _nothing
-        self._consumer = consumer
-
-    @property
-    def allocation(self) -> dict[str, list[int]]:
-        """The partitions of the consumer at this moment, by topic."""
-        return self._consumer.allocation
-
-    @property
-    def partitions(self) -> set[str]:
-        """All partitions of the group's topics, as "topic:number"."""
-        client = self._consumer._engine.client
-        return {f"{topic}:{number}" for topic in client.topics() for number in client.partitions(topic) or ()}
-
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(
-            f"consumer.allocator has no {name!r}: unlike in kiel, a member only knows its own partitions; `allocator "
-            f"group describe {self.__dict__.get('group_name')}` shows members and owners"
-        )
-
-
-def _nothing() -> None:
-    """The default of `on_rebalance`."""
 
 
 class OffsetsByTopic(MutableMapping[str, MutableMapping[int, int]]):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from allocator.core.foreign import shown
 
 if TYPE_CHECKING:
-    from allocator.core.types import TopicPartition
+    from allocator.core.record import TopicPartition
 
 __all__ = [
     "AllocatorError",

@@ -7,9 +7,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-__all__ = ["PlainRecord", "Record", "accelerated"]
+if TYPE_CHECKING:
+
+    class TopicPartition(NamedTuple):
+        """A partition of a topic."""
+
+        topic: str
+        partition: int
+
+else:
+    from kafka.structs import TopicPartition
+
+__all__ = ["PlainRecord", "Record", "TopicPartition", "accelerated"]
 
 Headers = list["tuple[str, bytes | None]"]
 _KEY, _VALUE, _HEADERS = 1, 2, 4

@@ -10,16 +10,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Optional, Protocol, TypeVar, Union, runtime_checkable
 
 from allocator.core.errors import AllocatorError
-from allocator.core.record import Record
+from allocator.core.record import Record, TopicPartition
 
 if TYPE_CHECKING:
     import pyarrow
-
-    class TopicPartition(NamedTuple):
-        """A partition of a topic."""
-
-        topic: str
-        partition: int
 
     class OffsetAndMetadata(NamedTuple):
         """A committed offset, which is the next one to read, and what was committed with it."""
@@ -30,7 +24,7 @@ if TYPE_CHECKING:
         """-1 if it is unknown."""
 
 else:
-    from kafka.structs import OffsetAndMetadata, TopicPartition
+    from kafka.structs import OffsetAndMetadata
 
 __all__ = [
     "Assignment",

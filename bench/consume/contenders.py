@@ -169,7 +169,7 @@ CONTENDERS: dict[str, Callable[[Job, Sink], None]] = {
 }
 # imports before the start of the measurement
 LIBRARIES = {"kafka-python": ["kafka"], "aiokafka": ["aiokafka"], "confluent-kafka": ["confluent_kafka"]}
-OURS_LIBRARIES = ["allocator.core.consumer.consumer"]
+OURS_LIBRARIES = ["allocator.handlers.consumer"]
 OURS = tuple(name for name in CONTENDERS if name.startswith("ours"))
 
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import click
 
 from allocator.cli.output import print_json
 from allocator.cli.progress import Step, progress, quiet_option, say
-from allocator.migrate.cutover import NO_RETURN, STEPS, Cutover
-from allocator.migrate.cutover_plan import load_plan
+from allocator.migrate.cutover import NO_RETURN, STEPS, Cutover, Verdict
+from allocator.migrate.cutover_plan import Plan, load_plan
 
-__all__ = ["cutover"]
+__all__ = ["audit_topics", "cutover"]
 
 
 @click.command()
@@ -57,7 +60,7 @@ def cutover(plan: str, until: str, rollback: bool, status: bool, quiet: bool, as
         def waits(step: str, left: int, unit: str) -> None:
             meter.left(left, f"{step}: waiting for {unit}", unit)
 
-        work = Cutover(loaded, told, waits)
+        work = Cutover(loaded, told, waits, audit_topics)
         asyncio.run(work.rollback() if rollback else work.run(until))
 
 
@@ -69,3 +72,41 @@ def _show(done: dict[str, object], as_json: bool) -> None:
         click.echo(f"{step:<10} {'done' if step in done else '-'}")
     if NO_RETURN in done or "opened" in done:
         click.echo("\nproducers write to the new cluster: there is no way back")
+
+
+async def audit_topics(plan: Plan, ends: list[list[Any]]) -> dict[str, Verdict]:
+    """Compares each topic on both clusters, up to the ends at which producers changed over.
+
+    `ends` are (topic, partition, old end, new end).
+    """
+    if find_spec("pyspark") is None:
+        remedy = "pip install 'zk-partition-allocator[spark]', and allocator audit"
+        return dict.fromkeys(plan.topics, Verdict(f"not done: {remedy}", 0))
+    return {topic: await asyncio.to_thread(_audit, plan, topic, ends) for topic in plan.topics}
+
+
+def _audit(plan: Plan, topic: str, ends: list[list[Any]]) -> Verdict:
+    # imported here: a cutover works without Spark
+    from allocator.spark.audit import audit
+    from allocator.spark.topic import Topic
+
+    old, new = [
+        Topic(
+            brokers,
+            topic,
+            {
+                "ending_offsets": json.dumps({topic: {str(row[1]): row[at] for row in ends if row[0] == topic}}),
+                "isolation_level": "read_committed",  # as the mirror reads
+                **{f"security.{key}": str(value) for key, value in (security or {}).items()},
+            },
+        )
+        for brokers, security, at in (
+            (plan.old_brokers, plan.old_security, 2),
+            (plan.new_brokers, plan.new_security, 3),
+        )
+    ]
+    report = audit(old, new)
+    return Verdict(
+        f"{report.verdict()} ({report.left.records} and {report.right.records} records)",
+        sum(map(report.count, ("missing", "truncated", "altered"))),
+    )

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -35,7 +33,6 @@ __all__ = [
     "Cutover",
     "CutoverFailed",
     "Verdict",
-    "audit_topics",
     "opened",
     "until",
 ]
@@ -150,6 +147,18 @@ async def until(
         await asyncio.sleep(POLL_S)
 
 
+class Verdict(NamedTuple):
+    """A text to show, and the number of records that the new cluster lacks or that differ."""
+
+    text: str
+    lost: int
+
+
+Audit = Callable[[Plan, "list[list[Any]]"], Awaitable["dict[str, Verdict]"]]
+"""Compares each topic on both clusters, up to the ends at which producers changed over: (topic, partition, old end, new
+end)."""
+
+
 class Cutover:
     """Runs a plan. Calls `on_step(step, result)` after each step, and `on_wait(step, left, unit)` while it waits: so
     many members, records or partitions are left to wait for.
@@ -165,10 +174,12 @@ class Cutover:
         plan: Plan,
         on_step: Callable[[str, str], None] | None = None,
         on_wait: Callable[[str, int, str], None] = lambda *_: None,
+        audit: Audit | None = None,
     ) -> None:
         self.plan = plan
         self._on_step = on_step or (lambda step, text: log.info("%s: %s", step, text))
         self._on_wait = on_wait
+        self._audit = audit
         self._state: dict[str, Any] = {"format": FORMAT, "plan": plan.digest, "steps": {}}
 
     # -- state ----------------------------------------------------------------------------------------------------
@@ -438,7 +449,9 @@ class Cutover:
     async def _finish(self, on: Clusters) -> dict[str, Any]:
         if not self.plan.audit:
             return {"audit": "disabled"}
-        found = await audit_topics(self.plan, self._state["steps"]["opened"]["ends"])
+        if self._audit is None:
+            raise CutoverFailed("the plan asks for an audit, and none was given; set audit = false to finish without")
+        found = await self._audit(self.plan, self._state["steps"]["opened"]["ends"])
         lost = [f"{topic}: {verdict.text}" for topic, verdict in found.items() if verdict.lost]
         if lost:
             raise CutoverFailed(
@@ -449,48 +462,3 @@ class Cutover:
 
     def _restore_file(self, group: str) -> Path:
         return self.plan.state.with_name(f"{self.plan.state.stem}.{group}.offsets.json")
-
-
-class Verdict(NamedTuple):
-    """A text to show, and the number of records that the new cluster lacks or that differ."""
-
-    text: str
-    lost: int
-
-
-async def audit_topics(plan: Plan, ends: list[list[Any]]) -> dict[str, Verdict]:
-    """Compares each topic on both clusters, up to the ends at which producers changed over.
-
-    `ends` are (topic, partition, old end, new end).
-    """
-    if find_spec("pyspark") is None:
-        remedy = "pip install 'zk-partition-allocator[spark]', and allocator audit"
-        return dict.fromkeys(plan.topics, Verdict(f"not done: {remedy}", 0))
-    return {topic: await asyncio.to_thread(_audit, plan, topic, ends) for topic in plan.topics}
-
-
-def _audit(plan: Plan, topic: str, ends: list[list[Any]]) -> Verdict:
-    # imported here: a cutover works without Spark
-    from allocator.spark.audit import audit
-    from allocator.spark.topic import Topic
-
-    old, new = [
-        Topic(
-            brokers,
-            topic,
-            {
-                "ending_offsets": json.dumps({topic: {str(row[1]): row[at] for row in ends if row[0] == topic}}),
-                "isolation_level": "read_committed",  # as the mirror reads
-                **{f"security.{key}": str(value) for key, value in (security or {}).items()},
-            },
-        )
-        for brokers, security, at in (
-            (plan.old_brokers, plan.old_security, 2),
-            (plan.new_brokers, plan.new_security, 3),
-        )
-    ]
-    report = audit(old, new)
-    return Verdict(
-        f"{report.verdict()} ({report.left.records} and {report.right.records} records)",
-        sum(map(report.count, ("missing", "truncated", "altered"))),
-    )

@@ -10,11 +10,11 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Iterable, Mapping
 from typing import Final, NamedTuple, Optional
 
-from allocator import Consumer
 from allocator.core.client.client import KafkaClient
 from allocator.core.client.fetch_messages import BY_NAME, FetchRequest
 from allocator.core.client.log_offsets import LATEST, list_offsets
 from allocator.core.clock import wall_ms
+from allocator.core.consumer import ConsumerBase
 from allocator.core.fetch.batch import Batch
 from allocator.core.membership.patterns import compiled
 from allocator.core.offsets.group_offsets import GroupOffsets
@@ -74,6 +74,18 @@ EXPIRED: Final = (
 TARGET_LOST: Final = (
     "Start with --restart {topic} to mirror it again from its earliest old record, behind what the new cluster has"
 )
+
+
+class SourceConsumer(ConsumerBase):
+    """Reads the old cluster, and gives the mirror its connections and what its fetcher knows."""
+
+    @property
+    def client(self) -> KafkaClient:
+        return self._engine.client
+
+    def leader_epoch(self, partition: TopicPartition, offset: int) -> int:
+        """Returns the leader epoch of the record before `offset`, -1 if it is unknown."""
+        return self._engine.fetcher.leader_epoch(partition, offset)
 
 
 class RecordsGone(AllocatorError):
@@ -190,7 +202,7 @@ class Mirror(RebalanceListener):
         self._target_ids: TopicIds
         self._map: OffsetMap
         self._producer: Producer
-        self._consumer: Consumer
+        self._consumer: SourceConsumer
         self._source: KafkaClient  # the consumer's client
         self._commit_lock: asyncio.Lock
 
@@ -312,7 +324,7 @@ class Mirror(RebalanceListener):
 
     async def _mirror(self, goal: Mapping[TopicPartition, int] | None) -> None:
         settings = self.settings
-        self._consumer = Consumer(
+        self._consumer = SourceConsumer(
             *settings.topics,
             pattern=settings.pattern,
             brokers=settings.old,
@@ -334,7 +346,7 @@ class Mirror(RebalanceListener):
     async def _read(self, goal: Mapping[TopicPartition, int] | None) -> None:
         assert self._stopping is not None
         consumer = self._consumer
-        self._source = consumer._engine.client
+        self._source = consumer.client
         self._source.on_metadata(self._doubt)
         if not await self._unless_stopped(consumer.start()):
             return
@@ -475,7 +487,7 @@ class Mirror(RebalanceListener):
     def _to_commit(self, partition: TopicPartition) -> OffsetAndMetadata:
         position, known = self._positions[partition], self._topic_ids.get(partition.topic)
         source_id = None if known is None or known.startswith(ZNODE) else known
-        epoch = self._consumer._engine.fetcher.leader_epoch(partition, position.acked)
+        epoch = self._consumer.leader_epoch(partition, position.acked)
         return position.stored.committed(position.acked, source_id, epoch)
 
     async def _pass_markers(self, partition: TopicPartition) -> None:

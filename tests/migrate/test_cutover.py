@@ -12,6 +12,7 @@ import pytest
 from cutting import World, command
 from mirroring import killed
 
+from allocator.cli.cutover import audit_topics
 from allocator.core.zookeeper.client import ZooKeeper
 from allocator.errors import BrokersUnavailable, ConfigError
 from allocator.migrate.cutover import STEPS, Cutover, CutoverFailed
@@ -47,7 +48,7 @@ async def test_a_cutover_loses_nothing_while_all_run(old: str, new: str, make_wo
         await wait_until_async(lambda: sum(world.seen.values()) > 200, 90, "services to read the old cluster")
         await wait_until_async(lambda: _checked(plan), 60, "the mirror to have begun with every partition")
         told: list[str] = []
-        await Cutover(plan, lambda step, text: told.append(step)).run()
+        await Cutover(plan, lambda step, text: told.append(step), audit=audit_topics).run()
         assert told == list(STEPS[1:])
         assert world.read_from == {world.old.bootstrap, world.new.bootstrap}
         await wait_until_async(lambda: len(world.written["new"]) > 100, 60, "producers to write to the new cluster")

@@ -376,7 +376,8 @@ def test_methods_of_kafka_python_accept_our_values() -> None:
 @pytest.mark.parametrize("kind", [TopicPartition, OffsetAndMetadata])
 def test_type_checkers_see_the_fields_that_kafka_python_has(kind: Any) -> None:
     trees = [ast.parse(Path(ROOT, "allocator", "core", name).read_text()) for name in ("types.py", "record.py")]
-    (declared,) = (n for tree in trees for n in ast.walk(tree) if isinstance(n, ast.ClassDef) and n.name == kind.__name__)
+    classes = [n for tree in trees for n in ast.walk(tree) if isinstance(n, ast.ClassDef)]
+    (declared,) = (n for n in classes if n.name == kind.__name__)
     fields = [each for each in declared.body if isinstance(each, ast.AnnAssign)]
     assert tuple(ast.unparse(each.target) for each in fields) == kind._fields
     defaults = {ast.unparse(each.target): ast.literal_eval(each.value) for each in fields if each.value is not None}

@@ -10,6 +10,7 @@ import pytest
 from cutting import World
 from mirroring import settings, transactions
 
+from allocator.cli.cutover import audit_topics
 from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.core.zookeeper.client import ZooKeeper
@@ -34,7 +35,7 @@ async def test_the_audit_at_the_end_knows_transactions_and_gaps(
     """The old log ends with the marker of a transaction; with many gaps, the map is inexact there."""
     world = await mirrored(kafka_cluster, cluster_factory, group, tmp_path, gaps)
     plan = load_plan(world.plan(audit=True))
-    await Cutover(plan).run()
+    await Cutover(plan, audit=audit_topics).run()
     verdict = Cutover(plan).load()["finish"]["audit"][world.topic]
     assert verdict.startswith("equal"), verdict
     await asyncio.to_thread(world.new.delete_topic, world.topic)
@@ -57,7 +58,7 @@ async def test_a_finish_that_failed_ends_when_its_cause_is_gone_or_without_the_a
         await GroupOffsets(client, f"{group}-mirror").commit({partition: OffsetAndMetadata(end, "", -1)})
     for _ in range(2):
         with pytest.raises(CutoverFailed, match=f"{world.topic}: .*with audit = false to finish without"):
-            await Cutover(load_plan(path)).run()
+            await Cutover(load_plan(path), audit=audit_topics).run()
     with pytest.raises(CutoverFailed, match="was reached"):
         await Cutover(load_plan(path)).rollback()
     without = load_plan(world.plan(audit=False))

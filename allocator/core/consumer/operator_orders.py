@@ -5,23 +5,49 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from collections.abc import Coroutine
+from typing import Any, Protocol
 
+from allocator.core.client.client import KafkaClient
 from allocator.core.client.log_offsets import EARLIEST, LATEST, list_offsets
 from allocator.core.clock import wall_ms
 from allocator.core.commands.record_orders import RecordOrders
+from allocator.core.consumer.ownership import SinkOffsets
+from allocator.core.consumer.record_processor import RecordProcessor
 from allocator.core.errors import AllocatorError
+from allocator.core.fetch.fetcher import Fetcher
+from allocator.core.membership.membership import Membership
 from allocator.core.membership.zookeeper.orders import OWNERS_KINDS, Order, OrderKeeper, OrderResult, Orders, order_text
+from allocator.core.subscription.state import SubscriptionState
 from allocator.core.types import NO_PARTITIONS, Partitions, TopicPartition
-
-if TYPE_CHECKING:
-    from allocator.core.consumer.core import ConsumerCore, SinkMember
 
 __all__ = ["OperatorOrders"]
 
 log = logging.getLogger(__name__)
 
 RETRY_S = 0.2
+
+
+class OrderedConsumer(Protocol):
+    """The part of a consumer that obeys operator commands."""
+
+    group: str | None
+    state: SubscriptionState
+    fetcher: Fetcher
+    client: KafkaClient
+    membership: Membership
+
+    @property
+    def sink_member(self) -> SinkOffsets | None: ...
+
+    @property
+    def processor(self) -> RecordProcessor | None: ...
+
+    def sought(self, partition: TopicPartition, offset: int) -> bool: ...
+
+    async def commit_sought(self, partition: TopicPartition, offset: int) -> None: ...
+
+    def start_task(self, work: Coroutine[Any, Any, Any], name: str) -> None: ...
 
 
 class OperatorOrders:
@@ -32,7 +58,7 @@ class OperatorOrders:
     reason.
     """
 
-    def __init__(self, core: ConsumerCore) -> None:
+    def __init__(self, core: OrderedConsumer) -> None:
         self._core = core
         self._orders = Orders()
         self._store: OrderKeeper | None = None
@@ -146,7 +172,7 @@ class OperatorOrders:
         log.warning("%s: %s:%d: %s, as %s ordered", core.group, *partition, what, order.who)
         return offset, what
 
-    async def _seek_sink(self, sink: SinkMember, partition: TopicPartition, offset: int) -> bool:
+    async def _seek_sink(self, sink: SinkOffsets, partition: TopicPartition, offset: int) -> bool:
         """Takes the sink to `offset`, and delivers nothing of the partition before. Returns False if it has left."""
         core, fence = self._core, self._core.membership.fence(partition)
         self._held_back.add(partition)

@@ -1,8 +1,8 @@
-"""`python -m allocator.cli`, the same as `python -m allocator`."""
+"""`python -m allocator.cli`: the command `allocator`."""
 
 from __future__ import annotations
 
-from allocator.__main__ import main
+from allocator.cli import main
 
 if __name__ == "__main__":
     main()

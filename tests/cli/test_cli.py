@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from parsed import leaves
 
 import allocator
-from allocator.cli import LAZY, main
+from allocator.cli.commands import LAZY, main
 from allocator.cli.group import GROUP, Seconds
 from allocator.core.zookeeper.client import ZooKeeper
 
@@ -31,7 +31,7 @@ def completed(*words: str) -> list[str]:
     """The completions for Tab after the last of `words`."""
     environ = {**os.environ, COMPLETION: "bash_complete", "COMP_WORDS": " ".join(words)}
     environ["COMP_CWORD"] = str(len(words) - 1)
-    code = "from allocator.cli import main; main(prog_name='allocator')"
+    code = "from allocator.cli.commands import main; main(prog_name='allocator')"
     done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     return [line.partition(",")[2] for line in done.stdout.splitlines()]
@@ -47,7 +47,7 @@ def test_the_version_is_that_of_the_package_and_tells_the_decoder(monkeypatch: p
 
 def test_help_lists_every_command_and_loads_none_of_the_heavy_ones() -> None:
     code = (
-        "import sys\nfrom allocator.cli import main\n"
+        "import sys\nfrom allocator.cli.commands import main\n"
         "main(['--help'], standalone_mode=False)\n"
         "assert not {'allocator.testing', 'kafka', 'kazoo', 'rich', 'tornado'} & set(sys.modules), 'loaded too much'"
     )

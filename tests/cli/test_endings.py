@@ -16,11 +16,12 @@ from typing import Final
 import pytest
 from parsed import leaves
 
-from allocator.cli import LAZY, main, read
+from allocator.cli import read
+from allocator.cli.commands import LAZY, main
 from allocator.cli.report import GroupReport
 from allocator.operate.describe import GroupState
 
-ALLOCATOR: Final = [sys.executable, "-m", "allocator"]
+ALLOCATOR: Final = [sys.executable, "-m", "allocator.cli"]
 AWAY: Final = ["--zookeeper", "127.0.0.1:1", "--timeout", "0.5"]
 PATIENCE_S: Final = 120
 ENVIRON: Final = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -86,7 +87,7 @@ def test_ctrl_c_while_a_command_is_loaded_ends_it_silently(name: str, at_import:
     assert at_import(own, SIGINT, [name, config]) == (-signal.SIGINT, "", "")
 
 
-@pytest.mark.parametrize("module", ["allocator.cli", "kafka", "allocator.cli.options"])
+@pytest.mark.parametrize("module", ["allocator.cli.commands", "kafka", "allocator.cli.options"])
 def test_ctrl_c_at_any_of_its_imports_ends_a_command_silently(module: str, at_import: AtImport) -> None:
     assert at_import(module, SIGINT, ["group", "list", *AWAY]) == (-signal.SIGINT, "", "")
 

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from lag_assignor import by_lag
 
 from allocator import Consumer
-from allocator.cli import main
+from allocator.cli.commands import main
 from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.core.zookeeper.client import ZooKeeper

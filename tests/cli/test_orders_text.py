@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from click.testing import CliRunner
 
-from allocator.cli import main
+from allocator.cli.commands import main
 from allocator.cli.orders import parse_expiry, parse_partitions
 from allocator.errors import ConfigError
 from allocator.types import TopicPartition

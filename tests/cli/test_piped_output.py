@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from parsed import leaves
 
 from allocator import Consumer
-from allocator.cli import main
+from allocator.cli.commands import main
 from allocator.testing import LocalCluster, produce, wait_until_async
 from allocator.testing.batches import ProducedRecord
 

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 from parsed import leaves
 
-from allocator.cli import main
+from allocator.cli.commands import main
 from allocator.migrate import mirror
 from allocator.migrate import storage as places
 from allocator.migrate.offsets import FORMAT

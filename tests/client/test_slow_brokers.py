@@ -15,7 +15,7 @@ from mirroring import bare, contents
 from slow_doors import SlowDoors, slow_doors
 
 from allocator import Consumer
-from allocator.cli import main
+from allocator.cli.commands import main
 from allocator.core.client.client import KafkaClient
 from allocator.migrate.mirror import Mirror
 from allocator.migrate.mirror_settings import MirrorSettings

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from allocator import Consumer, GroupOrders, TopicPartition
-from allocator.cli import main
+from allocator.cli.commands import main
 from allocator.operate.dead_letters import DeadLetterQueue, Letter
 from allocator.sinks import SqliteSink
 from allocator.testing import LocalCluster, WaitTimeout, wait_until_async

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from allocator import Consumer, KafkaGroupOrders, TopicPartition
-from allocator.cli import main
+from allocator.cli.commands import main
 from allocator.core.errors import OrderRefused
 from allocator.operate.dead_letters import DeadLetterQueue
 from allocator.testing import LocalCluster, wait_until_async

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from allocator import Consumer, Record
-from allocator.cli import main
+from allocator.cli.commands import main
 from allocator.core.client.client import KafkaClient
 from allocator.core.client.configs import TOPIC_RESOURCE, describe_configs
 from allocator.core.clock import wall_ms

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from allocator import Consumer, TopicPartition
-from allocator.cli import main
+from allocator.cli.commands import main
 from allocator.core.client.client import KafkaClient
 from allocator.core.fetch import RangeReader
 from allocator.errors import BrokerError, TopicNotFound

@@ -238,7 +238,7 @@ def _toml_faults(code: str) -> Iterator[str]:
 
 def command_faults(code: str) -> Iterator[str]:
     """Commands `allocator ...` whose words or options do not exist."""
-    from allocator.cli import main
+    from allocator.cli.commands import main
 
     for line in re.sub(r"\\\n", " ", code).splitlines():
         found = re.match(r"\s*(?:\$ )?allocator ([^#|<>&;$]*)", line)

@@ -13,7 +13,7 @@ import pytest
 from doctor_patient import Patient, in_thread
 from racked import racked_brokers
 
-from allocator.cli import main
+from allocator.cli.commands import main
 from allocator.operate.doctor import cluster as doctor_cluster
 from allocator.operate.doctor import finding as doctor_finding
 from allocator.operate.doctor import members as doctor_members

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from allocator.cli import doctor as command
-from allocator.cli import main
+from allocator.cli.commands import main
 from allocator.core.membership.zookeeper.orders import Order, Orders
 from allocator.core.zookeeper.client import ZooKeeper
 from allocator.operate.doctor import doctor

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 from old_groups import HERE, OldGroup, kiel_python
 
-from allocator.cli import main
+from allocator.cli.commands import main
 
 
 def same(first: str, second: str) -> bool:

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from members import History, RecordingOwner, StaticTopics, everything
 
 from allocator.assignors import naive_allocator, resolve
-from allocator.cli import main
+from allocator.cli.commands import main
 from allocator.core.membership.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
 from allocator.core.membership.zookeeper.znodes import InvalidZnode, Paths
 from allocator.core.zookeeper.client import Op, ZooKeeper

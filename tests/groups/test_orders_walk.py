@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from members import OneGroup, TestMember
 
 from allocator import GroupOrders
-from allocator.cli import main
+from allocator.cli.commands import main
 from allocator.core.errors import OrderRefused
 from allocator.errors import ConfigError
 from allocator.testing.waiting import wait_until_async

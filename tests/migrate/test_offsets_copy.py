@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from mirroring import settings
 
 from allocator import Consumer
-from allocator.cli import main
+from allocator.cli.commands import main
 from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.core.zookeeper.client import NoChroot

@@ -58,7 +58,7 @@ SERVERS = ["LocalCluster", "Node", "FaultProxy", "produce", "wait_until", "wait_
 
 def cli() -> Iterator[str]:
     """The help text of each command."""
-    from allocator.cli import main
+    from allocator.cli.commands import main
 
     yield from _command(main, "allocator", None)
 

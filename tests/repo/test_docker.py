@@ -122,7 +122,7 @@ def test_the_daemons_settings_are_good(name: str) -> None:
 
 
 def test_the_mirror_is_told_what_it_takes() -> None:
-    from allocator.cli import main
+    from allocator.cli.commands import main
 
     command, *arguments = SERVICES["mirror"]["command"]
     context = main.make_context("allocator", [command, *arguments], resilient_parsing=True)

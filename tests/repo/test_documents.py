@@ -116,7 +116,7 @@ def test_example_settings_are_good(path: Path) -> None:
 
 
 def test_the_commands_of_the_readme_exist() -> None:
-    from allocator.cli import main
+    from allocator.cli.commands import main
 
     for line in re.findall(r"^    allocator ([^#\n]+)", README.read_text(), re.MULTILINE):
         command: click.Command = main

@@ -114,7 +114,7 @@ def test_nothing_but_the_test_servers_needs_what_only_tests_install() -> None:
 def test_the_package_itself_loads_neither_kafka_nor_zookeeper() -> None:
     """The pytest plugin and the command line import it, in every test run where it is installed."""
     done = run_python("""
-        import sys, allocator, allocator.testing.plugin, allocator.cli
+        import sys, allocator, allocator.testing.plugin, allocator.cli.commands
         print(sorted({"kafka", "kazoo", "tornado", "pyspark", "testcontainers"} & set(sys.modules)))
         """)
     assert done.stdout.strip() == "[]", done.stderr

@@ -24,7 +24,7 @@ CORE = (
 )
 # Public short paths, for code that lives deeper; and what no tier holds.
 FACES = {"assignors": "core", "errors": "core", "types": "core", "sinks": "handlers", "schemas": "handlers"}
-FREE = {"", "__main__", "_files", "__version__"}
+FREE = {"", "_files", "__version__"}
 # Imports that break the rule and remain to be cut, as (importing module, package).
 REMAINING: set[tuple[str, str]] = {
     ("allocator.daemon.config", "viewer"),

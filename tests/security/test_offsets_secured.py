@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 from secrets_and_doors import PASSWORDS, Secured
 
-from allocator.cli import main
+from allocator.cli.commands import main
 from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.types import OffsetAndMetadata, TopicPartition

@@ -186,7 +186,7 @@ def test_killed_again_and_again_while_a_topic_grows_by_200_000_records(
             kafka_cluster.produce(topic, [b"%d" % number for number in range(start, start + 2_000)])
         done.set()
 
-    command = [sys.executable, "-c", "from allocator.cli import main; main()", "archive", str(directory)]
+    command = [sys.executable, "-c", "from allocator.cli.commands import main; main()", "archive", str(directory)]
     command += ["--format", "delta", "--quiet"]
     command += ["--brokers", kafka_cluster.bootstrap, "--topic", topic, "--offsets-per-commit", "2500"]
     command += ["--master", "local[1]"]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from click.testing import CliRunner
 
-from allocator.cli import main
+from allocator.cli.commands import main
 from allocator.spark.audit import audit
 from allocator.spark.topic import Extent, Topic
 from allocator.testing import LocalCluster, produce
@@ -153,6 +153,6 @@ def test_mistakes_are_told_before_spark_starts(tmp_path: Path) -> None:
 
 
 def test_quiet_leaves_out_what_spark_says_itself(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "allocator", "archive", str(tmp_path), "--compact", "--master", "local[1]"]
+    command = [sys.executable, "-m", "allocator.cli", "archive", str(tmp_path), "--compact", "--master", "local[1]"]
     done = subprocess.run([*command, "--quiet"], capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "", "")

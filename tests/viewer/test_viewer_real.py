@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 from kafka import KafkaProducer
 
-from allocator.cli import main
+from allocator.cli.commands import main
 from allocator.core.clock import wall_ms
 from allocator.errors import ConfigError, TopicNotFound
 from allocator.producer.partitioner import Partitioner

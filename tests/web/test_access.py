@@ -19,7 +19,7 @@ from served import TOKEN, Served
 from test_server import as_described
 from tornado.httpclient import AsyncHTTPClient
 
-from allocator.cli import main
+from allocator.cli.commands import main
 from allocator.errors import ConfigError
 from allocator.web.guard import Guard, Login, User
 from allocator.web.history_file import HistoryFile

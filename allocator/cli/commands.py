@@ -1,0 +1,323 @@
+"""The command group `allocator`. Commands raise errors; this module prints them in one form."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import difflib
+import importlib
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+from click.shell_completion import CompletionItem, get_completion_class
+
+from allocator import __version__
+from allocator.core.foreign import plain
+from allocator.core.limits import limit_reached
+from allocator.errors import AllocatorError, ConfigError
+
+if TYPE_CHECKING:
+    from allocator.daemon.config import Config
+    from allocator.daemon.preflight import Check
+
+__all__ = ["main"]
+
+# name -> module and the one line of help. A command is imported when it is used, so `allocator run` does not import the
+# test servers.
+LAZY = {
+    "archive": (
+        "allocator.cli.pipelines:archive",
+        "Topics to Parquet or Delta tables, each record exactly once.",
+    ),
+    "audit": ("allocator.cli.pipelines:audit", "Whether two topics, or a topic and an archive, hold the same."),
+    "skew": ("allocator.cli.pipelines:skew", "How evenly a topic's work lies on partitions and keys."),
+    "cluster": ("allocator.cli.cluster:cluster", "Real Kafka and ZooKeeper on this machine, for trying things out."),
+    "deadletters": ("allocator.cli.deadletters:deadletters", "Records that a handler refused: list, redrive, discard."),
+    "doctor": ("allocator.cli.doctor:doctor", "What is wrong with a cluster and a group, and what to do."),
+    "group": ("allocator.cli.orders:group", "Consumer groups: who is in them, who owns what; and orders to them."),
+    "mirror": ("allocator.cli.mirror:mirror", "Copy topics to a new cluster as they grow, with an offset map."),
+    "records": ("allocator.cli.records:records", "Records of a topic: by offset, time or key; decoded, masked."),
+    "cutover": ("allocator.cli.cutover:cutover", "Take groups to a new cluster, as a plan says."),
+    "offsets": ("allocator.cli.offsets:offsets", "Copy a group's offsets to another place, and back."),
+    "traffic": ("allocator.cli.traffic:traffic", "Record what topics hold, for tests on several versions of Kafka."),
+    "top": ("allocator.cli.top:top", "Groups, members, lag and rates, live in this terminal."),
+    "web": ("allocator.cli.web:web", "A status page of the groups, with metrics for Prometheus."),
+}
+# task -> commands for it, in the order of `--help`; commands without a task stand at its end
+TASKS = {
+    "Consume": ("run", "deadletters"),
+    "Look at groups": ("group", "top", "web", "doctor", "skew", "records"),
+    "Move to another cluster": ("offsets", "mirror", "audit", "cutover", "archive"),
+    "Try it out": ("cluster", "traffic", "completion"),
+}
+
+ERROR, USAGE, INTERRUPTED, PIPE_CLOSED = 1, 2, 128 + signal.SIGINT, 128 + signal.SIGPIPE
+_JSON = "allocator.cli.json"
+
+_FIRST_STEPS = (
+    ("allocator cluster up", "servers to play with, until Ctrl-C"),
+    ("allocator run orders.toml --check", "every wrong setting at once, with its place"),
+    ("allocator run orders.toml", "call your function for each record"),
+    ("allocator group describe billing", "owners, positions, lag and problems"),
+    ("allocator group offsets billing --json", "the same numbers for a program"),
+    ("allocator doctor billing", "what is wrong, why it matters, what to do"),
+)
+_EXIT_CODES = (
+    ("0", "done, or stopped in good order by a signal"),
+    ("1", "not done: servers cannot be reached, or refused; or the answer is not whole"),
+    ("2", "wrong usage or settings; nothing was touched"),
+    (
+        "3",
+        "`run`: a record could not be handled, and there is no dead-letter topic; `doctor`: something is wrong; "
+        "`audit`: the two differ",
+    ),
+    (
+        "128 + n",
+        "stopped at once by signal n; `cluster up` ends with 130 whatever stops it; 141 if the reader of the output "
+        "has gone",
+    ),
+)
+_EPILOG = (
+    "Where the servers are may stand in the environment: ALLOCATOR_KAFKA_BROKERS=b1:9092,b2:9092 and "
+    "ALLOCATOR_ZOOKEEPER_HOSTS=z1:2181,z2:2181/chroot."
+)
+
+
+class _LazyGroup(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted([*super().list_commands(ctx), *LAZY])
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in LAZY:
+            return super().get_command(ctx, name)
+        module, _, attribute = LAZY[name][0].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[_JSON] = "--json" in args
+        return super().parse_args(ctx, args)
+
+    def make_context(self, *args: Any, **given: Any) -> click.Context:
+        with _reported():  # --help prints here
+            return super().make_context(*args, **given)
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        if args and self.get_command(ctx, args[0]) is None:
+            # click's own suggestions only know commands that are already loaded
+            near = difflib.get_close_matches(args[0], self.list_commands(ctx), 1)
+            ctx.fail(f"No such command {args[0]!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
+        found = super().resolve_command(ctx, args)
+        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL and threading.current_thread() is threading.main_thread():
+            # set by `allocator.cli` for the time of the imports; a command may have something to clean up
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        return found
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Prints every error of a command in one form. Wrong usage has its own exit code."""
+        with _reported(ctx):
+            try:
+                return super().invoke(ctx)
+            except AllocatorError as error:
+                _fail(ctx, error, USAGE if isinstance(error, ConfigError) else ERROR)
+            except click.ClickException as error:
+                if not ctx.meta[_JSON]:
+                    raise
+                _fail(ctx, error.__cause__ or error, error.exit_code, error.format_message())
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        # click's own completion asks each command for its help, which would import all of them at each Tab
+        names = dict(pair for _, pairs in self._by_task() for pair in pairs)
+        found = [CompletionItem(name, help=names[name]) for name in sorted(names) if name.startswith(incomplete)]
+        return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("First steps"):
+            formatter.write_dl(_FIRST_STEPS, col_max=40)
+        for task, commands in self._by_task():
+            with formatter.section(task):
+                formatter.write_dl(commands)
+        with formatter.section("Exit codes"):
+            formatter.write_dl(_EXIT_CODES)
+
+    def _by_task(self) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+        texts = {name: command.get_short_help_str(80) for name, command in self.commands.items()}
+        texts.update({name: text for name, (_, text) in LAZY.items()})
+        listed = {name for names in TASKS.values() for name in names}
+        others = tuple(sorted(set(texts) - listed))
+        for task, names in (*TASKS.items(), ("More", others)):
+            there = [(name, texts[name]) for name in names if name in texts]
+            if there:
+                yield task, there
+
+
+@contextlib.contextmanager
+def _reported(ctx: click.Context | None = None) -> Iterator[None]:
+    """Ends the process without a traceback at Ctrl-C, if its output goes nowhere, and at a limit of the system."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    except BrokenPipeError:
+        _drop_output()
+        sys.exit(PIPE_CLOSED)
+    except (OSError, MemoryError, ImportError, RuntimeError, SystemError) as error:
+        limit = limit_reached(error)
+        if limit is None:
+            raise
+        _fail(ctx, error, ERROR, limit)
+
+
+def _drop_output() -> None:
+    """Sends the unwritten part of the output to /dev/null. Python flushes it at its end, and would fail again."""
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _fail(ctx: click.Context | None, error: BaseException, code: int, message: str | None = None) -> NoReturn:
+    in_json = ctx is not None and ctx.meta[_JSON]
+    try:
+        if in_json:
+            kind, retriable = type(error).__name__, bool(getattr(error, "retriable", False))
+            what = {"type": kind, "message": message or str(error), "retriable": retriable}
+            click.echo(json.dumps({"error": what}, indent=2))
+        sys.stdout.flush()
+    except OSError:
+        _drop_output()
+        in_json = False
+    if not in_json:
+        with contextlib.suppress(OSError):  # standard error may be the same full device
+            click.echo(f"error: {plain(message or str(error), lines=True)}", err=True)
+    sys.exit(code)
+
+
+def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        from allocator.core.record import accelerated
+
+        click.echo(f"allocator, version {__version__}, decoder: {'compiled' if accelerated else 'plain'}")
+        ctx.exit()
+
+
+@click.group(cls=_LazyGroup, epilog=_EPILOG)
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Show the version and the decoder of records, and exit.",
+)
+@click.pass_context
+def main(ctx: click.Context) -> None:
+    """Exclusive partition ownership for Kafka consumers through ZooKeeper.
+
+    Shares the partitions of topics among the members of a group and consumes them, on Kafka 0.8 to 4.x. `--help` after
+    any command says more; `--json` has what it finds, and its errors, as JSON.
+    """
+    # only `run` shows logs; the other commands report unreachable servers once, in their own errors
+    if ctx.invoked_subcommand != "run":
+        logging.getLogger("kazoo").setLevel(logging.CRITICAL)
+
+
+@main.command()
+@click.argument("config", type=click.Path(dir_okay=False))
+@click.option("--check", is_flag=True, help="Only check the settings, the handler and the allocator functions.")
+@click.option(
+    "--connect", is_flag=True, help="With --check: also try the servers, topics, group and ports. Joins nothing."
+)
+@click.option("--create", is_flag=True, help="Create the chroot in zookeeper.hosts if it does not exist.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result of --check as JSON.")
+@click.pass_context
+def run(ctx: click.Context, config: str, check: bool, connect: bool, create: bool, as_json: bool) -> None:
+    """Run a consumer with the settings in CONFIG (TOML), until a signal or a failure.
+
+    A chroot that does not exist is refused: with a mistyped one this would be a second group, whose first member owns
+    all partitions.
+
+    SIGTERM or SIGINT: finishes the records in hand, commits, leaves the group; a second one stops at once.
+
+    \b
+    Exit codes:
+      0        stopped by a signal, everything drained and committed
+      1        the clusters cannot be reached or refused, the last commit failed, or --connect found a fault
+      2        wrong usage, settings, handler or allocator function
+      3        a record could not be handled and there is no dead-letter topic
+      128 + n  stopped at once by a second signal n
+    """
+    from allocator.daemon import process
+    from allocator.daemon.config import load
+
+    if connect and not check:
+        raise click.UsageError("--connect needs --check: without it the daemon itself connects")
+    try:
+        settings = load(config)
+        beside = None
+        if settings.web.port is not None:  # import here: only this option needs the package
+            from allocator.cli.web import beside as serving
+
+            beside = serving(settings)
+        if check:
+            process.check(settings)
+    except AllocatorError as error:
+        _fail(ctx, error, process.SETTINGS)
+    if not check:
+        sys.exit(process.run(settings, beside, create=create))
+    if not as_json:
+        click.echo(_as_toml(settings.shown()))
+        click.echo(f"\n{config} is fine", err=True)
+    checks = asyncio.run(_tried(settings, show=not as_json)) if connect else []
+    ok = all(each.ok is not False for each in checks)
+    if as_json:
+        found = {"checks": [vars(each) for each in checks]} if connect else {}
+        click.echo(json.dumps({"ok": ok, "settings": settings.shown(), **found}, indent=2))
+    sys.exit(0 if ok else ERROR)
+
+
+async def _tried(settings: Config, show: bool) -> list[Check]:
+    from allocator.daemon.preflight import preflight
+
+    # the checks already report in one line which server does not answer
+    logging.getLogger("kafka").setLevel(logging.CRITICAL)
+    logging.getLogger("kazoo").setLevel(logging.CRITICAL)
+    found = []
+    async for each in preflight(settings):
+        found.append(each)
+        if show:
+            word = {True: "ok", None: "warning", False: "FAILED"}[each.ok]
+            stop = "" if each.found.endswith((".", "?")) else "."
+            remedy = f"{stop} {each.remedy[0].upper()}{each.remedy[1:]}" if each.remedy and not each.ok else ""
+            click.echo(plain(f"{word:<8} {each.what}: {each.found}{remedy}"))
+    return found
+
+
+@main.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the completion script for SHELL.
+
+    \b
+      bash   allocator completion bash > ~/.local/share/bash-completion/completions/allocator
+      zsh    allocator completion zsh > ~/.zfunc/_allocator        (with ~/.zfunc in fpath)
+      fish   allocator completion fish > ~/.config/fish/completions/allocator.fish
+
+    It holds from the next shell on. bash needs to be 4.4 or newer.
+    """
+    kind = get_completion_class(shell)
+    assert kind is not None
+    click.echo(kind(main, {}, "allocator", "_ALLOCATOR_COMPLETE").source())
+
+
+def _as_toml(settings: dict[str, dict[str, Any]]) -> str:
+    sections = []
+    for name, values in settings.items():
+        lines = [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in values.items())]
+        sections.append("\n".join(lines))
+    return "\n\n".join(sections)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from allocator.core.html import grid, page, section
+from allocator.spark.report_html import grid, page, section
 
 
 def test_a_page_is_one_file_that_loads_nothing_and_escapes_its_texts() -> None:

@@ -21,11 +21,12 @@ from allocator.core.client.oauth import check_token_endpoint
 from allocator.core.client.security import mechanism_faults
 from allocator.core.consumer.membership_config import MembershipConfig
 from allocator.core.memberships import options_of
-from allocator.core.settings import HANDLING, MASK, REQUIRED, Flag, Text, Texts, Whole, setting, shared
+from allocator.core.settings import MASK, REQUIRED, Flag, Text, Texts, Whole, setting, shared
 from allocator.daemon.settings_reader import SettingsReader
 from allocator.errors import ConfigError, MissingExtra
 from allocator.handlers.process import retry_fault
 from allocator.handlers.retry_topics import RetryPlan
+from allocator.handlers.settings import HANDLING
 
 __all__ = [
     "PREFIX",

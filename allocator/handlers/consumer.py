@@ -8,11 +8,11 @@ from allocator.core.consumer.consumer import ConsumerBase
 from allocator.core.consumer.record_source import RunningConsumer
 from allocator.core.errors import ConfigError
 from allocator.core.fetch.batch import deserialized
-from allocator.core.settings import HANDLING_DEFAULT
 from allocator.core.spellings import names_arguments
 from allocator.handlers.process import dead_letters, processor
 from allocator.handlers.process import retry_topics as retries_later
 from allocator.handlers.processor import Processor
+from allocator.handlers.settings import HANDLING_DEFAULT
 from allocator.types import Ordering, Record, Workers
 
 __all__ = ["Consumer"]

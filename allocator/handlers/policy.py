@@ -8,9 +8,9 @@ import random
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from allocator.core.settings import HANDLING_DEFAULT
 from allocator.core.targets import find
 from allocator.errors import ConfigError
+from allocator.handlers.settings import HANDLING_DEFAULT
 
 __all__ = ["Action", "ErrorPolicy", "Retries", "load_errors"]
 

@@ -30,7 +30,6 @@ from allocator.core.consumer.record_processor import RecordProcessor
 from allocator.core.fetch.batch import Batch
 from allocator.core.measures import Measures
 from allocator.core.reminder import Reminder
-from allocator.core.settings import HANDLING_DEFAULT
 from allocator.core.subscription.done import DoneSet, joined
 from allocator.core.subscription.loss import Committed, RecordsLost, stamped, topic_of_offset
 from allocator.core.types import Partitions
@@ -41,6 +40,7 @@ from allocator.handlers.lanes import Lanes
 from allocator.handlers.partition_worker import InHandBytes, PartitionWorker, Work
 from allocator.handlers.policy import ErrorPolicy, Retries
 from allocator.handlers.retry_topics import RetryTopics
+from allocator.handlers.settings import HANDLING_DEFAULT
 from allocator.types import Offset, OffsetAndMetadata, TopicPartition
 
 __all__ = ["ProcessSettings", "Processor", "RecordSource"]

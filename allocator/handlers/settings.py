@@ -1,0 +1,103 @@
+"""The settings of `Consumer.process` and of the daemon's handlers: kind, default and text, each declared once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, get_args
+
+from allocator.core.names import check_topic, parse_delay
+from allocator.core.settings import SECONDS, SETTINGS, Flag, Number, Setting, Text, Texts, Whole
+from allocator.types import Ordering, Workers
+
+__all__ = ["HANDLING", "HANDLING_DEFAULT"]
+
+_ERRORS: Final = Texts("a list of error classes")
+
+HANDLING: Final[Mapping[str, Setting]] = {
+    "ordering": Setting(
+        Text(get_args(Ordering)),
+        "partition",
+        "Which records are handled one after the other: those of a `partition`, those of a `key` in a partition, or "
+        "`none`. With `key`, a record without a key waits for no other.",
+    ),
+    "concurrency": Setting(
+        Whole(1, 1024),
+        8,
+        "Calls of the handler at the same time: partitions with ordering `partition`, else records. More: more threads "
+        "or open calls. 1: one record at a time.",
+    ),
+    "workers": Setting(
+        Text(get_args(Workers)),
+        "threads",
+        "Where a plain handler runs. `processes`: one process for each of `concurrency`, for handlers that keep a "
+        "processor busy; the handler must be a function of a module. Coroutines run on the loop in any case.",
+    ),
+    "in_hand_records": Setting(
+        Whole(1, 1_000_000),
+        2000,
+        "Records of one partition that are queued or being handled. More: more keys side by side, and memory. Less: "
+        "keys with many records in a row hold up others.",
+    ),
+    "in_hand_bytes": Setting(
+        Whole(1, 2**40, unit="bytes"),
+        67_108_864,
+        "Bytes of the batches whose records are queued or being handled, of all partitions. A partition that has none "
+        "may always take one batch.",
+    ),
+    "retries": Setting(Whole(0, 1_000_000), 5, "Further attempts after the first one raised. 0: none."),
+    "retry_backoff_s": Setting(
+        Number(0, 86400),
+        0.5,
+        "Seconds before the first retry, doubled for each further one up to the maximum. Each is shortened at random "
+        "by up to half, so that members do not retry in step.",
+    ),
+    "retry_backoff_max_s": Setting(Number(0, 86400), 30.0, "Seconds before a retry, at most."),
+    "retry_limit_s": Setting(
+        SECONDS,
+        None,
+        "Seconds after the first failure of a record until its last attempt. None: `retries` alone counts.",
+    ),
+    "retry_on": Setting(
+        _ERRORS,
+        None,
+        "Classes of errors after which a record is tried again: `ValueError` or `package.module.Error`. None: all. The "
+        "nearest class of an error that one of the four lists names decides.",
+    ),
+    "dead_letter_on": Setting(
+        _ERRORS,
+        None,
+        "Classes of errors after which a record becomes a dead letter at once. Needs `dead_letter_topic`.",
+    ),
+    "skip_on": Setting(_ERRORS, None, "Classes of errors after which a record is skipped, with a line in the log."),
+    "stop_on": Setting(
+        _ERRORS,
+        None,
+        "Classes of errors after which the processing stops at once; the record is the next one to handle.",
+    ),
+    "retry_topics": Setting(
+        Texts('a list of delays such as "30s", "10m", "1h", "1d"', check=parse_delay),
+        None,
+        "Delays of retry topics. A record whose `retries` are used up waits in the topic `<group>.retry-<delay>` for "
+        "one more attempt, then in that of the next delay, and then becomes a dead letter. Needs `dead_letter_topic`.",
+    ),
+    "create_retry_topics": Setting(
+        Flag(), False, "Creates retry topics that do not exist. false: the start is refused without them."
+    ),
+    "dead_letter_topic": Setting(
+        Text(check=check_topic, what="a topic"),
+        None,
+        "The topic for records that failed for good. Not set: the processing stops there, and skips nothing.",
+    ),
+    "drain_timeout_s": Setting(
+        Number(0, 86400),
+        30.0,
+        "Seconds for calls in progress when a partition is taken away or the processing stops; then coroutines are "
+        "cancelled and processes ended. A call in a thread keeps its partition until it ends. More: other members wait "
+        "longer for the partition. Less: a call may be cut off, and the next owner handles its record again.",
+    ),
+    "commit_interval_s": Setting(SECONDS, SETTINGS["auto_commit_interval_s"].default, "Seconds between commits."),
+}
+"""The settings of `Consumer.process` and of the daemon's handler."""
+
+HANDLING_DEFAULT: Final[Mapping[str, Any]] = {name: each.default for name, each in HANDLING.items()}
+"""Name -> default, for signatures and fields."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Optional
 
-from allocator.core.consumer import ConsumerBase
+from allocator.core.client.client import KafkaClient
+from allocator.core.fetch import RangeReader, RangeUnread
+from allocator.core.tasks import within
 from allocator.handlers.retry_topics import due_ms, is_retry_topic
 from allocator.operate.describe import Logs
 from allocator.types import TopicPartition
@@ -44,9 +47,8 @@ async def read_waiting(
         start, committed = logs.start.get(partition, 0), logs.committed.get(partition)
         heads[partition] = start if committed is None else max(start, committed.offset)
     left = {partition: logs.end[partition] - offset for partition, offset in heads.items()}
-    due = await _due(
-        {partition: heads[partition] for partition in heads if left[partition] > 0}, brokers, security, timeout_s
-    )
+    waiting = {partition: (offset, logs.end[partition]) for partition, offset in heads.items() if left[partition] > 0}
+    due = await _due(waiting, brokers, security, timeout_s)
     return [
         WaitingRecords(
             topic, sum(max(0, left[p]) for p in partitions), min((due[p] for p in partitions if p in due), default=None)
@@ -56,31 +58,22 @@ async def read_waiting(
 
 
 async def _due(
-    heads: Mapping[TopicPartition, int], brokers: str, security: Mapping[str, Any] | None, timeout_s: float
+    heads: Mapping[TopicPartition, tuple[int, int]], brokers: str, security: Mapping[str, Any] | None, timeout_s: float
 ) -> dict[TopicPartition, int]:
     found: dict[TopicPartition, int] = {}
     if not heads:
         return found
-    ends = asyncio.get_running_loop().time() + timeout_s
-    async with ConsumerBase(
-        brokers=brokers,
-        group=None,
-        membership="fixed",
-        partitions=list(heads),
-        security=security,
-        max_partition_bytes=HEAD_BYTES,
-        connect_timeout_s=timeout_s,
-    ) as consumer:
-        for partition, offset in heads.items():
-            consumer.seek(partition, offset)
-        while len(found) < len(heads):
-            left_s = ends - asyncio.get_running_loop().time()
-            batch = await consumer.getbatch(left_s) if left_s > 0 else None
-            if batch is None:
-                break
-            partition = TopicPartition(batch.topic, batch.partition)
-            consumer.pause(partition)
-            head = next(iter(batch), None)
-            if head is not None:
-                found[partition] = due_ms(head)
+    client = KafkaClient(brokers, security=security)
+
+    async def read() -> None:
+        reader = RangeReader(client, patience_s=timeout_s, max_partition_bytes=HEAD_BYTES)
+        async for batch in reader.read(heads, enough=found.__contains__):
+            found[TopicPartition(batch.topic, batch.partition)] = due_ms(batch[0])
+
+    try:
+        await client.connect(timeout_s)
+        with contextlib.suppress(asyncio.TimeoutError, RangeUnread):
+            await within(read(), timeout_s)
+    finally:
+        await client.close()
     return found

@@ -56,9 +56,8 @@ def record(file: str, access: Access, topics: tuple[str, ...], limit: int, as_js
 
 
 async def _read(access: Access, topics: tuple[str, ...], limit: int) -> Recording:
+    from allocator.core.fetch import RangeReader
     from allocator.errors import TopicNotFound
-    from allocator.migrate.spans import read_spans
-    from allocator.migrate.translate import ends_of
     from allocator.types import TopicPartition
 
     async with access.cluster() as client:
@@ -67,8 +66,8 @@ async def _read(access: Access, topics: tuple[str, ...], limit: int) -> Recordin
         if missing:
             raise TopicNotFound(missing)
         every = [TopicPartition(topic, number) for topic, count in counts.items() for number in range(count)]
-        ends = await ends_of(client, every)
-    spans = {partition: (max(start, end - limit), end) for partition, (start, end) in ends.items()}
-    batches = read_spans(access.need_brokers(), spans, access.security)
-    kept: list[Any] = [record async for batch in batches for record in batch]
+        reader = RangeReader(client)
+        bounds = await reader.bounds(every)
+        newest = {partition: (max(start, end - limit), end) for partition, (start, end) in bounds.items()}
+        kept: list[Any] = [record async for batch in reader.read(newest) for record in batch]
     return Recording.of(kept, counts)

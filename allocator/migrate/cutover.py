@@ -117,7 +117,7 @@ async def opened(plan: Plan) -> AsyncIterator[Clusters]:
         ensemble = ZooKeeper(plan.zookeeper)
         stack.push_async_callback(ensemble.close)
         await ensemble.connect(make_chroot=False)
-        offset_map = OffsetMap(new, plan.new_brokers, map_topic(plan.mirror), plan.new_security)
+        offset_map = OffsetMap(new, map_topic(plan.mirror))
         if new.partitions(offset_map.topic) is None:
             raise CutoverFailed(f"the new cluster has no {offset_map.topic!r}: start the mirror, `allocator mirror`")
         await offset_map.open()

@@ -280,7 +280,7 @@ class Mirror(RebalanceListener):
         await refuse_same_cluster(self._old, self._new)
         self._offsets = GroupOffsets(self._old, settings.group)
         stack.push_async_callback(self._offsets.close)
-        self._map = OffsetMap(self._new, settings.new, map_topic(settings.group), settings.new_security)
+        self._map = OffsetMap(self._new, map_topic(settings.group))
         ensemble = None
         if settings.old_zookeeper is not None and self._old.broker_version < (2, 8):
             ensemble = ZooKeeper(settings.old_zookeeper)
@@ -670,9 +670,7 @@ class Mirror(RebalanceListener):
         if await self._consumer.position(partition) != error.offset:
             return  # the error is about the committed offset, and `_begin` has moved the position since
         at = Log(ends.start, error.offset)
-        why = (await find_replaced(self.settings, self._old, self._new, self._map, {partition: at}, ids, {})).get(
-            partition
-        )
+        why = (await find_replaced(self._old, self._new, self._map, {partition: at}, ids, {})).get(partition)
         if why is None and isinstance(error, LogTruncated):
             why = truncated(partition, error.offset, error.divergent_offset)
         if why is not None:
@@ -716,7 +714,7 @@ class Mirror(RebalanceListener):
                 for each in mine
                 if each in ends and each in self._positions
             }
-            found = await find_replaced(self.settings, self._old, self._new, self._map, logs, ids, {})
+            found = await find_replaced(self._old, self._new, self._map, logs, ids, {})
             self._doubted.discard(topic)
             if found:
                 self._stop_replaced(*min(found.items()))

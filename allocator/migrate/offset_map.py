@@ -15,17 +15,16 @@ import asyncio
 import json
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, Final, NamedTuple, Optional
 
 from allocator.core.client.client import KafkaClient
 from allocator.core.client.create_topics import create
-from allocator.core.client.log_offsets import EARLIEST, LATEST, list_offsets
 from allocator.core.clock import wall_ms
+from allocator.core.fetch import RangeReader
 from allocator.core.foreign import shown
 from allocator.core.record import Record
 from allocator.errors import AllocatorError
-from allocator.migrate.spans import read_spans
 from allocator.migrate.topics import same_topic
 from allocator.producer.encode import written
 from allocator.producer.producer import append
@@ -204,13 +203,9 @@ class OffsetMap:
     Guarantee: after `flush`, all noted runs are on all in-sync replicas.
     """
 
-    def __init__(
-        self, client: KafkaClient, brokers: str, topic: str, security: Mapping[str, Any] | None = None
-    ) -> None:
+    def __init__(self, client: KafkaClient, topic: str) -> None:
         self.topic = topic
         self._client = client
-        self._brokers = brokers
-        self._security = security
         self._at = TopicPartition(topic, 0)
         self._known: dict[TopicPartition, OffsetTranslation] = defaultdict(OffsetTranslation)
         self._incarnations: dict[TopicPartition, Incarnation] = {}
@@ -229,15 +224,12 @@ class OffsetMap:
 
     async def refresh(self) -> None:
         """Reads entries that other processes added."""
-        end = await list_offsets(self._client, {self._at: LATEST})
-        start = await list_offsets(self._client, {self._at: EARLIEST})
-        found, first = end[self._at], start[self._at]
-        if found is None:
-            return
+        reader = RangeReader(self._client)
+        start, end = (await reader.bounds([self._at]))[self._at]
         forgotten, self._forgotten = self._forgotten, set()
-        begin = max(0 if forgotten else self._read_to, 0 if first is None else first.offset)
+        begin = max(0 if forgotten else self._read_to, start)
         try:
-            async for batch in read_spans(self._brokers, {self._at: (begin, found.offset)}, self._security):
+            async for batch in reader.read({self._at: (begin, end)}):
                 for record in batch:
                     entry = unpack(record.key, record.value)
                     if record.offset >= self._read_to or entry.partition in forgotten:
@@ -245,7 +237,7 @@ class OffsetMap:
         except BaseException:
             self._forgotten |= forgotten
             raise
-        self._read_to = found.offset
+        self._read_to = end
 
     def forget(self, partitions: Iterable[TopicPartition]) -> None:
         """Drops runs that are not written: another process owns the partitions, and may have noted others.

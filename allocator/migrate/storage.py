@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
@@ -13,14 +13,13 @@ from kafka.protocol.consumer import OffsetCommitRequest, OffsetDeleteRequest
 
 from allocator.core.client.client import KafkaClient
 from allocator.core.client.errors import for_code
-from allocator.core.fetch.batch import Batch
+from allocator.core.fetch import RangeReader
 from allocator.core.offsets.coordinator import Coordinator
 from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.core.settings import DEFAULT
 from allocator.core.subscription.loss import stamped, topic_of
 from allocator.core.zookeeper.client import ZooKeeper
 from allocator.errors import AllocatorError, BrokerError, ConfigError
-from allocator.migrate.spans import read_spans
 from allocator.operate import kafka_describe as requests
 from allocator.operate.describe import describe
 from allocator.operate.old_layouts import KIEL, OLD_CONSUMERS, children
@@ -91,6 +90,7 @@ class OpenOffsetStore:
     ) -> None:
         self.store = store
         self.client = client
+        self.reader = RangeReader(client)
         self.offsets = offsets
         self._ensembles = ensembles
 
@@ -122,10 +122,6 @@ class OpenOffsetStore:
                 if not error.retriable or time.monotonic() > deadline:
                     raise
             await asyncio.sleep(self.client.retry_backoff_s)
-
-    def read(self, spans: Mapping[TopicPartition, tuple[int, int]]) -> AsyncGenerator[Batch, None]:
-        """The records between two offsets of each partition, see `spans.read_spans`."""
-        return read_spans(self.store.brokers, spans, self.store.security)
 
     async def refuse_members(self) -> None:
         """Raises GroupAlive, with their names, if the group has members."""

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from hashlib import blake2b
-from typing import Any
 
-from allocator.core.fetch.batch import Batch
+from allocator.core.client.client import KafkaClient
+from allocator.core.fetch import Batch, RangeReader
 from allocator.core.record import Record
 from allocator.migrate.offset_map import Run
-from allocator.migrate.spans import read_spans
 from allocator.types import TopicPartition
 
 __all__ = ["Tail", "digest", "match_tails", "read_tails"]
@@ -110,25 +109,21 @@ class Tail:
 
 
 async def read_tails(
-    brokers: str, spans: Mapping[TopicPartition, tuple[int, int]], security: Mapping[str, Any] | None
+    client: KafkaClient, spans: Mapping[TopicPartition, tuple[int, int]]
 ) -> dict[TopicPartition, Tail]:
     """The records of these spans. A partition without records is absent."""
     found: dict[TopicPartition, deque[tuple[int, bytes]]] = {}
-    async for batch in read_spans(brokers, spans, security):
+    async for batch in RangeReader(client).read(spans):
         records = found.setdefault(TopicPartition(batch.topic, batch.partition), deque())
         records.extend((record.offset, digest(record)) for record in batch)
     return {partition: Tail(*spans[partition], records) for partition, records in found.items() if records}
 
 
 async def match_tails(
-    brokers: str,
-    spans: Mapping[TopicPartition, tuple[int, int]],
-    tails: Mapping[TopicPartition, Tail],
-    security: Mapping[str, Any] | None,
+    client: KafkaClient, spans: Mapping[TopicPartition, tuple[int, int]], tails: Mapping[TopicPartition, Tail]
 ) -> None:
     """Matches the tails with the committed records of these spans of the old cluster."""
     wanted = {each: span for each, span in spans.items() if not tails[each].over}
-    async for batch in read_spans(
-        brokers, wanted, security, isolation_level="read_committed", enough=lambda each: tails[each].over
-    ):
+    reader = RangeReader(client, isolation_level="read_committed")
+    async for batch in reader.read(wanted, enough=lambda each: tails[each].over):
         tails[TopicPartition(batch.topic, batch.partition)].match(batch)

@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple, Optional
 
 from allocator.core.client.client import KafkaClient
 from allocator.core.client.log_offsets import EpochEnd, ends_of_epochs, is_supported
+from allocator.core.fetch import RangeReader
 from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.core.record import Record
 from allocator.core.settings import DEFAULT
@@ -22,7 +23,6 @@ from allocator.errors import AllocatorError, BrokerError, TopicNotFound
 from allocator.migrate.mirror_settings import MirrorSettings
 from allocator.migrate.offset_map import OffsetMap, Run
 from allocator.migrate.positions import Target, target_lost
-from allocator.migrate.spans import read_spans
 from allocator.migrate.tails import digest, match_tails, read_tails
 from allocator.migrate.topics import same_topic
 from allocator.migrate.translate import Ends, ends_of
@@ -154,8 +154,8 @@ async def take_over(
         for each, offset in stored.items()
         if (mirrored_to := Target.of(offset)) is not None
     }
-    replaced = await find_replaced(settings, old, new, known, logs, ids, intact)
-    targets_lost = await _find_targets_lost(settings, old, new, known, stored, target_ids)
+    replaced = await find_replaced(old, new, known, logs, ids, intact)
+    targets_lost = await _find_targets_lost(old, new, known, stored, target_ids)
     found: dict[TopicPartition, TakenOver] = {}
     spans: dict[TopicPartition, tuple[int, int]] = {}
     for partition, source in sources.items():
@@ -205,7 +205,7 @@ async def take_over(
         position = max(position, source.start)
         seek = reason is not None or committed.get(partition) != position
         found[partition] = TakenOver(position, there, seek=seek, lost=lost)
-    found.update(await _behind_tails(settings, old, known, found, spans, committed))
+    found.update(await _behind_tails(old, new, known, found, spans, committed))
     await known.flush()
     return found
 
@@ -247,8 +247,8 @@ def _note_lost(known: OffsetMap, partition: TopicPartition, end: int) -> None:
 
 
 async def _behind_tails(
-    settings: MirrorSettings,
     old: KafkaClient,
+    new: KafkaClient,
     known: OffsetMap,
     taken: Mapping[TopicPartition, TakenOver],
     spans: Mapping[TopicPartition, tuple[int, int]],
@@ -258,12 +258,12 @@ async def _behind_tails(
 
     Records that the old cluster deleted since do not count as lost.
     """
-    tails = await read_tails(settings.new, spans, settings.new_security)
+    tails = await read_tails(new, spans)
     # each of their records has an old offset: a leader that was just elected may report a lower end for a moment
     least = {each: committed.get(each, taken[each].position) + tail.left for each, tail in tails.items()}
     ends = await _ends_beyond(old, least, isolation_level="read_committed")
     sources = {each: (taken[each].position, end) for each, end in ends.items()}
-    await match_tails(settings.old, sources, tails, settings.old_security)
+    await match_tails(old, sources, tails)
     found = {}
     for partition, tail in tails.items():
         one = taken[partition]
@@ -288,7 +288,6 @@ async def find_targets_lost(
 
 
 async def _find_targets_lost(
-    settings: MirrorSettings,
     old: KafkaClient,
     new: KafkaClient,
     known: OffsetMap,
@@ -309,14 +308,13 @@ async def _find_targets_lost(
     }
     starts = await ends_of(old, unproven)
     spans = {each: (max(first, starts[each].start), stop) for each, (first, stop) in unproven.items() if each in starts}
-    for each, one in (await _compare(settings, new, known, spans)).items():
+    for each, one in (await _compare(old, new, known, spans)).items():
         if one.differs is not None:
             found[each] = f"the new topic was deleted and created again: {_unlike(one.differs[1], one.differs)}"
     return found
 
 
 async def find_replaced(
-    settings: MirrorSettings,
     old: KafkaClient,
     new: KafkaClient,
     known: OffsetMap,
@@ -345,7 +343,7 @@ async def find_replaced(
             same[partition] = bool(same_topic(known.incarnation(partition).topic_id, ids[partition.topic]))
             stops[partition] = min(at[partition], ends[partition], cuts.get(partition, ends[partition]))
     last = {each: (logs[each].start, stop) for each, stop in stops.items() if intact.get(each) is not False}
-    compared = await _compare_widely(settings, new, known, last)
+    compared = await _compare_widely(old, new, known, last)
     for partition, stop in stops.items():
         one = compared.get(partition, Compared())
         is_same, position, end = same[partition] or one.equal, at[partition], ends[partition]
@@ -409,7 +407,7 @@ class Compared(NamedTuple):
 
 
 async def _compare_widely(
-    settings: MirrorSettings, new: KafkaClient, known: OffsetMap, at: Mapping[TopicPartition, tuple[int, int]]
+    old: KafkaClient, new: KafkaClient, known: OffsetMap, at: Mapping[TopicPartition, tuple[int, int]]
 ) -> dict[TopicPartition, Compared]:
     """Compares the last mirrored records before a position; more of them, until some are the same.
 
@@ -419,7 +417,7 @@ async def _compare_widely(
     left, size = dict(at), SAMPLE
     while left:
         spans = {each: (max(start, stop - size), stop) for each, (start, stop) in left.items()}
-        found.update(await _compare(settings, new, known, spans))
+        found.update(await _compare(old, new, known, spans))
         size *= 8
         left = {
             each: span
@@ -430,11 +428,11 @@ async def _compare_widely(
 
 
 async def _compare(
-    settings: MirrorSettings, new: KafkaClient, known: OffsetMap, spans: Mapping[TopicPartition, tuple[int, int]]
+    old: KafkaClient, new: KafkaClient, known: OffsetMap, spans: Mapping[TopicPartition, tuple[int, int]]
 ) -> dict[TopicPartition, Compared]:
     """Compares the records of these spans of the old cluster with their copies. Partitions without any are absent."""
     here: dict[TopicPartition, dict[int, Record]] = {}
-    async for batch in read_spans(settings.old, spans, settings.old_security, isolation_level="read_committed"):
+    async for batch in RangeReader(old, isolation_level="read_committed").read(spans):
         for record in batch:
             partition = TopicPartition(batch.topic, batch.partition)
             target = known.positions(partition).exact(record.offset)
@@ -447,7 +445,7 @@ async def _compare(
         for each, records in here.items()
         if each in ends
     }
-    async for batch in read_spans(settings.new, there, settings.new_security):
+    async for batch in RangeReader(new).read(there):
         for copy in batch:
             partition = TopicPartition(batch.topic, batch.partition)
             original = here[partition].get(copy.offset)

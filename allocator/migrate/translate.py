@@ -93,20 +93,10 @@ async def by_timestamp(
     spans = {
         each: (max(offset, ends[each].start), ends[each].end) for each, offset in committed.items() if each in ends
     }
-    unread = {each for each, (start, stop) in spans.items() if start < stop}
-    batches = old.read(spans)
-    try:
-        while unread:
-            batch = await batches.__anext__()
-            partition = TopicPartition(batch.topic, batch.partition)
-            if len(batch) and partition not in times:
-                times[partition] = batch[0].timestamp
-                unread.discard(partition)
-                progress(len(times), len(times) + len(unread), "partitions")
-    except StopAsyncIteration:
-        pass  # only transaction markers are left
-    finally:
-        await batches.aclose()
+    unread = sum(start < stop for start, stop in spans.values())
+    async for batch in old.reader.read(spans, enough=times.__contains__):
+        times[TopicPartition(batch.topic, batch.partition)] = batch[0].timestamp
+        progress(len(times), unread, "partitions")
     read_all = {each for each in spans if each not in times}
     for each in read_all:
         last = await _last_record(old, each, ends[each])
@@ -141,8 +131,8 @@ async def _last_record(store: OpenOffsetStore, partition: TopicPartition, ends: 
     size, last = SAMPLE, None
     while True:
         start = max(ends.start, ends.end - size)
-        async for batch in store.read({partition: (start, ends.end)}):
-            last = batch[-1] if len(batch) else last
+        async for batch in store.reader.read({partition: (start, ends.end)}):
+            last = batch[-1]
         if last is not None or start == ends.start:
             return last
         size *= 8  # only markers of transactions, or records that were aborted or compacted
@@ -152,7 +142,7 @@ async def by_map(
     old: OpenOffsetStore, new: OpenOffsetStore, mirror: str, committed: Mapping[TopicPartition, int]
 ) -> dict[TopicPartition, Found]:
     """Translates by the offset map of mirror `mirror`. Raises ConfigError if it has no map."""
-    known = OffsetMap(new.client, new.store.brokers, map_topic(mirror), new.store.security)
+    known = OffsetMap(new.client, map_topic(mirror))
     await new.client.refresh([known.topic])
     if new.client.partitions(known.topic) is None:
         raise ConfigError(f"the new cluster has no offset map {known.topic!r}; name the group of the mirror")
@@ -208,7 +198,7 @@ async def by_content(
             continue
         low, high = old_ends[each]
         span = {each: (max(low, offset - SAMPLE), min(high, max(low, offset) + SAMPLE))}
-        sample = [record async for batch in old.read(span) for record in batch]
+        sample = [record async for batch in old.reader.read(span) for record in batch]
         if not sample:
             empty = Found(new_ends[each].start, "the old log is empty")
             found[each] = empty if low == high else Found(None, "no record at that offset is left to compare")
@@ -230,7 +220,7 @@ async def _search(
     """Finds the records of `sample` in a row, and returns the offset after the first `before` of them."""
     matches: list[int] = []
     window: list[tuple[int, bytes]] = []
-    async for batch in new.read({partition: ends}):
+    async for batch in new.reader.read({partition: ends}):
         for record in batch:
             window.append((record.offset, _bare(record)))
             del window[: -len(sample)]

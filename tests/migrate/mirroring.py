@@ -13,11 +13,10 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any
 
 from allocator.core.client.client import KafkaClient
-from allocator.core.client.log_offsets import LATEST, list_offsets
+from allocator.core.fetch import RangeReader
 from allocator.migrate.mirror import Mirror
 from allocator.migrate.mirror_settings import MirrorSettings
 from allocator.migrate.offset_map import OffsetMap, OffsetTranslation, map_topic
-from allocator.migrate.spans import read_spans
 from allocator.testing import LocalCluster
 from allocator.types import TopicPartition
 
@@ -58,7 +57,7 @@ def settings(old: LocalCluster, new: LocalCluster, group: str, **options: Any) -
 async def translation(chosen: MirrorSettings, partition: TopicPartition) -> OffsetTranslation:
     """What the mirror has stored about the offsets of one partition."""
     async with KafkaClient(chosen.new) as client:
-        stored = OffsetMap(client, chosen.new, map_topic(chosen.group))
+        stored = OffsetMap(client, map_topic(chosen.group))
         await stored.open()
         return stored.positions(partition)
 
@@ -68,12 +67,10 @@ async def contents(cluster: LocalCluster, topic: str) -> dict[int, list[Row]]:
     async with KafkaClient(cluster.bootstrap) as client:
         await client.refresh([topic])
         wanted = [TopicPartition(topic, n) for n in client.partitions(topic) or ()]
-        ends = await list_offsets(client, dict.fromkeys(wanted, LATEST))
-    found: dict[int, list[Row]] = {partition.partition: [] for partition in wanted}
-    spans = {partition: (0, end.offset) for partition, end in ends.items() if end is not None}
-    async for batch in read_spans(cluster.bootstrap, spans):
-        for record in batch:
-            found[batch.partition].append((record.offset, record.timestamp, record.key, record.value, record.headers))
+        found: dict[int, list[Row]] = {partition.partition: [] for partition in wanted}
+        reader = RangeReader(client)
+        async for batch in reader.read(await reader.bounds(wanted)):
+            found[batch.partition] += [(r.offset, r.timestamp, r.key, r.value, r.headers) for r in batch]
     return found
 
 

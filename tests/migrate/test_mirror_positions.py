@@ -102,7 +102,7 @@ def test_entries_read_back_as_they_were() -> None:
 
 
 def test_a_topic_that_is_begun_again_shares_nothing_with_the_one_before() -> None:
-    known = OffsetMap(KafkaClient("127.0.0.1:1"), "127.0.0.1:1", "map")
+    known = OffsetMap(KafkaClient("127.0.0.1:1"), "map")
     former, late = Entry(PARTITION, Incarnation(0, "one"), [Run(0, 0), Run(50, 40)]), Run(60, 45)
     known.learn(former)
     assert known.recreated(PARTITION, "one") is None
@@ -117,7 +117,7 @@ def test_a_topic_that_is_begun_again_shares_nothing_with_the_one_before() -> Non
 
 
 def test_an_id_that_is_noted_later_changes_nothing_that_is_known() -> None:
-    known = OffsetMap(KafkaClient("127.0.0.1:1"), "127.0.0.1:1", "map")
+    known = OffsetMap(KafkaClient("127.0.0.1:1"), "map")
     known.learn(Entry(PARTITION, Incarnation(), [Run(0, 5)]))
     assert known.recreated(PARTITION, "one") is None
     known.begin(PARTITION, Incarnation(0, "one"))
@@ -154,7 +154,7 @@ async def test_runs_that_were_not_written_are_forgotten_with_the_partition(kafka
     other = TopicPartition("orders", 4)
     async with KafkaClient(kafka_cluster.bootstrap) as client:
         name = f"map-{uuid.uuid4().hex}"
-        former, heir, reader = (OffsetMap(client, kafka_cluster.bootstrap, name) for _ in range(3))
+        former, heir, reader = (OffsetMap(client, name) for _ in range(3))
         await former.open(1)
         former.note(PARTITION, Run(0, 0))
         former.note(other, Run(0, 0))

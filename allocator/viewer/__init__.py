@@ -1,8 +1,8 @@
 """Finds records of a topic by offset, time or key, decodes them, and masks their fields, for commands and the status
 page.
 
-In: a query, masks, formats and perhaps a schema registry. Out: records as JSON. May touch: the brokers, by a `Consumer`
-without a group, which commits nothing; and the schema registry, if one is configured. Writes nothing.
+In: a query, masks, formats and perhaps a schema registry. Out: records as JSON. May touch: the brokers, without a
+group; and the schema registry, if one is configured. Writes nothing.
 """
 
 from allocator.handlers.schemas.registry import Registry

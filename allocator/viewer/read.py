@@ -1,7 +1,6 @@
 """Finds records of a topic around an offset, from a time on, from the end, or by key.
 
-Reads with a `Consumer` without a group: it joins nothing and commits nothing. A read is bounded in records, bytes and
-time, and reports which offsets it read.
+Joins no group and commits nothing. A read is bounded in records, bytes and time, and reports which offsets it read.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Optional
 
-from allocator import Consumer
+from allocator.core.client.client import KafkaClient
 from allocator.core.clock import milliseconds
-from allocator.core.fetch.batch import Batch
+from allocator.core.fetch import Batch, RangeReader, RangeUnread
 from allocator.core.settings import DEFAULT
 from allocator.core.tasks import within
 from allocator.errors import ConfigError, TopicNotFound
@@ -26,10 +25,10 @@ from allocator.types import IsolationLevel, Record, TopicPartition
 __all__ = ["Bounds", "Position", "Query", "ReadResult", "ReadWindow", "Reader", "parse_key"]
 
 Offsets = Mapping[TopicPartition, int]
+Ranges = Mapping[TopicPartition, tuple[int, int]]
 
 WIDER = 4  # factor by which a window with too few records grows
 BYTES_AHEAD = 4 << 20
-WAIT_S = 0.1  # seconds until positions are compared again: transaction markers move them without a record
 
 
 @dataclass(frozen=True)
@@ -148,39 +147,40 @@ class Reader:
     async def read(self, query: Query) -> ReadResult:
         """Reads the records of a query. Raises TopicNotFound, ConfigError for a missing partition,
         BrokersUnavailable, BrokerError."""
-        async with Consumer(
-            brokers=self._brokers,
-            group=None,
-            membership="fixed",
-            security=self._security,
-            isolation_level=query.isolation_level,
-            prefetch_bytes=BYTES_AHEAD,
-            connect_timeout_s=self._timeout_s,
-        ) as consumer:
-            partitions = await _partitions(consumer, query)
-            consumer.assign(partitions)
-            begins = await consumer.beginning_offsets(partitions)
-            ends = await consumer.end_offsets(partitions)
-            starts = await _starts(consumer, query.position, begins, ends)
-            scan = _Scan(consumer, query.key, self._bounds)
+        client = KafkaClient(self._brokers, security=self._security)
+        try:
+            await client.connect(self._timeout_s)
+            await client.refresh([query.topic])
+            partitions = _partitions(client, query)
+            reader = RangeReader(
+                client,
+                isolation_level=query.isolation_level,
+                patience_s=max(self._timeout_s, self._bounds.seconds),
+                prefetch_bytes=BYTES_AHEAD,
+            )
+            logs = await reader.bounds(partitions)
+            starts = await _starts(reader, query.position, logs)
+            scan = _Scan(reader, query.key, self._bounds)
             older, later = query.before, query.limit
             if query.position.kind == "latest":
                 older, later = query.before or query.limit, 0
-            before = await scan.backward(starts, begins, older)
-            after = await scan.forward({p: (starts[p], ends[p]) for p in partitions}, later)
+            before = await scan.backward(starts, logs, older)
+            after = await scan.forward({p: (starts[p], end) for p, (_, end) in logs.items()}, later)
+        finally:
+            await client.close()
         looked = {p: scan.looked.get(p, (starts[p], starts[p])) for p in partitions}
         return ReadResult(
             query.topic,
             [*(_in_order(before)[-older:] if older else ()), *_in_order(after)[:later]],
-            [ReadWindow(p.partition, *looked[p], begins[p], ends[p]) for p in partitions],
+            [ReadWindow(p.partition, *looked[p], *logs[p]) for p in partitions],
             scan.scanned,
             scan.stopped,
             query.key is not None and query.partition is None and not query.every_partition,
         )
 
 
-async def _partitions(consumer: Consumer, query: Query) -> list[TopicPartition]:
-    numbers = await consumer.partitions_for_topic(query.topic)
+def _partitions(client: KafkaClient, query: Query) -> list[TopicPartition]:
+    numbers = client.partitions(query.topic)
     if not numbers:
         raise TopicNotFound([query.topic])
     wanted = query.partition
@@ -195,16 +195,13 @@ async def _partitions(consumer: Consumer, query: Query) -> list[TopicPartition]:
     return [TopicPartition(query.topic, wanted)]
 
 
-async def _starts(consumer: Consumer, position: Position, begins: Offsets, ends: Offsets) -> dict[TopicPartition, int]:
-    if position.kind == "earliest":
-        return dict(begins)
+async def _starts(reader: RangeReader, position: Position, logs: Ranges) -> dict[TopicPartition, int]:
+    if position.kind == "time":
+        since = await reader.bounds(logs, position.at)
+        return {p: min(since[p][0], end) for p, (_, end) in logs.items()}
     if position.kind == "offset":
-        return {p: max(begins[p], min(position.at, ends[p])) for p in ends}
-    if position.kind == "latest":
-        return dict(ends)
-    found = await consumer.offsets_for_times(dict.fromkeys(ends, position.at))
-    # a record of an uncommitted transaction at that time may lie after the end
-    return {p: ends[p] if (there := found[p]) is None else min(there.offset, ends[p]) for p in ends}
+        return {p: max(begin, min(position.at, end)) for p, (begin, end) in logs.items()}
+    return {p: begin if position.kind == "earliest" else end for p, (begin, end) in logs.items()}
 
 
 def _in_order(records: list[Record]) -> list[Record]:
@@ -217,8 +214,8 @@ def _in_order(records: list[Record]) -> list[Record]:
 class _Scan:
     """The state of one read: the remaining limits, and the offsets read so far."""
 
-    def __init__(self, consumer: Consumer, key: Optional[bytes], bounds: Bounds) -> None:
-        self._consumer = consumer
+    def __init__(self, reader: RangeReader, key: Optional[bytes], bounds: Bounds) -> None:
+        self._reader = reader
         self._key = key
         self._bounds = bounds
         self._size = 0
@@ -227,27 +224,27 @@ class _Scan:
         self.stopped = ""
         self.looked: dict[TopicPartition, tuple[int, int]] = {}
 
-    async def backward(self, stops: Offsets, begins: Offsets, most: int) -> list[Record]:
+    async def backward(self, stops: Offsets, logs: Ranges, most: int) -> list[Record]:
         """The last `most` records before `stops`, of all partitions together. Reads larger windows further back if
         necessary."""
         found: list[Record] = []
-        left, size = {p: stop for p, stop in stops.items() if stop > begins[p]}, most
+        left, size = {p: stop for p, stop in stops.items() if stop > logs[p][0]}, most
         while left and len(found) < most and not self.stopped:
             # a window cut by the limit of records would lack its newest records
             size = min(size, (self._bounds.scanned - self.scanned) // len(left))
             if size < 1:
                 self.stopped = "records"
                 break
-            windows = {p: (max(begins[p], stop - size), stop) for p, stop in left.items()}
+            windows = {p: (max(logs[p][0], stop - size), stop) for p, stop in left.items()}
             older = await self._pass(windows, None)
             if self.stopped and self.looked:
                 break  # these windows do not continue the ranges that were read before
             found += self._keep(older)
-            left = {p: first for p, (first, _) in windows.items() if first > begins[p]}
+            left = {p: first for p, (first, _) in windows.items() if first > logs[p][0]}
             size *= WIDER
         return found
 
-    async def forward(self, windows: Mapping[TopicPartition, tuple[int, int]], most: int) -> list[Record]:
+    async def forward(self, windows: Ranges, most: int) -> list[Record]:
         """The first `most` records of each partition, from its first offset to its second one."""
         return self._keep(await self._pass(windows, most)) if most and not self.stopped else []
 
@@ -257,46 +254,32 @@ class _Scan:
             self.looked[partition] = (min(first, each.first), max(next_, each.next))
         return [record for each in passed.values() for record in each.records]
 
-    async def _pass(
-        self, windows: Mapping[TopicPartition, tuple[int, int]], most: Optional[int]
-    ) -> dict[TopicPartition, _Passed]:
+    async def _pass(self, windows: Ranges, most: Optional[int]) -> dict[TopicPartition, _Passed]:
         """Reads windows (first offset, offset after the last) until the end or a bound; `most` records of each."""
         passed = {p: _Passed(first, first, stop) for p, (first, stop) in windows.items() if first < stop}
-        for partition in self._consumer.assignment():
-            if partition in passed:
-                self._consumer.seek(partition, passed[partition].first)
-                self._consumer.resume(partition)
-            else:
-                self._consumer.pause(partition)
         try:
-            await within(self._read(passed, most), max(0.0, self._until - time.monotonic()))
-        except asyncio.TimeoutError:
+            await within(self._read(windows, passed, most), max(0.0, self._until - time.monotonic()))
+        except (asyncio.TimeoutError, RangeUnread):
             self.stopped = "time"
         return passed
 
-    async def _read(self, passed: Mapping[TopicPartition, _Passed], most: Optional[int]) -> None:
-        left = set(passed)
-        while left and not self.stopped:
-            batch = await self._consumer.getbatch(WAIT_S)
-            if batch is None:
-                checked = sorted(left)
-            else:
-                checked = [TopicPartition(batch.topic, batch.partition)]
-                if checked[0] in left:
-                    self._take(batch, passed[checked[0]], most)
-            for partition in left.intersection(checked):
-                each = passed[partition]
-                # transaction markers and deleted records move a position without a record
-                if len(each.records) != most and not self.stopped:
-                    each.next = max(each.next, min(await self._consumer.position(partition), each.stop))
-                if len(each.records) == most or each.next >= each.stop:
-                    left.discard(partition)
-                    self._consumer.pause(partition)
+    async def _read(self, windows: Ranges, passed: Mapping[TopicPartition, _Passed], most: Optional[int]) -> None:
+        batches = self._reader.read(windows, enough=lambda p: len(passed[p].records) == most)
+        try:
+            async for batch in batches:
+                self._take(batch, passed[TopicPartition(batch.topic, batch.partition)], most)
+                if self.stopped:
+                    return
+        finally:
+            await batches.aclose()
+        for each in passed.values():
+            if len(each.records) != most:
+                each.next = each.stop
 
     def _take(self, batch: Batch, into: _Passed, most: Optional[int]) -> None:
         for record in batch:
-            if record.offset >= into.stop or len(into.records) == most:
-                break
+            if len(into.records) == most:
+                return
             self.scanned += 1
             self._size += len(record.value or b"") + len(record.key or b"")
             into.next = record.offset + 1
@@ -307,7 +290,9 @@ class _Scan:
             elif self._size >= self._bounds.size:
                 self.stopped = "bytes"
             if self.stopped:
-                break
+                return
+        if len(into.records) != most:
+            into.next = batch.next_offset  # transaction markers and deleted records follow
 
 
 @dataclass

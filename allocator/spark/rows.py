@@ -72,14 +72,9 @@ def arrow_schema(fields: list[tuple[str, bool]]) -> pa.Schema:
     return pa.schema([pa.field(name, kinds[known[name]], nullable=nullable) for name, nullable in fields])
 
 
-def to_spark(batch: Batch, end: int, schema: pa.Schema) -> pa.RecordBatch:
-    """The records of `batch` below offset `end`."""
-    pa = pyarrow()
-    found = batch.to_arrow()
-    if batch.next_offset > end:
-        from pyarrow import compute
-
-        found = found.slice(0, compute.sum(compute.less(found.column("offset"), end)).as_py() or 0)
+def to_spark(batch: Batch, schema: pa.Schema) -> pa.RecordBatch:
+    """The records of `batch` with the columns of `schema`."""
+    pa, found = pyarrow(), batch.to_arrow()
     arrays = [_MAKERS[field.name](found, batch, field.type) for field in schema]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 

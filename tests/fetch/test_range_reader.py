@@ -75,7 +75,7 @@ async def test_markers_and_aborted_records_count_as_read(
     await transactions(kafka_cluster, tp.topic, [True, False])
     async with KafkaClient(kafka_cluster.bootstrap) as client:
         every, committed = (
-            RangeReader(client, patience_s=30.0, isolation_level=level)  # type: ignore[arg-type]
+            RangeReader(client, patience_s=30.0, isolation_level=level)
             for level in ("read_uncommitted", "read_committed")
         )
         assert await every.bounds([tp]) == await committed.bounds([tp]) == {tp: (0, 12)}

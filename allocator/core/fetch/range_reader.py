@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from allocator.core.client.log_offsets import EARLIEST, LATEST, Found, list_offsets
@@ -24,8 +25,9 @@ from allocator.core.fetch.batch import Batch
 from allocator.core.fetch.fetcher import Fetcher
 from allocator.core.settings import DEFAULT
 from allocator.core.subscription import SubscriptionState
+from allocator.core.subscription.loss import stamped
 from allocator.core.tasks import within
-from allocator.core.types import IsolationLevel, TopicPartition
+from allocator.core.types import OffsetAndMetadata, TopicPartition
 
 if TYPE_CHECKING:
     from allocator.core.client.client import KafkaClient
@@ -57,7 +59,7 @@ class RangeReader:
         self,
         client: KafkaClient,
         *,
-        isolation_level: IsolationLevel = DEFAULT["isolation_level"],
+        isolation_level: str = DEFAULT["isolation_level"],
         patience_s: float = 60.0,
         fail_on_data_loss: bool = False,
         **fetching: Any,
@@ -77,9 +79,8 @@ class RangeReader:
         after `patience_s` without an answer.
         """
         wanted = list(partitions)
-        ends, starts = await asyncio.gather(
-            self._offsets(wanted, LATEST), self._offsets(wanted, EARLIEST if since_ms is None else since_ms)
-        )
+        ends = await self._offsets(wanted, LATEST)
+        starts = await self._offsets(wanted, EARLIEST if since_ms is None else since_ms)
         found = {}
         for partition in wanted:
             end, start = ends[partition], starts[partition]
@@ -104,20 +105,23 @@ class RangeReader:
             ) from None
 
     async def read(
-        self, ranges: Ranges, *, enough: Callable[[TopicPartition], bool] = lambda _: False
+        self,
+        ranges: Ranges,
+        *,
+        enough: Callable[[TopicPartition], bool] = lambda _: False,
+        topic_ids: Mapping[str, Any] = MappingProxyType({}),
     ) -> AsyncGenerator[Batch, None]:
         """The records of `ranges`, as batches that are not empty.
 
-        Reads no more of a partition of which the caller has `enough` after a batch. Raises `RangeUnread`, and errors of
-        a partition (`CorruptRecordError`, `RecordTooLarge`, `TopicAuthorizationFailed`).
+        Reads no more of a partition of which the caller has `enough` after a batch. `topic_ids`: the topics that the
+        offsets belong to, as far as they are known; a topic of another id was created again. Raises `RangeUnread`, and
+        errors of a partition (`CorruptRecordError`, `RecordTooLarge`, `TopicAuthorizationFailed`).
         """
         state = SubscriptionState("none")
         left = {partition: (start, stop) for partition, (start, stop) in ranges.items() if start < stop}
         if not left:
             return
         state.assign_from_user(left)
-        for partition, (start, _) in left.items():
-            state.seek(partition, start)
         fetcher = Fetcher(
             self.client,
             state,
@@ -126,7 +130,9 @@ class RangeReader:
             **self._fetching,
         )
         async with fetcher:
-            reading = _Reading(self, state, fetcher, left)
+            reading = _Reading(self, state, fetcher, left, topic_ids)
+            for partition, (start, _) in left.items():
+                reading.seek(partition, start)
             while (batch := await reading.next()) is not None:
                 yield batch
                 partition = TopicPartition(batch.topic, batch.partition)
@@ -143,11 +149,18 @@ class _Reading:
         state: SubscriptionState,
         fetcher: Fetcher,
         left: dict[TopicPartition, tuple[int, int]],
+        topic_ids: Mapping[str, Any],
     ) -> None:
         self._reader = reader
         self._state = state
         self._fetcher = fetcher
         self._left = left
+        self._topic_ids = topic_ids
+
+    def seek(self, partition: TopicPartition, offset: int) -> None:
+        topic_id = self._topic_ids.get(partition.topic)
+        self._state.seek(partition, OffsetAndMetadata(offset, stamped("", topic_id), -1))
+        self._fetcher.wake()
 
     async def next(self) -> Batch | None:
         """The next batch before a stop; None when all stops are reached."""
@@ -231,8 +244,7 @@ class _Reading:
         if resume_at == stop:
             self.end(partition)
         else:
-            self._state.seek(partition, resume_at)
-            self._fetcher.wake()
+            self.seek(partition, resume_at)
 
     async def _unread(self) -> RangeUnread:
         partition, at = next(iter(self._positions().items()))

@@ -15,7 +15,7 @@ from typing import Any, Literal, Optional
 
 from allocator.core.client.client import KafkaClient
 from allocator.core.clock import milliseconds
-from allocator.core.fetch import Batch, RangeReader, RangeUnread
+from allocator.core.fetch import Batch, RangeReader
 from allocator.core.settings import DEFAULT
 from allocator.core.tasks import within
 from allocator.errors import ConfigError, TopicNotFound
@@ -155,7 +155,7 @@ class Reader:
             reader = RangeReader(
                 client,
                 isolation_level=query.isolation_level,
-                patience_s=max(self._timeout_s, self._bounds.seconds),
+                patience_s=max(self._timeout_s, 2 * self._bounds.seconds),  # a read ends at its bound before
                 prefetch_bytes=BYTES_AHEAD,
             )
             logs = await reader.bounds(partitions)
@@ -259,7 +259,7 @@ class _Scan:
         passed = {p: _Passed(first, first, stop) for p, (first, stop) in windows.items() if first < stop}
         try:
             await within(self._read(windows, passed, most), max(0.0, self._until - time.monotonic()))
-        except (asyncio.TimeoutError, RangeUnread):
+        except asyncio.TimeoutError:
             self.stopped = "time"
         return passed
 

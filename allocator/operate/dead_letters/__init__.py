@@ -2,7 +2,7 @@
 
 In: a dead-letter topic, filled by `allocator run`, Spring Kafka or Kafka Connect, and a choice of its letters.
 Out: letters; records in their first topics, and notes in the topic `<letters>.settled`, in one transaction.
-Reads with a `Consumer` without a group, writes with a `TransactionalWriter`. Deletes nothing.
+Reads without a group, writes with a `TransactionalWriter`. Deletes nothing.
 """
 
 from allocator.operate.dead_letters.letter import Letter, LetterFilter, Settled

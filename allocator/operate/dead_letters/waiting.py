@@ -11,7 +11,7 @@ from itertools import chain
 from typing import Any, Optional
 
 from allocator.core.client.client import KafkaClient
-from allocator.core.fetch import RangeReader, RangeUnread
+from allocator.core.fetch import RangeReader
 from allocator.core.tasks import within
 from allocator.handlers.retry_topics import due_ms, is_retry_topic
 from allocator.operate.describe import Logs
@@ -66,13 +66,13 @@ async def _due(
     client = KafkaClient(brokers, security=security)
 
     async def read() -> None:
-        reader = RangeReader(client, patience_s=timeout_s, max_partition_bytes=HEAD_BYTES)
+        reader = RangeReader(client, patience_s=2 * timeout_s, max_partition_bytes=HEAD_BYTES)
         async for batch in reader.read(heads, enough=found.__contains__):
             found[TopicPartition(batch.topic, batch.partition)] = due_ms(batch[0])
 
     try:
         await client.connect(timeout_s)
-        with contextlib.suppress(asyncio.TimeoutError, RangeUnread):
+        with contextlib.suppress(asyncio.TimeoutError):
             await within(read(), timeout_s)
     finally:
         await client.close()

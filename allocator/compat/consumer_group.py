@@ -10,9 +10,9 @@ from typing import Any
 from allocator.compat.generation import Generation, PartitionStart
 from allocator.compat.generation_source import GenerationSource, GenerationTracker, PendingGeneration, member_of
 from allocator.compat.group_config import ConsumerGroupConfig, client_of
+from allocator.compat.kept_offsets import KeptOffsets
 from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.group_offsets import GroupOffsets
-from allocator.core.offsets.idle import KeptOffsets
 from allocator.core.subscription.loss import topic_of
 from allocator.core.tasks import wait_for_event, warn_unclosed
 from allocator.errors import AllocatorError, GroupClosed

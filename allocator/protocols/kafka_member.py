@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 from allocator.core.client.client import KafkaClient
 from allocator.core.client.errors import UNRELEASED_INSTANCE_ID
-from allocator.core.membership.lease import KafkaLease
 from allocator.core.membership.membership import AssignmentListener, GroupMembership, stop_all
 from allocator.core.membership.patterns import TopicSelection
 from allocator.core.offsets.messages import Committer, Identity
@@ -16,6 +15,7 @@ from allocator.core.tasks import TaskGroup
 from allocator.core.types import NO_PARTITIONS, Partitions
 from allocator.errors import BrokersUnavailable, InstanceIdInUse
 from allocator.protocols.kafka_group import KafkaGroup
+from allocator.protocols.kafka_lease import KafkaLease
 from allocator.types import TopicPartition
 
 __all__ = ["KafkaMember"]

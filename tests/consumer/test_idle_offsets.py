@@ -15,10 +15,11 @@ sys.path.append(str(Path(__file__).parent.parent))
 from hand_clock import Clock
 
 from allocator import Consumer, TopicPartition
+from allocator.compat.kept_offsets import KeptOffsets
 from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.coordinator import SHORTEST_RETENTION_S
 from allocator.core.offsets.group_offsets import GroupOffsets
-from allocator.core.offsets.idle import CHECK_S, MAX_PERIOD_S, IdleOffsets, KeptOffsets, commit_again
+from allocator.core.offsets.idle import CHECK_S, MAX_PERIOD_S, IdleOffsets, commit_again
 from allocator.errors import CommitFailed
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.types import OffsetAndMetadata

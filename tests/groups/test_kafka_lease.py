@@ -8,7 +8,7 @@ import pytest
 from hand_clock import Clock
 from members import History, RecordingOwner
 
-from allocator.core.membership.lease import KafkaLease
+from allocator.protocols.kafka_lease import KafkaLease
 from allocator.testing import wait_until_async
 
 

@@ -18,7 +18,7 @@ from allocator.core.membership.membership import AssignmentListener
 from allocator.core.tasks import wait_for_event
 from allocator.core.zookeeper.client import ConnectionLost, NoZnode, SessionState, ZooKeeper
 
-__all__ = ["EnsembleLease", "KafkaLease", "Lease", "LeaseRenewer", "MembershipLost"]
+__all__ = ["Confirmations", "EnsembleLease", "Lease", "LeaseRenewer", "MembershipLost", "Suspension"]
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ class EnsembleLease(Lease):
         self.renew(min(started, reported + margin), session_timeout_s)
 
 
-class _Confirmations:
+class Confirmations:
     """Callers that wait for a proof of life which began after they asked."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -111,7 +111,7 @@ class _Confirmations:
         self._waiting.clear()
 
 
-class _Suspension:
+class Suspension:
     """Calls `suspended` and `resumed` of a listener, in turn, and a function when the lease lapses."""
 
     def __init__(self, group: str, listener: AssignmentListener) -> None:
@@ -170,8 +170,8 @@ class LeaseRenewer:
         self.lease = EnsembleLease(clock)
         self._zk = zk
         self._measures = measures
-        self._suspension = _Suspension(group, listener)
-        self._confirmations = _Confirmations(clock)
+        self._suspension = Suspension(group, listener)
+        self._confirmations = Confirmations(clock)
         self._over = False  # True from the end of a session until the next one begins
         self._sooner: asyncio.Event
         self._granted: asyncio.Event
@@ -262,66 +262,3 @@ class LeaseRenewer:
             self._suspension.call_after(self.lease.remaining_s, self._lapsed)
         else:
             self.suspend("its lease has lapsed, because ZooKeeper did not acknowledge a write in time")
-
-
-# -- Kafka --------------------------------------------------------------------------------------------------------
-
-MAX_MARGIN_S = 5.0
-
-
-class KafkaLease:
-    """The right to deliver records and to send commits, while neither of the coordinator's two timeouts can be over.
-
-    Session timeout: the coordinator removes a member that sends nothing for so long. It counts from the start of the
-    last acknowledged request. Rebalance timeout: the coordinator also removes a member that sends heartbeats but does
-    not join a rebalance for so long. It counts from the start of the last request whose response did not say that a
-    rebalance is going on. Both have a margin for clocks that run at different speeds.
-
-    Calls `suspended` of the listener when the lease lapses, and `resumed` after the next proof.
-    """
-
-    def __init__(self, group: str, listener: AssignmentListener, clock: Callable[[], float]) -> None:
-        self._session = Lease(clock)
-        self._rebalance = Lease(clock)
-        self._suspension = _Suspension(group, listener)
-        self._confirmations = _Confirmations(clock)
-
-    @property
-    def valid(self) -> bool:
-        return not self._suspension.active and self._session.valid and self._rebalance.valid
-
-    @property
-    def remaining_s(self) -> float:
-        return min(self._session.remaining_s, self._rebalance.remaining_s)
-
-    def renew(self, started: float, session_timeout_s: float, rebalance_timeout_s: float, *, rebalancing: bool) -> None:
-        """A request that began at `started` was acknowledged."""
-        self._session.renew(started, session_timeout_s)
-        if not rebalancing:
-            margin = min(rebalance_timeout_s * Lease.MARGIN, MAX_MARGIN_S)
-            self._rebalance.ends = max(self._rebalance.ends, started + rebalance_timeout_s - margin)
-        if self.remaining_s > 0:  # otherwise the response took longer than the lease lasts
-            self._confirmations.proved(started)
-            self._suspension.call_after(self.remaining_s, self._lapsed)
-            self._suspension.resume()
-
-    async def confirm(self) -> bool:
-        """Implements `Membership.confirm`. Heartbeats continue at their own interval."""
-        return await self._confirmations.confirm()
-
-    def end(self) -> None:
-        """Ends the lease, because the membership is over or lost."""
-        self._session.end()
-        self._rebalance.end()
-        self._suspension.stop()
-        self._confirmations.end()
-
-    def _lapsed(self) -> None:
-        if self.remaining_s > 0:  # uvloop's timers may fire a millisecond early
-            self._suspension.call_after(self.remaining_s, self._lapsed)
-        else:
-            self._suspension.suspend(
-                "the coordinator has not responded for most of the session timeout"
-                if self._session.remaining_s <= 0
-                else "this member has not joined the rebalance in time"
-            )

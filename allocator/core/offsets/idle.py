@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import Final
 
-from allocator.core.client.client import KafkaClient
 from allocator.core.clock import boot_clock
 from allocator.core.errors import AllocatorError
 from allocator.core.offsets.coordinator import SHORTEST_RETENTION_S
 from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.core.types import OffsetAndMetadata, TopicPartition
 
-__all__ = ["IdleOffsets", "KeptOffsets", "commit_again"]
+__all__ = ["IdleOffsets", "commit_again"]
 
 log = logging.getLogger(__name__)
 
@@ -106,39 +105,6 @@ class IdleOffsets:
                 return period_s  # the next turn asks again for the retention
             self._period_s, self._learnt = period_s, now
         return self._period_s
-
-
-class KeptOffsets(GroupOffsets):
-    """`GroupOffsets` for a member that Kafka does not know, and whose user commits any offsets at any time."""
-
-    def __init__(self, client: KafkaClient, group: str, *, timeout_s: float, retention_s: float | None) -> None:
-        super().__init__(client, group, timeout_s=timeout_s, retention_s=retention_s)
-        self._known: dict[TopicPartition, int] = {}
-        self._under_way = 0
-        self._idle = IdleOffsets(lambda: self._known.keys(), self._all_again, self.retention_s)
-        self._still_ours: Callable[[], bool] = bool
-
-    async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
-        self._under_way += 1
-        try:
-            await super().commit(offsets)
-        finally:
-            self._under_way -= 1
-        self._known.update({p: value.offset for p, value in offsets.items()})
-        self._idle.committed(offsets)
-
-    async def keep(self, committed: Mapping[TopicPartition, OffsetAndMetadata], still_ours: Callable[[], bool]) -> None:
-        """Keeps these offsets, and those committed later, from expiring while `still_ours`. Runs until cancelled."""
-        self._known = {p: value.offset for p, value in committed.items()}
-        self._still_ours = still_ours
-        await self._idle.run()
-
-    async def _all_again(self, partitions: Collection[TopicPartition]) -> None:
-        if self._still_ours():
-            await commit_again(self, partitions, self._not_under_way, self.commit)
-
-    def _not_under_way(self, partition: TopicPartition) -> int | None:
-        return None if self._under_way or not self._still_ours() else self._known.get(partition)
 
 
 async def commit_again(

@@ -134,13 +134,14 @@ async def test_a_rebalance_soon_after_another_is_noticed_without_a_wait_for_the_
         assert broker.requests(JOIN)[-1].reason == "the group rebalances"
 
 
-async def test_an_unknown_member_joins_as_a_new_one() -> None:
+@pytest.mark.parametrize(("code", "rejoins_as"), [(22, ["member-1"]), (25, ["", "member-2"]), (110, ["", "member-2"])])
+async def test_a_member_that_may_not_join_loses_everything_and_joins_again(code: int, rejoins_as: list[str]) -> None:
     async with GroupBroker() as broker, Member(broker) as member:
         await member.recorder.called("joined")
-        broker.codes[JOIN] = [25]
+        broker.codes[JOIN] = [code]
         member.group.request_rejoin("a test")
         await member.recorder.called("joined 2")
-        assert ids(broker) == ["", "member-1", "member-1", "", "member-2"]
+        assert ids(broker) == ["", "member-1", "member-1", *rejoins_as]
         assert "lost" in member.recorder.calls
 
 
@@ -228,6 +229,7 @@ async def test_a_participant_that_breaks_is_told_of_and_its_member_leaves() -> N
         (22, "member-1"),
         (25, ""),
         (27, "member-1"),
+        (110, ""),
     ],
 )
 async def test_a_sync_that_is_refused_has_the_member_join_again(code: int, second: str) -> None:
@@ -237,7 +239,7 @@ async def test_a_sync_that_is_refused_has_the_member_join_again(code: int, secon
             await member.recorder.called("joined")
             assert ids(broker)[2] == second
             assert [c for c in member.recorder.calls if c.startswith("joined")] == ["joined 2 first given wants"]
-            assert ("lost" in member.recorder.calls) == (code in (22, 25))
+            assert ("lost" in member.recorder.calls) == (code in (22, 25, 110))
             assert (broker.count(FIND) > 1) == (code in (15, 16))
 
 
@@ -291,10 +293,12 @@ async def test_a_loss_ends_a_preparation_under_way() -> None:
         await member.recorder.called("joined 2")
 
 
-async def test_a_fenced_instance_stops_and_says_so() -> None:
+@pytest.mark.parametrize("api", [JOIN, SYNC, HEARTBEAT])
+async def test_a_fenced_instance_stops_and_says_so(api: int) -> None:
     async with GroupBroker() as broker, Member(broker, instance_id="one") as member:
         await member.recorder.called("joined")
-        broker.codes[HEARTBEAT] = [82]
+        broker.codes[api] = [82]
+        member.group.request_rejoin("a test")
         await member.task
         assert member.group.phase is GroupPhase.CLOSED
         assert "lost" in member.recorder.calls
@@ -511,12 +515,12 @@ async def test_leaving_gives_everything_up_first_and_heartbeats_go_on_meanwhile(
         assert member.group.identity is None
 
 
-@pytest.mark.parametrize("code", [14, 15, 16, 25])
+@pytest.mark.parametrize("code", [14, 15, 16, 25, 82])
 async def test_a_leave_is_repeated_where_that_helps(code: int) -> None:
     async with GroupBroker() as broker:
         async with Member(broker):
             broker.codes[LEAVE] = [code]
-        assert len(broker.requests(LEAVE)) == (1 if code == 25 else 2)
+        assert len(broker.requests(LEAVE)) == (1 if code in (25, 82) else 2)
 
 
 async def test_a_static_member_never_leaves() -> None:

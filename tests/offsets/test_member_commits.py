@@ -66,7 +66,7 @@ async def test_what_the_member_does_not_hold_is_left_out_and_named() -> None:
         assert broker.stored == {A: at(1)}
 
 
-@pytest.mark.parametrize("code", [22, 25, 82])
+@pytest.mark.parametrize("code", [22, 25, 69, 82, 110])
 async def test_a_fenced_member_is_told_and_tries_no_more(code: int) -> None:
     async with Coordinator() as broker, KafkaClient(broker.address) as client:
         broker.codes[A] = [code]

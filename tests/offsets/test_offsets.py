@@ -236,7 +236,7 @@ async def test_a_coordinator_that_hangs_is_left_for_its_successor() -> None:
 
 async def test_finding_is_repeated_until_there_is_a_coordinator() -> None:
     async with Coordinator() as broker, KafkaClient(broker.address) as client:
-        find, codes = broker.handlers[10], [15, 15, 14]
+        find, codes = broker.handlers[10], [15, -1, 14]
 
         def later(request: Any) -> Any:
             answer = find(request)
@@ -504,7 +504,7 @@ async def test_failures_nobody_listens_for_and_callbacks_that_raise_are_logged(
 # -- fetch ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("code", [14, 15, 16])
+@pytest.mark.parametrize("code", [14, 15, 16, 25, 69])
 async def test_a_fetch_is_repeated_while_the_coordinator_moves(code: int) -> None:
     async with Coordinator() as broker, KafkaClient(broker.address) as client:
         broker.stored[A] = at(7)

@@ -36,32 +36,26 @@ def room_of(module: str) -> str:
     return (module.split(".") + [""])[1]
 
 
-def imported_at_run_time(path: Path, modules: Collection[str]) -> set[str]:
-    """The modules that a file imports when it is loaded or later, in a function; not those for type checking alone."""
+def imported_modules(path: Path, modules: Collection[str]) -> set[str]:
+    """The modules that a file imports: when it is loaded, later in a function, or for type checking alone."""
     here = module_name(path).split(".")
     package = here if path.name == "__init__.py" else here[:-1]
     found: set[str] = set()
-    open_nodes: list[ast.AST] = [ast.parse(path.read_text())]
-    while open_nodes:
-        node = open_nodes.pop()
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            open_nodes += node.orelse
-        elif isinstance(node, ast.Import):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else []
             module = ".".join([*base, *([node.module] if node.module else [])])
             inside = {alias.name: f"{module}.{alias.name}" for alias in node.names}
             found |= {full if full in modules else module for full in inside.values()}
-        else:
-            open_nodes += ast.iter_child_nodes(node)
     return {module for module in found if module in modules} - {module_name(path)}
 
 
 def test_no_module_imports_itself_through_others() -> None:
     """The package itself is left out: it loads its names on demand."""
     paths = {module_name(path): path for path in sources() if module_name(path) != "allocator"}
-    rest = {module: imported_at_run_time(path, paths.keys()) for module, path in paths.items()}
+    rest = {module: imported_modules(path, paths.keys()) for module, path in paths.items()}
     while True:  # remove modules without imports of remaining ones
         free = {module for module, needed in rest.items() if not needed & rest.keys()}
         if not free:

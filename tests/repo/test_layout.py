@@ -92,3 +92,8 @@ def test_the_packages_of_core_form_a_chain() -> None:
             if heights.get(there, 0) >= heights.get(here, 0) and there in heights:
                 wrong.append(f"{path}:{line}: {name}")
     assert not wrong
+
+
+def test_few_doors_lead_into_the_package() -> None:
+    doors = {path.name for path in PACKAGE.iterdir() if path.suffix in ("", ".py")} - {"__init__.py", "__pycache__"}
+    assert len(doors) <= 20, "a stranger reads this list first: put a new module into a package"

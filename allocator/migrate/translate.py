@@ -7,7 +7,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, Optional
 
 from allocator.core.client.client import KafkaClient
-from allocator.core.client.log_offsets import EARLIEST, LATEST, list_offsets
+from allocator.core.client.log_offsets import list_offsets
+from allocator.core.fetch import RangeReader
 from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.core.record import Record
 from allocator.core.settings import DEFAULT
@@ -68,10 +69,8 @@ async def ends_of(
     """The ends of those logs that exist; with "read_committed" without open transactions."""
     await client.refresh()
     existing = [each for each in partitions if each.partition in (client.partitions(each.topic) or ())]
-    start = await list_offsets(client, dict.fromkeys(existing, EARLIEST))
-    end = await list_offsets(client, dict.fromkeys(existing, LATEST), isolation_level=isolation_level)
-    found = {each: (start[each], end[each]) for each in existing}
-    return {each: Ends(low.offset, high.offset) for each, (low, high) in found.items() if low and high}
+    found = await RangeReader(client, isolation_level=isolation_level).bounds(existing)
+    return {each: Ends(*bounds) for each, bounds in found.items()}
 
 
 def by_offset(committed: Mapping[TopicPartition, int]) -> dict[TopicPartition, Found]:

@@ -18,6 +18,7 @@ from typing import Any, Optional
 from allocator.core.client import log_offsets
 from allocator.core.client.client import KafkaClient
 from allocator.core.client.log_offsets import list_offsets
+from allocator.core.fetch import RangeReader
 from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.core.subscription.loss import topic_of
 from allocator.errors import BrokersUnavailable, ConfigError, TopicNotFound
@@ -122,11 +123,8 @@ async def find_partitions(client: KafkaClient, options: Options, max_age_s: floa
 
 async def bounds(client: KafkaClient, options: Options, tps: Collection[TopicPartition]) -> Bounds:
     """The start and end of each partition (read_committed: the last stable offset). Raises BrokerError."""
-    if not tps:
-        return {}
-    first = await list_offsets(client, dict.fromkeys(tps, log_offsets.EARLIEST), timeout_s=options.timeout_s)
-    last = await ends(client, options, tps)
-    return {tp: (begin.offset if (begin := first[tp]) is not None else 0, last[tp]) for tp in tps}
+    reader = RangeReader(client, isolation_level=options.isolation_level, patience_s=options.timeout_s)
+    return await reader.bounds(tps)
 
 
 async def ends(client: KafkaClient, options: Options, tps: Collection[TopicPartition]) -> Offsets:

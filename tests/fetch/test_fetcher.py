@@ -390,7 +390,7 @@ async def test_out_of_range_resets_after_what_was_read(reset: Any, lands: int) -
         assert position.offset == 0
         state.update_position(A0, held.next_offset)
         assert await next_batch(fetcher, 0) is None
-        await until(lambda: state.has_valid_position(A0), "a new position")
+        await until(lambda: state.position(A0) is not None, "a new position")
         position = state.position(A0)
         assert position is not None
         assert position.offset == lands

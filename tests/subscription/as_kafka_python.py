@@ -47,6 +47,9 @@ class KafkaPythonState(SubscriptionState):
     def fetchable_partitions(self) -> list[TopicPartition]:
         return [tp for tp, state in self.assignment.items() if state.is_fetchable()]
 
+    def has_valid_position(self, partition: TopicPartition) -> bool:
+        return partition in self.assignment and self.assignment[partition].has_valid_position
+
     def has_all_fetch_positions(self) -> bool:
         return all(state.has_valid_position for state in self.assignment.values())
 

@@ -154,7 +154,6 @@ def test_an_unassigned_partition_is_a_key_error_of_ours(state: SubscriptionState
     assert not state.is_assigned(other)
     assert not state.is_paused(other)
     assert not state.is_fetchable(other)
-    assert not state.has_valid_position(other)
     assert not state.is_offset_reset_needed(other)
     assert state.epoch(other) is None
     state.update_high_watermark(other, 5)
@@ -218,12 +217,12 @@ def test_high_watermark_is_unknown_until_fetched(state: SubscriptionState) -> No
 
 
 def test_the_last_stable_offset_is_unknown_where_there_are_no_transactions(state: SubscriptionState) -> None:
-    assert state.last_stable_offset(A0) is None
+    assert state.assignment[A0].last_stable_offset is None
     for none in (None, -1):
         state.update_last_stable_offset(A0, 9)
-        assert state.last_stable_offset(A0) == 9
+        assert state.assignment[A0].last_stable_offset == 9
         state.update_last_stable_offset(A0, none)
-        assert state.last_stable_offset(A0) is None
+        assert state.assignment[A0].last_stable_offset is None
     state.update_last_stable_offset(TopicPartition("zzz", 4), 5)
 
 

@@ -268,7 +268,7 @@ class States(RuleBasedStateMachine):
             assert state.assignment[tp].phase in MOVES
         for tp in PARTITIONS:
             assert state.is_fetchable(tp) == (tp in state.fetchable_partitions())
-            assert not (state.has_valid_position(tp) and state.is_offset_reset_needed(tp))
+            assert not (tp in state.all_consumed_offsets() and state.is_offset_reset_needed(tp))
             assert not (state.is_offset_validation_needed(tp) and state.is_offset_reset_needed(tp))
             assert not (state.is_fetchable(tp) and state.is_offset_validation_needed(tp))
             epoch = state.epoch(tp)

@@ -72,10 +72,6 @@ class FetchState(enum.Enum):
     AWAIT_VALIDATION = "a position that must be compared with the log of a new leader (KIP-320)"
     TRUNCATED = "a position past the point where the log was truncated; the user has to seek"
 
-    @property
-    def has_position(self) -> bool:
-        return self not in (FetchState.INITIALIZING, FetchState.AWAIT_RESET)
-
 
 _SOUGHT = {FetchState.FETCHING, FetchState.AWAIT_RESET}
 MOVES: Final[Mapping[FetchState, frozenset[FetchState]]] = {

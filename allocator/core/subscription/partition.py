@@ -89,6 +89,7 @@ class TopicPartitionState:
         """Set by each seek. Our code compares epochs instead; this is for code that knows kafka-python's attribute."""
         self.high_watermark: int | None = None
         self.last_stable_offset: int | None = None
+        """The offset of the first record of an open transaction, from the last fetch; None before the first one."""
         # the newest leader whose log was compared with the position. It may be newer than the record before the
         # position: without this field, the position at an old record would be validated again and again
         self._current_leader_epoch = -1

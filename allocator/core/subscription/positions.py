@@ -123,10 +123,6 @@ class Positions:
         state = self.assignment.get(partition)
         return -1 if state is None else state.leader_epoch(offset)
 
-    def has_valid_position(self, partition: TopicPartition) -> bool:
-        state = self.assignment.get(partition)
-        return state is not None and state.has_valid_position
-
     def missing_fetch_positions(self) -> set[TopicPartition]:
         """Partitions without a position and without a reset in progress. The consumer should look up their offsets."""
         return {tp for tp, state in self.assignment.items() if state.is_missing_position()}
@@ -179,10 +175,6 @@ class Positions:
         """Caller: fetch."""
         if partition in self.assignment:
             self.assignment[partition].high_watermark = offset
-
-    def last_stable_offset(self, partition: TopicPartition) -> int | None:
-        """The offset of the first record of an open transaction, from the last fetch; None before the first one."""
-        return self._of(partition).last_stable_offset
 
     def update_last_stable_offset(self, partition: TopicPartition, offset: int | None) -> None:
         """Caller: fetch. None or a negative offset: the broker is older than transactions."""

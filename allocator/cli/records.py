@@ -17,9 +17,9 @@ from allocator.cli.read import Access
 from allocator.core.foreign import plain
 from allocator.core.settings import DEFAULT
 from allocator.errors import ConfigError
+from allocator.handlers.schemas.decode import Decoded, Formats
+from allocator.handlers.schemas.masks import Masks
 from allocator.handlers.schemas.registry import Registry
-from allocator.viewer.decode import Decoded, Formats
-from allocator.viewer.masks import Masks
 from allocator.viewer.read import Bounds, Position, Query, Reader, ReadResult, parse_key
 from allocator.viewer.viewer import SeenRecord, View, Viewer
 

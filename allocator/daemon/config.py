@@ -285,13 +285,13 @@ class WebSection:
 
 
 def _check_mask(text: str) -> None:
-    from allocator.viewer.masks import check_mask
+    from allocator.handlers.schemas.masks import check_mask
 
     check_mask(text)
 
 
 def _check_format(text: str) -> None:
-    from allocator.viewer.decode import Formats
+    from allocator.handlers.schemas.decode import Formats
 
     with contextlib.suppress(MissingExtra):  # the daemon does not need the package
         Formats([text])

@@ -10,10 +10,10 @@ from typing import Any, Optional
 
 from allocator.core.foreign import encodable
 from allocator.core.html import paragraph, table
+from allocator.handlers.schemas.decode import NO_SCHEMAS, Decoded, Decoder, Formats, Schemas
+from allocator.handlers.schemas.masks import Masks
 from allocator.handlers.schemas.registry import Registry
 from allocator.types import Record
-from allocator.viewer.decode import NO_SCHEMAS, Decoded, Decoder, Formats, Schemas
-from allocator.viewer.masks import Masks
 from allocator.viewer.read import Query, Reader, ReadResult
 
 __all__ = ["SeenRecord", "View", "Viewer", "seen"]

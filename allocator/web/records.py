@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from allocator.errors import ConfigError
+from allocator.handlers.schemas.decode import PLAIN_FORMATS
 from allocator.viewer import Position, Query, Viewer
-from allocator.viewer.decode import PLAIN_FORMATS
 from allocator.viewer.read import parse_key
 from allocator.web.guard import Guard, User
 

@@ -27,7 +27,6 @@ FACES = {"assignors": "core", "errors": "core", "types": "core", "sinks": "handl
 FREE = {"", "_files", "__version__"}
 # Imports that break the rule and remain to be cut, as (importing module, package).
 REMAINING: set[tuple[str, str]] = {
-    ("allocator.daemon.config", "viewer"),
     ("allocator.testing.traffic", "core"),
 }
 

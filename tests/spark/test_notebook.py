@@ -9,12 +9,12 @@ from allocator.compat.generation import Generation, PartitionStart
 from allocator.core.assignors.types import GroupView, Member
 from allocator.core.membership.zookeeper.steering import Budget
 from allocator.core.membership.zookeeper.znodes import AssignmentDocument, Claim, MemberInfo
+from allocator.handlers.schemas.decode import Decoder
 from allocator.operate.describe import GroupReport, GroupState, Logs
 from allocator.operate.what_if import GroupPlan, PlannedMember, PlannedMove
 from allocator.spark.audit.report import Difference, Report, Side
 from allocator.spark.skew.report import HotKey, PartitionSkew, SkewReport
 from allocator.types import OffsetAndMetadata, Record, TopicPartition
-from allocator.viewer.decode import Decoder
 from allocator.viewer.read import ReadResult
 from allocator.viewer.viewer import View, seen
 

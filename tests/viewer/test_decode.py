@@ -13,10 +13,10 @@ import fastavro
 import pytest
 
 from allocator.errors import ConfigError, MissingExtra
+from allocator.handlers.schemas.decode import Decoder, Formats
+from allocator.handlers.schemas.masks import Masks
 from allocator.handlers.schemas.schema import Schema, avro_schema, schema_id
 from allocator.types import Record
-from allocator.viewer.decode import Decoder, Formats
-from allocator.viewer.masks import Masks
 from allocator.viewer.read import ReadResult, parse_key
 from allocator.viewer.viewer import View, seen
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allocator.errors import ConfigError
-from allocator.viewer.decode import Decoder
-from allocator.viewer.masks import Masks
+from allocator.handlers.schemas.decode import Decoder
+from allocator.handlers.schemas.masks import Masks
 
 ORDER = {
     "id": 7,

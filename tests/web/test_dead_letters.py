@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from allocator.errors import ConfigError
+from allocator.handlers.schemas.masks import Masks
 from allocator.operate.dead_letters import DeadLetterQueue, Letter, LetterFilter, Outcome
 from allocator.types import Record
 from allocator.viewer import Reader, Viewer
-from allocator.viewer.masks import Masks
 from allocator.web.dead_letters import LetterDesk, candidates
 
 

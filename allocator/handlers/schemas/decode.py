@@ -13,9 +13,9 @@ from typing import Any, Optional, Union
 
 from allocator.core.foreign import CONTROL
 from allocator.errors import ConfigError
+from allocator.handlers.schemas.masks import Masks
 from allocator.handlers.schemas.schema import HEADER, Schema, file_schema, read_json, schema_id
 from allocator.types import Record
-from allocator.viewer.masks import Masks
 
 __all__ = ["PLAIN_FORMATS", "Decoded", "Decoder", "Formats", "check_format"]
 

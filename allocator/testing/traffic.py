@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any, Optional, Protocol
 
 from allocator._files import write_file
-from allocator.core.foreign import utf8
 from allocator.errors import ConfigError
 
 __all__ = ["Recorded", "Recording", "TrafficRecord"]
@@ -88,7 +87,7 @@ class Recording:
         """Writes the file atomically."""
         lines = [json.dumps({"format": FORMAT, "partitions": dict(sorted(self.partitions.items()))})]
         lines += [json.dumps(_to_json(record), ensure_ascii=False) for record in self.records]
-        data = utf8("\n".join(lines) + "\n")
+        data = ("\n".join(lines) + "\n").encode("utf-8", "backslashreplace")
         path = Path(path)
         write_file(path, gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
 

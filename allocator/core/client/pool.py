@@ -14,6 +14,7 @@ from typing import Any, Final
 import kafka.errors as kafka_errors
 from kafka.protocol.broker_version_data import BrokerVersionData
 
+from allocator.core.backoff import Backoff
 from allocator.core.client.connection import BrokerConnection, ConnectionSettings
 from allocator.core.client.errors import describe
 from allocator.core.client.metadata import Broker
@@ -27,9 +28,9 @@ __all__ = ["ConnectionPool", "Directory", "parse_addresses", "same_cluster", "ti
 
 log = logging.getLogger(__name__)
 
-CONNECT_S: Final = (10.0, 30.0)  # the first attempt, and at most: each failure doubles it
-# initial and maximum back-off, as above; more: a restarted broker stays unused for longer
-BACKOFF_S: Final = (0.05, 1.0)
+CONNECT_S: Final = 10.0
+CONNECT_TIMES: Final = Backoff(CONNECT_S, 30.0, jitter=(0.8, 1.2))
+BACKOFF: Final = Backoff(0.05, 1.0, jitter=(0.8, 1.2))  # higher: a restarted broker stays unused for longer
 MAX_IDLE_S: Final = 540.0  # brokers close idle connections after ten minutes
 
 # A broker answers the requests of one connection in order. So requests that it may hold back have a connection of their
@@ -172,10 +173,10 @@ class ConnectionPool:
         """Whether `broker`, which must be older than 0.10, answers `request`, whose version is set."""
         connection = self._create(broker, BrokerVersionData((0, 8, 0)), lambda connection, error: None)
         try:
-            connection.open(CONNECT_S[0])
+            connection.open(CONNECT_S)
             await asyncio.shield(connection.ready)
             try:
-                await connection.ask(request, time.monotonic() + CONNECT_S[0])
+                await connection.ask(request, time.monotonic() + CONNECT_S)
             except kafka_errors.CorrelationIdError:
                 return True  # 0.8.2 answers the first FindCoordinator with correlation id 0
             except kafka_errors.KafkaConnectionError:
@@ -243,7 +244,7 @@ class ConnectionPool:
         self._connections[key] = connection
         self._keys[connection] = key
         connection.ready.add_done_callback(lambda ready: self._connected(key, connection, ready))
-        connection.open(self._doubled(CONNECT_S, self._backoff.get(key, (0, 0.0))[0]))
+        connection.open(CONNECT_TIMES.nth(self._backoff.get(key, (0, 0.0))[0] + 1))
         return connection
 
     def adopt(self, key: Hashable) -> None:
@@ -314,19 +315,13 @@ class ConnectionPool:
 
     def _failed(self, key: Hashable, address: str, error: Exception) -> None:
         failures = self._backoff.get(key, (0, 0.0))[0] + 1
-        self._backoff[key] = (failures, time.monotonic() + self._doubled(BACKOFF_S, failures - 1))
+        self._backoff[key] = (failures, time.monotonic() + BACKOFF.nth(failures))
         self._failures[key] = error
         broker_id = _broker_id(key)
         # the exception of `connect` already contains the error of a bootstrap address
         if broker_id not in self._away and not self.directory.is_bootstrap(broker_id):
             self._away.add(broker_id)
             log.warning("Kafka broker %s at %s is away: %s; trying again", broker_id, address, describe(error))
-
-    @staticmethod
-    def _doubled(bounds: tuple[float, float], times: int) -> float:
-        first, most = bounds
-        doubled: float = first * 2 ** min(times, 16)
-        return min(most, doubled) * random.uniform(0.8, 1.2)
 
     def _delay(self, key: Hashable) -> float:
         return max(0.0, self._backoff.get(key, (0, 0.0))[1] - time.monotonic())

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from allocator.core.backoff import Backoff
 from allocator.core.errors import AllocatorError, Closed
 
 __all__ = ["Broker", "Metadata", "PartitionMetadata", "Refresher", "TopicMetadata"]
@@ -186,15 +187,14 @@ class Refresher:
 
     async def _run(self) -> None:
         assert self._demand is not None
-        pause = self._retry_backoff_s
+        backoff = Backoff(self._retry_backoff_s, INCOMPLETE_MAX_S)
         failing = False
         while True:
             wait = self._max_age_s
             if self._settled() and not failing:
-                pause = self._retry_backoff_s
+                backoff.reset()
             else:
-                wait = min(wait, pause)
-                pause = min(pause * 2, INCOMPLETE_MAX_S)
+                wait = min(wait, backoff.next())
             timer = asyncio.get_running_loop().call_later(wait, self._demand.set)
             try:
                 await self._demand.wait()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import time
 
+from allocator.core.backoff import Backoff
+
 __all__ = ["Reminder"]
 
 FIRST_S = 10.0
@@ -23,21 +25,21 @@ class Reminder:
         self._text = ""
         self._repeated = 0
         self._due = 0.0
-        self._interval_s = FIRST_S
+        self._intervals = Backoff(FIRST_S, MOST_S)
 
     def warn(self, message: str, *arguments: object) -> None:
         text, now = message % arguments, time.monotonic()
         if text != self._text:
-            self._text, self._repeated, self._interval_s = text, 0, FIRST_S
-            self._due = now + self._interval_s
+            self._text, self._repeated = text, 0
+            self._intervals.reset()
+            self._due = now + self._intervals.next()
             self._log.warning("%s", text)
             return
         self._repeated += 1
         if now < self._due:
             self._log.debug("%s", text)
             return
-        self._interval_s = min(2 * self._interval_s, MOST_S)
-        self._due = now + self._interval_s
+        self._due = now + self._intervals.next()
         self._log.warning("%s (%d times so far)", text, self._repeated + 1)
 
     def over(self) -> None:

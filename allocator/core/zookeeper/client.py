@@ -20,6 +20,7 @@ from kazoo.client import KazooClient
 from kazoo.protocol.states import EventType, KazooState, KeeperState
 from kazoo.retry import KazooRetry
 
+from allocator.core.backoff import Backoff
 from allocator.core.clock import boot_clock
 from allocator.core.errors import AllocatorError, ConfigError, ZooKeeperUnavailable
 from allocator.core.foreign import os_cause, shown
@@ -511,15 +512,15 @@ async def get_if_exists(
 
 async def retrying(call: Callable[[], Awaitable[T]], deadline: float) -> T:
     """Runs an idempotent `call` again after ConnectionLost, until the loop's clock passes `deadline`."""
-    delay = 0.02
+    backoff = Backoff(0.02, 0.5)
     while True:
         try:
             return await call()
         except ConnectionLost:
-            if asyncio.get_running_loop().time() + delay > deadline:
+            pause_s = backoff.next()
+            if asyncio.get_running_loop().time() + pause_s > deadline:
                 raise
-            await asyncio.sleep(delay)
-            delay = min(delay * 2, 0.5)
+            await asyncio.sleep(pause_s)
 
 
 def _stop(client: KazooClient) -> None:

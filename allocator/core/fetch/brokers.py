@@ -9,6 +9,7 @@ from collections.abc import Coroutine, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, Union, cast
 
+from allocator.core.backoff import Backoff
 from allocator.core.client.errors import FetchReaction, error_of, reaction_to
 from allocator.core.client.fetch_messages import (
     BOUNDED,
@@ -164,7 +165,7 @@ class BrokerFetchers:
         self._min_bytes = min_bytes
         self._committed_only = isolation_level == "read_committed"
         self._rack = rack
-        self._backoff = (retry_backoff_s, BACKOFF_MAX_S)
+        self._backoff = Backoff(retry_backoff_s, BACKOFF_MAX_S)
         self.budget = budget
         chores: dict[str, Any] = {
             "backoff_s": retry_backoff_s,
@@ -672,7 +673,7 @@ class BrokerFetchers:
             # the leader may have records that a replica lacks, and its error is the relevant one
             self._want_metadata(tp.topic)
         elif reaction in (FetchReaction.RETRY, FetchReaction.REFRESH, FetchReaction.VALIDATE):
-            buffer.back_off(time.monotonic(), *self._backoff)
+            buffer.back_off(time.monotonic(), self._backoff)
             if reaction is not FetchReaction.RETRY:
                 self._want_metadata(tp.topic)
             if reaction is FetchReaction.VALIDATE:
@@ -725,12 +726,12 @@ class BrokerFetchers:
         now = time.monotonic()
         for buffer in buffers:
             if not self.is_current(buffer):
-                buffer.back_off(now, *self._backoff)
+                buffer.back_off(now, self._backoff)
                 continue
             self._want_metadata(buffer.tp.topic)
             if self._leave_replica(buffer, node_id):
                 continue
-            buffer.back_off(now, *self._backoff)
+            buffer.back_off(now, self._backoff)
             if not error.retriable:
                 self._report(buffer, error)
 

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, Union
 
+from allocator.core.backoff import Backoff
 from allocator.core.client.fetch_messages import Wanted
 from allocator.core.errors import AllocatorError
 from allocator.core.fetch.decode import RecordSet
@@ -173,10 +174,10 @@ class PartitionBuffer:
 
     # -- failures
 
-    def back_off(self, now: float, base_s: float, max_s: float) -> None:
-        """Do not fetch for a while; the pause doubles with each failure in a row."""
-        self.next_try = now + min(max_s, base_s * (1 << min(self.failures, 10)))
+    def back_off(self, now: float, backoff: Backoff) -> None:
+        """Do not fetch for a while; the pause grows with each failure in a row."""
         self.failures += 1
+        self.next_try = now + backoff.nth(self.failures)
 
     def succeeded(self) -> None:
         self.failures = 0

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
+from allocator.core.backoff import Backoff
 from allocator.core.client.log_offsets import Found, ends_of_epochs, is_supported, list_offsets
 from allocator.core.errors import AllocatorError, BrokerError, Closed
 from allocator.core.fetch.repeats import RepeatedFailures
@@ -257,14 +258,13 @@ class Lookups:
     def __init__(self, client: KafkaClient, backoff_s: float, changed: Callable[[], None]) -> None:
         self._client = client
         self._failed_lines = RepeatedFailures(log)
-        self._backoff_s = backoff_s
+        self._backoff = Backoff(backoff_s, LOOKUP_BACKOFF_MAX_S)
         self._changed = changed
         # topics with a partition whose leader is unknown; set by the fetch loop
         self.lost: set[str] = set()
         # topics with a partition that the asked broker does not lead
         self.doubted: set[str] = set()
         self._under_way = False
-        self._failures = 0
         self._not_before = 0.0
 
     def due(self, now: float, times: list[float]) -> set[str]:
@@ -289,8 +289,8 @@ class Lookups:
             names = ", ".join(sorted(topics))
             self._failed_lines.note((names, type(error)), "metadata of %s: %s", names, error)
         finally:
-            known = not self.lost and all(self._client.partitions(topic) for topic in topics)
-            self._failures = 0 if known else min(10, self._failures + 1)
-            self._not_before = time.monotonic() + min(LOOKUP_BACKOFF_MAX_S, self._backoff_s * (1 << self._failures))
+            if not self.lost and all(self._client.partitions(topic) for topic in topics):
+                self._backoff.reset()
+            self._not_before = time.monotonic() + self._backoff.next()
             self._under_way = False
             self._changed()

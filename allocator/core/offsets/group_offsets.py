@@ -10,6 +10,7 @@ from itertools import islice
 
 from kafka.protocol.consumer import OffsetFetchRequest
 
+from allocator.core.backoff import Backoff
 from allocator.core.client.client import KafkaClient
 from allocator.core.client.errors import COMMIT, MEMBER_COMMIT, OFFSET_FETCH, GroupReaction, for_code, react
 from allocator.core.client.offset_commit import OffsetCommit, OffsetCommitAnswer
@@ -104,7 +105,7 @@ class GroupOffsets:
         self._waiting: list[PendingCommit] = []  # waiting commits, in the order of the calls
         self._turn: asyncio.Lock | None = None
         self._abandoned = False  # whether a cancelled caller's request may still be under way
-        self._failures = 0  # failed commit requests in a row
+        self._backoff = Backoff(retry_backoff_s, BACKOFF_MAX_S)  # after failed commit requests
 
     @property
     def coordinator(self) -> int | None:
@@ -362,7 +363,7 @@ class GroupOffsets:
         if pause:
             await self._pause(deadline)
         else:
-            self._failures = 0
+            self._backoff.reset()
 
     async def _give_up_deleted(self, callers: Sequence[PendingCommit], unknown: set[TopicPartition]) -> None:
         """Fails the commits of the partitions among `unknown` that the cluster does not have.
@@ -386,9 +387,7 @@ class GroupOffsets:
 
     async def _pause(self, deadline: float) -> None:
         """Waits before the next request: longer after each failure in a row, and not past the deadline."""
-        pause_s = min(BACKOFF_MAX_S, self._retry_backoff_s * (1 << min(self._failures, 10)))
-        self._failures += 1
-        await asyncio.sleep(max(0.0, min(pause_s, deadline - time.monotonic())))
+        await asyncio.sleep(max(0.0, min(self._backoff.next(), deadline - time.monotonic())))
 
     def _read(
         self, response: OffsetCommitAnswer, callers: Sequence[PendingCommit], sent: Offsets, identity: Identity

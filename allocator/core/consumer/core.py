@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
 from functools import partial
 from typing import Any
 
+from allocator.core.backoff import Backoff
 from allocator.core.client.client import KafkaClient
 from allocator.core.consumer.measures import OwnLoad, lag
 from allocator.core.consumer.membership_config import MembershipConfig, OrderSource
@@ -678,20 +679,20 @@ class ConsumerCore:
         return known or self.state.topic_id(partition) or self.client.topic_id(partition.topic)
 
     async def _auto_commit(self, interval_s: float) -> None:
-        wait_s, backoff_s, failing = interval_s, COMMIT_BACKOFF_S, Reminder(log)
+        wait_s, backoff, failing = interval_s, Backoff(COMMIT_BACKOFF_S, interval_s), Reminder(log)
         while True:
             await asyncio.sleep(wait_s)
             wait_s = interval_s
             try:
                 await self.commit_progress()
-                backoff_s = COMMIT_BACKOFF_S
+                backoff.reset()
                 failing.over()
             except AllocatorError as error:
                 # nothing is lost: the next turn, the revocation or the close commits a later offset
                 failing.warn("%s: auto-commit put off: %s", self.group, error)
                 if error.retriable:
                     await self.until_may_act()
-                    wait_s, backoff_s = min(interval_s, backoff_s), 2 * backoff_s
+                    wait_s = backoff.next()
 
     # -- ownership -----------------------------------------------------------------------------------------------
 

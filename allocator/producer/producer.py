@@ -20,6 +20,7 @@ from typing import Any, Final, Optional
 from kafka.protocol.metadata import MetadataRequest
 from kafka.protocol.producer import InitProducerIdRequest, ProduceRequest
 
+from allocator.core.backoff import Backoff
 from allocator.core.client.client import KafkaClient
 from allocator.core.client.errors import for_code
 from allocator.core.clock import wall_ms
@@ -55,6 +56,7 @@ LAST_EPOCH: Final = 0x7FFF
 # A batch may arrive damaged. But brokers before 2.4 also give this code for a record that they never take, such as one
 # without a key for a compacted topic. More: such a record fails later; less: a bad network fails a batch
 CORRUPT_TRIES: Final = 5
+RESEND_MAX_S: Final = 3.0  # pause before failed batches are sent again, at most
 
 Acked = Callable[[TopicPartition, Encoded, int], None]
 
@@ -580,8 +582,8 @@ class Producer:
                 item.target = None
             queue.sent.clear()
             queue.broken = False
-            backoff = min(self._client.retry_backoff_s * 2 ** min(queue.tries, 5), 3.0)
-            queue.resume_at = asyncio.get_running_loop().time() + backoff
+            backoff = Backoff(self._client.retry_backoff_s, RESEND_MAX_S)
+            queue.resume_at = asyncio.get_running_loop().time() + backoff.nth(queue.tries + 1)
             self._ready[partition] = None
 
     def _begin_epoch(self, queue: ProduceQueue) -> bool:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
+from allocator.core.backoff import Backoff
 from allocator.core.client.client import KafkaClient
 from allocator.core.client.configs import GROUP_RESOURCE, describe_configs
 from allocator.core.client.errors import (
@@ -146,7 +147,7 @@ class Kip848Group(KafkaGroup):
         self._reached: IdPartitions | None = None  # the assignment that the member carried out last
         self._owned = NONE
         self._loss: tuple[str, Kip848Phase] | None = None
-        self._refused_by_namesake = 0
+        self._namesake_backoff = Backoff(settings.retry_backoff_s, NAMESAKE_RETRY_MAX_S)
 
     # -- called by the membership ---------------------------------------------------------------------------------
 
@@ -342,7 +343,7 @@ class Kip848Group(KafkaGroup):
         if new_epoch:
             log.info("%s: %s is at epoch %d", self.group, self.member_id, response.epoch)
         self.epoch = response.epoch
-        self._refused_by_namesake = 0
+        self._namesake_backoff.reset()
         # the session timeout is unknown here, but it is longer than the heartbeat interval
         session_s = self._session_s or response.interval_s
         timer = self.heartbeat
@@ -390,10 +391,8 @@ class Kip848Group(KafkaGroup):
         elif reaction in (GroupReaction.LOST, GroupReaction.FENCED, GroupReaction.FAIL):
             self._fail(refusal(response, self.group, self._settings))
         else:
-            if response.code == UNRELEASED_INSTANCE_ID:
-                self._refused_by_namesake += 1
-                if self._refused_by_namesake == 1:
-                    log.warning("%s: waits until its predecessor has left or expired: %s", self.group, response.message)
+            if response.code == UNRELEASED_INSTANCE_ID and not self._namesake_backoff.pauses:
+                log.warning("%s: waits until its predecessor has left or expired: %s", self.group, response.message)
             if reaction is GroupReaction.REFIND:
                 self._coordinator.forget()
             error.retriable = True
@@ -404,8 +403,7 @@ class Kip848Group(KafkaGroup):
         self._reported = None
         self._failure = error
         if error.code == UNRELEASED_INSTANCE_ID:  # `_react` has logged it
-            doubled = 1 << min(self._refused_by_namesake - 1, 10)
-            return min(NAMESAKE_RETRY_MAX_S, self._settings.retry_backoff_s * doubled)
+            return self._namesake_backoff.next()
         if error.retriable:
             log.info("%s: heartbeat failed: %s", self.group, error)
             return self._settings.retry_backoff_s

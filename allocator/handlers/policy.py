@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import builtins
 import enum
-import random
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from allocator.core.backoff import Backoff
 from allocator.core.targets import find
 from allocator.errors import ConfigError
 from allocator.handlers.settings import HANDLING_DEFAULT
@@ -36,8 +36,7 @@ class Retries:
     def delay_s(self, failures: int) -> float:
         """Doubles the delay with each failure up to the maximum, and subtracts up to half at random, so that members do
         not retry in step."""
-        full = self.backoff_max_s if failures > 64 else min(self.backoff_max_s, self.backoff_s * 2.0 ** (failures - 1))
-        return full * random.uniform(0.5, 1.0)
+        return Backoff(self.backoff_s, self.backoff_max_s, jitter=(0.5, 1.0)).nth(failures)
 
     def left(self, failures: int, since_s: float) -> bool:
         """Whether another attempt follows. `failures`: failed attempts so far; `since_s`: seconds since the

@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from allocator.core.consumer.core import ConsumerCore
-from allocator.core.errors import ConfigError
 from allocator.core.settings import keyword_faults
-from allocator.core.types import Record
+from allocator.errors import ConfigError
 from allocator.handlers.dead_letter import DeadLetterTopic
 from allocator.handlers.handlers import Handler, is_coroutine, traced
 from allocator.handlers.policy import ErrorPolicy, Retries
@@ -17,6 +16,7 @@ from allocator.handlers.processor import ProcessSettings
 from allocator.handlers.retry_topics import RetryTopics
 from allocator.handlers.settings import HANDLING
 from allocator.handlers.subprocesses import check_picklable
+from allocator.types import Record
 
 __all__ = ["dead_letters", "processor", "retry_fault", "retry_topics"]
 

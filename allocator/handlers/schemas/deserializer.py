@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, Union
 
+from allocator.core.backoff import Backoff
 from allocator.errors import ConfigError
 from allocator.handlers.schemas.registry import Registry, RegistryFailed
 from allocator.handlers.schemas.schema import HEADER, Schema, as_reader_schema, schema_id
@@ -84,23 +85,23 @@ class RegistryDeserializer:
             await self._load(number)
 
     async def _load(self, number: int) -> None:
-        backoff_s, since = BACKOFF_S, time.monotonic()
+        backoff, since = Backoff(BACKOFF_S, BACKOFF_MAX_S), time.monotonic()
         while True:
             try:
                 schema = await self.registry.schema(number)
                 self._decoders[number] = self._decoder(schema)
             except RegistryFailed as error:
-                log.warning("schema %d: %s; trying again in %g s", number, error, backoff_s)
+                pause_s = backoff.next()
+                log.warning("schema %d: %s; trying again in %g s", number, error, pause_s)
             except (ConfigError, ValueError) as error:
                 self._refuse(number, f"schema {number}: {error}")
                 return
             else:
                 self._refused.pop(number, None)
-                if backoff_s > BACKOFF_S:
+                if backoff.pauses:
                     log.info("schema %d: loaded after %.1f s", number, time.monotonic() - since)
                 return
-            await asyncio.sleep(backoff_s)
-            backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
+            await asyncio.sleep(pause_s)
 
     def _decoder(self, schema: Schema) -> Callable[[bytes], Any]:
         """Raises ValueError if the reader schema is of another kind."""

@@ -13,6 +13,7 @@ from typing import Any, Optional
 from allocator.assignors import naive_allocator
 from allocator.compat.base_consumer import TURN_S, BaseConsumer
 from allocator.core.assignors.registry import of_kiel
+from allocator.core.backoff import Backoff
 from allocator.core.client.log_offsets import EARLIEST, list_offsets
 from allocator.core.consumer.core import ConsumerCore
 from allocator.core.consumer.membership_config import MembershipConfig
@@ -399,7 +400,7 @@ class GroupedConsumer(BaseConsumer):
         self, engine: ConsumerCore, wanted: dict[TopicPartition, int], topics: Collection[str], metadata: str | None
     ) -> None:
         """Runs one commit after the other: a retry of an earlier one must not overtake a later one."""
-        backoff_s = COMMIT_BACKOFF_S
+        backoff = Backoff(COMMIT_BACKOFF_S, COMMIT_BACKOFF_MAX_S)
         async with self._committing:
             while wanted:
                 try:
@@ -409,8 +410,7 @@ class GroupedConsumer(BaseConsumer):
                     if engine.closing or not (error.retriable or isinstance(error, (Fenced, NotOwned))):
                         raise
                     log.warning("%s: retrying the commit: %s", self.group_name, error)
-                await asyncio.sleep(backoff_s)
-                backoff_s = min(COMMIT_BACKOFF_MAX_S, 2 * backoff_s)
+                await asyncio.sleep(backoff.next())
                 while self._ours(engine, wanted) and not engine.membership.may_act() and not engine.closing:
                     await engine.fetcher.news(TURN_S)
                 gone = wanted.keys() - self._ours(engine, wanted)

@@ -185,10 +185,7 @@ async def _serving(mirroring: Mirror, host: str, port: Optional[int], hosts: Col
     if port is None:
         yield
         return
-    from allocator.cli.web import need_the_extra
-
-    need_the_extra()
-    from allocator.web.mirror_metrics import serve_mirror
+    from allocator.web import serve_mirror
 
     async with serve_mirror(mirroring, host, port, hosts) as bound:
         shown = f"[{host}]" if ":" in host else host

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
-from typing import Any, Optional
+from typing import Any
 
 from allocator.assignors import known_names
 from allocator.cli.planning import (
@@ -32,17 +32,14 @@ from allocator.core.foreign import shown
 from allocator.core.membership.zookeeper.orders import KINDS
 from allocator.errors import ConfigError
 from allocator.operate import kafka_describe
-from allocator.operate.dead_letters import DeadLetterQueue
 from allocator.operate.describe import GroupState, Logs, describe
 from allocator.operate.group_orders import OrdersFromOutside
 from allocator.operate.order_report import OrderReport
 from allocator.protocols.order_topic import orders_topic
 from allocator.types import TopicPartition
-from allocator.viewer import Viewer
-from allocator.web.actions import ClusterWork, GivenOrder
-from allocator.web.dead_letters import LetterDesk
+from allocator.web import ClusterWork, GivenOrder
 
-__all__ = ["dead_letters", "page_work"]
+__all__ = ["page_work"]
 
 
 def page_work(access: Access) -> ClusterWork:
@@ -63,23 +60,6 @@ def page_work(access: Access) -> ClusterWork:
         return record_orders(access, group, who, create)
 
     return ClusterWork(reset, copy, partial(_preview, access), partial(_plan, access), orders, delete_)
-
-
-def dead_letters(access: Access, viewer: Optional[Viewer] = None) -> LetterDesk | None:
-    """The dead letters of the cluster, with contents if there is a viewer; None if no brokers are given."""
-    brokers = access.brokers
-    if brokers is None:
-        return None
-
-    def opened(topic: str, who: str) -> DeadLetterQueue:
-        assert brokers is not None
-        return DeadLetterQueue(topic, brokers, security=access.security, by=who, timeout_s=access.timeout_s)
-
-    async def topics() -> set[str]:
-        async with access.cluster() as client:
-            return set(client.metadata.topics)
-
-    return LetterDesk(opened, topics, viewer)
 
 
 def _act(order: GivenOrder) -> Act:

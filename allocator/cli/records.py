@@ -6,7 +6,7 @@ import asyncio
 import re
 from collections.abc import Collection
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any, Optional
+from typing import Any, Optional
 
 import click
 from rich.text import Text
@@ -17,14 +17,21 @@ from allocator.cli.read import Access
 from allocator.core.foreign import plain
 from allocator.core.settings import DEFAULT
 from allocator.errors import ConfigError
-from allocator.handlers.schemas.decode import Decoded, Formats
-from allocator.handlers.schemas.masks import Masks
-from allocator.handlers.schemas.registry import Registry
-from allocator.viewer.read import Bounds, Position, Query, Reader, ReadResult, parse_key
-from allocator.viewer.viewer import SeenRecord, View, Viewer
-
-if TYPE_CHECKING:
-    from allocator.daemon.config import RecordsSection
+from allocator.viewer import (
+    Bounds,
+    Decoded,
+    Formats,
+    Masks,
+    Position,
+    Query,
+    Reader,
+    ReadResult,
+    Registry,
+    SeenRecord,
+    View,
+    Viewer,
+    parse_key,
+)
 
 __all__ = ["make_viewer", "records"]
 
@@ -109,11 +116,7 @@ def records(
         every_partition,
         isolation_level,
     )
-    reader = Reader(
-        access.need_brokers(), security=access.security, bounds=Bounds(scanned=scan), timeout_s=access.timeout_s
-    )
-    section = None if access.settings is None else access.settings.records
-    viewer = make_viewer(reader, section, masks, registry)
+    viewer = make_viewer(access, masks, registry, bounds=Bounds(scanned=scan))
     view = asyncio.run(viewer.view(query, key_format, value_format))
     if as_json:
         print_json(view.to_json())
@@ -125,17 +128,18 @@ def records(
 
 
 def make_viewer(
-    reader: Reader,
-    section: Optional[RecordsSection],
+    access: Access,
     masks: Collection[str] = (),
     registry: Optional[str] = None,
     formats: Collection[str] = (),
+    bounds: Optional[Bounds] = None,
 ) -> Viewer:
     """A viewer from the [records] settings and the options of a command. Raises ConfigError, MissingExtra."""
+    section = None if access.settings is None else access.settings.records
     known = section.masks or () if section else ()
     url = registry or (section.registry if section else None)
     return Viewer(
-        reader,
+        Reader(access.need_brokers(), security=access.security, bounds=bounds, timeout_s=access.timeout_s),
         masks=Masks(dict.fromkeys((*known, *masks))),
         formats=Formats((*(section.formats or () if section else ()), *formats)),
         registry=None if url is None else Registry(url),

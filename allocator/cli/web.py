@@ -2,36 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import hashlib
 import json
 import logging
-import os
-import signal
-import ssl
-from collections.abc import AsyncIterator, Collection, Sequence
-from functools import partial
-from pathlib import Path
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, Optional
 
 import click
 
 from allocator.cli.options import GROUP, Seconds, with_clusters
-from allocator.errors import ConfigError, MissingExtra
+from allocator.cli.read import Access
+from allocator.errors import ConfigError
 
 if TYPE_CHECKING:
-    from allocator import Consumer
-    from allocator.cli.read import Access
     from allocator.daemon.config import Config
-    from allocator.daemon.process import Beside, Runner
-    from allocator.web.guard import Guard, Login
-    from allocator.web.history_file import HistoryFile
-    from allocator.web.records import RecordsPage
+    from allocator.daemon.process import Beside
 
-__all__ = ["beside", "need_the_extra", "web"]
-
-log = logging.getLogger(__name__)
+__all__ = ["beside", "web"]
 
 
 @click.command()
@@ -113,25 +99,12 @@ log = logging.getLogger(__name__)
 def web(
     access: Access,
     as_json: bool,
-    host: str,
-    port: int,
-    hosts: tuple[str, ...],
-    token_file: Optional[str],
-    interval: float,
-    history: Optional[str],
-    history_mb: int,
-    user_header: Optional[str],
-    groups_header: Optional[str],
-    proxies: tuple[str, ...],
-    operators: tuple[str, ...],
-    viewers: tuple[str, ...],
-    tls_cert: Optional[str],
-    tls_key: Optional[str],
     records_access: Optional[str],
     masks: tuple[str, ...],
     formats: tuple[str, ...],
     kafka_groups: tuple[str, ...],
     registry: Optional[str],
+    **options: Any,
 ) -> None:
     """Show the groups in a browser: who owns what, what each rebalance moved and why, lag, problems.
 
@@ -141,22 +114,22 @@ def web(
 
     Exit codes: 0 stopped by a signal; 1 the address is taken; 2 wrong usage or settings.
     """
+    from allocator.cli.page_work import page_work
+    from allocator.cli.records import make_viewer
     from allocator.daemon import process as logs
-    from allocator.web.guard import Guard
+    from allocator.web import PageOptions, run_page
 
-    need_the_extra()
-    guard = Guard.make(hosts, _token(token_file), _login(user_header, groups_header, proxies, operators, viewers))
-    tls = _tls(tls_cert, tls_key)
-    records = _records(access, records_access, masks, registry, formats)
+    def tell(url: str, changes: str) -> None:
+        click.echo(json.dumps({"url": url, "changes": changes}) if as_json else f"{url} ({changes})")
+
+    section = None if access.settings is None else access.settings.records
+    readers: Any = records_access or ("operators" if section is None else section.access)
+    shows = access.brokers is not None and readers != "nobody"
+    viewer = make_viewer(access, masks, registry, formats) if shows else None
     groups = _kafka_groups(access, kafka_groups)
     logs.configure("warning", "text")  # the log needs times, to show when a user changed something
     logging.getLogger("kazoo").setLevel(logging.CRITICAL)  # unreachable servers are reported once
-    archive = _archive(history, history_mb * 1_000_000, access)
-    try:
-        asyncio.run(_serve(access, groups, guard, host, port, interval, as_json, archive, tls, records))
-    finally:
-        if archive is not None:
-            archive.close()
+    run_page(access, PageOptions(**options), page_work(access), groups, viewer, readers, tell)
 
 
 def _kafka_groups(access: Access, named: Collection[str]) -> Collection[str]:
@@ -176,192 +149,19 @@ def _kafka_groups(access: Access, named: Collection[str]) -> Collection[str]:
     return named
 
 
-async def _serve(
-    access: Access,
-    kafka_groups: Collection[str],
-    guard: Any,
-    host: str,
-    port: int,
-    interval_s: float,
-    as_json: bool,
-    archive: Optional[HistoryFile],
-    tls: Optional[ssl.SSLContext],
-    records: Optional[RecordsPage],
-) -> None:
-    from prometheus_client import CollectorRegistry
-
-    from allocator.cli.page_work import dead_letters, page_work
-    from allocator.core.tasks import TaskGroup
-    from allocator.web.actions import Place, actions
-    from allocator.web.history import POINTS
-    from allocator.web.history_file import keep
-    from allocator.web.metrics import GroupCollector
-    from allocator.web.server import Health, Site, serve
-    from allocator.web.watch import Watcher
-
-    past = None if archive is None else partial(archive.do, partial(archive.past, kept_points=POINTS))
-    watcher = Watcher(access, interval_s=interval_s, past=past, kafka_groups=kafka_groups)
-    if archive is not None:
-        watcher.log.recall(await archive.do(archive.events))
-
-    def not_ready() -> list[str]:
-        wrong = [watcher.problems[cluster] for cluster in watcher.clusters if cluster in watcher.problems]
-        return wrong or ([] if watcher.ready else ["the groups have not been read yet"])
-
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-
-    registry = CollectorRegistry()
-    registry.register(GroupCollector(watcher))
-    site = Site(
-        guard,
-        registry,
-        Health(ready=not_ready),
-        watcher,
-        actions=actions(Place(lambda: watcher.zk, access.root, watcher.in_kafka), page_work(access)),
-        letters=dead_letters(access, None if records is None else records.viewer),
-        archive=archive,
-        tls=tls,
-        records=records,
-    )
-    beside = {} if archive is None else {"history": keep(watcher, archive)}
-    async with serve(site, host, port) as bound:
-        name = f"[{host}]" if ":" in host else host
-        url, changes = f"{'http' if tls is None else 'https'}://{name}:{bound}/", _changes(guard)
-        click.echo(json.dumps({"url": url, "changes": changes}) if as_json else f"{url} ({changes})")
-        await TaskGroup().run(stop.wait(), watcher=watcher.run(), **beside)
-
-
-def _records(
-    access: Access,
-    users: Optional[str],
-    masks: Collection[str],
-    registry: Optional[str],
-    formats: Collection[str],
-) -> Optional[RecordsPage]:
-    """How the page shows records, from [records] of the settings file and the options; None: it shows none."""
-    from allocator.cli.records import make_viewer
-    from allocator.viewer import Reader
-    from allocator.web.records import RecordsPage
-
-    section = None if access.settings is None else access.settings.records
-    allowed: Any = users or ("operators" if section is None else section.access)
-    if access.brokers is None or allowed == "nobody":
-        return None
-    reader = Reader(access.brokers, security=access.security, timeout_s=access.timeout_s)
-    return RecordsPage(make_viewer(reader, section, masks, registry, formats), allowed)
-
-
-def _changes(guard: Guard) -> str:
-    if guard.read_only:
-        return "read-only"
-    return "changes need the token" if guard.login is None else "changes need an operator"
-
-
-def _archive(history: Optional[str], max_bytes: int, access: Access) -> Optional[HistoryFile]:
-    from allocator.web.history_file import HistoryFile
-
-    if history == "none":
-        return None
-    if history is not None:
-        return HistoryFile(Path(history), max_bytes)
-    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    key = hashlib.sha256(f"{access.zookeeper or access.brokers}\n{access.root}".encode()).hexdigest()[:12]
-    try:
-        return HistoryFile(Path(state).expanduser() / "allocator" / f"history-{key}.sqlite", max_bytes)
-    except (ConfigError, RuntimeError) as error:
-        click.echo(f"the history ends with this process: {error}", err=True)
-        return None
-
-
-def _login(
-    user_header: Optional[str],
-    groups_header: Optional[str],
-    proxies: Collection[str],
-    operators: Collection[str],
-    viewers: Collection[str],
-) -> Optional[Login]:
-    from allocator.web.guard import Login
-
-    if user_header is None:
-        if groups_header or proxies or operators or viewers:
-            raise ConfigError("--groups-header, --proxy, --operator and --viewer need --user-header")
-        return None
-    trusted = frozenset(proxies) or frozenset({"127.0.0.1", "::1"})
-    return Login(user_header, groups_header, trusted, frozenset(operators), frozenset(viewers))
-
-
-def _tls(cert: Optional[str], key: Optional[str]) -> Optional[ssl.SSLContext]:
-    if cert is None:
-        if key is not None:
-            raise ConfigError("--tls-key needs --tls-cert")
-        return None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-
-    def encrypted() -> str:
-        raise ConfigError(
-            f"the key {key or cert} is encrypted, and a server cannot ask for its password: decrypt it with "
-            "`openssl pkey -in KEY -out NEW`, readable by this user alone"
-        )
-
-    try:
-        context.load_cert_chain(cert, key, encrypted)
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(f"the certificate {cert} or its key {key or 'in it'} cannot be used: {error}") from error
-    return context
-
-
 def beside(settings: Config) -> Beside:
     """The server of `[web]`, to run beside a daemon.
 
     Raises ConfigError for invalid settings, MissingExtra without `zk-partition-allocator[web]`.
     """
-    need_the_extra()
-    from allocator.cli.page_work import dead_letters, page_work
-    from allocator.cli.read import Access
-    from allocator.web.actions import Place, actions
-    from allocator.web.daemon import beside_daemon
-    from allocator.web.guard import Guard
-    from allocator.web.watch import Watcher
+    from allocator.cli.page_work import page_work
+    from allocator.web import beside as beside_daemon
 
-    web, zookeeper = settings.web, settings.zookeeper
-    guard = Guard.make(web.allow_hosts or (), web.token)
-
-    @contextlib.asynccontextmanager
-    async def running(config: Config, consumers: Sequence[Consumer], daemon: Runner) -> AsyncIterator[None]:
-        watcher, allowed, letters = None, {}, None
-        name, over_zookeeper = config.group.name, config.group.membership == "zookeeper"
-        if config.group.membership in ("kafka", "zookeeper") and (zookeeper.hosts is not None or not over_zookeeper):
-            brokers, security = ",".join(config.kafka.brokers), config.kafka.security() or None
-            hosts = zookeeper.hosts if over_zookeeper else None
-            access = Access(hosts, zookeeper.root, zookeeper.options() or None, brokers, security)
-            watcher = Watcher(access, only=name, kafka_groups=() if over_zookeeper else [name])
-            place = Place(lambda: watcher.zk, access.root, watcher.in_kafka)
-            allowed, letters = actions(place, page_work(access)), dead_letters(access)
-        async with beside_daemon(consumers, daemon, guard, web.host, web.port or 0, watcher, allowed, letters) as port:
-            log.info("http://%s:%d/ has metrics, health and the status page", web.host, port)
-            yield
-
-    return running
-
-
-def need_the_extra() -> None:
-    """Raises MissingExtra without `zk-partition-allocator[web]`."""
-    try:
-        import prometheus_client  # noqa: F401
-    except ImportError as error:
-        raise MissingExtra(
-            "the page and the metrics need prometheus-client: pip install 'zk-partition-allocator[web]'"
-        ) from error
-
-
-def _token(path: Optional[str]) -> Optional[str]:
-    if path is None:
-        return os.environ.get("ALLOCATOR_WEB_TOKEN") or None
-    try:
-        return Path(path).read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the token file {path} cannot be read: {error}") from error
+    web, zookeeper, group, access = settings.web, settings.zookeeper, settings.group, None
+    over_zookeeper = group.membership == "zookeeper"
+    if group.membership == "kafka" or (over_zookeeper and zookeeper.hosts is not None):
+        brokers, security = ",".join(settings.kafka.brokers), settings.kafka.security() or None
+        hosts = zookeeper.hosts if over_zookeeper else None
+        access = Access(hosts, zookeeper.root, zookeeper.options() or None, brokers, security)
+    page = None if access is None else (access, page_work(access))
+    return beside_daemon(web.allow_hosts or (), web.token, web.host, web.port or 0, group.name, page)

@@ -9,7 +9,7 @@ from allocator.handlers.schemas.decode import Decoded, Formats
 from allocator.handlers.schemas.masks import Masks
 from allocator.handlers.schemas.registry import Registry
 from allocator.handlers.schemas.schema import Schema
-from allocator.viewer.read import Bounds, Position, Query, Reader, ReadResult, ReadWindow
+from allocator.viewer.read import Bounds, Position, Query, Reader, ReadResult, ReadWindow, parse_key
 from allocator.viewer.viewer import SeenRecord, View, Viewer
 
 __all__ = [
@@ -27,4 +27,5 @@ __all__ = [
     "SeenRecord",
     "View",
     "Viewer",
+    "parse_key",
 ]

@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Optional
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from dataclasses import replace
+from typing import Any, Optional
 
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 
@@ -16,14 +17,14 @@ from allocator.core.tasks import BackgroundTasks, TaskGroup, wait_for_event
 from allocator.daemon.process import Runner
 from allocator.operate.doctor.finding import Finding, Severity
 from allocator.types import TopicPartition
-from allocator.web.actions import Action
+from allocator.web.actions import ClusterWork, Place, actions
 from allocator.web.dead_letters import LetterDesk
 from allocator.web.guard import Guard
 from allocator.web.metrics import ConsumerCollector
 from allocator.web.server import Health, Site, serve
-from allocator.web.watch import Watcher
+from allocator.web.watch import ClusterAccess, Watcher
 
-__all__ = ["DaemonHealth", "Demand", "beside_daemon"]
+__all__ = ["DaemonHealth", "Demand", "beside"]
 
 log = logging.getLogger(__name__)
 
@@ -155,34 +156,45 @@ async def _show_losses(consumers: Sequence[Consumer], watcher: Watcher) -> None:
         await asyncio.sleep(LOSSES_S)
 
 
-@contextlib.asynccontextmanager
-async def beside_daemon(
-    consumers: Sequence[Consumer],
-    daemon: Runner,
-    guard: Guard,
+def beside(
+    hosts: Collection[str],
+    token: Optional[str],
     host: str,
     port: int,
-    watcher: Optional[Watcher] = None,
-    actions: Optional[Mapping[str, Action]] = None,
-    letters: Optional[LetterDesk] = None,
-) -> AsyncIterator[int]:
-    """Serves metrics, health and (with a watcher) the page during the block, and yields the port. Raises PortTaken."""
-    registry = CollectorRegistry()
-    registry.register(ConsumerCollector(consumers))
-    for collector in (ProcessCollector, PlatformCollector):
-        collector(registry=registry)
-    health = DaemonHealth(consumers, lambda: daemon.stuck)
-    shown = Health(health.live, health.ready)
-    tasks = BackgroundTasks(lambda error: log.error("the groups are not watched any more", exc_info=error))
-    if watcher is None:
-        site = Site(guard, registry, shown)
-    else:
-        demand = Demand(watcher)
-        site = Site(guard, registry, shown, watcher, demand.viewing, actions or {}, letters=letters)
-        tasks.start(demand.run(), "watching")
-        tasks.start(_show_losses(consumers, watcher), "losses")
-    try:
-        async with serve(site, host, port) as bound:
-            yield bound
-    finally:
-        await tasks.close()
+    group: str,
+    page: Optional[tuple[ClusterAccess, ClusterWork]] = None,
+) -> Callable[[Any, Sequence[Consumer], Runner], contextlib.AbstractAsyncContextManager[None]]:
+    """Returns the server that a daemon runs beside itself: metrics, health, and the page of its group.
+
+    `page`: the clusters of the group and the actions on them; without it the server has no page. Raises ConfigError.
+    Entering the server raises PortTaken.
+    """
+    guard = Guard.make(hosts, token)
+
+    @contextlib.asynccontextmanager
+    async def running(_: Any, consumers: Sequence[Consumer], daemon: Runner) -> AsyncIterator[None]:
+        registry = CollectorRegistry()
+        registry.register(ConsumerCollector(consumers))
+        for collector in (ProcessCollector, PlatformCollector):
+            collector(registry=registry)
+        health = DaemonHealth(consumers, lambda: daemon.stuck)
+        site = Site(guard, registry, Health(health.live, health.ready))
+        tasks = BackgroundTasks(lambda error: log.error("the groups are not watched any more", exc_info=error))
+        if page is not None:
+            access, work = page
+            watcher = Watcher(access, only=group, kafka_groups=[group] if access.zookeeper is None else ())
+            demand = Demand(watcher)
+            allowed = actions(Place(lambda: watcher.zk, access.root, watcher.in_kafka), work)
+            site = replace(
+                site, watcher=watcher, viewing=demand.viewing, actions=allowed, letters=LetterDesk.of(access)
+            )
+            tasks.start(demand.run(), "watching")
+            tasks.start(_show_losses(consumers, watcher), "losses")
+        try:
+            async with serve(site, host, port) as bound:
+                log.info("http://%s:%d/ has metrics, health and the status page", host, bound)
+                yield
+        finally:
+            await tasks.close()
+
+    return running

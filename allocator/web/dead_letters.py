@@ -21,6 +21,7 @@ from allocator.operate.dead_letters.letters import first_letters
 from allocator.viewer import Viewer
 from allocator.web.records import TEXT
 from allocator.web.request_body import RequestBody
+from allocator.web.watch import ClusterAccess
 
 __all__ = ["LetterDesk", "TookTooLong", "candidates"]
 
@@ -54,6 +55,22 @@ class LetterDesk:
     open: Callable[[str, str], AbstractAsyncContextManager[DeadLetterQueue]]
     topics: Callable[[], Awaitable[set[str]]]
     viewer: Optional[Viewer] = None
+
+    @classmethod
+    def of(cls, access: ClusterAccess, viewer: Optional[Viewer] = None) -> LetterDesk | None:
+        """The dead letters of the cluster, with contents if there is a viewer; None if no brokers are given."""
+        brokers = access.brokers
+        if brokers is None:
+            return None
+
+        def opened(topic: str, who: str) -> DeadLetterQueue:
+            return DeadLetterQueue(topic, brokers, security=access.security, by=who, timeout_s=access.timeout_s)
+
+        async def topics() -> set[str]:
+            async with access.cluster() as client:
+                return set(client.metadata.topics)
+
+        return cls(opened, topics, viewer)
 
     async def candidates(self) -> list[str]:
         """The topics that may contain dead letters."""

@@ -9,8 +9,7 @@ from typing import Any, Literal
 
 from allocator.errors import ConfigError
 from allocator.handlers.schemas.decode import PLAIN_FORMATS
-from allocator.viewer import Position, Query, Viewer
-from allocator.viewer.read import parse_key
+from allocator.viewer import Position, Query, Viewer, parse_key
 from allocator.web.guard import Guard, User
 
 __all__ = ["AT_ONCE", "TEXT", "RecordsPage", "RecordsRequest"]

@@ -11,11 +11,12 @@ import jsonschema
 from prometheus_client import CollectorRegistry
 from tornado.httpclient import AsyncHTTPClient, HTTPRequest, HTTPResponse
 
-from allocator.cli.page_work import dead_letters, page_work
+from allocator.cli.page_work import page_work
 from allocator.cli.read import Access
 from allocator.core.tasks import BackgroundTasks
 from allocator.testing.waiting import wait_until_async
 from allocator.web.actions import Place, actions
+from allocator.web.dead_letters import LetterDesk
 from allocator.web.guard import Guard
 from allocator.web.metrics import GroupCollector
 from allocator.web.openapi import describe_api
@@ -86,7 +87,7 @@ async def served(
         Health(ready=not_ready),
         watcher,
         actions=actions(Place(lambda: watcher.zk, access.root, watcher.in_kafka), page_work(access)),
-        letters=dead_letters(access),
+        letters=LetterDesk.of(access),
     )
     failures: list[BaseException] = []
     tasks = BackgroundTasks(failures.append)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import difflib
 import importlib
@@ -13,7 +12,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import click
 from click.shell_completion import CompletionItem, get_completion_class
@@ -22,10 +21,6 @@ from allocator import __version__
 from allocator.core.foreign import plain
 from allocator.core.limits import limit_reached
 from allocator.errors import AllocatorError, ConfigError
-
-if TYPE_CHECKING:
-    from allocator.daemon.config import Config
-    from allocator.daemon.preflight import Check
 
 __all__ = ["main"]
 
@@ -252,50 +247,32 @@ def run(ctx: click.Context, config: str, check: bool, connect: bool, create: boo
       3        a record could not be handled and there is no dead-letter topic
       128 + n  stopped at once by a second signal n
     """
-    from allocator.daemon import process
-    from allocator.daemon.config import load
+    from allocator import daemon
 
     if connect and not check:
         raise click.UsageError("--connect needs --check: without it the daemon itself connects")
     try:
-        settings = load(config)
+        settings = daemon.load(config)
         beside = None
         if settings.web.port is not None:  # import here: only this option needs the package
             from allocator.cli.web import beside as serving
 
             beside = serving(settings)
         if check:
-            process.check(settings)
+            daemon.check(settings)
     except AllocatorError as error:
-        _fail(ctx, error, process.SETTINGS)
+        _fail(ctx, error, USAGE)
     if not check:
-        sys.exit(process.run(settings, beside, create=create))
+        sys.exit(daemon.run(settings, beside, create=create))
     if not as_json:
         click.echo(_as_toml(settings.shown()))
         click.echo(f"\n{config} is fine", err=True)
-    checks = asyncio.run(_tried(settings, show=not as_json)) if connect else []
+    checks = daemon.try_servers(settings, None if as_json else click.echo) if connect else []
     ok = all(each.ok is not False for each in checks)
     if as_json:
         found = {"checks": [vars(each) for each in checks]} if connect else {}
         click.echo(json.dumps({"ok": ok, "settings": settings.shown(), **found}, indent=2))
     sys.exit(0 if ok else ERROR)
-
-
-async def _tried(settings: Config, show: bool) -> list[Check]:
-    from allocator.daemon.preflight import preflight
-
-    # the checks already report in one line which server does not answer
-    logging.getLogger("kafka").setLevel(logging.CRITICAL)
-    logging.getLogger("kazoo").setLevel(logging.CRITICAL)
-    found = []
-    async for each in preflight(settings):
-        found.append(each)
-        if show:
-            word = {True: "ok", None: "warning", False: "FAILED"}[each.ok]
-            stop = "" if each.found.endswith((".", "?")) else "."
-            remedy = f"{stop} {each.remedy[0].upper()}{each.remedy[1:]}" if each.remedy and not each.ok else ""
-            click.echo(plain(f"{word:<8} {each.what}: {each.found}{remedy}"))
-    return found
 
 
 @main.command()

@@ -19,7 +19,6 @@ from allocator.cli.options import Seconds, config_option
 from allocator.cli.progress import Meter, is_shown, progress, quiet_option, say
 from allocator.cli.read import Access
 from allocator.core.tasks import TaskGroup
-from allocator.daemon.config import TARGET_PREFIX
 from allocator.errors import AllocatorError
 from allocator.migrate.mirror import Mirror
 from allocator.migrate.mirror_settings import RECREATED, MirrorSettings
@@ -164,7 +163,7 @@ def mirror(
       2  wrong usage or settings
     """
     settings["old_security"] = Access.of(config).security
-    settings["new_security"] = Access.of(to_config, prefix=TARGET_PREFIX).security
+    settings["new_security"] = Access.of(to_config, target=True).security
     mirroring = Mirror(MirrorSettings(throttle_bytes_s=None if throttle is None else throttle * 1e6, **settings))
     serving = _serving(mirroring, metrics_host, metrics_port, hosts)
     with progress(mirroring.settings.group, quiet or (as_json and sys.stdout.isatty())) as meter:

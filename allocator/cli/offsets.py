@@ -13,7 +13,6 @@ from allocator.cli.options import GROUP, NOTHING_CHANGED, config_option, execute
 from allocator.cli.output import Listing, console, print_json
 from allocator.cli.progress import Step, progress, quiet_option
 from allocator.cli.read import NOWHERE, Access
-from allocator.daemon.config import PREFIX, TARGET_PREFIX
 from allocator.errors import ConfigError
 from allocator.migrate.offsets import CopyPlan, copy, plan_copy, restore
 from allocator.migrate.storage import OffsetStore
@@ -103,7 +102,7 @@ def copy_command(
     if same:
         target_place = _place(target, config, brokers, to_storage, zookeepers, root)
     else:
-        target_place = _place(target, to_config, to_brokers, to_storage, zookeepers, root, TARGET_PREFIX)
+        target_place = _place(target, to_config, to_brokers, to_storage, zookeepers, root, target=True)
     places = source_place, target_place
     options: dict[str, Any] = {"by": by, "topics": topics, "mirror": mirror}
     file = Path(restore_file or f"offsets-{target}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}.json")
@@ -160,9 +159,9 @@ def _place(
     storage: str,
     zookeepers: tuple[str, ...],
     root: Optional[str],
-    prefix: str = PREFIX,
+    target: bool = False,
 ) -> OffsetStore:
-    access = Access.of(config, root=root, brokers=brokers, prefix=prefix)
+    access = Access.of(config, root=root, brokers=brokers, target=target)
     servers = access.need_brokers()
     hosts = [each for each in zookeepers if each != NOWHERE]
     hosts += [] if access.zookeeper is None else [access.zookeeper]

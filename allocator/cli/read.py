@@ -16,7 +16,7 @@ from allocator.core.names import check_path
 from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.core.settings import DEFAULT
 from allocator.core.zookeeper.client import ZooKeeper
-from allocator.daemon.config import PREFIX, Config, load
+from allocator.daemon import Config, load
 from allocator.errors import AllocatorError, ConfigError, TopicNotFound
 from allocator.operate import kafka_describe as requests
 from allocator.operate.dead_letters.waiting import WaitingRecords, read_waiting
@@ -80,18 +80,18 @@ class Access:
         root: Optional[str] = None,
         brokers: Optional[str] = None,
         timeout_s: float = 10.0,
-        prefix: str = PREFIX,
+        target: bool = False,
     ) -> Access:
         """The given addresses, and what is missing from the settings file `config`.
 
-        Variables of the environment that begin with `prefix` override the file.
+        Variables of the environment override the file; `target`: those for the target cluster.
         """
         nowhere = zookeeper == NOWHERE
         if nowhere:
             zookeeper = None
         if config is None:
             return cls(zookeeper, root or DEFAULT["root"], None, brokers, None, timeout_s, nowhere=nowhere)
-        settings = load(config, prefix=prefix)
+        settings = load(config, target=target)
         return cls(
             None if nowhere else zookeeper or settings.zookeeper.hosts,
             root or settings.zookeeper.root,

@@ -14,8 +14,7 @@ from allocator.cli.read import Access
 from allocator.errors import ConfigError
 
 if TYPE_CHECKING:
-    from allocator.daemon.config import Config
-    from allocator.daemon.process import Beside
+    from allocator.daemon import Beside, Config
 
 __all__ = ["beside", "web"]
 
@@ -116,7 +115,7 @@ def web(
     """
     from allocator.cli.page_work import page_work
     from allocator.cli.records import make_viewer
-    from allocator.daemon import process as logs
+    from allocator.daemon import configure_logs
     from allocator.web import PageOptions, run_page
 
     def tell(url: str, changes: str) -> None:
@@ -127,7 +126,7 @@ def web(
     shows = access.brokers is not None and readers != "nobody"
     viewer = make_viewer(access, masks, registry, formats) if shows else None
     groups = _kafka_groups(access, kafka_groups)
-    logs.configure("warning", "text")  # the log needs times, to show when a user changed something
+    configure_logs("warning", "text")  # the log needs times, to show when a user changed something
     logging.getLogger("kazoo").setLevel(logging.CRITICAL)  # unreachable servers are reported once
     run_page(access, PageOptions(**options), page_work(access), groups, viewer, readers, tell)
 

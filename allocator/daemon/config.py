@@ -29,8 +29,6 @@ from allocator.handlers.retry_topics import RetryPlan
 from allocator.handlers.settings import HANDLING
 
 __all__ = [
-    "PREFIX",
-    "TARGET_PREFIX",
     "CommitSection",
     "Config",
     "ConsumeSection",
@@ -393,10 +391,11 @@ class Config:
 SECTIONS: Mapping[str, type[Any]] = get_type_hints(Config)
 
 
-def load(path: str | os.PathLike[str], environ: Mapping[str, str] | None = None, *, prefix: str = PREFIX) -> Config:
-    """Reads and checks a file of settings, with the overrides of the environment, whose names begin with `prefix`.
+def load(path: str | os.PathLike[str], environ: Mapping[str, str] | None = None, *, target: bool = False) -> Config:
+    """Reads and checks a file of settings, with the overrides of the environment.
 
-    Raises ConfigError that lists every fault: its place, the value, the allowed values.
+    `target`: the file is for the target cluster of a command with two clusters, whose variables begin with
+    ALLOCATOR_TO. Raises ConfigError that lists every fault: its place, the value, the allowed values.
     """
     source = os.fspath(path)
     if not source:
@@ -407,9 +406,9 @@ def load(path: str | os.PathLike[str], environ: Mapping[str, str] | None = None,
         raise ConfigError(f"{source}: cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{source}: is not TOML: {error}") from error
-    reader = SettingsReader(SECTIONS, source, prefix)
+    reader = SettingsReader(SECTIONS, source, TARGET_PREFIX if target else PREFIX)
     found = os.environ if environ is None else environ
-    others = () if prefix == TARGET_PREFIX else (f"{TARGET_PREFIX}_",)
+    others = () if target else (f"{TARGET_PREFIX}_",)
     config = Config(**reader.read(document, {name: found[name] for name in found if not name.startswith(others)}))
     check_together(config, reader)
     reader.faults.raise_if_any()

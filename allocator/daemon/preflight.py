@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import difflib
+import logging
 import socket
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from typing import Optional
 
 from allocator.core.client.client import KafkaClient
+from allocator.core.foreign import plain
 from allocator.core.membership.patterns import topic_pattern
 from allocator.core.names import parse_address
 from allocator.core.offsets.group_offsets import GroupOffsets
@@ -27,7 +29,7 @@ from allocator.handlers.retry_topics import RetryPlan
 from allocator.operate.describe import GroupState, describe
 from allocator.types import TopicPartition
 
-__all__ = ["Check", "preflight", "refuse_new_chroot"]
+__all__ = ["Check", "preflight", "refuse_new_chroot", "try_servers"]
 
 REACH_S = 3.0  # limit of one TCP connection. more: waits longer for a host that drops packets
 SETTLE_S = 5.0  # wait for topics to appear. more: reports a missing topic later
@@ -42,6 +44,29 @@ class Check:
     ok: Optional[bool]
     found: str
     remedy: str = ""
+
+    def __str__(self) -> str:
+        word = {True: "ok", None: "warning", False: "FAILED"}[self.ok]
+        stop = "" if self.found.endswith((".", "?")) else "."
+        remedy = f"{stop} {self.remedy[0].upper()}{self.remedy[1:]}" if self.remedy and not self.ok else ""
+        return plain(f"{word:<8} {self.what}: {self.found}{remedy}")
+
+
+def try_servers(config: Config, show: Callable[[str], None] | None = None) -> list[Check]:
+    """Makes every check of `preflight`; `show` gets a line about each as soon as it is done."""
+    # the checks already report in one line which server does not answer
+    for chatty in ("kafka", "kazoo"):
+        logging.getLogger(chatty).setLevel(logging.CRITICAL)
+
+    async def tried() -> list[Check]:
+        found = []
+        async for check in preflight(config):
+            found.append(check)
+            if show is not None:
+                show(str(check))
+        return found
+
+    return asyncio.run(tried())
 
 
 async def preflight(config: Config) -> AsyncIterator[Check]:

@@ -50,7 +50,7 @@ __all__ = [
     "JsonFormatter",
     "TextFormatter",
     "check",
-    "configure",
+    "configure_logs",
     "run",
 ]
 
@@ -99,7 +99,7 @@ def run(config: Config, beside: Beside | None = None, *, create: bool = False) -
 
     `beside` is entered before the daemon starts and left after it has ended. `create`: create a missing chroot.
     """
-    configure(config.log.level, config.log.format)
+    configure_logs(config.log.level, config.log.format)
     try:
         handler = check(config)
     except (AssignorError, ConfigError, MissingExtra) as error:
@@ -287,7 +287,7 @@ _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", 
 _CHATTY = ("kafka", "kazoo")  # these libraries log every request at "info" or below
 
 
-def configure(level: str = "info", form: str = "json", stream: TextIO | None = None) -> None:
+def configure_logs(level: str = "info", form: str = "json", stream: TextIO | None = None) -> None:
     """Sends the logs of the whole process to `stream` (standard error), and replaces the earlier configuration.
 
     Escapes control characters, so that text from a server or a znode cannot forge a line or control a terminal.

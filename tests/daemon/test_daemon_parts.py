@@ -115,7 +115,7 @@ def stream() -> Iterator[io.StringIO]:
 
 
 def test_a_log_line_is_one_json_object_with_what_the_caller_added(stream: io.StringIO) -> None:
-    logs.configure("info", "json", stream)
+    logs.configure_logs("info", "json", stream)
     log = logging.getLogger("test")
     log.debug("not shown")
     log.info("did %d\nthings", 3, extra={"topic": "t", "offset": 7, "odd": {1, 2}})
@@ -137,16 +137,16 @@ def test_a_log_line_is_one_json_object_with_what_the_caller_added(stream: io.Str
 
 
 def test_text_lines_are_for_people(stream: io.StringIO) -> None:
-    logs.configure("warning", "text", stream)
+    logs.configure_logs("warning", "text", stream)
     logging.getLogger("test").warning("careful", extra={"partition": 3})
     assert stream.getvalue().endswith("Z warning test: careful partition=3\n")
 
 
 def test_libraries_are_quiet_unless_asked(stream: io.StringIO) -> None:
-    logs.configure("info", "text", stream)
+    logs.configure_logs("info", "text", stream)
     logging.getLogger("kafka.client").info("chatter")
     assert stream.getvalue() == ""
-    logs.configure("debug", "text", stream)
+    logs.configure_logs("debug", "text", stream)
     logging.getLogger("kafka.client").info("chatter")
     assert "chatter" in stream.getvalue()
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from dataclasses import replace
 from functools import partial
 from shlex import quote
-from typing import TYPE_CHECKING, Optional, TypeVar
+from typing import TYPE_CHECKING, Optional
 
 import click
 from rich.text import Text
@@ -18,15 +16,13 @@ from allocator.cli.options import GROUP, Seconds, with_clusters
 from allocator.cli.output import console, print_json
 from allocator.core.foreign import plain
 from allocator.core.settings import DEFAULT
-from allocator.errors import AllocatorError, ConfigError
-from allocator.operate.doctor.finding import CHROOT_MISSING, COULD_NOT_LOOK, Finding, Fix, Severity
+from allocator.errors import ConfigError
+from allocator.operate.doctor import Finding, Severity, apply_fixes, examine_clusters
 
 if TYPE_CHECKING:
     from allocator.cli.read import Access
 
 __all__ = ["doctor"]
-
-T = TypeVar("T")
 
 HEALTHY, NOT_SEEN, ILL = 0, 1, 3  # 2 is wrong usage, in all commands
 COLOURS = {Severity.CRITICAL: "bold red", Severity.WARNING: "yellow", Severity.INFO: "cyan"}
@@ -86,7 +82,7 @@ def doctor(
     if fix and as_json and not yes:
         raise ConfigError("--json cannot ask; with --fix, give --yes too")
     session_timeout_s = session_timeout or _session_timeout_s(access)
-    findings = asyncio.run(_examine(access, group, kafka_zookeeper, session_timeout_s, interval, patience))
+    findings = asyncio.run(examine_clusters(access, group, kafka_zookeeper, session_timeout_s, interval, patience))
     exact = partial(_exact, access=access)
     if not as_json:
         _print(findings, group, exact)
@@ -106,96 +102,30 @@ def doctor(
     sys.exit(_exit_code(left))
 
 
-def _session_timeout_s(access: Access) -> float:
-    from allocator.operate.doctor.members import DEFAULT_SESSION_S
-
+def _session_timeout_s(access: Access) -> Optional[float]:
     settings = access.settings
     if settings is None:
-        return DEFAULT_SESSION_S
+        return None
     section = settings.group if settings.zookeeper.hosts is None else settings.zookeeper
-    return section.session_timeout_s or DEFAULT_SESSION_S
-
-
-async def _examine(
-    access: Access,
-    group: str | None,
-    kafka_zookeeper: str | None,
-    session_timeout_s: float,
-    interval_s: float,
-    patience_s: float,
-) -> list[Finding]:
-    """Raises the connection error if no cluster was reached."""
-    from allocator.core.zookeeper.client import NoChroot
-    from allocator.operate.doctor.doctor import examine
-
-    failed: list[tuple[str, AllocatorError]] = []
-    async with AsyncExitStack() as open_ones:
-
-        async def reached(what: str, opening: AbstractAsyncContextManager[T]) -> T | None:
-            try:
-                return await open_ones.enter_async_context(opening)
-            except ConfigError:
-                raise
-            except AllocatorError as error:
-                failed.append((what, error))
-                return None
-
-        zk = client = kafka_zk = None
-        if access.zookeeper is not None:
-            zk = await reached("ZooKeeper", access.ensemble(session_timeout_s=session_timeout_s))
-        if access.brokers is not None:
-            client = await reached("Kafka", access.cluster())
-        if client is None and zk is None:
-            if not any(isinstance(error, NoChroot) for _, error in failed):
-                raise failed[0][1]
-            return _not_reached(access, failed)
-        hosts = kafka_zookeeper
-        if hosts is None and access.zookeeper is not None and "/" in access.zookeeper:
-            hosts = access.zookeeper.partition("/")[0]
-        if hosts is not None and (zk is not None or kafka_zookeeper is not None):
-            kafka_zk = await reached("Kafka's ZooKeeper", replace(access, zookeeper=hosts).ensemble())
-        findings = await examine(
-            group,
-            client=client,
-            zookeeper=zk,
-            kafka_zookeeper=kafka_zk,
-            root=access.root,
-            interval_s=interval_s,
-            patience_s=patience_s,
-        )
-    return [*_not_reached(access, failed), *findings]
-
-
-def _not_reached(access: Access, failed: list[tuple[str, AllocatorError]]) -> list[Finding]:
-    from allocator.core.zookeeper.client import NoChroot
-    from allocator.operate.doctor.doctor import check_failed, chroot_missing
-
-    return [
-        chroot_missing(access.zookeeper, f"/{access.zookeeper.partition('/')[2]}", str(error))
-        if isinstance(error, NoChroot) and what == "ZooKeeper" and access.zookeeper is not None
-        else check_failed(what, str(error))
-        for what, error in failed
-    ]
+    return section.session_timeout_s
 
 
 def _fix(access: Access, group: str | None, findings: list[Finding], yes: bool, as_json: bool) -> dict[str, str]:
     """Asks, applies the fixes of `findings`, and returns the outcome by finding id."""
-    chosen = {finding.id: finding.fix for finding in findings if finding.fix is not None}
-    if yes:
-        # With a mistyped chroot, the members would form a second group that also owns all partitions.
-        chosen = {each: fix for each, fix in chosen.items() if fix.kind != "chroot"}
+    # With a mistyped chroot, the members would form a second group that also owns all partitions.
+    chosen = [each for each in findings if each.fix is not None and not (yes and each.fix.kind == "chroot")]
     if not chosen:
         by_hand = "; run the commands above yourself" if any(finding.command for finding in findings) else ""
         click.echo(f"there is nothing to fix without risk{by_hand}", err=as_json)
         return {}
     if not yes:
-        for fix in chosen.values():
+        for fix in (finding.fix for finding in chosen if finding.fix is not None):
             click.echo(plain(f"--fix would {fix.text}: {', '.join(fix.names)}"))
         if not _can_ask():
             raise ConfigError("--fix cannot ask without a terminal; nothing was changed. Give --yes to fix this")
         if not click.confirm("Make these changes?"):
             return {}
-    done = asyncio.run(_apply(access, group, chosen))
+    done = asyncio.run(apply_fixes(access, group, chosen))
     for text in done.values():
         click.echo(plain(text), err=as_json)
     return done
@@ -203,18 +133,6 @@ def _fix(access: Access, group: str | None, findings: list[Finding], yes: bool, 
 
 def _can_ask() -> bool:
     return sys.stdin.isatty()
-
-
-async def _apply(access: Access, group: str | None, chosen: dict[str, Fix]) -> dict[str, str]:
-    from allocator.operate.doctor.fixes import apply
-
-    async with access.ensemble(make_chroot=any(fix.kind == "chroot" for fix in chosen.values())) as zk:
-        return {
-            each: f"created the chroot {zk.chroot}"
-            if fix.kind == "chroot"
-            else await apply(fix, zk, group, access.root)
-            for each, fix in chosen.items()
-        }
 
 
 def _exact(command: str | None, access: Access) -> str | None:
@@ -236,7 +154,7 @@ def _exact(command: str | None, access: Access) -> str | None:
 
 
 def _exit_code(findings: list[Finding]) -> int:
-    if any(finding.id in (COULD_NOT_LOOK, CHROOT_MISSING) for finding in findings):
+    if any(finding.is_unseen for finding in findings):
         return NOT_SEEN
     return ILL if any(finding.severity > Severity.INFO for finding in findings) else HEALTHY
 

@@ -132,10 +132,10 @@ class Access:
 
     @contextlib.asynccontextmanager
     async def ensemble(
-        self, *, session_timeout_s: Optional[float] = None, make_chroot: bool = False
+        self, hosts: Optional[str] = None, *, session_timeout_s: Optional[float] = None, make_chroot: bool = False
     ) -> AsyncIterator[ZooKeeper]:
         zk = ZooKeeper(
-            self.need_zookeeper(),
+            hosts or self.need_zookeeper(),
             session_timeout_s=session_timeout_s or self.timeout_s,
             options=self.zookeeper_options,
         )

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, PlatformCollector, ProcessColle
 from allocator import Consumer
 from allocator.core.tasks import BackgroundTasks, TaskGroup, wait_for_event
 from allocator.daemon import Runner
-from allocator.operate.doctor.finding import Finding, Severity
+from allocator.operate.doctor import Finding, Severity
 from allocator.types import TopicPartition
 from allocator.web.actions import ClusterWork, Place, actions
 from allocator.web.dead_letters import LetterDesk

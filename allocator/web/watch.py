@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
@@ -33,7 +32,7 @@ from allocator.core.tasks import TaskGroup, wait_for_event
 from allocator.core.zookeeper.client import NoZnode, Watched, ZooKeeper
 from allocator.errors import AllocatorError, ConfigError
 from allocator.operate.describe import GroupReport, GroupState, Logs, read_logs, reported_problems, subscribed
-from allocator.operate.doctor.doctor import Finding, Observation, Severity, diagnose, observe
+from allocator.operate.doctor import ClusterConnections, Finding, Observation, Severity, diagnose, observe
 from allocator.operate.switching import elsewhere, path_of, read_choice
 from allocator.web.events import Event, EventLog
 from allocator.web.fences import Fences
@@ -58,27 +57,14 @@ TREND_S = 90.0
 TRENDS = frozenset({"no-progress", "lag-grows"})
 
 
-class ClusterAccess(Protocol):
+class ClusterAccess(ClusterConnections, Protocol):
     """Addresses and credentials of the clusters, such as `allocator.cli.read.Access`."""
-
-    @property
-    def root(self) -> str: ...
-
-    @property
-    def zookeeper(self) -> Optional[str]: ...
-
-    @property
-    def brokers(self) -> Optional[str]: ...
 
     @property
     def security(self) -> Optional[Mapping[str, Any]]: ...
 
     @property
     def timeout_s(self) -> float: ...
-
-    def ensemble(self) -> contextlib.AbstractAsyncContextManager[ZooKeeper]: ...
-
-    def cluster(self) -> contextlib.AbstractAsyncContextManager[KafkaClient]: ...
 
 
 class WatchedGroup:

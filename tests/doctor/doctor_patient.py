@@ -13,7 +13,8 @@ from allocator import Consumer, OffsetAndMetadata, TopicPartition
 from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.core.zookeeper.client import ZooKeeper
-from allocator.operate.doctor.doctor import Finding, examine
+from allocator.operate.doctor import Finding
+from allocator.operate.doctor.doctor import examine
 from allocator.testing import LocalCluster
 
 

@@ -14,7 +14,7 @@ from allocator.core.client.metadata import Broker, Metadata, PartitionMetadata, 
 from allocator.core.membership.zookeeper.znodes import AssignmentDocument, Claim, MemberInfo
 from allocator.core.types import Partitions
 from allocator.operate.describe import GroupState, Logs
-from allocator.operate.doctor.finding import Finding, Severity
+from allocator.operate.doctor import Finding, Severity
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.web.history import News
 from allocator.web.watch import WatchedGroup, Watcher

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from allocator.core.membership.zookeeper.znodes import AssignmentDocument, Claim, MemberInfo
 from allocator.operate.describe import GroupReport, GroupState, Logs
-from allocator.operate.doctor.doctor import Observation
+from allocator.operate.doctor import Observation
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.web.watch import DoctorTrends
 

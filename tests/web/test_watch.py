@@ -17,7 +17,7 @@ from allocator.core.membership.zookeeper.load_report import LoadReport
 from allocator.core.membership.zookeeper.store import Store
 from allocator.core.tasks import BackgroundTasks
 from allocator.core.zookeeper.client import ZooKeeper
-from allocator.operate.doctor.doctor import observe
+from allocator.operate.doctor import observe
 from allocator.testing import FaultProxy
 from allocator.testing.waiting import wait_until_async
 from allocator.web import watch

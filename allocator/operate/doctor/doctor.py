@@ -10,18 +10,123 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from typing import Optional, Protocol, TypeVar
 
 from allocator.core.client.client import KafkaClient
 from allocator.core.settings import DEFAULT
-from allocator.core.zookeeper.client import ZooKeeper
+from allocator.core.zookeeper.client import NoChroot, ZooKeeper
+from allocator.errors import AllocatorError, ConfigError
 from allocator.operate.doctor.cluster import cluster_findings
 from allocator.operate.doctor.finding import CHROOT_MISSING, COULD_NOT_LOOK, Finding, Fix, Severity
-from allocator.operate.doctor.members import leftover_findings, member_findings
+from allocator.operate.doctor.fixes import apply
+from allocator.operate.doctor.members import DEFAULT_SESSION_S, leftover_findings, member_findings
 from allocator.operate.doctor.observation import Observation, observe
 from allocator.operate.doctor.offsets import offset_findings
 from allocator.operate.doctor.orders import order_findings
 
-__all__ = ["Finding", "Observation", "Severity", "check_failed", "chroot_missing", "diagnose", "examine", "observe"]
+__all__ = [
+    "ClusterConnections",
+    "apply_fixes",
+    "check_failed",
+    "chroot_missing",
+    "diagnose",
+    "examine",
+    "examine_clusters",
+]
+
+T = TypeVar("T")
+
+
+class ClusterConnections(Protocol):
+    """Addresses of the clusters, and connections to them."""
+
+    @property
+    def root(self) -> str: ...
+
+    @property
+    def zookeeper(self) -> Optional[str]: ...
+
+    @property
+    def brokers(self) -> Optional[str]: ...
+
+    def ensemble(
+        self, hosts: Optional[str] = None, *, session_timeout_s: Optional[float] = None, make_chroot: bool = False
+    ) -> AbstractAsyncContextManager[ZooKeeper]: ...
+
+    def cluster(self) -> AbstractAsyncContextManager[KafkaClient]: ...
+
+
+async def examine_clusters(
+    clusters: ClusterConnections,
+    group: str | None,
+    kafka_zookeeper: str | None,
+    session_timeout_s: float | None,
+    interval_s: float,
+    patience_s: float,
+) -> list[Finding]:
+    """Connects and calls `examine`. A cluster that was not reached is a finding.
+
+    Raises the connection error if no cluster was reached.
+    """
+    failed: list[tuple[str, AllocatorError]] = []
+    async with AsyncExitStack() as open_ones:
+
+        async def reached(what: str, opening: AbstractAsyncContextManager[T]) -> T | None:
+            try:
+                return await open_ones.enter_async_context(opening)
+            except ConfigError:
+                raise
+            except AllocatorError as error:
+                failed.append((what, error))
+                return None
+
+        zk = client = kafka_zk = None
+        if clusters.zookeeper is not None:
+            session_timeout_s = session_timeout_s or DEFAULT_SESSION_S
+            zk = await reached("ZooKeeper", clusters.ensemble(session_timeout_s=session_timeout_s))
+        if clusters.brokers is not None:
+            client = await reached("Kafka", clusters.cluster())
+        if client is None and zk is None:
+            if not any(isinstance(error, NoChroot) for _, error in failed):
+                raise failed[0][1]
+            return _not_reached(clusters.zookeeper, failed)
+        hosts = kafka_zookeeper
+        if hosts is None and clusters.zookeeper is not None and "/" in clusters.zookeeper:
+            hosts = clusters.zookeeper.partition("/")[0]
+        if hosts is not None and (zk is not None or kafka_zookeeper is not None):
+            kafka_zk = await reached("Kafka's ZooKeeper", clusters.ensemble(hosts))
+        findings = await examine(
+            group,
+            client=client,
+            zookeeper=zk,
+            kafka_zookeeper=kafka_zk,
+            root=clusters.root,
+            interval_s=interval_s,
+            patience_s=patience_s,
+        )
+    return [*_not_reached(clusters.zookeeper, failed), *findings]
+
+
+async def apply_fixes(clusters: ClusterConnections, group: str | None, findings: Iterable[Finding]) -> dict[str, str]:
+    """Executes the fixes of findings; returns what each did, by the id of its finding."""
+    chosen = {finding.id: finding.fix for finding in findings if finding.fix is not None}
+    async with clusters.ensemble(make_chroot=any(fix.kind == "chroot" for fix in chosen.values())) as zk:
+        return {
+            each: f"created the chroot {zk.chroot}"
+            if fix.kind == "chroot"
+            else await apply(fix, zk, group, clusters.root)
+            for each, fix in chosen.items()
+        }
+
+
+def _not_reached(zookeeper: str | None, failed: list[tuple[str, AllocatorError]]) -> list[Finding]:
+    return [
+        chroot_missing(zookeeper, f"/{zookeeper.partition('/')[2]}", str(error))
+        if isinstance(error, NoChroot) and what == "ZooKeeper" and zookeeper is not None
+        else check_failed(what, str(error))
+        for what, error in failed
+    ]
 
 
 async def examine(

@@ -67,6 +67,11 @@ class Finding:
         }
 
     @property
+    def is_unseen(self) -> bool:
+        """Whether it says that a cluster could not be examined."""
+        return self.id in (COULD_NOT_LOOK, CHROOT_MISSING)
+
+    @property
     def place(self) -> str:
         """`where` in one line, limited to a few names."""
         more = f" and {len(self.where) - SHOWN} more" if len(self.where) > SHOWN else ""

@@ -20,17 +20,18 @@ if TYPE_CHECKING:
 __all__ = ["ClusterWork", "GivenOrder", "PageOptions", "beside", "run_page", "serve_mirror"]
 
 _HOME = {"ClusterWork": "actions", "GivenOrder": "actions", "beside": "daemon", "serve_mirror": "mirror_metrics"}
+_WITHOUT_THE_EXTRA = {"ClusterWork", "GivenOrder"}
 
 if not TYPE_CHECKING:  # a type checker would accept every name
 
     def __getattr__(name: str) -> Any:
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        try:
-            return getattr(import_module(f"{__name__}.{_HOME.get(name, 'page')}"), name)
-        except ModuleNotFoundError as error:
-            if error.name != "prometheus_client":
-                raise
-            raise MissingExtra(
-                "the page and the metrics need prometheus-client: pip install 'zk-partition-allocator[web]'"
-            ) from error
+        if name not in _WITHOUT_THE_EXTRA:
+            try:
+                import prometheus_client  # noqa: F401
+            except ImportError as error:
+                raise MissingExtra(
+                    "the page and the metrics need prometheus-client: pip install 'zk-partition-allocator[web]'"
+                ) from error
+        return getattr(import_module(f"{__name__}.{_HOME.get(name, 'page')}"), name)

@@ -211,7 +211,7 @@ async def test_a_static_member_comes_back_to_what_it_had(cluster_factory: Any, u
             twin = Kip848Member(cluster.bootstrap, group, counts, name="twin", instance_id="b")
             await twin.client.connect(20)
             joining = asyncio.ensure_future(twin.membership.join())
-            await wait_until_async(lambda: twin.membership.group._refused_by_namesake, 30, "the refusal")
+            await wait_until_async(lambda: twin.membership.group._namesake_backoff.pauses, 30, "the refusal")
             await b.membership.leave()
             await joining
             await shared([a, twin], counts)

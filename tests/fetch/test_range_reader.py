@@ -1,4 +1,4 @@
-"""Promises of the range reader on real brokers."""
+"""Promises of the range reader on real brokers, and in memory for faults that those do not show on demand."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import kafka
 import pytest
+from fake_cluster import FakeCluster
 from reading import offsets, parts
 
 from allocator.core.client.client import KafkaClient
@@ -149,3 +150,27 @@ async def test_brokers_that_are_away_end_a_read(
         with pytest.raises(BrokerError) as unanswered:
             await asyncio.wait_for(reader.bounds([tp]), 60)
         assert unanswered.value.retriable
+
+
+async def test_a_leader_that_refuses_an_offset_of_its_log_again_and_again_ends_a_read() -> None:
+    cluster = FakeCluster()
+    a, b = (cluster.add(tp) for tp in parts("t", 2))
+    cluster.append(a, 10)
+    cluster.append(b, 10)
+    reader = RangeReader(cluster, patience_s=0.5)  # type: ignore[arg-type]
+    cluster.errors[a] = [1] * 3
+    assert offsets(await asyncio.wait_for(read(reader, {a: (5, 10)}), 30)) == [5, 6, 7, 8, 9]
+    cluster.errors[a] = [1] * 100_000
+    cluster.requests.clear()
+    seen: list[tuple[int, int]] = []
+
+    async def read_both() -> None:
+        async for batch in reader.read({a: (5, 10), b: (0, 10)}):
+            seen.extend((record.partition, record.offset) for record in batch)
+
+    with pytest.raises(
+        RangeUnread, match=r"t:0 cannot be read from offset 5 to 10.*refuses this offset, which its log"
+    ):
+        await asyncio.wait_for(read_both(), 30)
+    assert seen == [(1, n) for n in range(10)]
+    assert len(cluster.requests) < 200, "it pauses between the attempts"

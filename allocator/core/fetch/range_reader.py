@@ -156,6 +156,8 @@ class _Reading:
         self._fetcher = fetcher
         self._left = left
         self._topic_ids = topic_ids
+        self._refused: dict[TopicPartition, int] = {}
+        """The last offset that the leader refused although its log has it."""
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
         topic_id = self._topic_ids.get(partition.topic)
@@ -230,7 +232,8 @@ class _Reading:
         else:
             start, end = (await self._reader.bounds([partition]))[partition]
             if start <= error.offset <= end:  # the log has it again: a new leader did not know its end yet
-                resume_at = error.offset
+                resume_at = self._refused[partition] = error.offset
+                await asyncio.sleep(self._reader.client.retry_backoff_s)
             else:  # a log that ends before the position has nothing of the range
                 resume_at = min(start, stop) if error.offset < start else stop
                 log.warning(
@@ -248,7 +251,9 @@ class _Reading:
 
     async def _unread(self) -> RangeUnread:
         partition, at = next(iter(self._positions().items()))
-        why = "its leader responds, but sends no record; read the log of the broker"
+        refused = self._refused.get(partition) == at
+        what = "refuses this offset, which its log has" if refused else "responds, but sends no record"
+        why = f"its leader {what}; read the log of the broker"
         asked = list_offsets(self._reader.client, dict.fromkeys(self._left, EARLIEST), timeout_s=DIAGNOSIS_S)
         try:
             await within(asked, 2 * DIAGNOSIS_S)

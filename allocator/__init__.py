@@ -6,6 +6,7 @@ from allocator import GroupedConsumer   # kiel's names: change the import, keep 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,23 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
+
+def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+    """Returns the `__getattr__` of a package, which imports the module of a name on first use.
+
+    `homes`: module -> its names, separated by spaces. The pytest plugin and the command line import many packages, and
+    must stay fast.
+    """
+    home = {name: module for module, names in homes.items() for name in names.split()}
+
+    def find(name: str) -> Any:
+        if name not in home:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(import_module(f".{home[name]}", package), name)
+
+    return find
+
+
 for _name, _options in {
     "kafka": "KafkaOptions",
     "kiel": "KielOptions",
@@ -40,36 +58,6 @@ for _name, _options in {
     "pykafka": "PykafkaOptions",
 }.items():
     register(_name, f"allocator.protocols.options:{_options}")
-
-_HOME = {
-    "Allocation": "allocator.resources.allocation",
-    "AllocatorError": "allocator.errors",
-    "Batch": "allocator.core.fetch.batch",
-    "ChildrenOf": "allocator.resources.sources",
-    "CommitFailed": "allocator.errors",
-    "Consumer": "allocator.handlers.consumer",
-    "ConsumerGroup": "allocator.compat.consumer_group",
-    "ConsumerGroupConfig": "allocator.compat.group_config",
-    "Fenced": "allocator.errors",
-    "Generation": "allocator.compat.generation",
-    "GenerationEnded": "allocator.errors",
-    "GroupClosed": "allocator.errors",
-    "GroupOrders": "allocator.operate.group_orders",
-    "GroupedConsumer": "allocator.compat.grouped",
-    "KafkaGroupOrders": "allocator.operate.kafka_group_orders",
-    "OffsetAndMetadata": "allocator.types",
-    "OffsetAndTimestamp": "allocator.types",
-    "Order": "allocator.core.membership.zookeeper.orders",
-    "OrderReport": "allocator.operate.order_report",
-    "OrderResult": "allocator.core.membership.zookeeper.orders",
-    "PartitionStart": "allocator.compat.generation",
-    "RebalanceListener": "allocator.core.subscription.listener",
-    "Record": "allocator.types",
-    "RecordsLost": "allocator.core.subscription.loss",
-    "SingleConsumer": "allocator.compat.single",
-    "SwitchingConsumer": "allocator.operate.switching",
-    "TopicPartition": "allocator.types",
-}
 
 __all__ = [
     "Allocation",
@@ -102,11 +90,27 @@ __all__ = [
     "__version__",
 ]
 
-
 if not TYPE_CHECKING:  # a type checker would accept every name
-
-    def __getattr__(name: str) -> Any:
-        # lazy: the pytest plugin and the command line import this package, and must stay fast
-        if name not in _HOME:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(import_module(_HOME[name]), name)
+    __getattr__ = lazy_names(
+        __name__,
+        {
+            "compat.consumer_group": "ConsumerGroup",
+            "compat.generation": "Generation PartitionStart",
+            "compat.group_config": "ConsumerGroupConfig",
+            "compat.grouped": "GroupedConsumer",
+            "compat.single": "SingleConsumer",
+            "core.fetch.batch": "Batch",
+            "core.membership.zookeeper.orders": "Order OrderResult",
+            "core.subscription.listener": "RebalanceListener",
+            "core.subscription.loss": "RecordsLost",
+            "errors": "AllocatorError CommitFailed Fenced GenerationEnded GroupClosed",
+            "handlers.consumer": "Consumer",
+            "operate.group_orders": "GroupOrders",
+            "operate.kafka_group_orders": "KafkaGroupOrders",
+            "operate.order_report": "OrderReport",
+            "operate.switching": "SwitchingConsumer",
+            "resources.allocation": "Allocation",
+            "resources.sources": "ChildrenOf",
+            "types": "OffsetAndMetadata OffsetAndTimestamp Record TopicPartition",
+        },
+    )

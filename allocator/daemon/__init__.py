@@ -6,8 +6,9 @@ dead letters, an exit code. May touch: what the consumer touches, the dead-lette
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from allocator import lazy_names
 
 if TYPE_CHECKING:
     from allocator.daemon.config import Config, load
@@ -16,11 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Beside", "Config", "Runner", "check", "configure_logs", "load", "run", "try_servers"]
 
-_HOME = {"Config": "config", "load": "config", "try_servers": "preflight"}  # the others: process
-
 if not TYPE_CHECKING:  # a type checker would accept every name
-
-    def __getattr__(name: str) -> Any:
-        if name not in __all__:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(import_module(f"{__name__}.{_HOME.get(name, 'process')}"), name)
+    __getattr__ = lazy_names(
+        __name__,
+        {"config": "Config load", "preflight": "try_servers", "process": "Beside Runner check configure_logs run"},
+    )

@@ -12,8 +12,9 @@ in Python workers. It needs `zk-partition-allocator[spark]` and Java, but no jar
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from allocator import lazy_names
 
 if TYPE_CHECKING:
     from allocator.spark.decoding import decode_values
@@ -23,17 +24,13 @@ if TYPE_CHECKING:
 
 __all__ = ["AllocatorDataSource", "decode_values", "register", "session", "stream_lag"]
 
-_HOME = {
-    "AllocatorDataSource": "allocator.spark.source.source",
-    "decode_values": "allocator.spark.decoding",
-    "register": "allocator.spark.source.source",
-    "session": "allocator.spark.sessions",
-    "stream_lag": "allocator.spark.ranges",
-}
-
 if not TYPE_CHECKING:  # a type checker would accept every name
-
-    def __getattr__(name: str) -> Any:
-        if name not in _HOME:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(import_module(_HOME[name]), name)
+    __getattr__ = lazy_names(
+        __name__,
+        {
+            "decoding": "decode_values",
+            "ranges": "stream_lag",
+            "sessions": "session",
+            "source.source": "AllocatorDataSource register",
+        },
+    )

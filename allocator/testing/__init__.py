@@ -10,8 +10,9 @@ Names are loaded on first use, because every pytest run with this package instal
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from allocator import lazy_names
 
 if TYPE_CHECKING:
     from .batches import ProducedRecord
@@ -31,28 +32,6 @@ if TYPE_CHECKING:
     from .producing import Produced, produce
     from .proxy import Direction, FaultProxy
     from .waiting import wait_until, wait_until_async
-
-_HOME = {
-    "LocalCluster": "cluster",
-    "Metadata": "probe",
-    "PartitionState": "probe",
-    "Node": "node",
-    "Produced": "producing",
-    "Direction": "proxy",
-    "ProducedRecord": "batches",
-    "FaultProxy": "proxy",
-    "produce": "producing",
-    "wait_until": "waiting",
-    "wait_until_async": "waiting",
-    "ClusterError": "errors",
-    "JarsUnavailable": "errors",
-    "JavaNotFound": "errors",
-    "NoContainerEngine": "errors",
-    "ServerStartFailed": "errors",
-    "TestingError": "errors",
-    "UnknownVersion": "errors",
-    "WaitTimeout": "errors",
-}
 
 __all__ = [
     "ClusterError",
@@ -77,8 +56,17 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:  # a type checker would accept every name
-
-    def __getattr__(name: str) -> Any:
-        if name not in _HOME:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    __getattr__ = lazy_names(
+        __name__,
+        {
+            "batches": "ProducedRecord",
+            "cluster": "LocalCluster",
+            "errors": "ClusterError JarsUnavailable JavaNotFound NoContainerEngine ServerStartFailed TestingError "
+            "UnknownVersion WaitTimeout",
+            "node": "Node",
+            "probe": "Metadata PartitionState",
+            "producing": "Produced produce",
+            "proxy": "Direction FaultProxy",
+            "waiting": "wait_until wait_until_async",
+        },
+    )

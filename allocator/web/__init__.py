@@ -6,9 +6,9 @@ touch: nothing, except the actions in `actions.py` for a caller with the token.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from allocator import lazy_names
 from allocator.errors import MissingExtra
 
 if TYPE_CHECKING:
@@ -19,19 +19,23 @@ if TYPE_CHECKING:
 
 __all__ = ["ClusterWork", "GivenOrder", "PageOptions", "beside", "run_page", "serve_mirror"]
 
-_HOME = {"ClusterWork": "actions", "GivenOrder": "actions", "beside": "daemon", "serve_mirror": "mirror_metrics"}
-_WITHOUT_THE_EXTRA = {"ClusterWork", "GivenOrder"}
-
 if not TYPE_CHECKING:  # a type checker would accept every name
+    _names = lazy_names(
+        __name__,
+        {
+            "actions": "ClusterWork GivenOrder",
+            "daemon": "beside",
+            "mirror_metrics": "serve_mirror",
+            "page": "PageOptions run_page",
+        },
+    )
 
     def __getattr__(name: str) -> Any:
-        if name not in __all__:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        if name not in _WITHOUT_THE_EXTRA:
+        if name not in ("ClusterWork", "GivenOrder"):
             try:
                 import prometheus_client  # noqa: F401
             except ImportError as error:
                 raise MissingExtra(
                     "the page and the metrics need prometheus-client: pip install 'zk-partition-allocator[web]'"
                 ) from error
-        return getattr(import_module(f"{__name__}.{_HOME.get(name, 'page')}"), name)
+        return _names(name)

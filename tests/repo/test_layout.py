@@ -24,7 +24,7 @@ CORE = (
 )
 # Public short paths, for code that lives deeper; and what no tier holds.
 FACES = {"assignors": "core", "errors": "core", "types": "core", "sinks": "handlers", "schemas": "handlers"}
-FREE = {"", "_files", "__version__"}
+FREE = {"", "_files", "__version__", "lazy_names"}
 
 
 def imports(path: Path) -> Iterator[tuple[int, str]]:

@@ -8,12 +8,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Optional
+from typing import TYPE_CHECKING, Optional
 
 import click
 
-from allocator.testing.base import Cluster
-from allocator.testing.versions import USUAL_ZOOKEEPER
+from allocator.testing import USUAL_ZOOKEEPER
+
+if TYPE_CHECKING:
+    from allocator.testing import LocalCluster
 
 __all__ = ["cluster"]
 
@@ -75,7 +77,7 @@ def up(
             raise click.BadParameter(f"{setting!r} is not KEY=VALUE", param_hint="--set")
         config[key] = value
     with _told_to_stop():
-        from allocator.testing.cluster import LocalCluster
+        from allocator.testing import LocalCluster
 
         version = None if kafka == "none" else kafka
         with LocalCluster(
@@ -104,15 +106,13 @@ def up(
 def fetch(versions: tuple[str, ...], zookeeper_version: str, as_json: bool) -> None:
     """Download the jars of ZooKeeper and of each Kafka VERSION (default: all versions) into the cache."""
     with _told_to_stop():
-        from allocator.testing.jars import jar_directory
-        from allocator.testing.versions import KAFKA, kafka_release, zookeeper_jars
+        from allocator.testing import fetch_jars
 
-        wanted = [zookeeper_jars(zookeeper_version), *(kafka_release(version).jars for version in versions or KAFKA)]
-        found = {jars.what: str(jar_directory(jars)) for jars in wanted}
+        found = {what: str(directory) for what, directory in fetch_jars(versions, zookeeper_version).items()}
         click.echo(json.dumps(found, indent=2) if as_json else "\n".join(f"{w}: {d}" for w, d in found.items()))
 
 
-def _described(running: Cluster) -> dict[str, object]:
+def _described(running: LocalCluster) -> dict[str, object]:
     return {
         "kafka": running.version or None,
         "bootstrap": running.bootstrap,
@@ -124,7 +124,7 @@ def _described(running: Cluster) -> dict[str, object]:
     }
 
 
-def _text(running: Cluster) -> str:
+def _text(running: LocalCluster) -> str:
     lines = []
     if running.version:
         lines.append(f"Kafka {running.version}: {running.bootstrap}")

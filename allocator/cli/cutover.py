@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Any
 
 import click
 
 from allocator.cli.output import print_json
 from allocator.cli.progress import Step, progress, quiet_option, say
-from allocator.migrate.cutover import NO_RETURN, STEPS, Cutover, Verdict
-from allocator.migrate.cutover_plan import Plan, load_plan
+from allocator.migrate import Cutover
 
-__all__ = ["audit_topics", "cutover"]
+__all__ = ["audit_topic", "cutover"]
+
+STEPS = Cutover.STEPS
 
 
 @click.command()
@@ -47,9 +45,8 @@ def cutover(plan: str, until: str, rollback: bool, status: bool, quiet: bool, as
       1  a step failed: mend what it says and run it again, or roll back
       2  the plan or its state file cannot be used
     """
-    loaded = load_plan(Path(plan))
     if status:
-        _show(Cutover(loaded).load(), as_json)
+        _show(Cutover(plan), as_json)
         return
     with progress("cutover", quiet) as meter:
 
@@ -60,53 +57,31 @@ def cutover(plan: str, until: str, rollback: bool, status: bool, quiet: bool, as
         def waits(step: str, left: int, unit: str) -> None:
             meter.left(left, f"{step}: waiting for {unit}", unit)
 
-        work = Cutover(loaded, told, waits, audit_topics)
+        work = Cutover(plan, told, waits, audit_topic)
         asyncio.run(work.rollback() if rollback else work.run(until))
 
 
-def _show(done: dict[str, object], as_json: bool) -> None:
+def _show(work: Cutover, as_json: bool) -> None:
+    done = work.load()
     if as_json:
-        print_json({"done": done, "rollback": NO_RETURN not in done and "opened" not in done})
+        print_json({"done": done, "rollback": work.may_roll_back()})
         return
     for step in STEPS:
         click.echo(f"{step:<10} {'done' if step in done else '-'}")
-    if NO_RETURN in done or "opened" in done:
+    if not work.may_roll_back():
         click.echo("\nproducers write to the new cluster: there is no way back")
 
 
-async def audit_topics(plan: Plan, ends: list[list[Any]]) -> dict[str, Verdict]:
-    """Compares each topic on both clusters, up to the ends at which producers changed over.
-
-    `ends` are (topic, partition, old end, new end).
-    """
-    if find_spec("pyspark") is None:
-        remedy = "pip install 'zk-partition-allocator[spark]', and allocator audit"
-        return dict.fromkeys(plan.topics, Verdict(f"not done: {remedy}", 0))
-    return {topic: await asyncio.to_thread(_audit, plan, topic, ends) for topic in plan.topics}
-
-
-def _audit(plan: Plan, topic: str, ends: list[list[Any]]) -> Verdict:
-    # imported here: a cutover works without Spark
+def audit_topic(topic: str, sides: list[tuple[str, dict[str, str]]]) -> tuple[str, int]:
+    """Compares a topic on both clusters, (brokers, options) of each. Returns a verdict and how many records differ."""
+    if find_spec("pyspark") is None:  # a cutover works without Spark
+        return "not done: pip install 'zk-partition-allocator[spark]', and allocator audit", 0
+    from allocator.spark import Topic
     from allocator.spark.audit import audit
-    from allocator.spark.topic import Topic
 
-    old, new = [
-        Topic(
-            brokers,
-            topic,
-            {
-                "ending_offsets": json.dumps({topic: {str(row[1]): row[at] for row in ends if row[0] == topic}}),
-                "isolation_level": "read_committed",  # as the mirror reads
-                **{f"security.{key}": str(value) for key, value in (security or {}).items()},
-            },
-        )
-        for brokers, security, at in (
-            (plan.old_brokers, plan.old_security, 2),
-            (plan.new_brokers, plan.new_security, 3),
-        )
-    ]
+    old, new = [Topic(brokers, topic, options) for brokers, options in sides]
     report = audit(old, new)
-    return Verdict(
+    return (
         f"{report.verdict()} ({report.left.records} and {report.right.records} records)",
         sum(map(report.count, ("missing", "truncated", "altered"))),
     )

@@ -20,8 +20,7 @@ from allocator.cli.progress import Meter, is_shown, progress, quiet_option, say
 from allocator.cli.read import Access
 from allocator.core.tasks import TaskGroup
 from allocator.errors import AllocatorError
-from allocator.migrate.mirror import Mirror
-from allocator.migrate.mirror_settings import RECREATED, MirrorSettings
+from allocator.migrate import Mirror, MirrorSettings
 
 __all__ = ["mirror"]
 
@@ -37,11 +36,7 @@ class NotCaughtUp(AllocatorError):
 
 
 def _recreated(_ctx: click.Context, _param: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
-    found = dict(each.rpartition("=")[::2] for each in given)
-    for topic, choice in found.items():
-        if not topic or choice not in RECREATED:
-            raise click.BadParameter(f"{topic}={choice} is not TOPIC=earliest or TOPIC=continue")
-    return found
+    return dict(each.rpartition("=")[::2] for each in given)
 
 
 @click.command()

@@ -14,9 +14,7 @@ from allocator.cli.output import Listing, console, print_json
 from allocator.cli.progress import Step, progress, quiet_option
 from allocator.cli.read import NOWHERE, Access
 from allocator.errors import ConfigError
-from allocator.migrate.offsets import CopyPlan, copy, plan_copy, restore
-from allocator.migrate.storage import OffsetStore
-from allocator.migrate.translate import METHODS
+from allocator.migrate import CopyPlan, OffsetStore, copy_offsets, restore_offsets
 
 __all__ = ["copy_table", "offsets"]
 
@@ -53,7 +51,7 @@ def offsets() -> None:
 @click.option("--root", help="Znode that holds the groups of this library (default /allocator).")
 @click.option(
     "--by",
-    type=click.Choice(METHODS),
+    type=click.Choice(CopyPlan.METHODS),
     default="offset",
     show_default=True,
     help="How to find the position in the target log.",
@@ -112,7 +110,7 @@ def copy_command(
             meter.step = Step(f"reading {unit}", done, total, unit)
 
         options["progress"] = told
-        plan = asyncio.run(copy(*places, file, **options) if execute else plan_copy(*places, **options))
+        plan = asyncio.run(copy_offsets(*places, file if execute else None, **options))
     if as_json:
         print_json({**plan.to_json(), "executed": execute, "restore": str(file) if execute else None})
         return
@@ -139,7 +137,7 @@ def copy_command(
 def restore_command(file: str, config: Optional[str], as_json: bool) -> None:
     """Restore the offsets that a copy saved in FILE."""
     access = Access.of(config)
-    done = asyncio.run(restore(Path(file), access.security, access.zookeeper_options))
+    done = asyncio.run(restore_offsets(Path(file), access.security, access.zookeeper_options))
     if as_json:
         names = {"restored": list(done.offsets), "forgotten": done.forgotten, "left": done.left}
         print_json({key: [f"{p.topic}:{p.partition}" for p in each] for key, each in names.items()})

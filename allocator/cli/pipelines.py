@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import re
@@ -19,19 +18,15 @@ from allocator._files import write_file
 from allocator.cli.options import Command, brokers_option, decorated
 from allocator.cli.progress import Step, progress
 from allocator.errors import ConfigError
-from allocator.spark.archive import Archive, ArchiveReport, compact
+from allocator.spark import Topic, plain_errors
+from allocator.spark.archive import FORMATS, Archive, ArchiveReport, compact, transform_of
 from allocator.spark.archive import archive as archive_topic
-from allocator.spark.archive.schema import decoder, load_transform
-from allocator.spark.archive.store import FORMATS
-from allocator.spark.audit import BY
+from allocator.spark.audit import BY, FIELDS
 from allocator.spark.audit import audit as audit_sides
-from allocator.spark.audit.pipeline import FIELDS
-from allocator.spark.errors import plain
 from allocator.spark.skew import skew as measure
-from allocator.spark.topic import Topic
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 __all__ = ["archive", "audit", "skew"]
 
@@ -70,22 +65,6 @@ def _run_options(command: Command) -> Command:
         ),
         click.option("--json", "as_json", is_flag=True, help="Print the report as JSON."),
     )
-
-
-def _plainly(command: Command) -> Command:
-    """Raises an error of Spark as an AllocatorError, without its stack."""
-
-    @functools.wraps(command)
-    def run(**given: Any) -> None:
-        try:
-            command(**given)
-        except Exception as error:
-            told = plain(error)
-            if told is None:
-                raise
-            raise told from error
-
-    return run
 
 
 def _topic_options(command: Command) -> Command:
@@ -135,7 +114,7 @@ def _topic_options(command: Command) -> Command:
     "--compact", "compacting", is_flag=True, help="Merge small files at the end; without --topic, only merge."
 )
 @_run_options
-@_plainly
+@plain_errors()
 def archive(
     directory: str,
     brokers: Optional[str],
@@ -172,7 +151,7 @@ def archive(
             "procedure rewrite_data_files"
         )
     chosen = [_topic(brokers, name, options) for name in topics]
-    apply = _chain(key, value, transform)
+    apply = transform_of(key, value, transform)
     spark = None if dry_run else _session("allocator archive", master, quiet)
     reports: list[ArchiveReport] = []
     for topic in chosen:
@@ -213,7 +192,7 @@ def archive(
 )
 @click.option("--html", help="Write the report to this HTML file.")
 @_run_options
-@_plainly
+@plain_errors()
 def skew(
     topic: Optional[str],
     brokers: Optional[str],
@@ -281,7 +260,7 @@ def skew(
 )
 @click.option("--html", help="Write the report to this HTML file.")
 @_run_options
-@_plainly
+@plain_errors()
 def audit(
     left: str,
     right: str,
@@ -354,18 +333,6 @@ def _side(text: str, options: tuple[str, ...]) -> Union[Topic, Archive]:
             return Archive(path.parent, path.name[len("topic=") :])
         return Archive(path)
     raise ConfigError(f"{text!r} names no side; write kafka://host:port,host:port/topic or archive:DIRECTORY")
-
-
-def _chain(key: str | None, value: str | None, transform: str | None) -> Any:
-    steps = [decoder(key, value)] if key is not None or value is not None else []
-    steps += [load_transform(transform)] if transform is not None else []
-
-    def apply(rows: DataFrame) -> DataFrame:
-        for step in steps:
-            rows = step(rows)
-        return rows
-
-    return apply if steps else None
 
 
 # -- output ------------------------------------------------------------------------------------------------------

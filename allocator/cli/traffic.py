@@ -11,7 +11,7 @@ import click
 from allocator.cli.options import with_brokers
 from allocator.cli.output import print_json
 from allocator.errors import ConfigError
-from allocator.testing.traffic import Recording
+from allocator.testing import Recording
 
 if TYPE_CHECKING:
     from allocator.cli.read import Access

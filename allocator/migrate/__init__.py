@@ -4,3 +4,12 @@ In: an old cluster, a new one, their groups, a plan. Out: mirrored topics, a map
 offsets, groups that read the new cluster. May touch: the new cluster, the offsets of the groups in the plan, and the
 files that it names. On the old cluster it writes only offsets: its own group's, and those of a rollback or a copy.
 """
+
+from __future__ import annotations
+
+from allocator.migrate.cutover import Cutover
+from allocator.migrate.mirror import Mirror, MirrorSettings
+from allocator.migrate.offsets import CopyPlan, copy_offsets, restore_offsets
+from allocator.migrate.storage import OffsetStore
+
+__all__ = ["CopyPlan", "Cutover", "Mirror", "MirrorSettings", "OffsetStore", "copy_offsets", "restore_offsets"]

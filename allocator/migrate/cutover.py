@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, ClassVar, Final, NamedTuple, TypeVar
 
 from allocator._files import read_json, write_json
 from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.core.zookeeper.client import ZooKeeper
 from allocator.errors import AllocatorError, ConfigError
-from allocator.migrate.cutover_plan import Plan
+from allocator.migrate.cutover_plan import Plan, load_plan
 from allocator.migrate.offset_map import OffsetMap, map_topic
-from allocator.migrate.offsets import copy, restore
+from allocator.migrate.offsets import copy_offsets, restore_offsets
 from allocator.migrate.storage import OffsetStore, connected
 from allocator.migrate.topics import TopicIds
 from allocator.migrate.translate import ends_of
@@ -25,17 +26,7 @@ from allocator.operate.describe import describe
 from allocator.operate.switching import ClusterChoice, choose, path_of, read_choice
 from allocator.types import TopicPartition
 
-__all__ = [
-    "NO_RETURN",
-    "POLL_S",
-    "STEPS",
-    "Clusters",
-    "Cutover",
-    "CutoverFailed",
-    "Verdict",
-    "opened",
-    "until",
-]
+__all__ = ["NO_RETURN", "POLL_S", "STEPS", "Clusters", "Cutover", "CutoverFailed", "opened", "until"]
 
 log = logging.getLogger(__name__)
 
@@ -147,21 +138,14 @@ async def until(
         await asyncio.sleep(POLL_S)
 
 
-class Verdict(NamedTuple):
-    """A text to show, and the number of records that the new cluster lacks or that differ."""
-
-    text: str
-    lost: int
-
-
-Audit = Callable[[Plan, "list[list[Any]]"], Awaitable["dict[str, Verdict]"]]
-"""Compares each topic on both clusters, up to the ends at which producers changed over: (topic, partition, old end, new
-end)."""
+Audit = Callable[[str, "list[tuple[str, dict[str, str]]]"], "tuple[str, int]"]
+"""Compares a topic on both clusters: (brokers, options of `allocator.spark.Topic`) of the old one and the new one.
+Returns a text to show, and the number of records that the new cluster lacks or that differ. Runs in a thread."""
 
 
 class Cutover:
-    """Runs a plan. Calls `on_step(step, result)` after each step, and `on_wait(step, left, unit)` while it waits: so
-    many members, records or partitions are left to wait for.
+    """Runs the plan in a file. Calls `on_step(step, result)` after each step, and `on_wait(step, left, unit)` while it
+    waits: so many members, records or partitions are left to wait for.
 
     Guarantee: a finished step is in the state file before the next one begins. So the process may be killed at any time
     and run again with the same plan; a repeated step does no harm. Until step `NO_RETURN` lets producers write,
@@ -169,18 +153,20 @@ class Cutover:
     old offsets.
     """
 
+    STEPS: ClassVar = STEPS
+
     def __init__(
         self,
-        plan: Plan,
+        plan: str | Path,
         on_step: Callable[[str, str], None] | None = None,
         on_wait: Callable[[str, int, str], None] = lambda *_: None,
         audit: Audit | None = None,
     ) -> None:
-        self.plan = plan
+        self.plan = load_plan(Path(plan))
         self._on_step = on_step or (lambda step, text: log.info("%s: %s", step, text))
         self._on_wait = on_wait
         self._audit = audit
-        self._state: dict[str, Any] = {"format": FORMAT, "plan": plan.digest, "steps": {}}
+        self._state: dict[str, Any] = {"format": FORMAT, "plan": self.plan.digest, "steps": {}}
 
     # -- state ----------------------------------------------------------------------------------------------------
 
@@ -201,6 +187,10 @@ class Cutover:
         self._state = found
         steps: dict[str, Any] = found["steps"]
         return steps
+
+    def may_roll_back(self) -> bool:
+        """Whether producers still write to the old cluster only, as far as `load` has found."""
+        return not self._state["steps"].keys() & {NO_RETURN, "opened"}
 
     def _note(self, step: str, **details: Any) -> None:
         self._state["steps"][step] = {"at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **details}
@@ -237,7 +227,7 @@ class Cutover:
         done = self.load()
         if not done:
             raise CutoverFailed(f"nothing to undo: {self.plan.path} has not begun, there is no {self.plan.state}")
-        if "opened" in done or NO_RETURN in done:
+        if not self.may_roll_back():
             raise CutoverFailed(
                 f"step {NO_RETURN!r} was reached: the new cluster gets records that the old one does not have. There "
                 "is no way back without losing them. Run the remaining steps"
@@ -251,7 +241,7 @@ class Cutover:
                 for group in self.plan.groups:
                     file = self._restore_file(group)
                     if file.exists():
-                        await restore(file, self.plan.new_security)
+                        await restore_offsets(file, self.plan.new_security)
             for group in self.plan.groups:
                 await choose(clusters.ensemble, path_of(self.plan.root, group), ClusterChoice())
                 self._on_step("rollback", f"{group} reads the old cluster")
@@ -360,10 +350,10 @@ class Cutover:
         for group in self.plan.groups:
             file = self._restore_file(group)
             if file.exists():  # of a killed run: begin again with the offsets from before it
-                await restore(file, self.plan.new_security)
+                await restore_offsets(file, self.plan.new_security)
                 file.unlink()
             old, new = self.plan.old(group), self.plan.new(group)
-            done = await copy(old, new, file, by="map", topics=self.plan.topics, mirror=self.plan.mirror)
+            done = await copy_offsets(old, new, file, by="map", topics=self.plan.topics, mirror=self.plan.mirror)
             moved[group] = len(done.rows)
         return {"offsets": moved}
 
@@ -451,14 +441,33 @@ class Cutover:
             return {"audit": "disabled"}
         if self._audit is None:
             raise CutoverFailed("the plan asks for an audit, and none was given; set audit = false to finish without")
-        found = await self._audit(self.plan, self._state["steps"]["opened"]["ends"])
-        lost = [f"{topic}: {verdict.text}" for topic, verdict in found.items() if verdict.lost]
+        ends = self._state["steps"]["opened"]["ends"]
+        found = {
+            topic: await asyncio.to_thread(self._audit, topic, self._sides(topic, ends)) for topic in self.plan.topics
+        }
+        lost = [f"{topic}: {text}" for topic, (text, records) in found.items() if records]
         if lost:
             raise CutoverFailed(
                 f"the new cluster lacks records of the old one: {'; '.join(lost)}; see allocator audit. Run the "
                 "cutover again to compare again, or with audit = false to finish without"
             )
-        return {"audit": {topic: verdict.text for topic, verdict in found.items()}}
+        return {"audit": {topic: text for topic, (text, _) in found.items()}}
+
+    def _sides(self, topic: str, ends: list[list[Any]]) -> list[tuple[str, dict[str, str]]]:
+        """Both clusters with the options that read `topic` up to the ends at which producers changed over."""
+        plan = self.plan
+        old, new = (plan.old_brokers, plan.old_security, 2), (plan.new_brokers, plan.new_security, 3)
+        return [
+            (
+                brokers,
+                {
+                    "ending_offsets": json.dumps({topic: {str(row[1]): row[at] for row in ends if row[0] == topic}}),
+                    "isolation_level": "read_committed",  # as the mirror reads
+                    **{f"security.{key}": str(value) for key, value in (security or {}).items()},
+                },
+            )
+            for brokers, security, at in (old, new)
+        ]
 
     def _restore_file(self, group: str) -> Path:
         return self.plan.state.with_name(f"{self.plan.state.stem}.{group}.offsets.json")

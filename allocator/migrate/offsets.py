@@ -6,7 +6,7 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, ClassVar, Optional
 
 from allocator._files import read_json, refuse_existing, write_json
 from allocator.errors import AllocatorError, ConfigError, TopicNotFound
@@ -16,7 +16,7 @@ from allocator.migrate.topics import TopicIds, same_topic
 from allocator.migrate.translate import Found
 from allocator.types import TopicPartition
 
-__all__ = ["CopyPlan", "CopyRefused", "Restored", "Row", "copy", "plan_copy", "restore"]
+__all__ = ["CopyPlan", "CopyRefused", "Restored", "Row", "copy_offsets", "restore_offsets"]
 
 FORMAT = "allocator offsets 1"
 
@@ -42,6 +42,9 @@ class Row:
 @dataclass(frozen=True)
 class CopyPlan:
     """The offsets that a copy would commit."""
+
+    METHODS: ClassVar = translate.METHODS
+    """How a copy finds the position in the target log."""
 
     source: OffsetStore
     target: OffsetStore
@@ -78,42 +81,31 @@ class CopyPlan:
         }
 
 
-async def plan_copy(
+async def copy_offsets(
     source: OffsetStore,
     target: OffsetStore,
+    restore_file: Path | None = None,
     *,
     by: str = "offset",
     topics: Collection[str] = (),
     mirror: str = "allocator-mirror",
     progress: translate.Progress = translate.silent,
 ) -> CopyPlan:
-    """Computes the plan of `copy`; changes nothing.
+    """Copies the offsets, after it has saved the former ones in `restore_file`. Without a file it changes nothing, and
+    returns the plan only.
 
-    `by`: one of `translate.METHODS`; `mirror` is the group of the mirror, for "map". Without `topics`, all topics of
+    `by`: one of `CopyPlan.METHODS`; `mirror` is the group of the mirror, for "map". Without `topics`, all topics of
     which the group has committed offsets. `progress(done, total, unit)` is called while logs are read.
+
+    Raises GroupAlive or CopyRefused before any change. After CommitFailed some offsets may have been copied;
+    `restore_offsets` undoes that. If a member joined during the copy, raises a GroupAlive that says so.
     """
-    async with source.opened() as old, target.opened() as new:
-        return await _plan(old, new, by, topics, mirror, progress)
-
-
-async def copy(
-    source: OffsetStore,
-    target: OffsetStore,
-    restore_file: Path,
-    *,
-    by: str = "offset",
-    topics: Collection[str] = (),
-    mirror: str = "allocator-mirror",
-    progress: translate.Progress = translate.silent,
-) -> CopyPlan:
-    """Copies the offsets, after it has saved the former ones in `restore_file`.
-
-    Raises GroupAlive or CopyRefused before any change. After CommitFailed some offsets may have been copied; `restore`
-    undoes that. If a member joined during the copy, raises a GroupAlive that says so.
-    """
-    refuse_existing(restore_file)
+    if restore_file is not None:
+        refuse_existing(restore_file)
     async with source.opened() as old, target.opened() as new:
         plan = await _plan(old, new, by, topics, mirror, progress)
+        if restore_file is None:
+            return plan
         if plan.problems:
             raise CopyRefused(f"nothing was copied: {'; '.join(plan.problems)}")
         # last, so that hardly any time is left for a member to join
@@ -136,7 +128,7 @@ async def copy(
 
 @dataclass(frozen=True)
 class Restored:
-    """The result of `restore`."""
+    """The result of `restore_offsets`."""
 
     target: OffsetStore
     offsets: Mapping[TopicPartition, int]
@@ -146,7 +138,7 @@ class Restored:
     """These had no committed offset before, but the cluster cannot delete one: they keep the copied offset."""
 
 
-async def restore(
+async def restore_offsets(
     path: Path,
     security: Mapping[str, Any] | None = None,
     zookeeper_options: Mapping[str, Any] | None = None,

@@ -18,19 +18,31 @@ from allocator import lazy_names
 
 if TYPE_CHECKING:
     from allocator.spark.decoding import decode_values
+    from allocator.spark.errors import plain_errors
     from allocator.spark.ranges import stream_lag
     from allocator.spark.sessions import session
     from allocator.spark.source.source import AllocatorDataSource, register
+    from allocator.spark.topic import Topic
 
-__all__ = ["AllocatorDataSource", "decode_values", "register", "session", "stream_lag"]
+__all__ = [
+    "AllocatorDataSource",
+    "Topic",
+    "decode_values",
+    "plain_errors",
+    "register",
+    "session",
+    "stream_lag",
+]
 
 if not TYPE_CHECKING:  # a type checker would accept every name
     __getattr__ = lazy_names(
         __name__,
         {
             "decoding": "decode_values",
+            "errors": "plain_errors",
             "ranges": "stream_lag",
             "sessions": "session",
             "source.source": "AllocatorDataSource register",
+            "topic": "Topic",
         },
     )

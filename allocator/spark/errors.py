@@ -27,6 +27,7 @@ __all__ = [
     "WriteFailed",
     "in_one_line",
     "plain",
+    "plain_errors",
 ]
 
 # an error of this library, with or without a traceback before it: up to an empty line or a line of Java's stack
@@ -91,6 +92,18 @@ def in_one_line() -> Iterator[None]:
             # outside of pyspark's workers the process continues, and other errors must keep their stacks
             weakref.finalize(error, os.environ.pop, HIDE, None)
         raise
+
+
+@contextlib.contextmanager
+def plain_errors() -> Iterator[None]:
+    """Raises an error of Spark that leaves the block as an AllocatorError, without its stack."""
+    try:
+        yield
+    except Exception as error:
+        told = plain(error)
+        if told is None:
+            raise
+        raise told from error
 
 
 def plain(error: BaseException) -> Optional[AllocatorError]:

@@ -27,13 +27,17 @@ if TYPE_CHECKING:
         UnknownVersion,
         WaitTimeout,
     )
+    from .jars import fetch_jars
     from .node import Node
     from .probe import Metadata, PartitionState
     from .producing import Produced, produce
     from .proxy import Direction, FaultProxy
+    from .traffic import Recording
+    from .versions import USUAL_ZOOKEEPER
     from .waiting import wait_until, wait_until_async
 
 __all__ = [
+    "USUAL_ZOOKEEPER",
     "ClusterError",
     "Direction",
     "FaultProxy",
@@ -46,10 +50,12 @@ __all__ = [
     "PartitionState",
     "Produced",
     "ProducedRecord",
+    "Recording",
     "ServerStartFailed",
     "TestingError",
     "UnknownVersion",
     "WaitTimeout",
+    "fetch_jars",
     "produce",
     "wait_until",
     "wait_until_async",
@@ -63,10 +69,13 @@ if not TYPE_CHECKING:  # a type checker would accept every name
             "cluster": "LocalCluster",
             "errors": "ClusterError JarsUnavailable JavaNotFound NoContainerEngine ServerStartFailed TestingError "
             "UnknownVersion WaitTimeout",
+            "jars": "fetch_jars",
             "node": "Node",
             "probe": "Metadata PartitionState",
             "producing": "Produced produce",
             "proxy": "Direction FaultProxy",
+            "traffic": "Recording",
+            "versions": "USUAL_ZOOKEEPER",
             "waiting": "wait_until wait_until_async",
         },
     )

@@ -18,14 +18,14 @@ from ..errors import MissingExtra
 from .download import OnBytes, Registry, download, find_registry
 from .errors import JarsUnavailable
 from .pins import Jar, differences, pinned
-from .versions import JarSet
+from .versions import KAFKA, USUAL_ZOOKEEPER, JarSet, kafka_release, zookeeper_jars
 
 try:
     from filelock import FileLock
 except ImportError as error:
     raise MissingExtra("servers for tests need filelock: pip install 'zk-partition-allocator[testing]'") from error
 
-__all__ = ["cache_directory", "class_path", "jar_directory"]
+__all__ = ["cache_directory", "class_path", "fetch_jars", "jar_directory"]
 
 log = logging.getLogger(__name__)
 _verified: set[Path] = set()
@@ -44,6 +44,12 @@ def class_path(jars: JarSet) -> str:
     """The class path for `java -cp`, sorted by name."""
     directory = jar_directory(jars)
     return os.pathsep.join(str(path) for path in sorted(directory.glob("*.jar")))
+
+
+def fetch_jars(versions: Sequence[str] = (), zookeeper: str = USUAL_ZOOKEEPER) -> dict[str, Path]:
+    """Downloads the jars of ZooKeeper and of these versions of Kafka, by default all. Returns name -> directory."""
+    wanted = [zookeeper_jars(zookeeper), *(kafka_release(version).jars for version in versions or KAFKA)]
+    return {jars.what: jar_directory(jars) for jars in wanted}
 
 
 def jar_directory(jars: JarSet) -> Path:

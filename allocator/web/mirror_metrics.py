@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, PlatformCollector, ProcessColle
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from allocator.migrate.mirror import Mirror
+from allocator.migrate import Mirror
 from allocator.web.families import counter, gauge
 from allocator.web.guard import Guard
 from allocator.web.server import Health, Site, serve

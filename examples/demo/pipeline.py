@@ -6,10 +6,9 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from allocator.spark import session
+from allocator.spark import Topic, session
 from allocator.spark.archive import Archive, archive
 from allocator.spark.audit import audit
-from allocator.spark.topic import Topic
 from allocator.testing.java import find_java
 
 from .check import Claim

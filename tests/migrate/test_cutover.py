@@ -12,11 +12,10 @@ import pytest
 from cutting import World, command
 from mirroring import killed
 
-from allocator.cli.cutover import audit_topics
+from allocator.cli.cutover import audit_topic
 from allocator.core.zookeeper.client import ZooKeeper
 from allocator.errors import BrokersUnavailable, ConfigError
 from allocator.migrate.cutover import STEPS, Cutover, CutoverFailed
-from allocator.migrate.cutover_plan import load_plan
 from allocator.operate.switching import ClusterChoice, choose, path_of
 from allocator.testing import wait_until_async
 from allocator.testing.versions import NEWEST
@@ -43,12 +42,12 @@ def make_world(cluster_factory: Any, topic_factory: Callable[..., str], group: s
 @pytest.mark.parametrize(("old", "new"), PAIRS)
 async def test_a_cutover_loses_nothing_while_all_run(old: str, new: str, make_world: Any) -> None:
     world = await make_world(old, new)
-    plan = load_plan(world.plan())
+    plan = world.plan()
     async with world.running():
         await wait_until_async(lambda: sum(world.seen.values()) > 200, 90, "services to read the old cluster")
         await wait_until_async(lambda: _checked(plan), 60, "the mirror to have begun with every partition")
         told: list[str] = []
-        await Cutover(plan, lambda step, text: told.append(step), audit=audit_topics).run()
+        await Cutover(plan, lambda step, text: told.append(step), audit=audit_topic).run()
         assert told == list(STEPS[1:])
         assert world.read_from == {world.old.bootstrap, world.new.bootstrap}
         await wait_until_async(lambda: len(world.written["new"]) > 100, 60, "producers to write to the new cluster")
@@ -63,7 +62,7 @@ async def test_a_cutover_loses_nothing_while_all_run(old: str, new: str, make_wo
 
 async def test_each_step_may_be_the_last_of_a_run_and_a_rollback_loses_nothing(make_world: Any) -> None:
     world = await make_world("0.9.0.1", "3.9.1")
-    plan = load_plan(world.plan())
+    plan = world.plan()
     async with world.running():
         await wait_until_async(lambda: sum(world.seen.values()) > 100, 90, "services to read the old cluster")
         await wait_until_async(lambda: _checked(plan), 60, "the mirror to have begun with every partition")
@@ -77,7 +76,7 @@ async def test_each_step_may_be_the_last_of_a_run_and_a_rollback_loses_nothing(m
         await wait_until_async(lambda: world.old.bootstrap in world.read_from, 60, "services to read the old one again")
         last = world.written["old"][-1]
         await wait_until_async(lambda: world.seen[last], 60, "everything to be read")
-        assert not await asyncio.to_thread(plan.state.exists)
+        assert not await asyncio.to_thread(Cutover(plan).plan.state.exists)
     assert world.lost(last) == []
     assert world.written["new"] == []
     assert world.duplicates == 0
@@ -86,8 +85,7 @@ async def test_each_step_may_be_the_last_of_a_run_and_a_rollback_loses_nothing(m
 @pytest.mark.long
 async def test_a_command_that_is_killed_in_each_step_is_run_again_and_loses_nothing(make_world: Any) -> None:
     world = await make_world("0.9.0.1", "3.9.1")
-    path = world.plan()
-    plan = load_plan(path)
+    path = plan = world.plan()
     rng = random.Random(5)
     async with world.running():
         await wait_until_async(lambda: sum(world.seen.values()) > 100, 90, "services to read the old cluster")
@@ -118,7 +116,7 @@ async def test_a_command_that_is_killed_in_each_step_is_run_again_and_loses_noth
 async def test_a_rollback_of_what_was_killed_when_it_had_told_members_to_join(make_world: Any) -> None:
     """Step "start" is not in the state file, but members are at work on the new cluster."""
     world = await make_world("0.9.0.1", "3.9.1")
-    plan = load_plan(world.plan())
+    plan = world.plan()
     with pytest.raises(CutoverFailed, match="nothing to undo"):
         await Cutover(plan).rollback()
     async with world.running():
@@ -127,7 +125,8 @@ async def test_a_rollback_of_what_was_killed_when_it_had_told_members_to_join(ma
         await Cutover(plan).run(until="offsets")
         ensemble = ZooKeeper(world.zookeeper)
         await ensemble.connect()
-        await choose(ensemble, path_of(plan.root, world.group), ClusterChoice(plan.new_brokers))
+        read = Cutover(plan).plan
+        await choose(ensemble, path_of(read.root, world.group), ClusterChoice(read.new_brokers))
         await ensemble.close()
         await wait_until_async(lambda: world.new.bootstrap in world.read_from, 60, "services to read the new cluster")
         await Cutover(plan).rollback()
@@ -145,7 +144,7 @@ async def test_what_is_written_meanwhile_to_a_partition_without_commits_is_read_
     world = await make_world("0.9.0.1", "3.9.1")
     world.partitions = [0, 1]
     world.options = {"auto_offset_reset": "latest"}
-    plan = load_plan(world.plan())
+    plan = world.plan()
     async with world.running():
         await wait_until_async(lambda: sum(world.seen.values()) > 100, 90, "services to read the old cluster")
         await wait_until_async(lambda: _checked(plan), 60, "the mirror to have begun with every partition")
@@ -169,7 +168,7 @@ async def test_members_that_do_not_go_stop_it_and_are_named(make_world: Any) -> 
     world = await make_world("0.9.0.1", "3.9.1")
     path = world.plan()
     path.write_text(path.read_text().replace("freeze_s = 60.0", "freeze_s = 1.0"))
-    plan = load_plan(path)
+    plan = path
     async with world.running(services=0):
         options = {"brokers": world.old.bootstrap, "group": world.group, "zookeeper": world.zookeeper}
         async with Consumer(world.topic, **options) as stubborn:
@@ -191,7 +190,7 @@ def test_every_fault_of_a_plan_is_told_at_once(tmp_path: Path) -> None:
         "[new]\nbrokers = 5\n[wait]\nfreeze_s = -1\n[mirrors]\n"
     )
     with pytest.raises(ConfigError) as told:
-        load_plan(path)
+        Cutover(path)
     for fault in (
         "groups is []; it must be a list of names, and not empty",
         "[cutover] has no setting 'topic'",
@@ -209,17 +208,17 @@ def test_a_plan_that_changes_under_way_is_refused(tmp_path: Path) -> None:
         '[cutover]\ngroups = ["g", "h"]\ntopics = ["t", "u"]\nzookeeper = "z:1"\n'
         '[old]\nbrokers = "a:1"\n[new]\nbrokers = "b:1"\n'
     )
-    first = Cutover(load_plan(path))
+    first = Cutover(path)
     assert first.load() == {}
     first._note("check")
-    assert set(Cutover(load_plan(path)).load()) == {"check"}
+    assert set(Cutover(path).load()) == {"check"}
     path.write_text(path.read_text().replace("b:1", "c:1"))
     with pytest.raises(ConfigError, match="moves something else since its cutover began"):
-        Cutover(load_plan(path)).load()
+        Cutover(path).load()
     same = path.read_text().replace("c:1", "b:1").replace('zookeeper = "z:1"', 'zookeeper = "z:1"\naudit = false')
     same = same.replace('"g", "h"', '"h", "g"').replace('"t", "u"', '"u", "t"')
     path.write_text(f"{same}[wait]\nquiet_s = 5.0  # what moves is the same\n")
-    assert set(Cutover(load_plan(path)).load()) == {"check"}
+    assert set(Cutover(path).load()) == {"check"}
 
 
 PLAN = (
@@ -245,17 +244,17 @@ def test_another_spelling_of_addresses_is_no_change_of_the_plan(
 ) -> None:
     path = tmp_path / "plan.toml"
     path.write_text(PLAN.format("z,y:1/c", "a,b", "z:2/d", "c:3,d:4"))
-    Cutover(load_plan(path))._note("check")
+    Cutover(path)._note("check")
     path.write_text(PLAN.format(*changed))
     if accepted:
-        assert set(Cutover(load_plan(path)).load()) == {"check"}
+        assert set(Cutover(path).load()) == {"check"}
     else:
         with pytest.raises(ConfigError, match="moves something else since its cutover began"):
-            Cutover(load_plan(path)).load()
+            Cutover(path).load()
 
 
 def test_a_plan_between_two_lists_of_one_cluster_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "plan.toml"
     path.write_text(PLAN.format("z", "a:1,b:1", "z", "c:1, B:1"))
     with pytest.raises(ConfigError, match="share a broker: a:1,b:1 and c:1, B:1"):
-        load_plan(path)
+        Cutover(path)

@@ -25,7 +25,7 @@ from allocator.core.record import Record
 from allocator.core.tasks import within
 from allocator.migrate.mirror import Mirror
 from allocator.migrate.offset_map import OffsetTranslation, Run
-from allocator.migrate.offsets import plan_copy
+from allocator.migrate.offsets import copy_offsets
 from allocator.migrate.positions import PartitionPosition, Target
 from allocator.migrate.storage import OffsetStore
 from allocator.migrate.tails import Tail, digest
@@ -147,7 +147,7 @@ async def test_after_a_crash_a_copy_by_map_skips_no_record_behind_an_aborted_tra
     await world.fill("second", 100)
     await world.crash(400)
     source, target = OffsetStore(world.old.bootstrap, service), OffsetStore(world.new.bootstrap, service)
-    (row,) = (await plan_copy(source, target, by="map", mirror=group)).rows
+    (row,) = (await copy_offsets(source, target, by="map", mirror=group)).rows
     assert (row.after, row.problem) == (300, "")
 
 

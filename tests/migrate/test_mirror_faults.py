@@ -19,7 +19,7 @@ from mirroring import bare, contents, killed, mirroring, more, settings, started
 from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.migrate.mirror import Mirror
-from allocator.migrate.offsets import plan_copy
+from allocator.migrate.offsets import copy_offsets
 from allocator.migrate.storage import OffsetStore
 from allocator.testing import LocalCluster, produce, wait_until_async
 from allocator.types import OffsetAndMetadata, TopicPartition
@@ -134,7 +134,7 @@ async def test_the_late_request_of_a_frozen_process_does_not_change_the_map_of_i
         await client.refresh()
         await GroupOffsets(client, service).commit({partition: OffsetAndMetadata(130, "", -1)})
     source, target = OffsetStore(old.bootstrap, service), OffsetStore(new.bootstrap, service)
-    (row,) = (await plan_copy(source, target, by="map", mirror=group)).rows
+    (row,) = (await copy_offsets(source, target, by="map", mirror=group)).rows
     assert (row.after, row.problem) == (130, "")
 
 

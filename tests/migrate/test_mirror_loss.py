@@ -23,10 +23,9 @@ from allocator.core.clock import wall_ms
 from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.core.zookeeper.client import ZooKeeper
 from allocator.migrate.cutover import Cutover, CutoverFailed
-from allocator.migrate.cutover_plan import load_plan
 from allocator.migrate.mirror import Mirror, RecordsGone
 from allocator.migrate.mirror_settings import MirrorSettings
-from allocator.migrate.offsets import plan_copy
+from allocator.migrate.offsets import copy_offsets
 from allocator.migrate.storage import OffsetStore
 from allocator.migrate.takeover import SourceLoss, TopicsStopped
 from allocator.migrate.topics import TopicsDiffer
@@ -370,16 +369,15 @@ async def test_neither_offsets_nor_groups_move_by_the_map_of_a_former_topic(
         await client.refresh([topic])
         for name, offset in ((group, 50), (mirror, 100)):
             await GroupOffsets(client, name).commit({partition: OffsetAndMetadata(offset, "", -1)})
-    (row,) = (
-        await plan_copy(OffsetStore(old.bootstrap, group), OffsetStore(new.bootstrap, group), by="map", mirror=mirror)
-    ).rows
+    source, target = OffsetStore(old.bootstrap, group), OffsetStore(new.bootstrap, group)
+    (row,) = (await copy_offsets(source, target, by="map", mirror=mirror)).rows
     assert row.problem.startswith("the old topic was created again: its id was ")
     plan = World(old, new, topic, group, tmp_path).plan()
     ensemble = ZooKeeper(f"{old.zookeeper}/{group}")
     await ensemble.connect()  # makes the chroot
     await ensemble.close()
     with pytest.raises(CutoverFailed, match=f"topic '{topic}' of the old cluster was deleted and created again"):
-        await Cutover(load_plan(plan)).run("check")
+        await Cutover(plan).run("check")
 
 
 async def test_a_new_topic_that_loses_its_records_stops_until_it_is_mirrored_again(
@@ -416,7 +414,7 @@ async def test_a_new_topic_that_loses_its_records_stops_until_it_is_mirrored_aga
         await client.refresh([topic])
         await GroupOffsets(client, f"{group}-reader").commit({TopicPartition(topic, 0): OffsetAndMetadata(50, "", -1)})
     stores = OffsetStore(old.bootstrap, f"{group}-reader"), OffsetStore(new.bootstrap, f"{group}-reader")
-    (row,) = (await plan_copy(*stores, by="map", mirror=group)).rows
+    (row,) = (await copy_offsets(*stores, by="map", mirror=group)).rows
     assert f"start the mirror with --restart {topic}" in row.problem
     await Mirror(replace(chosen, restart=[topic])).run(until_caught_up=True)
     assert values((await contents(new, topic))[0]) == numbered("foreign", range(150)) + numbered("value", range(100))

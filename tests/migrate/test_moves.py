@@ -13,7 +13,7 @@ from mirroring import contents, settings
 from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.migrate.mirror import Mirror
-from allocator.migrate.offsets import copy, restore
+from allocator.migrate.offsets import copy_offsets, restore_offsets
 from allocator.migrate.storage import OffsetStore
 from allocator.testing import LocalCluster
 from allocator.testing.versions import KAFKA, NEWEST
@@ -74,13 +74,13 @@ async def test_offsets_of_any_storage_are_copied_to_any_and_put_back(
         for target in storages(cluster):
             heir = f"{ours}-{target}"
             file = tmp_path / f"{heir}.json"
-            await copy(
+            await copy_offsets(
                 OffsetStore(cluster.bootstrap, ours, source, ensembles),
                 OffsetStore(cluster.bootstrap, heir, target, ensembles),
                 file,
             )
             assert await committed(cluster, heir, topic) == {target: 40 + index}
-            done = await restore(file)
+            done = await restore_offsets(file)
             left = {target: 40 + index} if done.left else {}
             assert await committed(cluster, heir, topic) == left
             assert bool(done.left) == (target == "zookeeper" or cluster.release.number < (2, 4))

@@ -20,7 +20,7 @@ from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.core.zookeeper.client import NoChroot
 from allocator.errors import ConfigError
 from allocator.migrate.mirror import Mirror
-from allocator.migrate.offsets import CopyRefused, copy, plan_copy, restore
+from allocator.migrate.offsets import CopyRefused, copy_offsets, restore_offsets
 from allocator.migrate.storage import GroupAlive, OffsetStore
 from allocator.testing import LocalCluster, ProducedRecord, produce
 from allocator.testing.topics import zookeeper_client
@@ -75,22 +75,22 @@ async def test_what_kiel_left_in_zookeeper_comes_to_kafka_and_goes_back(
     source = OffsetStore(old.bootstrap, group, "zookeeper", (old.zookeeper,))
     target = OffsetStore(old.bootstrap, group, "kafka", (old.zookeeper,))
     with pytest.raises(NoChroot, match="Check the chroot"):  # members there would not be visible
-        await plan_copy(source, replace(target, zookeepers=(f"{old.zookeeper}/typo-{group}",)))
-    plan = await plan_copy(source, target)
+        await copy_offsets(source, replace(target, zookeepers=(f"{old.zookeeper}/typo-{group}",)))
+    plan = await copy_offsets(source, target)
     assert [(row.partition.partition, row.source, row.before, row.after, row.lag) for row in plan.rows] == [
         (0, 40, 7, 40, 10),
         (1, 0, None, 0, 0),
     ]
     assert await committed(old, group, topic) == {0: 7}
     file = tmp_path / "before.json"
-    await copy(source, target, file)
+    await copy_offsets(source, target, file)
     assert await committed(old, group, topic) == {0: 40, 1: 0}
     with pytest.raises(ConfigError, match="may be the only copy of former data"):
-        await copy(source, target, file)
-    done = await restore(file)
+        await copy_offsets(source, target, file)
+    done = await restore_offsets(file)
     assert await committed(old, group, topic) == {0: 7, 1: 0}
     assert done.left == (TopicPartition(topic, 1),)  # 0.9 cannot delete an offset
-    back = await copy(target, source, tmp_path / "another.json")
+    back = await copy_offsets(target, source, tmp_path / "another.json")
     assert back.rows[0].before == 40
     assert await committed(old, group, topic, in_zookeeper=True) == {0: 7, 1: 0}
 
@@ -116,8 +116,8 @@ async def test_it_is_refused_while_there_is_a_member_of_any_kind(
             while not member.assignment():
                 await member.getbatch(0.1)
             with pytest.raises(GroupAlive, match=f"group '{who}' .* has members: allocator-"):
-                await copy(source, target, file)
-            assert len((await plan_copy(source, target)).alive) == 1
+                await copy_offsets(source, target, file)
+            assert len((await copy_offsets(source, target)).alive) == 1
     for path, kind in (
         (f"/{group}/kiel/groups/{group}/members/host:1", "kiel"),
         (f"/{group}/consumers/{other}/ids/a", "high-level"),
@@ -125,14 +125,14 @@ async def test_it_is_refused_while_there_is_a_member_of_any_kind(
         with zookeeper_client(new.zookeeper) as client:
             client.create(path, makepath=True)
         with pytest.raises(GroupAlive, match=kind):
-            await copy(source, target, file)
+            await copy_offsets(source, target, file)
         with zookeeper_client(new.zookeeper) as client:
             client.delete(path)
     assert not await asyncio.to_thread(file.exists)
     assert await committed(new, other, topic) == {}
-    await copy(source, target, file)
+    await copy_offsets(source, target, file)
     assert await committed(new, other, topic) == {0: 5}
-    assert (await restore(file)).forgotten == (TopicPartition(topic, 0),)
+    assert (await restore_offsets(file)).forgotten == (TopicPartition(topic, 0),)
     assert await committed(new, other, topic) == {}
 
 
@@ -150,19 +150,19 @@ async def test_offsets_of_a_mirrored_topic_are_found_by_map_by_content_and_by_ti
     for offset in (0, 120, 200):
         await commit(old, group, {partition: offset})
         for by in ("map", "content"):
-            (row,) = (await plan_copy(source, target, by=by, mirror=mirror)).rows
+            (row,) = (await copy_offsets(source, target, by=by, mirror=mirror)).rows
             assert (row.after, row.problem) == (offset + 30, ""), by
-    (row,) = (await plan_copy(source, target, by="timestamp")).rows
+    (row,) = (await copy_offsets(source, target, by="timestamp")).rows
     assert "have no timestamp" in row.problem  # the new log could have newer records
     await commit(old, group, {partition: 120})
-    (row,) = (await plan_copy(source, target, by="timestamp")).rows
+    (row,) = (await copy_offsets(source, target, by="timestamp")).rows
     assert "have no timestamp" in row.problem
     await filled(old, topic, 10)
     await commit(old, group, {partition: 205})
     with pytest.raises(CopyRefused, match="mirrored only up to 200; wait for the mirror"):
-        await copy(source, target, tmp_path / "f.json", by="map", mirror=mirror)
+        await copy_offsets(source, target, tmp_path / "f.json", by="map", mirror=mirror)
     with pytest.raises(CopyRefused, match="the new cluster does not have the"):
-        await copy(source, target, tmp_path / "f.json", by="content")
+        await copy_offsets(source, target, tmp_path / "f.json", by="content")
     assert not await asyncio.to_thread((tmp_path / "f.json").exists)
 
 
@@ -174,7 +174,7 @@ async def test_by_time_the_records_of_that_millisecond_come_again(
     await filled(new, first, 50, time=1_600_000_000_000)
     await commit(new, group, {TopicPartition(first, 0): 20})
     (row,) = (
-        await plan_copy(OffsetStore(new.bootstrap, group), OffsetStore(new.bootstrap, f"{group}-2"), by="timestamp")
+        await copy_offsets(OffsetStore(new.bootstrap, group), OffsetStore(new.bootstrap, f"{group}-2"), by="timestamp")
     ).rows
     assert (row.after, row.lag, row.note) == (20, 30, "at 1600000000020 ms")
 
@@ -190,7 +190,9 @@ async def test_by_time_a_group_that_has_read_all_skips_no_newer_record(
     await filled(new, topic, 5, time=1_600_000_001_000)
     read, never = TopicPartition(topic, 0), TopicPartition(topic, 1)
     await commit(old, group, {read: 10, never: 0})
-    rows = (await plan_copy(OffsetStore(old.bootstrap, group), OffsetStore(new.bootstrap, group), by="timestamp")).rows
+    rows = (
+        await copy_offsets(OffsetStore(old.bootstrap, group), OffsetStore(new.bootstrap, group), by="timestamp")
+    ).rows
     found = {row.partition: (row.after, row.lag, row.note) for row in rows}
     assert found[read] == (9, 6, "at 1600000000009 ms; the group had read all")
     assert found[never] == (0, 0, "the old log never had a record")
@@ -255,19 +257,19 @@ async def test_offsets_of_a_topic_that_was_created_again_are_neither_copied_nor_
     await commit(new, group, {partition: 40})
     await commit(new, heir, {partition: 7})
     source, target = OffsetStore(new.bootstrap, group), OffsetStore(new.bootstrap, heir)
-    await copy(source, target, file)
+    await copy_offsets(source, target, file)
     async with KafkaClient(new.bootstrap) as client:
         stored = await GroupOffsets(client, heir).fetch([partition])  # the commit has the topic's id
     await asyncio.to_thread(new.delete_topic, topic)
     await asyncio.to_thread(new.create_topic, topic, 1)
     await filled(new, topic, 60)
     with pytest.raises(CopyRefused, match=f"{topic} of group .* was deleted and created again since the copy"):
-        await restore(file)
+        await restore_offsets(file)
     async with KafkaClient(new.bootstrap) as client:  # brokers forget it with the topic; a member renews it
         await GroupOffsets(client, heir).commit(stored)
     await commit(new, group, {partition: 70})
     for by in ("offset", "timestamp", "content"):
-        (row,) = (await plan_copy(target, source, by=by)).rows
+        (row,) = (await copy_offsets(target, source, by=by)).rows
         assert row.problem == "offset 40 is of a topic that was deleted and created again since"
-        (row,) = (await plan_copy(source, target, by=by)).rows
+        (row,) = (await copy_offsets(source, target, by=by)).rows
         assert row.problem == "offset 70 is beyond the end of its own log, 60: it was created again, or cut"

@@ -16,7 +16,7 @@ import pytest
 from spark_records import Row, frame
 
 from allocator.errors import ConfigError
-from allocator.spark.archive.schema import decoder, load_transform
+from allocator.spark.archive.schema import decoder, transform_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -164,5 +164,6 @@ def test_a_transform_that_cannot_be_loaded_is_told(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [each for each in sys.path if each not in ("", ".")])
     with pytest.raises(ConfigError, match=words):
-        load_transform(target)
-    assert load_transform("json:dumps") is json.dumps
+        transform_of(None, None, target)
+    transform: Any = transform_of(None, None, "json:dumps")
+    assert transform([1]) == "[1]"

@@ -10,12 +10,11 @@ import pytest
 from cutting import World
 from mirroring import settings, transactions
 
-from allocator.cli.cutover import audit_topics
+from allocator.cli.cutover import audit_topic
 from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.core.zookeeper.client import ZooKeeper
 from allocator.migrate.cutover import Cutover, CutoverFailed
-from allocator.migrate.cutover_plan import load_plan
 from allocator.migrate.mirror import Mirror
 from allocator.migrate.translate import ends_of
 from allocator.testing import LocalCluster, produce
@@ -34,8 +33,8 @@ async def test_the_audit_at_the_end_knows_transactions_and_gaps(
 ) -> None:
     """The old log ends with the marker of a transaction; with many gaps, the map is inexact there."""
     world = await mirrored(kafka_cluster, cluster_factory, group, tmp_path, gaps)
-    plan = load_plan(world.plan(audit=True))
-    await Cutover(plan, audit=audit_topics).run()
+    plan = world.plan(audit=True)
+    await Cutover(plan, audit=audit_topic).run()
     verdict = Cutover(plan).load()["finish"]["audit"][world.topic]
     assert verdict.startswith("equal"), verdict
     await asyncio.to_thread(world.new.delete_topic, world.topic)
@@ -46,7 +45,7 @@ async def test_a_finish_that_failed_ends_when_its_cause_is_gone_or_without_the_a
 ) -> None:
     world = await mirrored(kafka_cluster, cluster_factory, group, tmp_path, 0)
     path = world.plan(audit=True)
-    await Cutover(load_plan(path)).run("verify")
+    await Cutover(path).run("verify")
     # the mirror has committed past this record, but the new cluster has another one
     row = [(b"t0", b"not mirrored", 0)]
     await asyncio.to_thread(produce, world.old.bootstrap, world.topic, row, version=world.old.version)
@@ -58,10 +57,10 @@ async def test_a_finish_that_failed_ends_when_its_cause_is_gone_or_without_the_a
         await GroupOffsets(client, f"{group}-mirror").commit({partition: OffsetAndMetadata(end, "", -1)})
     for _ in range(2):
         with pytest.raises(CutoverFailed, match=f"{world.topic}: .*with audit = false to finish without"):
-            await Cutover(load_plan(path), audit=audit_topics).run()
+            await Cutover(path, audit=audit_topic).run()
     with pytest.raises(CutoverFailed, match="was reached"):
-        await Cutover(load_plan(path)).rollback()
-    without = load_plan(world.plan(audit=False))
+        await Cutover(path).rollback()
+    without = world.plan(audit=False)
     await Cutover(without).run()
     assert Cutover(without).load()["finish"]["audit"] == "disabled"
     await asyncio.to_thread(world.new.delete_topic, world.topic)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Iterable, Mapping
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional
 
@@ -23,7 +24,7 @@ from allocator.spark.errors import SchemaMismatch
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["Transform", "columns_of", "decoder", "load_transform", "transformed", "united"]
+__all__ = ["Transform", "columns_of", "decoder", "transform_of", "transformed", "united"]
 
 Transform = Callable[["DataFrame"], "DataFrame"]
 
@@ -47,14 +48,17 @@ def decoder(key: str | None = None, value: str | None = None) -> Transform:
     return transform
 
 
-def load_transform(target: str) -> Transform:
-    """The user's function `package.module:function`, DataFrame -> DataFrame; a class is instantiated.
+def transform_of(key: str | None, value: str | None, target: str | None) -> Transform | None:
+    """`decoder` of these, then the user's function `package.module:function`, DataFrame -> DataFrame; a class is
+    instantiated.
 
-    Also finds modules in the current directory. Raises ConfigError.
+    Also finds modules in the current directory. None without all three. Raises ConfigError.
     """
-    what = f"transform {target!r}"
-    transform: Transform = to_call(find(target, what, here=True), what)
-    return transform
+    steps = [] if key is None and value is None else [decoder(key, value)]
+    if target is not None:
+        what = f"transform {target!r}"
+        steps.append(to_call(find(target, what, here=True), what))
+    return (lambda rows: reduce(lambda found, step: step(found), steps, rows)) if steps else None
 
 
 def transformed(rows: DataFrame, transform: Transform | None, manifests: Iterable[Manifest]) -> DataFrame:

@@ -5,6 +5,6 @@ In: two sides. Out: a report of the records that differ. May touch: nothing; it 
 
 from __future__ import annotations
 
-from allocator.spark.audit.pipeline import BY, Report, Source, audit
+from allocator.spark.audit.pipeline import BY, FIELDS, Report, Source, audit
 
-__all__ = ["BY", "Report", "Source", "audit"]
+__all__ = ["BY", "FIELDS", "Report", "Source", "audit"]

@@ -34,7 +34,7 @@ from allocator.spark.topic import Topic
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["BY", "Report", "Source", "audit"]
+__all__ = ["BY", "FIELDS", "Report", "Source", "audit"]
 
 BY = ("partition", "key", "offset")
 FIELDS = ("key", "value", "headers", "timestamp")

@@ -35,6 +35,7 @@ from allocator.core.types import (
 )
 
 __all__ = [
+    "BYTES",
     "DEFAULT",
     "MASK",
     "REQUIRED",
@@ -284,7 +285,7 @@ class Setting:
 
 
 SECONDS: Final = Number(0, 86400, above=True)
-_BYTES: Final = Whole(1, unit="bytes")
+BYTES: Final = Whole(1, unit="bytes")
 _NAME: Final = Text()
 
 SETTINGS: Final[Mapping[str, Setting]] = {
@@ -477,21 +478,12 @@ SETTINGS: Final[Mapping[str, Setting]] = {
         1,
         "Bytes that a broker waits for. More: larger fetches, each up to `max_wait_s` late.",
     ),
-    "max_bytes": Setting(
-        _BYTES,
-        52_428_800,
-        "Bytes of one response. With brokers before 0.10.1 also the size of the largest record that can be read.",
-    ),
-    "max_partition_bytes": Setting(
-        _BYTES,
-        1_048_576,
-        "Bytes of one partition in a response. Less: smaller batches. Brokers before 0.10.1 cannot send a larger "
-        "record.",
-    ),
     "prefetch_bytes": Setting(
-        _BYTES,
+        BYTES,
         33_554_432,
-        "Bytes that are read ahead, for all partitions together. More: memory. Less: the handler may wait.",
+        "Bytes that are read ahead, for all partitions together. More: memory. Less: smaller batches, and the handler "
+        "may wait. A larger record still comes, alone; brokers before 0.10.1 send one of up to 50 MiB, or up to this "
+        "number if it is more.",
     ),
     "start_offset": Setting(
         Text(("earliest", "latest")),

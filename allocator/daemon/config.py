@@ -197,8 +197,6 @@ class ConsumeSection:
     isolation_level: str = shared("isolation_level")
     max_wait_s: float = shared("max_wait_s")
     min_bytes: int = shared("min_bytes")
-    max_bytes: int = shared("max_bytes")
-    max_partition_bytes: int = shared("max_partition_bytes")
     prefetch_bytes: int = shared("prefetch_bytes")
 
 
@@ -220,7 +218,6 @@ class HandlerSection:
     ordering: str = shared("ordering", table=HANDLING)
     concurrency: int = shared("concurrency", table=HANDLING)
     workers: str = shared("workers", table=HANDLING)
-    in_hand_records: int = shared("in_hand_records", table=HANDLING)
     in_hand_bytes: int = shared("in_hand_bytes", table=HANDLING)
     retries: int = shared("retries", table=HANDLING)
     retry_backoff_s: float = shared("retry_backoff_s", table=HANDLING)
@@ -445,13 +442,8 @@ def check_together(config: Config, reader: SettingsReader) -> None:
         reader.fault(["handler.dead_letter_on", "handler.dead_letter_topic"], "a topic is needed")
     if handler.retry_backoff_s > handler.retry_backoff_max_s:
         reader.fault(["handler.retry_backoff_s", "handler.retry_backoff_max_s"], "the first is more than the maximum")
-    for less, more in (
-        ("min_bytes", "max_bytes"),
-        ("max_partition_bytes", "max_bytes"),
-        ("max_partition_bytes", "prefetch_bytes"),
-    ):
-        if getattr(consume, less) > getattr(consume, more):
-            reader.fault([f"consume.{less}", f"consume.{more}"], "the first is more than the second")
+    if consume.min_bytes > consume.prefetch_bytes:
+        reader.fault(["consume.min_bytes", "consume.prefetch_bytes"], "the first is more than the second")
     _check_kafka_security(config.kafka, reader)
     _check_zookeeper_security(config.zookeeper, reader)
 

@@ -193,7 +193,6 @@ def _daemon(
             ordering=settings.ordering,
             concurrency=settings.concurrency,
             workers=settings.workers,
-            in_hand_records=settings.in_hand_records,
             in_hand_bytes=settings.in_hand_bytes,
             retries=Retries(
                 settings.retries, settings.retry_backoff_s, settings.retry_backoff_max_s, settings.retry_limit_s

@@ -110,7 +110,9 @@ class ProcessSettings:
     ordering: str = HANDLING_DEFAULT["ordering"]
     concurrency: int = HANDLING_DEFAULT["concurrency"]
     workers: str = HANDLING_DEFAULT["workers"]
-    in_hand_records: int = HANDLING_DEFAULT["in_hand_records"]
+    in_hand_records: int = 2000
+    """Records of one partition that are queued or being handled. More: more keys side by side, and memory. Less: keys
+    with many records in a row hold up others."""
     in_hand_bytes: int = HANDLING_DEFAULT["in_hand_bytes"]
     retries: Retries = field(default_factory=Retries)
     policy: ErrorPolicy = field(default_factory=ErrorPolicy)

@@ -32,12 +32,6 @@ HANDLING: Final[Mapping[str, Setting]] = {
         "Where a plain handler runs. `processes`: one process for each of `concurrency`, for handlers that keep a "
         "processor busy; the handler must be a function of a module. Coroutines run on the loop in any case.",
     ),
-    "in_hand_records": Setting(
-        Whole(1, 1_000_000),
-        2000,
-        "Records of one partition that are queued or being handled. More: more keys side by side, and memory. Less: "
-        "keys with many records in a row hold up others.",
-    ),
     "in_hand_bytes": Setting(
         Whole(1, 2**40, unit="bytes"),
         67_108_864,

@@ -79,6 +79,8 @@ TARGET_LOST: Final = (
 class SourceConsumer(ConsumerBase):
     """Reads the old cluster, and gives the mirror its connections and what its fetcher knows."""
 
+    _fetching = {"max_partition_bytes": 4 << 20}
+
     @property
     def client(self) -> KafkaClient:
         return self._engine.client
@@ -338,7 +340,6 @@ class Mirror(RebalanceListener):
             assignor="range",
             listener=self,
             auto_offset_reset="none",  # `_out_of_range` handles positions that the log does not have
-            max_partition_bytes=4 << 20,
         )
         scope = TaskGroup()
         await scope.run(self._read(goal), producer=self._producer.run(scope), commits=self._commits())

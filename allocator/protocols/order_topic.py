@@ -36,8 +36,6 @@ log = logging.getLogger(__name__)
 
 OLDEST = (0, 11)  # the first broker version with an idempotent producer
 REPLICATION = 3
-# bytes of one fetch; a larger single record is still fetched
-AT_ONCE: dict[str, Any] = {"max_bytes": 1 << 20, "max_partition_bytes": 1 << 20}
 LOOK_S = 15.0  # between two searches for the topic. more: finds a new topic later; less: more metadata requests
 TURN_S = 1.0  # between two checks. more: notices a deleted topic later; less: more turns of the loop
 AGAIN_S = 1.0
@@ -204,7 +202,6 @@ class OrderTopic:
             client_id="allocator-orders",
             security=self._security,
             auto_offset_reset="earliest",
-            **AT_ONCE,
             connect_timeout_s=self._timeout_s,
         )
 
@@ -212,7 +209,7 @@ class OrderTopic:
         """Returns all records up to the present end. Raises BrokerError if nothing comes for the timeout."""
         assert self.topic is not None
         records = OrderRecords()
-        reader = RangeReader(client, patience_s=self._timeout_s, **AT_ONCE)
+        reader = RangeReader(client, patience_s=self._timeout_s)
         async for batch in reader.read(await reader.bounds([TopicPartition(self.topic, 0)])):
             for record in batch:
                 records.add(record.offset, record.key, record.value)

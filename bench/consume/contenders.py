@@ -26,8 +26,6 @@ def _ours(job: Job, **more: Any) -> Any:
     return Consumer(
         job.topic,
         brokers=job.bootstrap,
-        max_bytes=MAX_BYTES,
-        max_partition_bytes=PARTITION_BYTES,
         prefetch_bytes=PREFETCH_BYTES,
         auto_commit_interval_s=None,
         **more,

@@ -7,20 +7,19 @@ import json
 import sys
 import time
 
-from allocator import Consumer
+from allocator.migrate.mirror import SourceConsumer
 from bench.consume.fill import fill
 
 
 async def consume(bootstrap: str, topic: str, records: int) -> float:
     """Seconds from the first batch to the last."""
     began, count = 0.0, 0
-    async with Consumer(
+    async with SourceConsumer(
         topic,
         brokers=bootstrap,
         group=None,
         membership="fixed",
         auto_commit_interval_s=None,
-        max_partition_bytes=4 << 20,
     ) as consumer:
         async for batch in consumer:
             began = began or time.monotonic()

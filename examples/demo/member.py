@@ -63,7 +63,7 @@ async def work(options: argparse.Namespace) -> None:
         client_id=options.name,
         session_timeout_s=options.session_timeout_s,
         auto_commit_interval_s=0.5,
-        max_partition_bytes=64 * 1024,
+        prefetch_bytes=128 * 1024,
         max_wait_s=0.1,
         listener=journal,
     )

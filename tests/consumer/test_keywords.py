@@ -83,6 +83,7 @@ def test_all_of_them_are_told_at_once_and_no_secret_is_shown() -> None:
         (Consumer, {**GOOD, "session_timeout_ms": 10_000}, ["it is called session_timeout_s, in seconds"]),
         (Consumer, {**GOOD, "enable_auto_commit": False}, ["auto_commit_interval_s, None to commit nothing by itself"]),
         (Consumer, {**GOOD, "fetch.wait.max.ms": 5}, ["it is called max_wait_s, in seconds"]),
+        (Consumer, {**GOOD, "max_partition_fetch_bytes": 5}, ["it is called prefetch_bytes"]),
         (Consumer, {**GOOD, "client.id": "c"}, ["it is called client_id"]),
         (Consumer, {**GOOD, "ssl_cafile": "ca.pem"}, ["security={'ssl_cafile': ...}"]),
         (Consumer, {**GOOD, "wieght": 2}, ["'wieght' (did you mean weight?)"]),

@@ -45,7 +45,7 @@ class Setup:
             "zookeeper": {"hosts": self.zookeeper, "session_timeout_s": 15},
             "group": {"name": self.group, "topics": [self.topic]},
             "handler": {"target": f"handlers_under_test:{function}", "retries": 2, "retry_backoff_s": 0.01},
-            "consume": {"max_partition_bytes": 2000, "max_wait_s": 0.05},
+            "consume": {"prefetch_bytes": 8000, "max_wait_s": 0.05},
         }
         for name, values in sections.items():
             settings.setdefault(name, {}).update(values)

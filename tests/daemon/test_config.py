@@ -284,10 +284,8 @@ def test_names_and_addresses_are_checked(files: Files, old: str, new: str, fault
         ),
         (
             "[consume]\nmin_bytes = 60000000",
-            "min_bytes = 60000000 with consume.max_bytes = 52428800: the first is more",
+            "min_bytes = 60000000 with consume.prefetch_bytes = 33554432: the first is more than the second",
         ),
-        ("[consume]\nprefetch_bytes = 1000", "prefetch_bytes = 1000: the first is more than the second"),
-        ("[consume]\nmax_bytes = 1000", "with consume.max_bytes = 1000: the first is more than the second"),
         ('[kafka]\nsecurity_protocol = "SASL_SSL"', "with kafka.sasl_mechanism not set: a mechanism is needed"),
         ('[kafka]\nsasl_mechanism = "PLAIN"', "has no effect with this protocol"),
         ("[kafka]\nssl_check_hostname = false", "has no effect with this protocol"),

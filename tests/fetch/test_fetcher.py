@@ -240,7 +240,7 @@ async def test_what_a_full_answer_left_out_comes_before_more_of_what_was_in_it(v
     cluster.send = slowly  # type: ignore[method-assign]
     state = start_at(many)
     # three partitions an answer, two records of each
-    async with fetching(cluster, state, max_partition_bytes=2500, max_bytes=7500, prefetch_bytes=28_000) as fetcher:
+    async with fetching(cluster, state, max_partition_bytes=2500, prefetch_bytes=15_000) as fetcher:
         read = dict.fromkeys(many, 0)
         while min(read.values()) < 40:
             batch = await take(fetcher, state)
@@ -542,7 +542,7 @@ async def test_before_kip_74_the_fetch_size_grows_to_the_record(version: int) ->
     state = start_at([cluster.add(A0)])
     for size in (10, 300_000, 10, 900_000, 10):
         cluster.append(A0, 1, size)
-    async with fetching(cluster, state, max_partition_bytes=1000, max_bytes=1_000_000) as fetcher:
+    async with fetching(cluster, state, max_partition_bytes=1000) as fetcher:
         seen = await collect(fetcher, state, 5)
     assert offsets(seen[A0]) == list(range(5))
     sizes = dict(request.parts[A0] for request in cluster.requests)
@@ -551,17 +551,20 @@ async def test_before_kip_74_the_fetch_size_grows_to_the_record(version: int) ->
     assert sizes[2] == sizes[4] == sizes[5] == 1000, "and shrinks back behind it"
 
 
-async def test_before_kip_74_a_record_above_the_limit_is_told() -> None:
+async def test_before_kip_74_a_record_above_the_limit_is_told_and_more_prefetch_bytes_read_it() -> None:
     cluster = FakeCluster(2)
     state = start_at([cluster.add(A0)])
-    cluster.append(A0, 1, 2_000_000)
+    cluster.append(A0, 1, 53_000_000)
     cluster.append(A0)
-    async with fetching(cluster, state, max_partition_bytes=1000, max_bytes=1_000_000) as fetcher:
-        with pytest.raises(RecordTooLarge, match=r"a:0 at offset 0.*max_bytes of 1000000"):
+    async with fetching(cluster, state) as fetcher:
+        with pytest.raises(RecordTooLarge, match=r"a:0 at offset 0.*52428800; raise prefetch_bytes"):
             await take(fetcher, state)
         state.seek(A0, 1)
         fetcher.wake()
         assert offsets(list(await take(fetcher, state))) == [1]
+    state.seek(A0, 0)
+    async with fetching(cluster, state, prefetch_bytes=54_000_000) as fetcher:
+        assert offsets((await collect(fetcher, state, 2))[A0]) == [0, 1]
 
 
 async def test_since_kip_74_a_large_record_comes_whole() -> None:
@@ -649,7 +652,7 @@ async def test_no_partition_starves_when_one_always_has_more() -> None:
         for _ in range(400 if tp == tps[0] else 4):
             cluster.append(tp, 1, 1000)
     state = start_at(tps)
-    async with fetching(cluster, state, prefetch_bytes=20_000, max_partition_bytes=4000, max_bytes=4000) as fetcher:
+    async with fetching(cluster, state, prefetch_bytes=8000) as fetcher:
         turns: list[int] = []
         while len(set(turns)) < 5:
             turns.append((await take(fetcher, state)).partition)
@@ -672,7 +675,6 @@ async def test_a_fault_in_the_fetcher_reaches_whoever_reads() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"max_bytes": 0},
         {"max_partition_bytes": 1.5},
         {"prefetch_bytes": True},
         {"prefetch_bytes": 1 << 31},
@@ -690,5 +692,5 @@ def test_settings_are_checked_by_name(wrong: dict[str, Any]) -> None:
 
 
 def test_settings_are_checked_together() -> None:
-    with pytest.raises(AllocatorError, match=r"max_bytes.*max_wait_s.*isolation_level"):
-        Fetcher(FakeCluster(), SubscriptionState(), max_bytes=0, max_wait_s=-1, isolation_level="")  # type: ignore[arg-type]
+    with pytest.raises(AllocatorError, match=r"prefetch_bytes.*max_wait_s.*isolation_level"):
+        Fetcher(FakeCluster(), SubscriptionState(), prefetch_bytes=0, max_wait_s=-1, isolation_level="")  # type: ignore[arg-type]

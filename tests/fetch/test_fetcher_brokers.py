@@ -242,15 +242,16 @@ async def test_a_record_larger_than_the_fetch_size_comes(
 
 
 async def test_a_record_larger_than_an_old_broker_may_send_is_told(
-    cluster_factory: Any, topic_factory: Callable[..., str]
+    cluster_factory: Any, topic_factory: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("allocator.core.fetch.buffer.RESPONSE_BYTES", 500_000)
     cluster = cluster_factory(kafka=OLD)
     topic = topic_factory(cluster=cluster)
     for size in (10, 900_000, 20):
         cluster.produce(topic, [b"x" * size])
     (tp,) = parts(topic, 1)
     state = start_at([tp])
-    async with Connected(cluster, state, max_partition_bytes=10_000, max_bytes=500_000) as fetcher:
+    async with Connected(cluster, state, max_partition_bytes=10_000, prefetch_bytes=500_000) as fetcher:
         assert offsets(list(await take(fetcher, state))) == [0]
         with pytest.raises(RecordTooLarge, match=f"{topic}:0 at offset 1: a message of 9000"):
             await take(fetcher, state)

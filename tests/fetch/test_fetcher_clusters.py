@@ -225,9 +225,7 @@ async def test_no_partition_starves(cluster_factory: Any, topic_factory: Callabl
     cluster.produce(topic, ((None, b"x" * 1000, n % 30) for n in range(30 * 150)), batch_records=10)
     tps = parts(topic, 30)
     state = start_at(tps)
-    async with Connected(
-        cluster, state, max_partition_bytes=20_000, max_bytes=100_000, prefetch_bytes=400_000
-    ) as fetcher:
+    async with Connected(cluster, state, max_partition_bytes=20_000, prefetch_bytes=200_000) as fetcher:
         read = dict.fromkeys(tps, 0)
         while min(read.values()) < 150:
             batch = await take(fetcher, state)

@@ -66,7 +66,7 @@ def settings(cluster: LocalCluster, topic: str, group: str, **more: Any) -> dict
         "zookeeper": f"{cluster.zookeeper}/{group}",
         "group": group,
         "session_timeout_s": 2.0,
-        "max_partition_bytes": 1500,
+        "prefetch_bytes": 3000,
         "max_wait_s": 0.05,
         **more,
     }

@@ -49,7 +49,7 @@ async def test_a_scrape_tells_what_the_consumer_did(
         session_timeout_s=15.0,
         heartbeat_interval_s=0.1,
         max_wait_s=0.1,
-        max_partition_bytes=1000,
+        prefetch_bytes=4000,
     )
     async with consumer:
         consumers.append(consumer)

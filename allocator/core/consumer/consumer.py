@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from allocator.core.client.log_offsets import EARLIEST, LATEST, Found, list_offsets
 from allocator.core.consumer.arguments import as_offset, as_offsets, as_partition, as_partitions, as_topics
@@ -51,6 +51,9 @@ This = TypeVar("This", bound="ConsumerBase")
 class ConsumerBase:
     """All of `Consumer` but the calls of a handler. Its docstring describes the arguments."""
 
+    _fetching: ClassVar[Mapping[str, Any]] = {}
+    """Further settings of the `Fetcher`, for subclasses."""
+
     def __init__(
         self,
         *topics: str,
@@ -72,8 +75,6 @@ class ConsumerBase:
         value_deserializer: Deserializer = None,
         max_wait_s: float = DEFAULT["max_wait_s"],
         min_bytes: int = DEFAULT["min_bytes"],
-        max_bytes: int = DEFAULT["max_bytes"],
-        max_partition_bytes: int = DEFAULT["max_partition_bytes"],
         prefetch_bytes: int = DEFAULT["prefetch_bytes"],
         isolation_level: IsolationLevel = DEFAULT["isolation_level"],
         weight: float = DEFAULT["weight"],
@@ -129,13 +130,12 @@ class ConsumerBase:
             security=security,
             max_wait_s=max_wait_s,
             min_bytes=min_bytes,
-            max_bytes=max_bytes,
-            max_partition_bytes=max_partition_bytes,
             prefetch_bytes=prefetch_bytes,
             isolation_level=isolation_level,
             key_deserializer=key_deserializer,
             value_deserializer=value_deserializer,
             sink=sink,
+            **self._fetching,
         )
         self._isolation_level = isolation_level
         self._deserializers = key_deserializer, value_deserializer

@@ -715,12 +715,13 @@ class BrokerFetchers:
             # these brokers send the first batch whole whatever the limits, so its length field is wrong
             why = f"a record batch of {wanted} bytes of which {len(found.data)} came"
             self._halt(buffer, Failure(CorruptRecordError(tp.topic, tp.partition, offset, why)))
-        elif max(wanted, size + 1) > self.budget.max_bytes:
+        elif max(wanted, size + 1) > self.budget.record_bytes:
             length = f"{wanted} bytes" if wanted else f"more than {size} bytes"
-            why = f"a message of {length}, above max_bytes of {self.budget.max_bytes}; raise that, or seek past it"
+            limit = f"the most to request from this broker, {self.budget.record_bytes}"
+            why = f"a message of {length}, above {limit}; raise prefetch_bytes to its size, or seek past it"
             self._halt(buffer, Failure(RecordTooLarge(tp.topic, tp.partition, offset, why)))
         else:
-            buffer.need = min(max(wanted, 2 * size), self.budget.max_bytes)
+            buffer.need = min(max(wanted, 2 * size), self.budget.record_bytes)
 
     def _no_response(self, buffers: Iterable[PartitionBuffer], error: BrokerError, node_id: int) -> None:
         now = time.monotonic()

@@ -22,6 +22,8 @@ _FRONT: Final = struct.Struct(">qiib")
 _BEFORE_LENGTH: Final = 12
 # the least worth requesting from a broker before 0.10.1, which bounds each partition and not the whole response
 LEAST_OLD: Final = 1 << 16
+# the most that one request asks for. More: fewer requests; less: other partitions wait less for a large response
+RESPONSE_BYTES: Final = 50 << 20
 # while a response is read it is in memory twice: as received, and in the buffers
 COPIES: Final = 2
 
@@ -201,9 +203,10 @@ class ByteBudget:
     a single record batch that is larger than the request: brokers send it whole, so that consumers can go on (KIP-74).
     """
 
-    def __init__(self, *, prefetch_bytes: int, max_bytes: int, max_partition_bytes: int) -> None:
+    def __init__(self, *, prefetch_bytes: int, max_partition_bytes: int) -> None:
         self.prefetch_bytes = prefetch_bytes
-        self.max_bytes = max_bytes
+        self.record_bytes = max(RESPONSE_BYTES, prefetch_bytes)
+        """The largest record to request from a broker before 0.10.1, which sends none that exceeds the request."""
         self.max_partition_bytes = min(max_partition_bytes, prefetch_bytes)
         self.held = 0
         self.reserved = 0
@@ -230,7 +233,7 @@ class ByteBudget:
             free += reclaim(COPIES * worth - free)
         if free < COPIES * worth:
             return None
-        return min(self.max_bytes, max(worth, free // (COPIES * max(1, takers))))
+        return min(RESPONSE_BYTES, max(worth, free // (COPIES * max(1, takers))))
 
     def sizes(self, wanting: list[PartitionBuffer], room: int, *, bounded: bool) -> list[tuple[PartitionBuffer, int]]:
         """How many bytes to request of each partition; of all of them if the broker bounds the whole response."""

@@ -13,7 +13,7 @@ from allocator.core.errors import AllocatorError, Closed, ConfigError, CorruptRe
 from allocator.core.fetch.batch import Batch
 from allocator.core.fetch.brokers import BrokerFetchers
 from allocator.core.fetch.buffer import ByteBudget, Chunk, Failure, OutOfRange, PartitionBuffer
-from allocator.core.settings import DEFAULT, SECONDS, check_keywords
+from allocator.core.settings import BYTES, DEFAULT, SECONDS, check_keywords
 from allocator.core.subscription import LogTruncation, RecordsLost, SubscriptionState, reset_timestamp
 from allocator.core.subscription.loss import PositionOfOldTopic, PositionOutOfRange
 from allocator.core.subscription.partition import ResetStrategy
@@ -77,9 +77,9 @@ class Fetcher:
         *,
         max_wait_s: float = DEFAULT["max_wait_s"],
         min_bytes: int = DEFAULT["min_bytes"],
-        max_bytes: int = DEFAULT["max_bytes"],
-        max_partition_bytes: int = DEFAULT["max_partition_bytes"],
         prefetch_bytes: int = DEFAULT["prefetch_bytes"],
+        # of one partition in a response. more: larger batches; less: smaller ones
+        max_partition_bytes: int = 1 << 20,
         auto_offset_reset: ResetStrategy = DEFAULT["auto_offset_reset"],
         isolation_level: str = DEFAULT["isolation_level"],
         rack: str | None = None,  # of this machine: read replicas in the same rack, if brokers select them (KIP-392)
@@ -92,7 +92,6 @@ class Fetcher:
         check_keywords(
             {
                 "min_bytes": min_bytes,
-                "max_bytes": max_bytes,
                 "max_partition_bytes": max_partition_bytes,
                 "prefetch_bytes": prefetch_bytes,
                 "max_wait_s": max_wait_s,
@@ -102,6 +101,7 @@ class Fetcher:
                 "rack": rack,
             },
             retry_backoff_s=SECONDS,
+            max_partition_bytes=BYTES,
         )
         for name, given in (("key_deserializer", key_deserializer), ("value_deserializer", value_deserializer)):
             if given is not None and not callable(given):
@@ -114,9 +114,7 @@ class Fetcher:
         self._has_reset = reset_timestamp(auto_offset_reset) is not None
         self._key_deserializer = key_deserializer
         self._value_deserializer = value_deserializer
-        self._budget = ByteBudget(
-            prefetch_bytes=prefetch_bytes, max_bytes=max_bytes, max_partition_bytes=max_partition_bytes
-        )
+        self._budget = ByteBudget(prefetch_bytes=prefetch_bytes, max_partition_bytes=max_partition_bytes)
         self._brokers = BrokerFetchers(
             client,
             state,

@@ -92,7 +92,6 @@ async def _read(
         isolation_level=options.isolation_level,
         patience_s=options.timeout_s,
         fail_on_data_loss=options.fail_on_data_loss,
-        max_bytes=max(options.fetch_bytes, 1 << 20),
         max_partition_bytes=options.fetch_bytes,
         prefetch_bytes=4 * options.fetch_bytes,
         rack=options.rack,

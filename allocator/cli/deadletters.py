@@ -14,9 +14,15 @@ from allocator.cli.output import Listing, console, print_json
 from allocator.cli.read import Access
 from allocator.core.foreign import plain
 from allocator.errors import ConfigError
-from allocator.operate.dead_letters import DeadLetterQueue, Letter, LetterFilter, Outcome
-from allocator.operate.dead_letters.letter import parse_place, parse_time
-from allocator.operate.dead_letters.letters import MAX_REDRIVES, first_letters
+from allocator.operate.dead_letters import (
+    MAX_REDRIVES,
+    DeadLetterQueue,
+    Letter,
+    LetterFilter,
+    Outcome,
+    parse_place,
+    parse_time,
+)
 
 __all__ = ["deadletters", "letters_table"]
 
@@ -85,7 +91,7 @@ def list_command(letters: DeadLetterQueue, as_json: bool, chosen: LetterFilter, 
 
     async def read() -> tuple[list[Letter], int]:
         async with letters:
-            return await first_letters(letters, limit, chosen, settled=settled)
+            return await letters.first(limit, chosen, settled=settled)
 
     found, count = asyncio.run(read())
     if as_json:

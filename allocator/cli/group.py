@@ -28,7 +28,7 @@ from allocator.core.foreign import plain
 
 if TYPE_CHECKING:
     from allocator.cli.read import Access
-    from allocator.operate.delete_group import GroupRemains
+    from allocator.operate import GroupRemains
 
 __all__ = ["group"]
 
@@ -109,7 +109,7 @@ def describe_command(name: str | None, access: Access, as_json: bool) -> None:
 @with_clusters
 def adopt_command(name: str, wait: float, execute: bool, access: Access, as_json: bool) -> None:
     """Move a group from kiel's layout to allocator's, without a restart. All its members must be allocator's."""
-    from allocator.operate.adopt import adopt, candidate
+    from allocator.operate import adopt, candidate
 
     async def run() -> Any:
         async with access.ensemble() as zk:

@@ -77,7 +77,7 @@ class GroupType(click.types.StringParamType):
 
 
 async def _names(access: Access) -> list[str]:
-    from allocator.operate.describe import list_groups
+    from allocator.operate import list_groups
 
     async with access.ensemble() as zk:
         return await list_groups(zk, access.root)

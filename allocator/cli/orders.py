@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from allocator.cli.planning import Act
     from allocator.cli.read import Access
     from allocator.core.membership.zookeeper.orders import Order
-    from allocator.operate.order_report import OrderReport
+    from allocator.operate import OrderReport
 
 __all__ = ["group", "parse_expiry", "parse_partitions"]
 
@@ -122,7 +122,7 @@ def _record_order(command_name: str, *parameters: Command) -> Callable[[Command]
             name: str, access: Access, as_json: bool, create: bool, why: str, expires: str | None, **given: Any
         ) -> None:
             from allocator.cli.planning import given_about_records
-            from allocator.operate.order_report import OrderReport
+            from allocator.operate import OrderReport
 
             act = function(told=_told(why, expires), **given)
             outcome = asyncio.run(given_about_records(access, name, act, create=create))
@@ -154,7 +154,7 @@ def _withdrawal(command_name: str, *parameters: Command) -> Callable[[Command], 
 
 def _withdraw(access: Access, name: str, as_json: bool, act: Act) -> None:
     from allocator.cli.planning import given_about_records
-    from allocator.operate.order_report import OrderReport
+    from allocator.operate import OrderReport
 
     outcome = asyncio.run(given_about_records(access, name, act))
     # `promote` of one member changes the order
@@ -172,7 +172,7 @@ def _show_given(name: str, report: OrderReport, as_json: bool) -> None:
 
 
 def _show_withdrawn(name: str, orders: Collection[Order], as_json: bool) -> None:
-    from allocator.operate.order_report import order_text
+    from allocator.operate import order_text
 
     if as_json:
         print_json({"group": name, "withdrawn": [{**order.to_json(), "text": order_text(order)} for order in orders]})

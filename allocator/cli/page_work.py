@@ -31,10 +31,7 @@ from allocator.cli.report import parse_target
 from allocator.core.foreign import shown
 from allocator.core.membership.zookeeper.orders import KINDS
 from allocator.errors import ConfigError
-from allocator.operate import kafka_describe
-from allocator.operate.describe import GroupState, Logs, describe
-from allocator.operate.group_orders import OrdersFromOutside
-from allocator.operate.order_report import OrderReport
+from allocator.operate import GroupState, Logs, OrderReport, OrdersFromOutside, describe, kafka_group
 from allocator.protocols.order_topic import orders_topic
 from allocator.types import TopicPartition
 from allocator.web import ClusterWork, GivenOrder
@@ -96,7 +93,7 @@ async def _rehearsed_in_kafka(
     rehearsal = KafkaRehearsal(access.need_brokers(), group, security=access.security, timeout_s=access.timeout_s)
     async with rehearsal, access.cluster() as client:
         report = await _act(order)(rehearsal)
-        found, topic = await kafka_describe.group(client, group), orders_topic(group)
+        found, topic = await kafka_group(client, group), orders_topic(group)
         missing = topic is not None and client.partitions(topic) is None
     return report, None if found is None else found.as_state(group), topic if missing else None
 

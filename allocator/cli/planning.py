@@ -23,13 +23,24 @@ from allocator.core.membership.zookeeper.steering import counting
 from allocator.core.membership.zookeeper.znodes import Paths
 from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.errors import ConfigError
-from allocator.operate import kafka_describe
-from allocator.operate.describe import GroupState, Logs, describe, name_of, read_logs, subscribed
-from allocator.operate.group_orders import NOT_OURS, OrdersFromOutside, OrdersOfGroup
-from allocator.operate.kafka_group_orders import KafkaGroupOrders
-from allocator.operate.old_layouts import old_layouts
-from allocator.operate.order_report import OrderReport
-from allocator.operate.what_if import GroupPlan, Scenario, plan_of
+from allocator.operate import (
+    NOT_OURS,
+    GroupPlan,
+    GroupState,
+    KafkaGroupOrders,
+    Logs,
+    OrderReport,
+    OrdersFromOutside,
+    OrdersOfGroup,
+    Scenario,
+    describe,
+    kafka_group,
+    name_of,
+    old_layouts,
+    plan_of,
+    read_logs,
+    subscribed,
+)
 from allocator.protocols.order_topic import orders_topic
 from allocator.types import TopicPartition
 
@@ -87,7 +98,7 @@ async def ours(access: Access, name: str) -> AsyncIterator[ZooKeeper]:
                 raise OrderRefused(f"group {name!r} has members in the layout of an older client. {NOT_OURS}")
             if access.brokers is not None:
                 async with access.cluster() as client:
-                    found = await kafka_describe.group(client, name)
+                    found = await kafka_group(client, name)
                 if found is not None and found.alive:
                     raise OrderRefused(f"Kafka's coordinator has the members of group {name!r}. {NOT_OURS}")
         yield zk
@@ -129,7 +140,7 @@ async def in_kafka(access: Access, name: str) -> bool:
         topic = orders_topic(name)
         if topic is not None and client.partitions(topic) is not None:
             return True
-        found = await kafka_describe.group(client, name)
+        found = await kafka_group(client, name)
         return found is not None and found.alive
 
 

@@ -18,12 +18,26 @@ from allocator.core.settings import DEFAULT
 from allocator.core.zookeeper.client import ZooKeeper
 from allocator.daemon import Config, load
 from allocator.errors import AllocatorError, ConfigError, TopicNotFound
-from allocator.operate import kafka_describe as requests
-from allocator.operate.dead_letters.waiting import WaitingRecords, read_waiting
-from allocator.operate.delete_group import GroupRemains, delete_group, remains
-from allocator.operate.describe import GroupState, describe, list_groups, read_logs, subscribed
-from allocator.operate.old_layouts import KIEL, OLD_CONSUMERS, OldLayouts, old_layouts
-from allocator.operate.switching import elsewhere, path_of, read_choice
+from allocator.operate import (
+    KIEL,
+    OLD_CONSUMERS,
+    GroupRemains,
+    GroupState,
+    OldLayouts,
+    WaitingRecords,
+    choice_path,
+    delete_group,
+    describe,
+    elsewhere,
+    kafka_group,
+    list_groups,
+    old_layouts,
+    read_choice,
+    read_logs,
+    read_waiting,
+    remains,
+    subscribed,
+)
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 __all__ = [
@@ -176,7 +190,7 @@ async def read_group(access: Access, group: str) -> GroupReport:
         async with access.ensemble() as zk:
             state = await describe(zk, group, access.root)
             try:
-                other = elsewhere(await read_choice(zk, path_of(access.root, group)), access.brokers)
+                other = elsewhere(await read_choice(zk, choice_path(access.root, group)), access.brokers)
             except ConfigError as error:
                 other = str(error)
             if state is None or not state.members:
@@ -235,7 +249,7 @@ def _older(found: OldLayouts, group: str) -> str | None:
 async def _with_kafkas(state: GroupState | None, client: KafkaClient, group: str) -> GroupState | None:
     """`state`, or the state from Kafka's coordinator if the group has no members in ZooKeeper."""
     if state is None or not state.members:
-        found = await requests.group(client, group)
+        found = await kafka_group(client, group)
         if found is not None and (found.alive or state is None):
             return found.as_state(group)
     return state

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Optional, Union
 from allocator.cli.output import Listing
 from allocator.core.clock import milliseconds
 from allocator.errors import ConfigError
-from allocator.operate.describe import SHOWN, GroupReport, Logs, name_of
+from allocator.operate import SHOWN, GroupReport, Logs, name_of
 from allocator.types import TopicPartition
 
 if TYPE_CHECKING:  # it imports the consumer, which a help text and the options do not need
-    from allocator.operate.dead_letters.waiting import WaitingRecords
+    from allocator.operate import WaitingRecords
 
 __all__ = [
     "TARGETS",

@@ -23,8 +23,7 @@ from allocator.cli.output import console, duration, print_json
 from allocator.core.clock import wall_ms
 from allocator.core.foreign import plain
 from allocator.errors import AllocatorError
-from allocator.operate.describe import GroupState, Lag
-from allocator.operate.order_report import order_reports, order_text
+from allocator.operate import GroupState, Lag, order_reports, order_text
 
 if TYPE_CHECKING:
     from allocator.cli.read import Access

@@ -27,7 +27,7 @@ from allocator.core.subscription.loss import RecordsLost
 from allocator.core.subscription.state import SubscriptionState
 from allocator.core.zookeeper.client import ZooKeeper
 from allocator.errors import AllocatorError, CommitFailed, Fenced, NoOffsetsError, NotOwned
-from allocator.operate.switching import ChoiceWatcher, ClusterChoice, path_of
+from allocator.operate import ChoiceWatcher, ClusterChoice, choice_path
 from allocator.types import Assignors, MembershipName, OffsetAndMetadata, TopicPartition
 
 __all__ = ["GroupedConsumer"]
@@ -129,7 +129,7 @@ class GroupedConsumer(BaseConsumer):
         self._watcher = None
         if membership == "zookeeper":
             ensemble = ZooKeeper(hosts, session_timeout_s=session_timeout_s, options=zookeeper_options)
-            self._watcher = ChoiceWatcher(ensemble, path_of(root, group))
+            self._watcher = ChoiceWatcher(ensemble, choice_path(root, group))
         self._asked: set[str] = set()
         self._fetching: dict[str, ConsumerCore] = {}  # topic -> the core whose fetching `consume` has started
         self._synced: set[str] = set()  # `synced_offsets`, including topics that the user removed

@@ -10,7 +10,7 @@ from allocator.core.tasks import TaskGroup, first_of
 from allocator.daemon.daemon import Daemon
 from allocator.daemon.notify import Notifier
 from allocator.errors import CommitFailed, HandlerCutOff
-from allocator.operate.switching import ChoiceWatcher, ClusterChoice
+from allocator.operate import ChoiceWatcher, ClusterChoice
 from allocator.types import TopicPartition
 
 __all__ = ["FollowingDaemon"]

@@ -26,7 +26,7 @@ from allocator.core.zookeeper.client import NoChroot, ZooKeeper
 from allocator.daemon.config import Config
 from allocator.errors import AllocatorError, ConfigError
 from allocator.handlers.retry_topics import RetryPlan
-from allocator.operate.describe import GroupState, describe
+from allocator.operate import GroupState, describe
 from allocator.types import TopicPartition
 
 __all__ = ["Check", "preflight", "refuse_new_chroot", "try_servers"]

@@ -39,7 +39,7 @@ from allocator.handlers.policy import ErrorPolicy, Retries, load_errors
 from allocator.handlers.processor import ProcessSettings
 from allocator.handlers.retry_topics import RetryTopics
 from allocator.handlers.subprocesses import check_picklable
-from allocator.operate.switching import ChoiceWatcher, ClusterChoice, path_of
+from allocator.operate import ChoiceWatcher, ClusterChoice, choice_path
 
 __all__ = [
     "CLEAN",
@@ -132,7 +132,7 @@ def _runner(config: Config, handler: Handler, consumers: list[Consumer], notifie
         return _daemon(config, handler, consumers, notifier)
     settings = config.zookeeper
     zk = ZooKeeper(config.zookeeper.hosts, session_timeout_s=settings.session_timeout_s, options=settings.options())
-    watcher = ChoiceWatcher(zk, path_of(settings.root, config.group.name))
+    watcher = ChoiceWatcher(zk, choice_path(settings.root, config.group.name))
 
     def make(choice: ClusterChoice) -> Daemon:
         return _daemon(config, handler, consumers, notifier, choice.brokers, watcher.still(choice))

@@ -22,8 +22,7 @@ from allocator.migrate.offsets import copy_offsets, restore_offsets
 from allocator.migrate.storage import OffsetStore, connected
 from allocator.migrate.topics import TopicIds
 from allocator.migrate.translate import ends_of
-from allocator.operate.describe import describe
-from allocator.operate.switching import ClusterChoice, choose, path_of, read_choice
+from allocator.operate import ClusterChoice, choice_path, choose_cluster, describe, read_choice
 from allocator.types import TopicPartition
 
 __all__ = ["NO_RETURN", "POLL_S", "STEPS", "Clusters", "Cutover", "CutoverFailed", "opened", "until"]
@@ -243,10 +242,10 @@ class Cutover:
                     if file.exists():
                         await restore_offsets(file, self.plan.new_security)
             for group in self.plan.groups:
-                await choose(clusters.ensemble, path_of(self.plan.root, group), ClusterChoice())
+                await choose_cluster(clusters.ensemble, choice_path(self.plan.root, group), ClusterChoice())
                 self._on_step("rollback", f"{group} reads the old cluster")
             if self.plan.producers is not None:
-                await choose(clusters.ensemble, self.plan.producers, ClusterChoice())
+                await choose_cluster(clusters.ensemble, self.plan.producers, ClusterChoice())
         if self.plan.state.exists():
             self.plan.state.replace(self.plan.state.with_suffix(f".rolled-back-{int(time.time())}"))
         for group in self.plan.groups:
@@ -284,7 +283,7 @@ class Cutover:
                     "start on the new cluster is unknown. Let it commit some, or stop it and set its start (`allocator "
                     "group offsets reset`)"
                 )
-            choice = await read_choice(on.ensemble, path_of(self.plan.root, group))
+            choice = await read_choice(on.ensemble, choice_path(self.plan.root, group))
             if choice != ClusterChoice():
                 faults.append(f"group {group!r} already has a cluster choice: {choice}; check for another cutover")
         if faults:
@@ -293,9 +292,9 @@ class Cutover:
 
     async def _freeze(self, on: Clusters) -> dict[str, Any]:
         for group in self.plan.groups:
-            path = path_of(self.plan.root, group)
+            path = choice_path(self.plan.root, group)
             before = await read_choice(on.ensemble, path)
-            await choose(on.ensemble, path, ClusterChoice(before.brokers, frozen=True))
+            await choose_cluster(on.ensemble, path, ClusterChoice(before.brokers, frozen=True))
         began = time.monotonic()
         for group in self.plan.groups:
             for store in (self.plan.old(group), self.plan.new(group)):
@@ -359,7 +358,7 @@ class Cutover:
 
     async def _start(self, on: Clusters) -> dict[str, Any]:
         for group in self.plan.groups:
-            await choose(on.ensemble, path_of(self.plan.root, group), ClusterChoice(self.plan.new_brokers))
+            await choose_cluster(on.ensemble, choice_path(self.plan.root, group), ClusterChoice(self.plan.new_brokers))
         return {}
 
     async def _verify(self, on: Clusters) -> dict[str, Any]:
@@ -402,7 +401,7 @@ class Cutover:
     async def _producers(self, on: Clusters) -> dict[str, Any]:
         if "opened" not in self._state["steps"]:  # not repeated after a killed run: producers may have started there
             if self.plan.producers is not None:
-                await choose(on.ensemble, self.plan.producers, ClusterChoice(frozen=True))
+                await choose_cluster(on.ensemble, self.plan.producers, ClusterChoice(frozen=True))
             ends = await self._quiet(on)
             # all is mirrored before these ends. The map's are exact only behind a record: not behind markers and gaps.
             # Producers that were moved by hand may write already, and the audit does not count their records as lost
@@ -410,7 +409,7 @@ class Cutover:
             # from here on there is no way back
             self._note("opened", ends=[[*each, ends[each], new[each].end] for each in sorted(ends)])
         if self.plan.producers is not None:
-            await choose(on.ensemble, self.plan.producers, ClusterChoice(self.plan.new_brokers))
+            await choose_cluster(on.ensemble, self.plan.producers, ClusterChoice(self.plan.new_brokers))
         return {"partitions": len(self._state["steps"]["opened"]["ends"])}
 
     async def _quiet(self, on: Clusters) -> dict[TopicPartition, int]:

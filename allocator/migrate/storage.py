@@ -20,9 +20,7 @@ from allocator.core.settings import DEFAULT
 from allocator.core.subscription.loss import stamped, topic_of
 from allocator.core.zookeeper.client import ZooKeeper
 from allocator.errors import AllocatorError, BrokerError, ConfigError
-from allocator.operate import kafka_describe as requests
-from allocator.operate.describe import describe
-from allocator.operate.old_layouts import KIEL, OLD_CONSUMERS, children
+from allocator.operate import DescribedGroup, describe, kafka_group, old_layouts
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 __all__ = ["CONNECT_S", "GroupAlive", "OffsetStore", "OpenOffsetStore", "connected"]
@@ -104,19 +102,20 @@ class OpenOffsetStore:
             state = await describe(ensemble, self.store.group, self.store.root)
             if state is not None:
                 found += map(state.name_of, state.members)
-            for kind, path in (("kiel", KIEL), ("high-level consumer", OLD_CONSUMERS)):
-                found += [f"{name} ({kind})" for name in await children(ensemble, path.format(self.store.group))]
+            older = await old_layouts(ensemble, self.store.group)
+            found += [f"{name} (kiel)" for name in older.kiel]
+            found += [f"{name} (high-level consumer)" for name in older.consumers]
         if self.client.broker_version >= (0, 9):
             group = await self._kafka_group()
             if group is not None:
                 found += [f"{member.name} (Kafka)" for member in group.members]
         return list(dict.fromkeys(found))
 
-    async def _kafka_group(self) -> requests.DescribedGroup | None:
+    async def _kafka_group(self) -> DescribedGroup | None:
         deadline = time.monotonic() + PATIENCE_S
         while True:
             try:
-                return await requests.group(self.client, self.store.group)
+                return await kafka_group(self.client, self.store.group)
             except BrokerError as error:
                 # a coordinator that has just started loads its groups
                 if not error.retriable or time.monotonic() > deadline:

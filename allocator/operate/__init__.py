@@ -1,5 +1,111 @@
 """What operators read and change: groups, operator commands, plans, the doctor, dead letters.
 
-In: see the packages inside.
-Out: their faces.
+In: open connections to ZooKeeper and to the brokers, and the name of a group. Out: the state of the group, plans,
+reports. May touch: the znodes of operator commands and of the cluster choice; what a deletion or an adoption names.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from allocator import lazy_names
+
+if TYPE_CHECKING:
+    from allocator.operate.adoption import adopt, candidate
+    from allocator.operate.dead_letters.waiting import WaitingRecords, read_waiting
+    from allocator.operate.deletion import GroupRemains, delete_group, remains
+    from allocator.operate.group_orders import NOT_OURS, WITHDRAWN_BY_PARTITION, OrdersFromOutside, OrdersOfGroup
+    from allocator.operate.group_report import (
+        SHOWN,
+        Coordinated,
+        GroupReport,
+        GroupState,
+        Lag,
+        Logs,
+        describe,
+        list_groups,
+        name_of,
+        read_logs,
+        reported_problems,
+        subscribed,
+    )
+    from allocator.operate.kafka_describe import DescribedGroup, kafka_group
+    from allocator.operate.kafka_group_orders import KafkaGroupOrders
+    from allocator.operate.layouts import KIEL, OLD_CONSUMERS, OldLayouts, old_layouts
+    from allocator.operate.order_report import ORDER_STATES, OrderReport, order_reports, order_text
+    from allocator.operate.switching import (
+        ChoiceWatcher,
+        ClusterChoice,
+        choice_path,
+        choose_cluster,
+        elsewhere,
+        read_choice,
+    )
+    from allocator.operate.what_if import GroupPlan, Scenario, plan_of
+
+__all__ = [
+    "KIEL",
+    "NOT_OURS",
+    "OLD_CONSUMERS",
+    "ORDER_STATES",
+    "SHOWN",
+    "WITHDRAWN_BY_PARTITION",
+    "ChoiceWatcher",
+    "ClusterChoice",
+    "Coordinated",
+    "DescribedGroup",
+    "GroupPlan",
+    "GroupRemains",
+    "GroupReport",
+    "GroupState",
+    "KafkaGroupOrders",
+    "Lag",
+    "Logs",
+    "OldLayouts",
+    "OrderReport",
+    "OrdersFromOutside",
+    "OrdersOfGroup",
+    "Scenario",
+    "WaitingRecords",
+    "adopt",
+    "candidate",
+    "choice_path",
+    "choose_cluster",
+    "delete_group",
+    "describe",
+    "elsewhere",
+    "kafka_group",
+    "list_groups",
+    "name_of",
+    "old_layouts",
+    "order_reports",
+    "order_text",
+    "plan_of",
+    "read_choice",
+    "read_logs",
+    "read_waiting",
+    "remains",
+    "reported_problems",
+    "subscribed",
+]
+
+if not TYPE_CHECKING:  # a type checker would accept every name
+    __getattr__ = lazy_names(
+        __name__,
+        {
+            "adoption": "adopt candidate",
+            "dead_letters.waiting": "WaitingRecords read_waiting",
+            "deletion": "GroupRemains delete_group remains",
+            "group_orders": "NOT_OURS OrdersFromOutside OrdersOfGroup WITHDRAWN_BY_PARTITION",
+            "group_report": (
+                "Coordinated GroupReport GroupState Lag Logs SHOWN describe list_groups name_of read_logs "
+                "reported_problems subscribed"
+            ),
+            "kafka_describe": "DescribedGroup kafka_group",
+            "kafka_group_orders": "KafkaGroupOrders",
+            "layouts": "KIEL OLD_CONSUMERS OldLayouts old_layouts",
+            "order_report": "ORDER_STATES OrderReport order_reports order_text",
+            "switching": "ChoiceWatcher ClusterChoice choice_path choose_cluster elsewhere read_choice",
+            "what_if": "GroupPlan Scenario plan_of",
+        },
+    )

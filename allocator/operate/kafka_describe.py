@@ -22,12 +22,21 @@ from allocator.core.membership.names import member_name
 from allocator.core.membership.zookeeper.znodes import Claim, MemberInfo
 from allocator.core.offsets.coordinator import Coordinator
 from allocator.errors import BrokerError
-from allocator.operate.describe import Coordinated, GroupState
+from allocator.operate.group_report import Coordinated, GroupState
 from allocator.protocols.kafka_classic.consumer_protocol import PROTOCOL_TYPE, Malformed, MemberAssignment, Subscription
 from allocator.protocols.kip848.messages import ConsumerGroupDescribeRequest
 from allocator.types import TopicPartition
 
-__all__ = ["BrokerSeen", "DescribedGroup", "DescribedMember", "Replicas", "brokers", "group", "replicas", "settings"]
+__all__ = [
+    "BrokerSeen",
+    "DescribedGroup",
+    "DescribedMember",
+    "Replicas",
+    "brokers",
+    "kafka_group",
+    "replicas",
+    "settings",
+]
 
 HAS_API_VERSIONS = (0, 10)  # the first broker version that knows ApiVersions
 NO_SOFTWARE_NAME = 2  # newer versions of ApiVersions need the name of the client software
@@ -150,7 +159,7 @@ async def settings(client: KafkaClient, node: int) -> dict[str, str]:
     return await describe_configs(client, BROKER_RESOURCE, str(node), WANTED_SETTINGS, node=node)
 
 
-async def group(client: KafkaClient, name: str) -> DescribedGroup | None:
+async def kafka_group(client: KafkaClient, name: str) -> DescribedGroup | None:
     """The group; None if Kafka knows no members of it, now or before, or is older than 0.9. Raises BrokerError."""
     if client.api_version(DescribeGroupsRequest) is None:
         return None

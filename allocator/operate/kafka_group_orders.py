@@ -67,7 +67,7 @@ class KafkaGroupOrders(OrdersFromOutside):
             raise OrderRefused(f"Kafka's coordinator has the members of group {self._group!r}. {NOT_OURS}")
 
     async def _members(self) -> dict[str, MemberInfo]:
-        found = await kafka_describe.group(self._client, self._group)
+        found = await kafka_describe.kafka_group(self._client, self._group)
         # Kafka does not report which orders a member knows
         return {
             member.id: replace(member.info, orders=OWNERS_KINDS) for member in (() if found is None else found.members)

@@ -30,7 +30,15 @@ from allocator.errors import AllocatorError, Closed, ConfigError
 from allocator.handlers.consumer import Consumer
 from allocator.types import Offset, OffsetAndMetadata, PartitionKey, PartitionLike, TopicPartition
 
-__all__ = ["ChoiceWatcher", "ClusterChoice", "SwitchingConsumer", "choose", "elsewhere", "path_of", "read_choice"]
+__all__ = [
+    "ChoiceWatcher",
+    "ClusterChoice",
+    "SwitchingConsumer",
+    "choice_path",
+    "choose_cluster",
+    "elsewhere",
+    "read_choice",
+]
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +55,7 @@ class ClusterChoice(NamedTuple):
     frozen: bool = False
 
 
-def path_of(root: str, group: str) -> str:
+def choice_path(root: str, group: str) -> str:
     """The znode of a group."""
     return f"{Paths(root, group).base}/cluster"
 
@@ -83,7 +91,7 @@ async def read_choice(zk: ZooKeeper, path: str, watch: Any = None) -> ClusterCho
         return ClusterChoice(brokers, frozen)
 
 
-async def choose(zk: ZooKeeper, path: str, choice: ClusterChoice) -> None:
+async def choose_cluster(zk: ZooKeeper, path: str, choice: ClusterChoice) -> None:
     """Writes the setting. Every service of the group follows it."""
     data = json.dumps({"format": FORMAT, "brokers": choice.brokers, "frozen": choice.frozen}).encode()
     while True:
@@ -213,7 +221,7 @@ class SwitchingConsumer:
             session_timeout_s=options.get("session_timeout_s", DEFAULT["session_timeout_s"]),
             options=options.get("zookeeper_options"),
         )
-        self._watcher = ChoiceWatcher(ensemble, path_of(root, group))
+        self._watcher = ChoiceWatcher(ensemble, choice_path(root, group))
         self._consumer: Consumer | None = None
         self._last: Consumer | None = None  # also while it is being closed
         self._reads: ClusterChoice | None = None

@@ -33,7 +33,7 @@ from allocator.core.membership.zookeeper.znodes import AssignmentDocument, Membe
 from allocator.core.settings import DEFAULT
 from allocator.core.types import Partitions
 from allocator.errors import ConfigError
-from allocator.operate.describe import GroupState
+from allocator.operate.group_report import GroupState
 from allocator.operate.order_report import OrderReport
 from allocator.types import TopicPartition
 

@@ -14,8 +14,7 @@ from allocator.core.membership.zookeeper.znodes import Paths
 from allocator.core.names import GROUP_NAME
 from allocator.core.zookeeper.client import BadVersion, ConnectionLost, NoZnode, ZooKeeper
 from allocator.errors import AllocatorError, ConfigError
-from allocator.operate.group_orders import NOT_OURS, OrdersFromOutside, OrdersOfGroup
-from allocator.operate.switching import choose, path_of, read_choice
+from allocator.operate import NOT_OURS, OrdersFromOutside, OrdersOfGroup, choice_path, choose_cluster, read_choice
 from allocator.web.request_body import RequestBody
 
 __all__ = ["Action", "ClusterWork", "GivenOrder", "NotNow", "Place", "actions"]
@@ -131,9 +130,9 @@ async def _freeze(place: Place, frozen: bool, group: str, given: Mapping[str, An
     """
     RequestBody(given)
     zk = place.session(group)
-    path = path_of(place.root, group)
+    path = choice_path(place.root, group)
     before = await read_choice(zk, path)
-    await choose(zk, path, before._replace(frozen=frozen))
+    await choose_cluster(zk, path, before._replace(frozen=frozen))
     return {"group": group, "paused": frozen}
 
 

@@ -15,9 +15,7 @@ from allocator.core.names import check_topic
 from allocator.core.settings import MASK
 from allocator.core.tasks import within
 from allocator.errors import AllocatorError, ConfigError
-from allocator.operate.dead_letters import DeadLetterQueue, LetterFilter, Outcome
-from allocator.operate.dead_letters.letter import Letter, parse_place, parse_time
-from allocator.operate.dead_letters.letters import first_letters
+from allocator.operate.dead_letters import DeadLetterQueue, Letter, LetterFilter, Outcome, parse_place, parse_time
 from allocator.viewer import Viewer
 from allocator.web.records import TEXT
 from allocator.web.request_body import RequestBody
@@ -92,7 +90,7 @@ class LetterDesk:
         body = RequestBody(given, *FILTER, "settled")
         chosen, settled = self._filter(body), body.flag("settled")
         async with self.open(topic, user) as queue:
-            found, count = await first_letters(queue, LISTED, chosen, settled=settled)
+            found, count = await queue.first(LISTED, chosen, settled=settled)
         return {"topic": topic, "count": count, "letters": [self._json(letter) for letter in found]}
 
     async def show(self, topic: str, given: Mapping[str, Any], user: str) -> dict[str, Any]:

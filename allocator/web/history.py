@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
-from allocator.operate.describe import GroupState, Logs
+from allocator.operate import GroupState, Logs
 from allocator.types import TopicPartition
 
 __all__ = ["DEPARTED", "History", "News", "Past", "Point", "Rebalance", "Remembered", "Series", "targets"]

@@ -11,8 +11,7 @@ from allocator.core.client.client import KafkaClient
 from allocator.core.clock import wall_ms
 from allocator.core.membership.zookeeper.orders import Orders
 from allocator.errors import AllocatorError
-from allocator.operate import kafka_describe
-from allocator.operate.describe import Coordinated, GroupState
+from allocator.operate import Coordinated, GroupState, kafka_group
 from allocator.protocols.order_topic import OrderTopic
 
 __all__ = ["KafkaGroupWatch"]
@@ -46,7 +45,7 @@ class KafkaGroupWatch:
         If the coordinator refuses or does not respond, the last known state with that problem.
         """
         try:
-            found = await kafka_describe.group(self._client, self.name)
+            found = await kafka_group(self._client, self.name)
         except AllocatorError as error:
             if self._state is None and error.retriable:
                 return None  # as with a broker that has just started

@@ -16,7 +16,7 @@ from allocator.core.clock import wall_ms
 from allocator.core.measures import Measure, Measures
 from allocator.core.membership.zookeeper.plan import in_flight, recent_moves
 from allocator.core.membership.zookeeper.steering import budget_of
-from allocator.operate.order_report import ORDER_STATES
+from allocator.operate import ORDER_STATES
 from allocator.types import TopicPartition
 from allocator.web.families import Sample, counter, gauge
 from allocator.web.snapshot import by_topic

@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from typing import NamedTuple, Optional
 
-from allocator.operate.describe import Logs
+from allocator.operate import Logs
 from allocator.types import TopicPartition
 
 __all__ = ["Age", "OffsetHistory", "oldest"]

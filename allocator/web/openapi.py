@@ -6,8 +6,7 @@ from typing import Any
 
 from allocator.core.membership.zookeeper.orders import KINDS
 from allocator.handlers.schemas.decode import PLAIN_FORMATS
-from allocator.operate.group_orders import WITHDRAWN_BY_PARTITION
-from allocator.operate.order_report import ORDER_STATES
+from allocator.operate import ORDER_STATES, WITHDRAWN_BY_PARTITION
 from allocator.web.actions import SUPPOSITIONS
 
 from .. import __version__

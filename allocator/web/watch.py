@@ -31,9 +31,18 @@ from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.core.tasks import TaskGroup, wait_for_event
 from allocator.core.zookeeper.client import NoZnode, Watched, ZooKeeper
 from allocator.errors import AllocatorError, ConfigError
-from allocator.operate.describe import GroupReport, GroupState, Logs, read_logs, reported_problems, subscribed
+from allocator.operate import (
+    GroupReport,
+    GroupState,
+    Logs,
+    choice_path,
+    elsewhere,
+    read_choice,
+    read_logs,
+    reported_problems,
+    subscribed,
+)
 from allocator.operate.doctor import ClusterConnections, Finding, Observation, Severity, diagnose, observe
-from allocator.operate.switching import elsewhere, path_of, read_choice
 from allocator.web.events import Event, EventLog
 from allocator.web.fences import Fences
 from allocator.web.history import History, News, Past, Point, Series
@@ -174,7 +183,7 @@ class GroupWatch:
         poke = self._poke
         self._names = Watched(self._store.member_names, poke)
         self._claim_names = Watched(self._store.claim_names, poke)
-        path = path_of(root, group.name)
+        path = choice_path(root, group.name)
         self._choice = Watched(partial(read_choice, zk, path), poke)
         self._document: Watched[tuple[AssignmentDocument | None, int]] = Watched(self._store.document, poke)
         self._orders = Watched(OrderStore(zk, self._store.paths).read, poke)

@@ -21,7 +21,7 @@ from allocator.core.fetch import accelerated
 from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.core.zookeeper.client import ZooKeeper
 from allocator.errors import AllocatorError
-from allocator.operate.describe import GroupState, describe
+from allocator.operate.group_report import GroupState, describe
 from allocator.testing import LocalCluster
 from allocator.types import TopicPartition
 

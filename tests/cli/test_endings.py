@@ -19,7 +19,7 @@ from parsed import leaves
 from allocator.cli import read
 from allocator.cli.commands import LAZY, main
 from allocator.cli.report import GroupReport
-from allocator.operate.describe import GroupState
+from allocator.operate.group_report import GroupState
 
 ALLOCATOR: Final = [sys.executable, "-m", "allocator.cli"]
 AWAY: Final = ["--zookeeper", "127.0.0.1:1", "--timeout", "0.5"]

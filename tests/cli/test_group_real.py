@@ -21,7 +21,7 @@ from allocator.cli.commands import main
 from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.core.zookeeper.client import ZooKeeper
-from allocator.operate.switching import ClusterChoice, choose, path_of
+from allocator.operate.switching import ClusterChoice, choice_path, choose_cluster
 from allocator.testing import LocalCluster, produce, wait_until_async
 from allocator.testing.batches import ProducedRecord
 from allocator.types import OffsetAndMetadata, TopicPartition
@@ -120,15 +120,15 @@ async def test_a_living_group_is_shown_with_owners_positions_lag_and_generation(
 async def test_offsets_of_a_cluster_that_the_group_no_longer_reads_are_told_as_such(shell: Shell) -> None:
     async with shell.consumer() as consumer:
         await shell.consume(consumer, 30)
-    zk, path = ZooKeeper(shell.zookeeper), path_of("/allocator", shell.group)
+    zk, path = ZooKeeper(shell.zookeeper), choice_path("/allocator", shell.group)
     await zk.connect()
     try:
-        await choose(zk, path, ClusterChoice("new1:9092,new2:9092"))
+        await choose_cluster(zk, path, ClusterChoice("new1:9092,new2:9092"))
         found = await shell.json("describe", shell.group, code=1)
         assert [problem for problem in found["problems"] if "new1:9092,new2:9092" in problem] == found["problems"]
         assert found["problems"]
         # the lists share one address, so they name the same cluster
-        await choose(zk, path, ClusterChoice(f"new1:9092,{shell.cluster.bootstrap}"))
+        await choose_cluster(zk, path, ClusterChoice(f"new1:9092,{shell.cluster.bootstrap}"))
         assert (await shell.json("describe", shell.group))["problems"] == []
         await zk.set(path, b"rubbish")
         (problem,) = (await shell.json("describe", shell.group, code=1))["problems"]

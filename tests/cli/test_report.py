@@ -18,7 +18,7 @@ from allocator.cli.report import (
 )
 from allocator.core.membership.zookeeper.znodes import AssignmentDocument, Claim, MemberInfo, Waiting
 from allocator.errors import ConfigError
-from allocator.operate.describe import GroupState
+from allocator.operate.group_report import GroupState
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 P = [TopicPartition("t", number) for number in range(4)]

@@ -27,7 +27,7 @@ from allocator.migrate.offsets import CopyPlan, Row
 from allocator.migrate.storage import OffsetStore
 from allocator.operate.dead_letters import Letter
 from allocator.operate.dead_letters.waiting import WaitingRecords
-from allocator.operate.describe import GroupState
+from allocator.operate.group_report import GroupState
 from allocator.operate.order_report import OrderReport
 from allocator.operate.what_if import GroupPlan, PlannedMember, PlannedMove
 from allocator.types import OffsetAndMetadata, TopicPartition

@@ -19,7 +19,7 @@ from allocator.cli.top import frame, moves_of
 from allocator.core.clock import wall_ms
 from allocator.core.membership.zookeeper.orders import Order, Orders
 from allocator.core.membership.zookeeper.znodes import AssignmentDocument, MemberInfo, Waiting
-from allocator.operate.describe import GroupState, Logs
+from allocator.operate.group_report import GroupState, Logs
 from allocator.testing import LocalCluster
 from allocator.testing.waiting import wait_until_async
 from allocator.types import OffsetAndMetadata, TopicPartition

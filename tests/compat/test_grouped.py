@@ -15,8 +15,8 @@ from allocator import GroupedConsumer, TopicPartition
 from allocator.core.client.client import KafkaClient
 from allocator.core.zookeeper.client import ZooKeeper
 from allocator.errors import BrokersUnavailable, CommitFailed, ZooKeeperUnavailable
-from allocator.operate.kafka_describe import group as kafka_group
-from allocator.operate.switching import ClusterChoice, choose, path_of
+from allocator.operate import kafka_group
+from allocator.operate.switching import ClusterChoice, choice_path, choose_cluster
 from allocator.testing import LocalCluster, wait_until_async
 
 
@@ -371,7 +371,7 @@ async def test_it_goes_where_its_group_is_told_to(
     service: Service, topic_factory: Callable[..., str], autocommit: bool
 ) -> None:
     """It returns no more values, waits for commits, pauses, and continues with the other brokers."""
-    ensemble, path = ZooKeeper(service.cluster.zookeeper), path_of("/allocator", service.group)
+    ensemble, path = ZooKeeper(service.cluster.zookeeper), choice_path("/allocator", service.group)
     await ensemble.connect()
     idle = await asyncio.to_thread(topic_factory, 1)
     await service.produce(list(range(40)))
@@ -379,7 +379,7 @@ async def test_it_goes_where_its_group_is_told_to(
     try:
         await consumer.connect()
         values = await drink(consumer, service.topic, 40)
-        await choose(ensemble, path, ClusterChoice(None, frozen=True))
+        await choose_cluster(ensemble, path, ClusterChoice(None, frozen=True))
         if not autocommit:
             await told(consumer, None)
             for _ in range(5):
@@ -396,7 +396,7 @@ async def test_it_goes_where_its_group_is_told_to(
 
         # the same cluster, so it has the committed offsets
         other = service.cluster.bootstrap.replace("127.0.0.1", "localhost")
-        await choose(ensemble, path, ClusterChoice(other))
+        await choose_cluster(ensemble, path, ClusterChoice(other))
         values += await drink(consumer, service.topic, 20)
         assert sorted(values) == list(range(60))
         assert consumer._reads == ClusterChoice(other)
@@ -408,15 +408,15 @@ async def test_it_goes_where_its_group_is_told_to(
 
 
 async def test_one_that_connects_while_its_group_is_paused_waits(service: Service) -> None:
-    ensemble, path = ZooKeeper(service.cluster.zookeeper), path_of("/allocator", service.group)
+    ensemble, path = ZooKeeper(service.cluster.zookeeper), choice_path("/allocator", service.group)
     await ensemble.connect()
-    await choose(ensemble, path, ClusterChoice(None, frozen=True))
+    await choose_cluster(ensemble, path, ClusterChoice(None, frozen=True))
     await service.produce([1, 2, 3])
     consumer = service.consumer()
     await consumer.connect()
     assert await consumer.consume(service.topic) == []
     waiting = asyncio.gather(*(consumer.consume(service.topic) for _ in range(3)))  # side by side, as services do
-    await choose(ensemble, path, ClusterChoice())
+    await choose_cluster(ensemble, path, ClusterChoice())
     values = [value for found in await waiting for value in found or ()]
     values += await drink(consumer, service.topic, 3 - len(values)) if len(values) < 3 else []
     assert sorted(values) == [1, 2, 3]

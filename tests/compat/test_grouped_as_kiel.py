@@ -28,7 +28,7 @@ from allocator.errors import (
     NotOwned,
     TopicAuthorizationFailed,
 )
-from allocator.operate.describe import GroupReport, describe
+from allocator.operate.group_report import GroupReport, describe
 from allocator.testing import LocalCluster, wait_until_async
 
 Topics = Callable[..., str]

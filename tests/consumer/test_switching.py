@@ -14,7 +14,7 @@ from allocator import GroupedConsumer
 from allocator.core.zookeeper.client import SessionState, ZooKeeper
 from allocator.errors import AllocatorError, Closed
 from allocator.operate import switching
-from allocator.operate.switching import ChoiceWatcher, ClusterChoice, SwitchingConsumer, choose, path_of
+from allocator.operate.switching import ChoiceWatcher, ClusterChoice, SwitchingConsumer, choice_path, choose_cluster
 from allocator.testing import LocalCluster, produce, wait_until_async
 
 pytestmark = pytest.mark.deadline(120)
@@ -51,11 +51,11 @@ async def test_each_cluster_has_the_security_that_is_given_for_it(
         async with consumer:
             batch = await consumer.getbatch(30)
             assert batch is not None
-            await choose(ensemble, path_of("/allocator", group), ClusterChoice(other))
+            await choose_cluster(ensemble, choice_path("/allocator", group), ClusterChoice(other))
             with pytest.raises(AllocatorError, match="localhost"):  # there is no TLS
                 await _forever(consumer)
             assert consumer.brokers is None
-            await choose(ensemble, path_of("/allocator", group), ClusterChoice())
+            await choose_cluster(ensemble, choice_path("/allocator", group), ClusterChoice())
             await wait_until_async(lambda: _reads(consumer), 60, "it to come back")
             assert consumer.brokers == kafka_cluster.bootstrap
     finally:
@@ -82,16 +82,16 @@ async def expire(zk: ZooKeeper) -> None:
 
 
 async def test_a_watcher_keeps_what_it_knows_when_its_session_is_lost(zk_chroot: Any, group: str) -> None:
-    ensemble, path = ZooKeeper(str(zk_chroot)), path_of("/allocator", group)
+    ensemble, path = ZooKeeper(str(zk_chroot)), choice_path("/allocator", group)
     await ensemble.connect()
     watcher = ChoiceWatcher(ZooKeeper(str(zk_chroot), session_timeout_s=4.0), path)
     try:
-        await choose(ensemble, path, ClusterChoice("a:1"))
+        await choose_cluster(ensemble, path, ClusterChoice("a:1"))
         await watcher.start()
         await expire(watcher._zk)
         assert watcher.current == ClusterChoice("a:1")
         assert not watcher.changed.is_set()
-        await choose(ensemble, path, ClusterChoice("b:1"))
+        await choose_cluster(ensemble, path, ClusterChoice("b:1"))
         await asyncio.wait_for(watcher.changed.wait(), 30)
         assert watcher.current == ClusterChoice("b:1")
     finally:
@@ -103,7 +103,7 @@ async def test_a_watcher_has_one_watch_however_often_it_reads(
     zk_chroot: Any, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("allocator.operate.switching.LOOK_S", 0.01)
-    path = path_of("/allocator", group)
+    path = choice_path("/allocator", group)
     zk = ZooKeeper(str(zk_chroot))
     watcher, watches, get = ChoiceWatcher(zk, path), [], zk.get
 
@@ -114,12 +114,12 @@ async def test_a_watcher_has_one_watch_however_often_it_reads(
     ensemble = ZooKeeper(str(zk_chroot))
     await ensemble.connect()
     try:
-        await choose(ensemble, path, ClusterChoice("a:1"))
+        await choose_cluster(ensemble, path, ClusterChoice("a:1"))
         await watcher.start()
         monkeypatch.setattr(zk, "get", counting)
         await wait_until_async(lambda: len(watches) >= 20, 30, "20 reads")
         assert set(watches) == {None}
-        await choose(ensemble, path, ClusterChoice("b:1"))
+        await choose_cluster(ensemble, path, ClusterChoice("b:1"))
         await asyncio.wait_for(watcher.changed.wait(), 30)
         assert watcher.current == ClusterChoice("b:1")
     finally:
@@ -158,7 +158,7 @@ async def test_a_member_that_lost_its_session_does_not_join_a_paused_group(
 ) -> None:
     """Its watcher is disconnected, so it cannot know of the pause. An operator may be moving offsets at that time."""
     topic = await asyncio.to_thread(topic_factory, 1)
-    ensemble, path = ZooKeeper(str(zk_chroot)), path_of("/allocator", group)
+    ensemble, path = ZooKeeper(str(zk_chroot)), choice_path("/allocator", group)
     await ensemble.connect()
     consumer = SwitchingConsumer(
         topic, brokers=kafka_cluster.bootstrap, group=group, zookeeper=str(zk_chroot), session_timeout_s=4.0
@@ -169,7 +169,7 @@ async def test_a_member_that_lost_its_session_does_not_join_a_paused_group(
             watcher, member = consumer._watcher, consumer._consumer._engine.membership
             assert watcher._task is not None
             watcher._task.cancel()
-            await choose(ensemble, path, ClusterChoice(None, frozen=True))
+            await choose_cluster(ensemble, path, ClusterChoice(None, frozen=True))
             asked, ask = [], member.admitted
 
             async def counted(zk: ZooKeeper) -> bool:
@@ -181,7 +181,7 @@ async def test_a_member_that_lost_its_session_does_not_join_a_paused_group(
             await wait_until_async(lambda: len(asked) > 1, 30, "it to ask")
             assert asked == [False] * len(asked)
             assert await ensemble.get_children(f"/allocator/{group}/members") == []
-            await choose(ensemble, path, ClusterChoice())
+            await choose_cluster(ensemble, path, ClusterChoice())
             await wait_until_async(lambda: _reads(consumer), 30, "it to join again")
     finally:
         await ensemble.close()
@@ -224,7 +224,7 @@ async def test_a_close_that_meets_a_join_ends_the_member(
     ensemble = ZooKeeper(str(zk_chroot))
     await ensemble.connect()
     try:
-        await choose(ensemble, path_of("/allocator", group), ClusterChoice(frozen=True))
+        await choose_cluster(ensemble, choice_path("/allocator", group), ClusterChoice(frozen=True))
         await consumer.start()
         made = consumer._make
         joining = asyncio.Event()
@@ -234,7 +234,7 @@ async def test_a_close_that_meets_a_join_ends_the_member(
             return made(**options)
 
         consumer._make = make  # type: ignore[assignment]
-        await choose(ensemble, path_of("/allocator", group), ClusterChoice())
+        await choose_cluster(ensemble, choice_path("/allocator", group), ClusterChoice())
         reading = asyncio.ensure_future(consumer.getbatch(30))
         await joining.wait()
         await consumer.close()
@@ -248,7 +248,7 @@ async def test_a_close_that_meets_a_join_ends_the_member(
 async def test_a_fault_while_the_znode_is_read_is_logged_and_the_next_look_comes(
     zk_chroot: Any, group: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    ensemble, path = ZooKeeper(str(zk_chroot)), path_of("/allocator", group)
+    ensemble, path = ZooKeeper(str(zk_chroot)), choice_path("/allocator", group)
     await ensemble.connect()
     watcher = ChoiceWatcher(ZooKeeper(str(zk_chroot)), path)
     await watcher.start()
@@ -264,7 +264,7 @@ async def test_a_fault_while_the_znode_is_read_is_logged_and_the_next_look_comes
     try:
         monkeypatch.setattr(switching, "read_choice", stumbling)
         monkeypatch.setattr(switching, "LOOK_S", 0.2)
-        await choose(ensemble, path, ClusterChoice("elsewhere:9092"))
+        await choose_cluster(ensemble, path, ClusterChoice("elsewhere:9092"))
         await wait_until_async(lambda: watcher.current.brokers == "elsewhere:9092", 30, "the next look")
         assert "nobody foresaw it" in caplog.text
     finally:

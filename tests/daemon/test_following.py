@@ -13,7 +13,7 @@ import pytest
 from daemon_processes import Setup, stopped
 
 from allocator.core.zookeeper.client import NoZnode, ZooKeeper
-from allocator.operate.switching import ClusterChoice, choose, path_of
+from allocator.operate.switching import ClusterChoice, choice_path, choose_cluster
 from allocator.testing import wait_until_async
 
 pytestmark = pytest.mark.deadline(200)
@@ -25,7 +25,7 @@ async def told(it: Setup) -> AsyncIterator[tuple[ZooKeeper, str]]:
     zk = ZooKeeper(it.zookeeper)
     await zk.connect()
     try:
-        yield zk, path_of("/allocator", it.group)
+        yield zk, choice_path("/allocator", it.group)
     finally:
         await zk.close()
 
@@ -51,7 +51,7 @@ async def test_a_daemon_drains_rests_and_goes_on_with_other_brokers(make: Callab
         process = it.run(it.config(), NOTIFY_SOCKET=address)
         async with told(it) as (zk, path):
             await handled(it, 200)
-            await choose(zk, path, ClusterChoice(None, frozen=True))
+            await choose_cluster(zk, path, ClusterChoice(None, frozen=True))
             await wait_until_async(lambda: _nobody(zk, path), 60, "the member to leave")
             assert await it.committed() == {0: 100, 1: 100}, "it committed before it left"
             await asyncio.to_thread(it.fill, 100)
@@ -59,7 +59,7 @@ async def test_a_daemon_drains_rests_and_goes_on_with_other_brokers(make: Callab
 
             # another name of the same cluster: it has the committed offsets
             other = it.cluster.bootstrap.replace("127.0.0.1", "localhost")
-            await choose(zk, path, ClusterChoice(other))
+            await choose_cluster(zk, path, ClusterChoice(other))
             await handled(it, 100)
             await wait_until_async(lambda: len(it.done()) == 300, 60, "the rest")
             assert len(await members(zk, path)) == 1
@@ -77,13 +77,13 @@ async def test_one_that_starts_while_its_group_is_paused_waits_and_can_be_stoppe
     it = await asyncio.to_thread(make)
     await asyncio.to_thread(it.fill, 10)
     async with told(it) as (zk, path):
-        await choose(zk, path, ClusterChoice(None, frozen=True))
+        await choose_cluster(zk, path, ClusterChoice(None, frozen=True))
         waiting, idle = it.run(it.config()), it.run(it.config())
         for number in (0, 1):
             await wait_until_async(lambda number=number: _says(it, number, "paused"), 60, "it to rest")
         assert await members(zk, path) == []
         assert await asyncio.to_thread(stopped, idle) == 0
-        await choose(zk, path, ClusterChoice())
+        await choose_cluster(zk, path, ClusterChoice())
         await handled(it, 10)
     assert await asyncio.to_thread(stopped, waiting) == 0
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from allocator.core.membership.zookeeper.znodes import MemberInfo
-from allocator.operate.describe import GroupState
 from allocator.operate.doctor.members import _load_not_followed
+from allocator.operate.group_report import GroupState
 
 NEW, OLD = (f"m-{letter * 16}-{number:010}" for number, letter in enumerate("ab"))
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from allocator.core.membership.zookeeper.orders import KINDS, Order, Orders
 from allocator.core.membership.zookeeper.znodes import AssignmentDocument, MemberInfo, OrderState
-from allocator.operate.describe import GroupReport, GroupState
 from allocator.operate.doctor.finding import Severity
 from allocator.operate.doctor.orders import OLD_FREEZE_MS, OLD_MS, order_findings
+from allocator.operate.group_report import GroupReport, GroupState
 
 NOW = 1_767_225_600_000
 KEPT = OrderState("kept")

@@ -10,7 +10,7 @@ import pytest
 from allocator.core.membership.zookeeper.store import Store
 from allocator.core.membership.zookeeper.znodes import AssignmentDocument, Claim, MemberInfo, Paths
 from allocator.core.zookeeper.client import Op, ZooKeeper
-from allocator.operate.delete_group import GroupHasMembers, NothingToDelete, delete_group, remains
+from allocator.operate.deletion import GroupHasMembers, NothingToDelete, delete_group, remains
 
 PATHS = Paths("/allocator", "g")
 MEMBER = f"m-{1:016x}-{1:010d}"

@@ -31,7 +31,7 @@ from allocator.core.membership.zookeeper.znodes import AssignmentDocument, Claim
 from allocator.core.types import Partitions
 from allocator.core.zookeeper.client import ZooKeeper
 from allocator.errors import ConfigError
-from allocator.operate.describe import GroupReport, GroupState, describe
+from allocator.operate.group_report import GroupReport, GroupState, describe
 from allocator.operate.what_if import Scenario, plan_of
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.types import LoadSource, Record, TopicPartition

@@ -17,7 +17,7 @@ from allocator.core.membership.zookeeper.membership import ZooKeeperMembership, 
 from allocator.core.membership.zookeeper.znodes import InvalidZnode, Paths
 from allocator.core.zookeeper.client import Op, ZooKeeper
 from allocator.errors import BrokersUnavailable
-from allocator.operate.adopt import AdoptionUnfinished, adopt, candidate
+from allocator.operate.adoption import AdoptionUnfinished, adopt, candidate
 from allocator.protocols.legacy.kiel import (
     AdoptionRefused,
     HandoverPhase,

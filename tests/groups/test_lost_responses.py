@@ -18,7 +18,7 @@ from allocator.core.membership.zookeeper.membership import ZooKeeperMembership, 
 from allocator.core.membership.zookeeper.znodes import Paths
 from allocator.core.zookeeper.client import SessionState, ZooKeeper
 from allocator.errors import BrokersUnavailable
-from allocator.operate.adopt import adopt
+from allocator.operate.adoption import adopt
 from allocator.protocols.legacy.kiel import KielMembership, KielPaths, KielSettings
 from allocator.protocols.legacy.old_consumer import ConsumersMembership, PykafkaMembership
 from allocator.protocols.legacy.owners import OwnersSettings

@@ -18,7 +18,7 @@ from allocator.core.membership.zookeeper.store import Store
 from allocator.core.membership.zookeeper.znodes import AssignmentDocument
 from allocator.core.zookeeper.client import ZooKeeper
 from allocator.errors import InstanceIdInUse
-from allocator.operate.describe import GroupReport, describe
+from allocator.operate.group_report import GroupReport, describe
 from allocator.testing import wait_until_async
 
 SEEDS = 40

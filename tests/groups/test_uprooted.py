@@ -13,7 +13,7 @@ from kazoo.exceptions import NoNodeError, NotEmptyError
 from members import History, StaticTopics, TestMember, settled
 
 from allocator.core.zookeeper.client import ZooKeeper
-from allocator.operate.switching import ClusterChoice, choose, path_of, read_choice
+from allocator.operate.switching import ClusterChoice, choice_path, choose_cluster, read_choice
 from allocator.testing import wait_until_async
 
 STEPS = 100  # more than a member takes to own everything
@@ -94,8 +94,8 @@ async def test_a_choice_is_written_though_its_group_is_deleted(zk_chroot: str, d
         await zk.connect()
         try:
             requests = uproot(zk, step, lambda: delete("/allocator"))
-            await choose(zk, path_of("/allocator", "g"), choice)
+            await choose_cluster(zk, choice_path("/allocator", "g"), choice)
             if len(requests) != step:  # else it was deleted after it was written
-                assert await read_choice(zk, path_of("/allocator", "g")) == choice
+                assert await read_choice(zk, choice_path("/allocator", "g")) == choice
         finally:
             await zk.close()

@@ -10,7 +10,7 @@ from allocator.core.membership.zookeeper.orders import KINDS
 from allocator.core.membership.zookeeper.seats import FEATURE
 from allocator.core.membership.zookeeper.znodes import AssignmentDocument, MemberInfo, Seat
 from allocator.core.types import Partitions
-from allocator.operate.describe import GroupState
+from allocator.operate.group_report import GroupState
 from allocator.operate.what_if import Scenario, plan_of
 from allocator.types import TopicPartition
 

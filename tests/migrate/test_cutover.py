@@ -16,7 +16,7 @@ from allocator.cli.cutover import audit_topic
 from allocator.core.zookeeper.client import ZooKeeper
 from allocator.errors import BrokersUnavailable, ConfigError
 from allocator.migrate.cutover import STEPS, Cutover, CutoverFailed
-from allocator.operate.switching import ClusterChoice, choose, path_of
+from allocator.operate.switching import ClusterChoice, choice_path, choose_cluster
 from allocator.testing import wait_until_async
 from allocator.testing.versions import NEWEST
 
@@ -126,7 +126,7 @@ async def test_a_rollback_of_what_was_killed_when_it_had_told_members_to_join(ma
         ensemble = ZooKeeper(world.zookeeper)
         await ensemble.connect()
         read = Cutover(plan).plan
-        await choose(ensemble, path_of(read.root, world.group), ClusterChoice(read.new_brokers))
+        await choose_cluster(ensemble, choice_path(read.root, world.group), ClusterChoice(read.new_brokers))
         await ensemble.close()
         await wait_until_async(lambda: world.new.bootstrap in world.read_from, 60, "services to read the new cluster")
         await Cutover(plan).rollback()

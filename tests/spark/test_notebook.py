@@ -10,7 +10,7 @@ from allocator.core.assignors.types import GroupView, Member
 from allocator.core.membership.zookeeper.steering import Budget
 from allocator.core.membership.zookeeper.znodes import AssignmentDocument, Claim, MemberInfo
 from allocator.handlers.schemas.decode import Decoder
-from allocator.operate.describe import GroupReport, GroupState, Logs
+from allocator.operate.group_report import GroupReport, GroupState, Logs
 from allocator.operate.what_if import GroupPlan, PlannedMember, PlannedMove
 from allocator.spark.audit.report import Difference, Report, Side
 from allocator.spark.skew.report import HotKey, PartitionSkew, SkewReport

@@ -13,8 +13,8 @@ from allocator.cli.read import Access
 from allocator.core.client.metadata import Broker, Metadata, PartitionMetadata, TopicMetadata
 from allocator.core.membership.zookeeper.znodes import AssignmentDocument, Claim, MemberInfo
 from allocator.core.types import Partitions
-from allocator.operate.describe import GroupState, Logs
 from allocator.operate.doctor import Finding, Severity
+from allocator.operate.group_report import GroupState, Logs
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.web.history import News
 from allocator.web.watch import WatchedGroup, Watcher

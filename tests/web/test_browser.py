@@ -42,7 +42,7 @@ from allocator.core.membership.zookeeper.orders import Order, OrderResult, Order
 from allocator.core.membership.zookeeper.znodes import OrderState, from_ranges
 from allocator.core.zookeeper.client import ConnectionLost, ZooKeeper
 from allocator.operate.dead_letters import DeadLetterQueue, Letter, LetterFilter, Outcome
-from allocator.operate.delete_group import GroupRemains
+from allocator.operate.deletion import GroupRemains
 from allocator.operate.what_if import Scenario, plan_of
 from allocator.testing import LocalCluster
 from allocator.testing.waiting import wait_until, wait_until_async

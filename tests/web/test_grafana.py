@@ -18,7 +18,7 @@ from allocator.cli.read import Access
 from allocator.core.measures import Measures
 from allocator.migrate.mirror import Mirror, MirrorProgress
 from allocator.migrate.mirror_settings import MirrorSettings
-from allocator.operate.describe import GroupState, Logs
+from allocator.operate.group_report import GroupState, Logs
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.web.metrics import ConsumerCollector, GroupCollector
 from allocator.web.mirror_metrics import MirrorCollector

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from allocator.core.membership.zookeeper.znodes import AssignmentDocument, Claim, MemberInfo, Waiting
 from allocator.core.types import Partitions
-from allocator.operate.describe import Coordinated, GroupState, Logs
+from allocator.operate.group_report import Coordinated, GroupState, Logs
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.web.history import DEPARTED, History, News, Point, Series
 

@@ -14,7 +14,7 @@ from served import TOKEN
 from written_group import member_id
 
 from allocator.core.client.metadata import PartitionMetadata, TopicMetadata
-from allocator.operate.describe import Logs
+from allocator.operate.group_report import Logs
 from allocator.testing.waiting import wait_until
 from allocator.types import OffsetAndMetadata
 from allocator.web.history import News

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allocator.operate.describe import Logs
+from allocator.operate.group_report import Logs
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.web.offset_history import Age, OffsetHistory, oldest
 

@@ -19,7 +19,7 @@ from written_group import WrittenGroup, dealt, member_id, parts
 
 from allocator import Consumer
 from allocator.core.zookeeper.client import ZooKeeper
-from allocator.operate.switching import ClusterChoice, SwitchingConsumer, choose, path_of
+from allocator.operate.switching import ClusterChoice, SwitchingConsumer, choice_path, choose_cluster
 from allocator.testing import LocalCluster
 from allocator.testing.waiting import wait_until_async
 from allocator.types import TopicPartition
@@ -524,7 +524,7 @@ async def test_a_page_that_asks_another_cluster_than_the_group_reads_says_so(
 
             await wait_until_async(lambda: group in it.watcher.groups and it.watcher.groups[group].seen, PATIENCE_S)
             assert not await says_so()
-            await choose(zk, path_of("/allocator", group), ClusterChoice("new1:9092"))
+            await choose_cluster(zk, choice_path("/allocator", group), ClusterChoice("new1:9092"))
             await wait_until_async(says_so, PATIENCE_S)
     finally:
         await zk.close()

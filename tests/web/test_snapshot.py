@@ -14,7 +14,7 @@ from allocator.core.clock import wall_ms
 from allocator.core.membership.zookeeper.load_report import LoadReport
 from allocator.core.membership.zookeeper.orders import Order, Orders
 from allocator.core.membership.zookeeper.znodes import AssignmentDocument, Claim, MemberInfo, OrderState, Waiting
-from allocator.operate.describe import GroupState, Logs
+from allocator.operate.group_report import GroupState, Logs
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.web.fences import Fence, Fences
 from allocator.web.metrics import GroupCollector

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from allocator.core.membership.zookeeper.znodes import AssignmentDocument, Claim, MemberInfo
-from allocator.operate.describe import GroupReport, GroupState, Logs
 from allocator.operate.doctor import Observation
+from allocator.operate.group_report import GroupReport, GroupState, Logs
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.web.watch import DoctorTrends
 

@@ -28,7 +28,7 @@ from allocator.operate.dead_letters.letter import Letter, LetterFilter, Note, Se
 from allocator.producer.transaction import NewRecord, TooLargeForTopic, TransactionalWriter
 from allocator.types import Record, TopicPartition
 
-__all__ = ["DeadLetterQueue", "Outcome", "first_letters"]
+__all__ = ["MAX_REDRIVES", "DeadLetterQueue", "Outcome"]
 
 log = logging.getLogger(__name__)
 
@@ -37,18 +37,6 @@ AT_ONCE = 100  # letters in one transaction; more: fewer transactions; less: les
 BYTES_AT_ONCE = 512 << 10
 MAX_REDRIVES = 3
 REPLICATION = 3
-
-
-async def first_letters(
-    queue: DeadLetterQueue, most: int, chosen: LetterFilter, *, settled: bool
-) -> tuple[list[Letter], int]:
-    """The first `most` letters of `queue.read`, and the number of all."""
-    found, count = [], 0
-    async for letter in queue.read(chosen, settled=settled):
-        count += 1
-        if count <= most:
-            found.append(letter)
-    return found, count
 
 
 @dataclass
@@ -109,6 +97,17 @@ class DeadLetterQueue:
         await self._stack.aclose()
 
     # -- reading -------------------------------------------------------------------------------------------------
+
+    async def first(
+        self, most: int, chosen: LetterFilter = EVERY, *, settled: bool = False
+    ) -> tuple[list[Letter], int]:
+        """The first `most` letters of `read`, and the number of all."""
+        found, count = [], 0
+        async for letter in self.read(chosen, settled=settled):
+            count += 1
+            if count <= most:
+                found.append(letter)
+        return found, count
 
     async def read(self, chosen: LetterFilter = EVERY, *, settled: bool = False) -> AsyncIterator[Letter]:
         """The letters that are there now, partition by partition; with `settled` those that are settled too."""

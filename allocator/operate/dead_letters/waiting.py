@@ -14,7 +14,7 @@ from allocator.core.client.client import KafkaClient
 from allocator.core.fetch import RangeReader
 from allocator.core.tasks import within
 from allocator.handlers.retry_topics import due_ms, is_retry_topic
-from allocator.operate.describe import Logs
+from allocator.operate.group_report import Logs
 from allocator.types import TopicPartition
 
 __all__ = ["WaitingRecords", "read_waiting"]

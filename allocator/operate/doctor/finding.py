@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Literal, NamedTuple, Optional
 
-from allocator.operate.describe import SHOWN, name_of
+from allocator.operate.group_report import SHOWN, name_of
 from allocator.types import TopicPartition
 
 __all__ = ["CHROOT_MISSING", "COULD_NOT_LOOK", "Finding", "Fix", "Severity", "names"]

@@ -11,10 +11,10 @@ from allocator.core.assignors.registry import built_in
 from allocator.core.foreign import plain, shown
 from allocator.core.membership.zookeeper.znodes import Paths
 from allocator.core.settings import DEFAULT
-from allocator.operate.describe import GroupState, clock_time
 from allocator.operate.doctor.finding import Finding, Fix, Severity, names
 from allocator.operate.doctor.observation import Observation
-from allocator.operate.old_layouts import KIEL, OLD_CONSUMERS, OLD_OWNERS
+from allocator.operate.group_report import GroupState, clock_time
+from allocator.operate.layouts import KIEL, OLD_CONSUMERS, OLD_OWNERS
 from allocator.types import TopicPartition
 
 __all__ = ["DEFAULT_SESSION_S", "leftover_findings", "member_findings"]

@@ -22,10 +22,10 @@ from allocator.core.settings import DEFAULT
 from allocator.core.zookeeper.client import NoZnode, Stat, ZooKeeper
 from allocator.errors import AllocatorError
 from allocator.operate import kafka_describe as requests
-from allocator.operate.describe import GroupReport, GroupState, Logs, describe, list_groups, read_logs, subscribed
 from allocator.operate.doctor.fixes import leftover_groups
+from allocator.operate.group_report import GroupReport, GroupState, Logs, describe, list_groups, read_logs, subscribed
 from allocator.operate.kafka_describe import BrokerSeen, DescribedGroup, Replicas
-from allocator.operate.old_layouts import OldLayouts, children, old_layouts
+from allocator.operate.layouts import OldLayouts, children, old_layouts
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 __all__ = ["Observation", "Registration", "observe"]
@@ -188,7 +188,7 @@ async def _kafka_group(
     """Returns offsets and logs, and all partitions that the members subscribe to."""
     kafka: Optional[DescribedGroup] = None
     async with collector.check("the group in Kafka"):
-        kafka = collector.fields["kafka"] = await requests.group(client, group)
+        kafka = collector.fields["kafka"] = await requests.kafka_group(client, group)
     existing = set(subscribed(state, client))
     for member in kafka.members if kafka is not None else ():
         existing |= {TopicPartition(topic, n) for topic in member.topics for n in client.partitions(topic) or ()}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from allocator.operate.describe import GroupReport
 from allocator.operate.doctor.finding import Finding, Severity, names
 from allocator.operate.doctor.observation import Observation
+from allocator.operate.group_report import GroupReport
 from allocator.types import TopicPartition
 
 __all__ = ["offset_findings"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from allocator.core.foreign import plain
-from allocator.operate.describe import GroupReport
 from allocator.operate.doctor.finding import Finding, Fix, Severity
 from allocator.operate.doctor.fixes import is_long_expired
+from allocator.operate.group_report import GroupReport
 from allocator.operate.order_report import OrderReport, order_text
 
 __all__ = ["order_findings"]

@@ -16,7 +16,7 @@ from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.core.subscription.loss import stamped
 from allocator.core.zookeeper.client import ZooKeeper
 from allocator.errors import BrokerError, CommitFailed
-from allocator.operate.describe import describe
+from allocator.operate import describe
 from allocator.spark.errors import GroupInUse
 from allocator.spark.options import Options
 from allocator.types import OffsetAndMetadata, TopicPartition

@@ -22,8 +22,8 @@ from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.core.zookeeper.client import ConnectionLost, NoZnode, Op, ZooKeeper, ZooKeeperError
 from allocator.errors import AllocatorError
 from allocator.operate import kafka_describe
-from allocator.operate.describe import describe
-from allocator.operate.old_layouts import old_layouts
+from allocator.operate.group_report import describe
+from allocator.operate.layouts import old_layouts
 
 __all__ = ["GroupHasMembers", "GroupRemains", "NothingToDelete", "delete_group", "remains"]
 
@@ -91,7 +91,7 @@ async def remains(
         members += [*older.kiel, *older.consumers]
     committed, stay = None, "the brokers are not known here"
     if client is not None:
-        found = await kafka_describe.group(client, group)
+        found = await kafka_describe.kafka_group(client, group)
         if found is not None:
             members += [member.name for member in found.members]
         committed = len(await GroupOffsets(client, group, timeout_s=client.request_timeout_s).fetch(None))

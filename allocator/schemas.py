@@ -1,4 +1,5 @@
 """The short path of `allocator.handlers.schemas`."""
 
-from allocator.handlers.schemas import *  # noqa: F403
-from allocator.handlers.schemas import __all__ as __all__
+from allocator.handlers.schemas import Registry, RegistryDeserializer, Schema
+
+__all__ = ["Registry", "RegistryDeserializer", "Schema"]

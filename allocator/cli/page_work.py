@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from allocator.assignors import known_names
 from allocator.cli.planning import (
@@ -34,13 +34,16 @@ from allocator.errors import ConfigError
 from allocator.operate import GroupState, Logs, OrderReport, OrdersFromOutside, describe, kafka_group
 from allocator.protocols.order_topic import orders_topic
 from allocator.types import TopicPartition
-from allocator.web import ClusterWork, GivenOrder
+
+if TYPE_CHECKING:
+    from allocator.web import ClusterWork, OrderRequest
 
 __all__ = ["page_work"]
 
 
 def page_work(access: Access) -> ClusterWork:
     """The actions of the page for the groups of these clusters."""
+    from allocator.web import ClusterWork
 
     async def reset(group: str, to: str, topics: Collection[str], execute: bool) -> dict[str, Any]:
         work = execute_reset if execute else plan_reset
@@ -59,11 +62,11 @@ def page_work(access: Access) -> ClusterWork:
     return ClusterWork(reset, copy, partial(_preview, access), partial(_plan, access), orders, delete_)
 
 
-def _act(order: GivenOrder) -> Act:
+def _act(order: OrderRequest) -> Act:
     return lambda orders: orders.give_by_name(order.kind, order.arguments, why=order.why, expires_s=order.expires_s)
 
 
-async def _preview(access: Access, group: str, order: GivenOrder) -> dict[str, Any]:
+async def _preview(access: Access, group: str, order: OrderRequest) -> dict[str, Any]:
     """{"group", "order", "partitions", "plan", "creates"}. An order about records has its partitions with their present
     offsets, and the target of a seek. Any other order has the plan of its moves. "creates" is the topic that an order
     to a group of Kafka's own protocols would create; null if it exists."""
@@ -80,14 +83,14 @@ async def _preview(access: Access, group: str, order: GivenOrder) -> dict[str, A
     return {"group": group, "order": report.to_json(), "partitions": rows, "plan": None, "creates": creates}
 
 
-async def _rehearsed(access: Access, group: str, order: GivenOrder) -> tuple[OrderReport, GroupState | None]:
+async def _rehearsed(access: Access, group: str, order: OrderRequest) -> tuple[OrderReport, GroupState | None]:
     async with ours(access, group) as zk:
         report = await _act(order)(Rehearsal(zk, group, access.root))
         return report, await describe(zk, group, access.root)
 
 
 async def _rehearsed_in_kafka(
-    access: Access, group: str, order: GivenOrder
+    access: Access, group: str, order: OrderRequest
 ) -> tuple[OrderReport, GroupState | None, str | None]:
     """The report, the group, and the topic that the order would create."""
     rehearsal = KafkaRehearsal(access.need_brokers(), group, security=access.security, timeout_s=access.timeout_s)
@@ -99,7 +102,7 @@ async def _rehearsed_in_kafka(
 
 
 async def _logs(
-    access: Access, group: str, order: GivenOrder, chosen: Sequence[TopicPartition]
+    access: Access, group: str, order: OrderRequest, chosen: Sequence[TopicPartition]
 ) -> tuple[Logs, Mapping[TopicPartition, int]]:
     """The logs of the partitions. Offsets stay unknown without brokers."""
     if access.brokers is None:
@@ -130,7 +133,7 @@ async def _plan(
     group: str,
     changes: Mapping[str, Sequence[str]],
     function: str | None,
-    orders: Sequence[GivenOrder],
+    orders: Sequence[OrderRequest],
     apply: bool,
     who: str,
 ) -> dict[str, Any]:

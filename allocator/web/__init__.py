@@ -12,30 +12,32 @@ from allocator import lazy_names
 from allocator.errors import MissingExtra
 
 if TYPE_CHECKING:
-    from allocator.web.actions import ClusterWork, GivenOrder
+    from allocator.web.actions import ClusterWork
     from allocator.web.daemon import beside
     from allocator.web.mirror_metrics import serve_mirror
     from allocator.web.page import PageOptions, run_page
+    from allocator.web.requests import OrderRequest
 
-__all__ = ["ClusterWork", "GivenOrder", "PageOptions", "beside", "run_page", "serve_mirror"]
+__all__ = ["ClusterWork", "OrderRequest", "PageOptions", "beside", "run_page", "serve_mirror"]
 
 if not TYPE_CHECKING:  # a type checker would accept every name
     _names = lazy_names(
         __name__,
         {
-            "actions": "ClusterWork GivenOrder",
+            "actions": "ClusterWork",
             "daemon": "beside",
             "mirror_metrics": "serve_mirror",
             "page": "PageOptions run_page",
+            "requests": "OrderRequest",
         },
     )
 
     def __getattr__(name: str) -> Any:
-        if name not in ("ClusterWork", "GivenOrder"):
-            try:
-                import prometheus_client  # noqa: F401
-            except ImportError as error:
-                raise MissingExtra(
-                    "the page and the metrics need prometheus-client: pip install 'zk-partition-allocator[web]'"
-                ) from error
+        try:
+            import msgspec  # noqa: F401
+            import prometheus_client  # noqa: F401
+        except ImportError as error:
+            raise MissingExtra(
+                "the page and the metrics need msgspec and prometheus-client: pip install 'zk-partition-allocator[web]'"
+            ) from error
         return _names(name)

@@ -8,42 +8,43 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Optional, Protocol
 
+from msgspec.structs import replace
+
 from allocator.core.errors import OrderRefused
 from allocator.core.membership.zookeeper.store import Store
 from allocator.core.membership.zookeeper.znodes import Paths
-from allocator.core.names import GROUP_NAME
+from allocator.core.names import check_group
 from allocator.core.zookeeper.client import BadVersion, ConnectionLost, NoZnode, ZooKeeper
 from allocator.errors import AllocatorError, ConfigError
 from allocator.operate import NOT_OURS, OrdersFromOutside, OrdersOfGroup, choice_path, choose_cluster, read_choice
-from allocator.web.request_body import RequestBody
+from allocator.web import answers
+from allocator.web.requests import (
+    CopyRequest,
+    DeleteRequest,
+    NewOrder,
+    NoteRequest,
+    Nothing,
+    OrderRequest,
+    PlanRequest,
+    Post,
+    RemoveRequest,
+    ResetRequest,
+    Suppositions,
+    WithdrawRequest,
+    confirmed,
+)
 
-__all__ = ["Action", "ClusterWork", "GivenOrder", "NotNow", "Place", "actions"]
+__all__ = ["POSTS", "Action", "ClusterWork", "NotNow", "Place", "actions"]
 
 Action = Callable[[str, Mapping[str, Any], str], Awaitable[dict[str, Any]]]
 """Arguments: the group, the request body, and the user."""
 Session = Callable[[], Optional[ZooKeeper]]
-
-NOTE = 500  # characters of a note
-HOURS = 24 * 365
-ORDER_FIELDS = ("kind", "arguments", "why", "hours")
-SUPPOSITIONS = ("add", "add_in_rack", "remove", "fail", "fail_rack", "weight", "rack", "partitions")
-MOST = 200  # suppositions and orders of one plan
 
 
 class NotNow(AllocatorError):
     """The state of the group does not allow the action."""
 
     retriable = True
-
-
-@dataclass(frozen=True)
-class GivenOrder:
-    """An order from a request body. `expires_s` is None for an order that never expires."""
-
-    kind: str
-    arguments: Mapping[str, Any]
-    why: str = ""
-    expires_s: Optional[float] = None
 
 
 class PlanWork(Protocol):
@@ -55,7 +56,7 @@ class PlanWork(Protocol):
         group: str,
         changes: Mapping[str, Sequence[str]],
         function: Optional[str],
-        orders: Sequence[GivenOrder],
+        orders: Sequence[OrderRequest],
         apply: bool,
         who: str,
     ) -> Awaitable[dict[str, Any]]: ...
@@ -71,7 +72,7 @@ class ClusterWork:
     copy: Callable[[str, str, bool], Awaitable[dict[str, Any]]]
     """Copies offsets. Arguments: the group, the other group, and whether to commit. Returns the offsets committed for
     the other group, or those that it would commit."""
-    preview: Callable[[str, GivenOrder], Awaitable[dict[str, Any]]]
+    preview: Callable[[str, OrderRequest], Awaitable[dict[str, Any]]]
     """Returns what an order would do. Arguments: the group and the order."""
     plan: PlanWork
     orders: Callable[[str, str, bool], AbstractAsyncContextManager[OrdersFromOutside]]
@@ -104,162 +105,125 @@ class Place:
         return Paths(self.root, group)
 
 
+class GroupWork:
+    """Changes groups for a page."""
+
+    def __init__(self, place: Place, work: ClusterWork) -> None:
+        self._place = place
+        self._work = work
+
+    async def pause(self, group: str, _: Nothing, user: str) -> dict[str, Any]:
+        """Pauses the members that follow the group's setting: they finish the records they have, commit and leave."""
+        return await self._freeze(group, True)
+
+    async def resume(self, group: str, _: Nothing, user: str) -> dict[str, Any]:
+        """Makes the members that follow the group's setting join again."""
+        return await self._freeze(group, False)
+
+    async def _freeze(self, group: str, frozen: bool) -> dict[str, Any]:
+        """Sets the setting of a cutover, which keeps its choice of brokers."""
+        zk = self._place.session(group)
+        path = choice_path(self._place.root, group)
+        before = await read_choice(zk, path)
+        await choose_cluster(zk, path, before._replace(frozen=frozen))
+        return {"group": group, "paused": frozen}
+
+    async def rebalance(self, group: str, _: Nothing, user: str) -> dict[str, Any]:
+        """Makes the leader compute the assignment again.
+
+        The leader does this when the znode of the assignment is missing, and starts from the claims of the members. The
+        members keep working. A partition moves only if the allocator function now returns another owner for it.
+        """
+        zk = self._place.session(group)
+        store = Store(zk, self._place.paths(group))
+        if not await store.member_names():
+            raise NotNow(f"group {group!r} has no members, so nobody would compute an assignment")
+        stat = await zk.exists(store.paths.assignment)
+        if stat is not None:
+            try:
+                await zk.delete(store.paths.assignment, stat.version)
+            except (BadVersion, NoZnode):
+                raise NotNow(f"group {group!r} is rebalancing at this moment") from None
+        return {"group": group, "asked": True}
+
+    @asynccontextmanager
+    async def _orders_of(self, group: str, user: str, create: bool = False) -> AsyncIterator[OrdersFromOutside]:
+        who = user or "page"
+        if self._place.in_kafka(group):
+            async with self._work.orders(group, who, create) as orders:
+                yield orders
+        else:
+            yield OrdersOfGroup(self._place.session(group), self._place.paths(group), who)
+
+    async def order(self, group: str, new: NewOrder, user: str) -> dict[str, Any]:
+        """Adds an order to the group. It replaces an earlier order with the same subject."""
+        async with self._orders_of(group, user, new.create) as orders:
+            report = await orders.give_by_name(new.kind, new.arguments, why=new.why, expires_s=new.expires_s)
+        return {"group": group, "order": report.order.id, "state": report.state, "state_why": report.why}
+
+    async def preview(self, group: str, order: OrderRequest, user: str) -> dict[str, Any]:
+        """Returns what an order would do. It does not give the order."""
+        return {**await self._work.preview(group, order), "executed": False}
+
+    async def withdraw(self, group: str, body: WithdrawRequest, user: str) -> dict[str, Any]:
+        """Withdraws orders from some partitions. An order that names other partitions too stays in force for those."""
+        async with self._orders_of(group, user) as orders:
+            removed = await orders.withdraw(body.kind, body.arguments)
+        return {"group": group, "withdrawn": [each.id for each in removed]}
+
+    async def remove_orders(self, group: str, body: RemoveRequest, user: str) -> dict[str, Any]:
+        """Removes orders by id."""
+        async with self._orders_of(group, user) as orders:
+            removed = await orders.remove(*body.ids)
+        return {"group": group, "removed": [order.id for order in removed]}
+
+    async def plan(self, group: str, body: PlanRequest, user: str) -> dict[str, Any]:
+        """Returns what would move under the given suppositions and orders. With `apply` it also gives the orders."""
+        changes = {name: getattr(body, name) for name in Suppositions.__struct_fields__}
+        orders = [replace(order, why=order.why or body.why) for order in body.orders]
+        return await self._work.plan(group, changes, body.function or None, orders, body.apply, user or "page")
+
+    async def delete(self, group: str, body: DeleteRequest, user: str) -> dict[str, Any]:
+        """Deletes a group without members. Unless `confirm` is the group, it only returns what it would delete."""
+        return await self._work.delete(group, body.keep_offsets, confirmed(body.confirm, "group", group))
+
+    async def reset(self, group: str, body: ResetRequest, user: str) -> dict[str, Any]:
+        """Resets committed offsets. Unless `confirm` is the group's name, it only returns what it would commit."""
+        return await self._work.reset(group, str(body.to), body.topics, confirmed(body.confirm, "group", group))
+
+    async def copy(self, group: str, body: CopyRequest, user: str) -> dict[str, Any]:
+        """Copies the offsets of this group to another group. Unless `confirm` is the other group's name, it only
+        returns what it would commit."""
+        check_group(body.to)
+        if body.to == group:
+            raise ConfigError(f'"to" must be the name of another group than {group!r}')
+        return await self._work.copy(group, body.to, confirmed(body.confirm, "other group", body.to))
+
+    async def note(self, group: str, body: NoteRequest, user: str) -> dict[str, Any]:
+        """Stores a note, such as a deployment, which the page shows beside the rebalances."""
+        return {"group": group, "noted": body.text}
+
+
+# by the last part of their URL path
+POSTS = {
+    "rebalance": Post("Have the leader compute the assignment anew", Nothing, answers.AskedJson, GroupWork.rebalance),
+    "pause": Post("Have members that follow the group's setting leave", Nothing, answers.PausedJson, GroupWork.pause),
+    "resume": Post("Have them join again", Nothing, answers.PausedJson, GroupWork.resume),
+    "offsets/reset": Post("Replace committed offsets", ResetRequest, answers.ResetJson, GroupWork.reset),
+    "offsets/copy": Post("Commit the same offsets for another group", CopyRequest, answers.ResetJson, GroupWork.copy),
+    "orders/put": Post("Order the group something", NewOrder, answers.OrderedJson, GroupWork.order),
+    "orders/preview": Post("What an order would do", OrderRequest, answers.OrderPreviewJson, GroupWork.preview),
+    "orders/withdraw": Post(
+        "Take orders back from some partitions", WithdrawRequest, answers.WithdrawnJson, GroupWork.withdraw
+    ),
+    "orders/remove": Post("Take orders back", RemoveRequest, answers.RemovedJson, GroupWork.remove_orders),
+    "plan": Post("What would move under suppositions and orders", PlanRequest, answers.PlanJson, GroupWork.plan),
+    "delete": Post("Delete a group without members", DeleteRequest, answers.DeletedJson, GroupWork.delete),
+    "note": Post("Mark a deployment in the history", NoteRequest, answers.NotedJson, GroupWork.note),
+}
+
+
 def actions(place: Place, work: ClusterWork) -> dict[str, Action]:
-    """Returns the actions, keyed by the last part of their URL path."""
-    return {
-        "note": _note,
-        "rebalance": partial(_rebalance, place),
-        "orders/put": partial(_order, place, work),
-        "orders/preview": partial(_preview, work),
-        "orders/withdraw": partial(_withdraw, place, work),
-        "orders/remove": partial(_remove_orders, place, work),
-        "plan": partial(_plan, work),
-        "pause": partial(_freeze, place, True),
-        "resume": partial(_freeze, place, False),
-        "offsets/reset": partial(_reset, work),
-        "offsets/copy": partial(_copy, work),
-        "delete": partial(_delete, work),
-    }
-
-
-async def _freeze(place: Place, frozen: bool, group: str, given: Mapping[str, Any], user: str) -> dict[str, Any]:
-    """Pauses or resumes the members that follow the group's setting.
-
-    To pause, members finish the records they have, commit and leave. To resume, they join again. The setting is that of
-    a cutover; it keeps its choice of brokers.
-    """
-    RequestBody(given)
-    zk = place.session(group)
-    path = choice_path(place.root, group)
-    before = await read_choice(zk, path)
-    await choose_cluster(zk, path, before._replace(frozen=frozen))
-    return {"group": group, "paused": frozen}
-
-
-async def _rebalance(place: Place, group: str, given: Mapping[str, Any], user: str) -> dict[str, Any]:
-    """Makes the leader compute the assignment again.
-
-    The leader does this when the znode of the assignment is missing, and starts from the claims of the members. The
-    members keep working. A partition moves only if the allocator function now returns another owner for it.
-    """
-    RequestBody(given)
-    zk = place.session(group)
-    store = Store(zk, place.paths(group))
-    if not await store.member_names():
-        raise NotNow(f"group {group!r} has no members, so nobody would compute an assignment")
-    stat = await zk.exists(store.paths.assignment)
-    if stat is not None:
-        try:
-            await zk.delete(store.paths.assignment, stat.version)
-        except (BadVersion, NoZnode):
-            raise NotNow(f"group {group!r} is rebalancing at this moment") from None
-    return {"group": group, "asked": True}
-
-
-def _given_order(given: Mapping[str, Any], *more: str) -> GivenOrder:
-    """The order of a request body. `more`: further fields that the body may have."""
-    body = RequestBody(given, *ORDER_FIELDS, *more)
-    kind, arguments, hours = (given.get(name) for name in ("kind", "arguments", "hours"))
-    if not isinstance(kind, str) or not isinstance(arguments, dict):
-        raise ConfigError('"kind" must be the name of an order, and "arguments" an object')
-    why = body.text_or_null("why") or ""
-    if hours is not None and (type(hours) not in (int, float) or not 0 < hours <= HOURS):
-        raise ConfigError(
-            f'"hours" must be a number of hours up to {HOURS}, or be left out for an order without an end'
-        )
-    return GivenOrder(kind, arguments, why, None if hours is None else 3600.0 * hours)
-
-
-@asynccontextmanager
-async def _orders_of(
-    place: Place, work: ClusterWork, group: str, user: str, create: bool = False
-) -> AsyncIterator[OrdersFromOutside]:
-    who = user or "page"
-    if place.in_kafka(group):
-        async with work.orders(group, who, create) as orders:
-            yield orders
-    else:
-        yield OrdersOfGroup(place.session(group), place.paths(group), who)
-
-
-async def _order(place: Place, work: ClusterWork, group: str, given: Mapping[str, Any], user: str) -> dict[str, Any]:
-    """Adds an order to the group. It replaces an earlier order with the same subject. `create` also creates the topic
-    of the orders, for a group of Kafka's own protocols."""
-    create = RequestBody(given, *ORDER_FIELDS, "create").flag("create")
-    order = _given_order(given, "create")
-    async with _orders_of(place, work, group, user, create) as orders:
-        report = await orders.give_by_name(order.kind, order.arguments, why=order.why, expires_s=order.expires_s)
-    return {"group": group, "order": report.order.id, "state": report.state, "state_why": report.why}
-
-
-async def _preview(work: ClusterWork, group: str, given: Mapping[str, Any], user: str) -> dict[str, Any]:
-    """Returns what an order would do. It does not give the order."""
-    return {**await work.preview(group, _given_order(given)), "executed": False}
-
-
-async def _withdraw(place: Place, work: ClusterWork, group: str, given: Mapping[str, Any], user: str) -> dict[str, Any]:
-    """Withdraws orders from some partitions. An order that also names other partitions stays in force for those."""
-    RequestBody(given, "kind", "arguments")
-    order = _given_order(given)
-    async with _orders_of(place, work, group, user) as orders:
-        removed = await orders.withdraw(order.kind, order.arguments)
-    return {"group": group, "withdrawn": [each.id for each in removed]}
-
-
-async def _plan(work: ClusterWork, group: str, given: Mapping[str, Any], user: str) -> dict[str, Any]:
-    """Returns what would move under the given suppositions and orders. With `apply` it also gives the orders."""
-    body = RequestBody(given, *SUPPOSITIONS, "function", "orders", "apply", "why")
-    changes = {name: body.list(name, str, MOST) for name in SUPPOSITIONS}
-    why = body.text("why")
-    orders = [_given_order({"why": why, **each}) for each in body.list("orders", dict, MOST)]
-    function = body.text_or_null("function") or None
-    return await work.plan(group, changes, function, orders, body.flag("apply"), user or "page")
-
-
-async def _delete(work: ClusterWork, group: str, given: Mapping[str, Any], user: str) -> dict[str, Any]:
-    """Deletes a group without members. Unless `confirm` is the group's name, it only returns what it would delete."""
-    body = RequestBody(given, "keep_offsets", "confirm")
-    return await work.delete(group, body.flag("keep_offsets"), body.confirmed("group", group))
-
-
-async def _remove_orders(
-    place: Place, work: ClusterWork, group: str, given: Mapping[str, Any], user: str
-) -> dict[str, Any]:
-    """Removes orders by id."""
-    ids = RequestBody(given, "ids").list("ids", str)
-    if not ids:
-        raise ConfigError('"ids" must be a list of ids of orders')
-    async with _orders_of(place, work, group, user) as orders:
-        removed = await orders.remove(*ids)
-    return {"group": group, "removed": [order.id for order in removed]}
-
-
-async def _reset(work: ClusterWork, group: str, given: Mapping[str, Any], user: str) -> dict[str, Any]:
-    """Resets committed offsets. Unless `confirm` is the group's name, it only returns what it would commit."""
-    body = RequestBody(given, "to", "topics", "confirm")
-    to = given.get("to")
-    if not isinstance(to, (str, int)) or isinstance(to, bool):
-        raise ConfigError(
-            '"to" must be "earliest", "latest", an offset, "timestamp:MILLISECONDS" or '
-            'a time such as "2026-01-31T12:00:00Z"'
-        )
-    topics = body.list("topics", str)
-    return await work.reset(group, str(to), topics, body.confirmed("group", group))
-
-
-async def _copy(work: ClusterWork, group: str, given: Mapping[str, Any], user: str) -> dict[str, Any]:
-    """Copies the offsets of this group to another group. Unless `confirm` is the other group's name, it only returns
-    what it would commit."""
-    body = RequestBody(given, "to", "confirm")
-    to = body.text("to")
-    if not GROUP_NAME.match(to) or to == group:
-        raise ConfigError(f'"to" must be the name of another group than {group!r}')
-    return await work.copy(group, to, body.confirmed("other group", to))
-
-
-async def _note(group: str, given: Mapping[str, Any], user: str) -> dict[str, Any]:
-    """Stores a note, such as a deployment, which the page shows beside the rebalances."""
-    text = RequestBody(given, "text").text("text")
-    if not text.strip() or len(text) > NOTE:
-        raise ConfigError(f'"text" must be a text of at most {NOTE} characters, such as "version 1.4.2"')
-    return {"group": group, "noted": text}
+    """Returns the actions on the groups of these clusters, by their names in POSTS."""
+    maker = GroupWork(place, work)
+    return {name: partial(post, maker) for name, post in POSTS.items()}

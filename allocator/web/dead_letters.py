@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Optional
@@ -17,14 +17,23 @@ from allocator.core.tasks import within
 from allocator.errors import AllocatorError, ConfigError
 from allocator.operate.dead_letters import DeadLetterQueue, Letter, LetterFilter, Outcome, parse_place, parse_time
 from allocator.viewer import Viewer
+from allocator.web import answers
 from allocator.web.records import TEXT
-from allocator.web.request_body import RequestBody
+from allocator.web.requests import (
+    LETTERS,
+    DiscardRequest,
+    LetterRequest,
+    LettersFilter,
+    LettersRequest,
+    Post,
+    SettleRequest,
+    confirmed,
+)
 from allocator.web.watch import ClusterAccess
 
-__all__ = ["LetterDesk", "TookTooLong", "candidates"]
+__all__ = ["POSTS", "LetterDesk", "TookTooLong", "candidates"]
 
 LISTED = 500  # letters in one response. more: a slower page
-AT_ONCE = 1000  # letters that one request may settle; their names must fit into the body
 # limit of reading a topic. more: larger topics can be listed; less: a browser waits less for an error
 PATIENCE_S = 60.0
 NAMED_SO = re.compile(r"dead|dlq|dlt", re.IGNORECASE)
@@ -75,50 +84,51 @@ class LetterDesk:
         return candidates(await self.topics())
 
     async def act(self, what: str, topic: str, given: Mapping[str, Any], user: str) -> dict[str, Any]:
-        """Runs one of `WORK`. Raises ConfigError for a wrong body, TookTooLong, and errors of the queue."""
+        """Runs one of `POSTS`. Raises ConfigError for a wrong body, TookTooLong, and errors of the queue."""
         check_topic(topic)
         try:
-            return await within(WORK[what](self, topic, given, user or "page"), PATIENCE_S)
+            return await within(POSTS[what](self, topic, given, user or "page"), PATIENCE_S)
         except asyncio.TimeoutError:
             raise TookTooLong(
                 f'{topic} was not read within {PATIENCE_S:g} s; give a later time in "since", or use `allocator '
                 "deadletters`. What is settled stays settled"
             ) from None
 
-    async def list(self, topic: str, given: Mapping[str, Any], user: str) -> dict[str, Any]:
+    async def list(self, topic: str, body: LettersRequest, user: str) -> dict[str, Any]:
         """The letters that match, newest last."""
-        body = RequestBody(given, *FILTER, "settled")
-        chosen, settled = self._filter(body), body.flag("settled")
+        chosen = self._filter(body)
         async with self.open(topic, user) as queue:
-            found, count = await queue.first(LISTED, chosen, settled=settled)
-        return {"topic": topic, "count": count, "letters": [self._json(letter) for letter in found]}
+            found, count = await queue.first(LISTED, chosen, settled=body.settled)
+        return {
+            "topic": topic,
+            "executed": False,
+            "count": count,
+            "letters": [self._json(letter) for letter in found],
+        }
 
-    async def show(self, topic: str, given: Mapping[str, Any], user: str) -> dict[str, Any]:
+    async def show(self, topic: str, body: LetterRequest, user: str) -> dict[str, Any]:
         """One letter with its stack, and its record as the page shows records: decoded and masked."""
-        name = RequestBody(given, "letter").text("letter")
-        place = parse_place(name)
         async with self.open(topic, user) as queue:
-            letter = await queue.get(*place)
+            letter = await queue.get(*parse_place(body.letter))
         if letter is None:
-            raise ConfigError(f"{topic} has no letter {name}; its retention may have removed it")
+            raise ConfigError(f"{topic} has no letter {body.letter}; its retention may have removed it")
         topic_of_record = topic if letter.original is None else letter.original.topic
         seen = None if self.viewer is None else await self.viewer.decode(topic_of_record, letter.record)
         stack = MASK if letter.stack and self._masked else letter.stack
-        return {**self._json(letter), "stack": stack, "record": None if seen is None else seen.shown(TEXT)}
+        record = None if seen is None else seen.shown(TEXT)
+        return {**self._json(letter), "executed": False, "stack": stack, "record": record}
 
-    async def redrive(self, topic: str, given: Mapping[str, Any], user: str) -> dict[str, Any]:
+    async def redrive(self, topic: str, body: SettleRequest, user: str) -> dict[str, Any]:
         """Writes letters back to their topics, each once. Unless `confirm` is the topic, it only returns which."""
-        body = RequestBody(given, *FILTER, "letters", "confirm")
-        chosen, execute = self._filter(body), _confirmed(topic, body)
+        chosen, execute = self._chosen(topic, body)
         async with self.open(topic, user) as queue:
             return self._settled(topic, await queue.redrive(chosen, execute=execute), execute)
 
-    async def discard(self, topic: str, given: Mapping[str, Any], user: str) -> dict[str, Any]:
+    async def discard(self, topic: str, body: DiscardRequest, user: str) -> dict[str, Any]:
         """Marks letters as settled. Unless `confirm` is the topic, it only returns which."""
-        body = RequestBody(given, *FILTER, "letters", "reason", "confirm")
-        chosen, execute, reason = self._filter(body), _confirmed(topic, body), body.text("reason")
+        chosen, execute = self._chosen(topic, body)
         async with self.open(topic, user) as queue:
-            return self._settled(topic, await queue.discard(chosen, execute=execute, reason=reason), execute)
+            return self._settled(topic, await queue.discard(chosen, execute=execute, reason=body.reason), execute)
 
     @property
     def _masked(self) -> bool:
@@ -128,13 +138,23 @@ class LetterDesk:
         found = letter.to_json()
         return {**found, "error": letter.error_class} if self._masked else found
 
-    def _filter(self, body: RequestBody) -> LetterFilter:
+    def _chosen(self, topic: str, body: SettleRequest) -> tuple[LetterFilter, bool]:
+        """Which letters are settled, and whether to execute the request. Only named letters are settled: others may
+        have come since they were listed."""
+        execute = confirmed(body.confirm, "topic", topic)
+        if execute and not body.letters:
+            raise ConfigError(
+                '"letters" must name the letters that are settled; a request without "confirm" lists them'
+            )
+        return self._filter(body, body.letters), execute
+
+    def _filter(self, body: LettersFilter, letters: Collection[str] = ()) -> LetterFilter:
         return LetterFilter(
-            body.text("error"),
-            body.text("from_topic"),
-            parse_time('"since"', body.text_or_null("since")),
-            parse_time('"until"', body.text_or_null("until")),
-            frozenset(map(parse_place, body.list("letters", str, AT_ONCE))),
+            body.error,
+            body.from_topic,
+            parse_time('"since"', body.since),
+            parse_time('"until"', body.until),
+            frozenset(map(parse_place, letters)),
             class_only=self._masked,
         )
 
@@ -143,24 +163,17 @@ class LetterDesk:
             "topic": topic,
             "executed": executed,
             "count": len(outcome.done),
-            "letters": [self._json(letter) for letter in outcome.done[:AT_ONCE]],
+            "letters": [self._json(letter) for letter in outcome.done[:LETTERS]],
             "refused": [{"letter": letter.name, "why": plain(why)} for letter, why in outcome.refused[:LISTED]],
         }
 
 
-WORK = {
-    "list": LetterDesk.list,
-    "show": LetterDesk.show,
-    "redrive": LetterDesk.redrive,
-    "discard": LetterDesk.discard,
+# by the last part of their URL path
+POSTS = {
+    "list": Post("The dead letters that match", LettersRequest, answers.LettersJson, LetterDesk.list),
+    "show": Post(
+        "One letter with headers, stack, key and value", LetterRequest, answers.LetterShownJson, LetterDesk.show
+    ),
+    "redrive": Post("Write letters back to their topics", SettleRequest, answers.SettledJson, LetterDesk.redrive),
+    "discard": Post("Note that letters need nothing more", DiscardRequest, answers.SettledJson, LetterDesk.discard),
 }
-FILTER = ("error", "from_topic", "since", "until")
-
-
-def _confirmed(topic: str, body: RequestBody) -> bool:
-    """Returns whether to execute the request. Only named letters are settled: others may have come since they
-    were listed."""
-    execute = body.confirmed("topic", topic)
-    if execute and not body.list("letters", str, AT_ONCE):
-        raise ConfigError('"letters" must name the letters that are settled; a request without "confirm" lists them')
-    return execute

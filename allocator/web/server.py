@@ -6,15 +6,16 @@ import asyncio
 import contextlib
 import json
 import logging
-import math
+import re
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Optional, TypeVar
 
+from msgspec import Struct
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from tornado import iostream, netutil, web
 
@@ -22,15 +23,18 @@ from allocator.assignors import known_names
 from allocator.core.foreign import shown
 from allocator.core.tasks import wait_for_event, within
 from allocator.errors import AllocatorError, ConfigError, TopicNotFound
-from allocator.web import snapshot
+from allocator.web import answers, snapshot
+from allocator.web.actions import POSTS as GROUP_POSTS
 from allocator.web.actions import Action
 from allocator.web.connections import Limits, Server
-from allocator.web.dead_letters import WORK, LetterDesk
+from allocator.web.dead_letters import POSTS as LETTER_POSTS
+from allocator.web.dead_letters import LetterDesk
 from allocator.web.events import Event, audit_detail
 from allocator.web.guard import HEADERS, Guard, User
 from allocator.web.history_file import HistoryFile
-from allocator.web.openapi import describe_api
-from allocator.web.records import AT_ONCE, TEXT, RecordsPage, RecordsRequest
+from allocator.web.openapi import CHANGE, NOT_WELL, Answer, Operation, describe
+from allocator.web.records import AT_ONCE, TEXT, RecordsPage
+from allocator.web.requests import EventsQuery, RecordsQuery, Times, checked
 from allocator.web.watch import WatchedGroup, Watcher
 
 __all__ = ["Health", "PortTaken", "Site", "serve"]
@@ -42,7 +46,15 @@ TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg":
 PUSH_S = 0.2  # least time between two pushes to a browser. more: the page lags more; less: more work in a rebalance
 ALIVE_S = 15.0  # an idle stream sends a line this often, so that proxies and browsers keep it open
 AUDITED = ("order", "read")  # kinds of events that only operators may read
+GROUP = "/api/groups/{group}"
+RECORDS = "/api/topics/{topic}/records"
+LINES = "application/x-ndjson"
+READING = (400, 401, 403, 404, 503)  # errors of a read of records
+EVENTS = "Server-sent events: clock, overview, group, lag, loads, rebalances, findings, orders, events, series"
 READ_S = 5.0  # limit of waiting for the first read of the groups
+
+
+T = TypeVar("T", bound=Struct)
 
 
 class PortTaken(AllocatorError):
@@ -97,6 +109,20 @@ class Site:
     def read_only(self, user: User) -> bool:
         """Whether the page offers this user no changes. Without a login, each change carries the token."""
         return self.guard.read_only or not self.actions or (self.guard.login is not None and not user.operates)
+
+
+ROUTES: list[tuple[Operation, type[PageHandler], str]] = []
+H = TypeVar("H", bound="type[PageHandler]")
+
+
+def route(path: str, summary: str, answer: Answer, *errors: int, what: str = "", **more: Any) -> Callable[[H], H]:
+    """Adds an `Operation` to the API, which the decorated class answers. `what`: tells its operations apart."""
+
+    def add(handler: H) -> H:
+        ROUTES.append((Operation(path, summary, answer, errors, **more), handler, what))
+        return handler
+
+    return add
 
 
 class PageHandler(web.RequestHandler):
@@ -172,6 +198,11 @@ class PageHandler(web.RequestHandler):
         detail = audit_detail(request, outcome)
         self.watcher().log.add(Event(time.time(), "read", what, None, self.user.name, self.request.remote_ip, detail))
 
+    def query(self, kind: type[T]) -> T:
+        """The query of the URL; an empty argument counts as a missing one. Raises ConfigError."""
+        given = {name: self.get_query_argument(name, strip=False) for name in self.request.query_arguments}
+        return checked(kind, {name: value for name, value in given.items() if value}, strict=False)
+
     def watcher(self) -> Watcher:
         if self.site.watcher is None:
             raise Refused(404, "this server shows no groups, only metrics and health")
@@ -208,12 +239,17 @@ class Page(PageHandler):
         self.finish((STATIC / self.what).read_bytes())
 
 
+@route("/api/groups", "All groups", answers.OverviewJson, 404)
 class Overview(PageHandler):
     async def get(self) -> None:
         async with self.watching():
             self.answer(snapshot.overview(self.watcher(), self.site.read_only(self.user)))
 
 
+@route(
+    "/api/topics", "The topics of the cluster, with the groups that read them", answers.TopicsJson, 404, what="topics"
+)
+@route("/api/brokers", "The brokers of the cluster", answers.BrokersJson, 404, what="brokers")
 class ClusterList(PageHandler):
     """The topics, or the brokers, of the Kafka cluster."""
 
@@ -222,6 +258,7 @@ class ClusterList(PageHandler):
             self.answer({"topics": snapshot.topics, "brokers": snapshot.brokers}[self.what](self.watcher()))
 
 
+@route(GROUP, "One group", answers.GroupJson, 404)
 class Detail(PageHandler):
     async def get(self, name: str) -> None:
         async with self.watching():
@@ -238,6 +275,7 @@ class Detail(PageHandler):
         )
 
 
+@route(f"{GROUP}/partitions", "Offsets and owner of each partition", answers.PartitionsJson, 404)
 class Partitions(PageHandler):
     async def get(self, name: str) -> None:
         async with self.watching():
@@ -245,6 +283,7 @@ class Partitions(PageHandler):
         self.answer({"partitions": [report.partition_to_json(partition) for partition in report.partitions]})
 
 
+@route(f"{GROUP}/offsets", "Offsets, lag and rates, as columns for each topic", answers.OffsetsJson, 404)
 class Offsets(PageHandler):
     async def get(self, name: str) -> None:
         async with self.watching():
@@ -253,6 +292,7 @@ class Offsets(PageHandler):
         self.finish(snapshot.encoded(group, "offsets"))
 
 
+@route(f"{GROUP}/rebalances/{{id}}", "One rebalance with all its moves", answers.RebalanceMovesJson, 404)
 class OneRebalance(PageHandler):
     async def get(self, name: str, number: str) -> None:
         async with self.watching():
@@ -264,6 +304,7 @@ class OneRebalance(PageHandler):
         self.answer(found)
 
 
+@route(f"{GROUP}/history", "Figures, rebalances and events between two times", answers.PastJson, 400, 404, query=Times)
 class PastAnswer(PageHandler):
     """The history of a group between `from` and `to`, in epoch seconds."""
 
@@ -280,22 +321,15 @@ class PastAnswer(PageHandler):
         self.answer({"points": points, "rebalances": await self.rebalances(group, since, until), "events": events})
 
     def times(self) -> tuple[float, float]:
-        now = time.time()
-        until = self._time("to", now)
-        since = self._time("from", until - 3600)
+        try:
+            asked = self.query(Times)
+        except ConfigError as error:
+            raise Refused(400, str(error)) from error
+        until = time.time() if asked.to is None else asked.to
+        since = until - 3600 if asked.from_ is None else asked.from_
         if since >= until:
             raise Refused(400, f"from={since:g} is not before to={until:g}")
         return since, until
-
-    def _time(self, name: str, default: float) -> float:
-        text = self.get_query_argument(name, "")
-        try:
-            value = float(text) if text else default
-        except ValueError:
-            value = math.nan
-        if not 0 <= value <= 1e11:
-            raise Refused(400, f"{name}={shown(text)} is no time; write epoch seconds")
-        return value
 
     async def rebalances(self, group: WatchedGroup, since: float, until: float) -> list[dict[str, Any]]:
         """Rebalances, newest first."""
@@ -309,6 +343,7 @@ class PastAnswer(PageHandler):
         return [found[number] for number in sorted(found, reverse=True)]
 
 
+@route("/api/audit", "The changes, and reads of masked records; for operators", answers.ChangesJson, 403, 404)
 class Audit(PageHandler):
     """Changes, and reads of masked records, newest first. Only for operators, because it shows names of users."""
 
@@ -325,6 +360,15 @@ class Audit(PageHandler):
         self.answer({"changes": [event.to_json() for _, event in sorted(events.items(), reverse=True)]})
 
 
+@route(RECORDS, "Records, decoded and masked", answers.RecordsJson, *READING, query=RecordsQuery)
+@route(
+    f"{RECORDS}.jsonl",
+    "The same, whole, one JSON object a line",
+    LINES,
+    *READING,
+    query=RecordsQuery,
+    what="lines",
+)
 class Records(PageHandler):
     """Records of a topic, decoded and masked: JSON for the page, or JSON lines with `what` "lines"."""
 
@@ -339,9 +383,8 @@ class Records(PageHandler):
             raise Refused(503, f"{AT_ONCE} reads of records are under way", retriable=True)
         Records.reading += 1
         try:
-            names = self.request.query_arguments
-            asked = RecordsRequest.of(topic, lambda name: self.get_query_argument(name, "", strip=False), names)
-            view = await page.viewer.view(asked.query, asked.key_format, asked.value_format)
+            asked = self.query(RecordsQuery)
+            view = await page.viewer.view(asked.of(topic), asked.key_format, asked.value_format)
         except (ConfigError, TopicNotFound) as error:
             raise Refused(400, str(error)) from error
         except AllocatorError as error:
@@ -351,7 +394,7 @@ class Records(PageHandler):
         if page.viewer.masks:
             self._note(topic, f"{len(view.records)} records")
         if self.what == "lines":
-            self.set_header("Content-Type", "application/x-ndjson; charset=utf-8")
+            self.set_header("Content-Type", f"{LINES}; charset=utf-8")
             self.set_header("Content-Disposition", 'attachment; filename="records.jsonl"')
             self.finish("".join(view.lines()))
         else:
@@ -374,11 +417,13 @@ class Records(PageHandler):
         self.note_read("records", {"topic": topic, **request}, outcome)
 
 
+@route("/api/openapi.json", "This description", None)
 class Description(PageHandler):
     def get(self) -> None:
-        self.answer(describe_api())
+        self.answer(describe(operations()))
 
 
+@route("/metrics", "For Prometheus", "text/plain")
 class Metrics(PageHandler):
     def check_user(self) -> None:
         """Requires no login, because Prometheus cannot log in."""
@@ -388,6 +433,8 @@ class Metrics(PageHandler):
         self.finish(generate_latest(self.site.registry))
 
 
+@route("/health/live", "503: a restart helps", answers.HealthJson, *NOT_WELL, what="live")
+@route("/health/ready", "503: it does not do its work at present", answers.HealthJson, *NOT_WELL, what="ready")
 class HealthOf(PageHandler):
     def prepare(self) -> None:
         """Requires no login and no known host name, because load balancers use any name. The problems are sent only to
@@ -472,7 +519,7 @@ class Act(Change):
             await self.do(what, name, name, lambda given: action(name, given, self.user.name))
 
 
-class LetterRequest(Change):
+class LetterHandler(Change):
     """Only for operators, because letters contain records."""
 
     def letters(self) -> LetterDesk:
@@ -482,7 +529,8 @@ class LetterRequest(Change):
         return self.site.letters
 
 
-class LetterTopics(LetterRequest):
+@route("/api/deadletters", "Topics that may have dead letters; for operators", answers.LetterTopicsJson, 401, 403)
+class LetterTopics(LetterHandler):
     """The topics that may contain dead letters."""
 
     async def get(self) -> None:
@@ -493,22 +541,23 @@ class LetterTopics(LetterRequest):
             raise Refused(503, str(error), retriable=error.retriable) from error
 
 
-class LettersOfTopic(LetterRequest):
+class LettersOfTopic(LetterHandler):
     """The dead letters of one topic."""
 
     async def post(self, topic: str, what: str) -> None:
         letters = self.letters()
-        if what not in WORK:
-            raise Refused(404, f"{shown(what)} cannot be done here; there are {', '.join(WORK)}")
+        if what not in LETTER_POSTS:
+            raise Refused(404, f"{shown(what)} cannot be done here; there are {', '.join(LETTER_POSTS)}")
 
         async def act(given: dict[str, Any]) -> dict[str, Any]:
-            return {"executed": False, **await letters.act(what, topic, given, self.user.name)}
+            return await letters.act(what, topic, given, self.user.name)
 
         await self.do(f"deadletters/{what}", topic, "", act)
         if what == "show" and letters.viewer is not None and letters.viewer.masks:
             self.note_read("dead letter", {"topic": topic}, "1 letter")
 
 
+@route("/api/events", EVENTS, "text/event-stream", 404, 503, query=EventsQuery)
 class Events(PageHandler):
     """Server-sent events: first the whole state, then its changes."""
 
@@ -589,39 +638,35 @@ class Events(PageHandler):
         self.write(f"event: {kind}\ndata: {text}\n\n")
 
 
+def operations() -> Iterator[Operation]:
+    """Everything that the API offers."""
+    yield from (operation for operation, _, _ in ROUTES)
+    for path, posts in ((GROUP, GROUP_POSTS), ("/api/deadletters/{topic}", LETTER_POSTS)):
+        for name, post in posts.items():
+            yield Operation(f"{path}/{name}", post.summary, post.answer, CHANGE, body=post.body)
+
+
 def application(site: Site) -> web.Application:
     """Returns the routes. The name of a group is one segment of the path."""
-    group = r"/api/groups/([^/]+)"
-    routes: list[Any] = [
-        ("/api/groups", Overview, {"site": site}),
-        ("/api/topics", ClusterList, {"site": site, "what": "topics"}),
-        ("/api/brokers", ClusterList, {"site": site, "what": "brokers"}),
-        (group, Detail, {"site": site}),
-        (f"{group}/partitions", Partitions, {"site": site}),
-        (f"{group}/offsets", Offsets, {"site": site}),
-        (f"{group}/history", PastAnswer, {"site": site}),
-        (rf"{group}/rebalances/([0-9]{{1,17}})", OneRebalance, {"site": site}),
-        (f"{group}/(.+)", Act, {"site": site}),
-        ("/api/deadletters", LetterTopics, {"site": site}),
-        ("/api/deadletters/([^/]+)/([a-z]+)", LettersOfTopic, {"site": site}),
-        ("/api/audit", Audit, {"site": site}),
-        (r"/api/topics/([^/]+)/records", Records, {"site": site}),
-        (r"/api/topics/([^/]+)/records\.jsonl", Records, {"site": site, "what": "lines"}),
-        ("/api/events", Events, {"site": site}),
-        ("/api/openapi.json", Description, {"site": site}),
-        ("/metrics", Metrics, {"site": site}),
-        ("/health/live", HealthOf, {"site": site, "what": "live"}),
-        ("/health/ready", HealthOf, {"site": site, "what": "ready"}),
-        ("/", Page, {"site": site, "what": "index.html"}),
-    ]
-    routes += [
-        (f"/{path.name}", Page, {"site": site, "what": path.name})
-        for path in sorted(STATIC.iterdir())
-        if path.suffix[1:] in TYPES
+    files = [path.name for path in sorted(STATIC.iterdir()) if path.suffix[1:] in TYPES]
+    routes = [
+        *((_pattern(operation.path), handler, what) for operation, handler, what in ROUTES),
+        (_pattern(GROUP) + "/(.+)", Act, ""),
+        ("/api/deadletters/([^/]+)/([a-z]+)", LettersOfTopic, ""),
+        ("/", Page, "index.html"),
+        *((f"/{name}", Page, name) for name in files),
     ]
     return web.Application(
-        routes, default_handler_class=Nowhere, default_handler_args={"site": site}, log_function=_quiet
+        [(pattern, handler, {"site": site, "what": what}) for pattern, handler, what in routes],
+        default_handler_class=Nowhere,
+        default_handler_args={"site": site},
+        log_function=_quiet,
     )
+
+
+def _pattern(path: str) -> str:
+    """The regular expression of a path with parameters."""
+    return re.sub(r"\{\w+\}", "([^/]+)", path.replace(".", r"\.").replace("{id}", "([0-9]{1,17})"))
 
 
 class Nowhere(PageHandler):

@@ -14,6 +14,7 @@ from repository import module_name, sources
 # packages that an extra installs for these rooms
 EXTRA_ROOMS = {"spark", "testing", "web"}
 HEAVY = (
+    "msgspec",
     "pyspark",
     "pytest",
     "testcontainers",

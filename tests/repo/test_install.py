@@ -29,7 +29,7 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LINE = re.compile(r"\bpip install((?: (?:'[^'\n]+'|[\w.-]+(?:\[[\w,]+\])?(?![\w.+/*-])))+)")
 # each extra works after its installation
 USE = {
-    "web": "import allocator.web.metrics",
+    "web": "import allocator.web.metrics, allocator.web.server",
     "patterns": "import re2, allocator.core.membership.patterns",
     "msk": "import botocore.session",
     "otel": "import opentelemetry.sdk",

@@ -19,13 +19,13 @@ from allocator.web.actions import Place, actions
 from allocator.web.dead_letters import LetterDesk
 from allocator.web.guard import Guard
 from allocator.web.metrics import GroupCollector
-from allocator.web.openapi import describe_api
-from allocator.web.server import Health, Site, serve
+from allocator.web.openapi import describe
+from allocator.web.server import Health, Site, operations, serve
 from allocator.web.watch import Watcher
 
 TOKEN = "0123456789abcdef0123"
 BEARER = f"Bearer {TOKEN}"
-API = describe_api()
+API = describe(operations())
 PATIENCE_S = 60.0
 
 

@@ -48,11 +48,11 @@ async def test_letters_are_settled_only_by_name_and_when_the_topic_is_confirmed(
     for wrong, why in (
         ({"confirm": "dead"}, "must name the letters"),
         ({"confirm": "other", "letters": ["0:7"]}, "must be the name of the topic, 'dead'"),
-        ({"letters": ["0"]}, 'is not "PARTITION:OFFSET"'),
-        ({"letters": ["0:7"] * 1001}, "at most 1000 texts"),
+        ({"letters": ["0"]}, r'"letters\[0\]" must be .*, not .0.: PARTITION:OFFSET of the letter'),
+        ({"letters": ["0:7"] * 1001}, r'"letters" must be a list of length at most 1000, not'),
         ({"since": "yesterday"}, "is not a time"),
-        ({"since": 5}, '"since" must be a text'),
-        ({"error": None}, "must be a text"),
+        ({"since": 5}, '"since" must be a text or null, not 5: ISO 8601'),
+        ({"error": None}, '"error" must be a text, not None'),
         ({"rate": 5}, "'rate' is not known here"),
     ):
         with pytest.raises(ConfigError, match=why):

@@ -4,8 +4,10 @@ In: bytes of keys and values, a registry's URL, a reader schema. Out: readable J
 May touch: the schema registry, and the given files. It requests a schema that cannot change only once.
 """
 
+from allocator.handlers.schemas.decode import Decoded, Decoder, Formats, PlainFormat
 from allocator.handlers.schemas.deserializer import RegistryDeserializer
+from allocator.handlers.schemas.masks import Masks
 from allocator.handlers.schemas.registry import Registry
 from allocator.handlers.schemas.schema import Schema
 
-__all__ = ["Registry", "RegistryDeserializer", "Schema"]
+__all__ = ["Decoded", "Decoder", "Formats", "Masks", "PlainFormat", "Registry", "RegistryDeserializer", "Schema"]

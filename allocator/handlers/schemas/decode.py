@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Optional, Union
+from typing import Any, Literal, Optional, Union, get_args
 
 from allocator.core.foreign import CONTROL
 from allocator.errors import ConfigError
@@ -17,9 +17,10 @@ from allocator.handlers.schemas.masks import Masks
 from allocator.handlers.schemas.schema import HEADER, Schema, file_schema, read_json, schema_id
 from allocator.types import Record
 
-__all__ = ["PLAIN_FORMATS", "Decoded", "Decoder", "Formats", "check_format"]
+__all__ = ["Decoded", "Decoder", "Formats", "PlainFormat", "check_format"]
 
-PLAIN_FORMATS = ("auto", "json", "text", "hex")
+PlainFormat = Literal["auto", "json", "text", "hex"]
+PLAIN_FORMATS: tuple[PlainFormat, ...] = get_args(PlainFormat)
 FILE_FORMATS = ("avro:FILE", "confluent-avro:FILE", "protobuf:FILE:MESSAGE", "confluent-protobuf:FILE:MESSAGE")
 _ALLOWED = " or ".join((", ".join(PLAIN_FORMATS), ", ".join(FILE_FORMATS)))
 

@@ -280,22 +280,22 @@ class WebSection:
 
 
 def _check_mask(text: str) -> None:
-    from allocator.handlers.schemas.masks import check_mask
+    from allocator.handlers.schemas import Masks
 
-    check_mask(text)
+    Masks([text])
 
 
 def _check_format(text: str) -> None:
-    from allocator.handlers.schemas.decode import Formats
+    from allocator.handlers.schemas import Formats
 
     with contextlib.suppress(MissingExtra):  # the daemon does not need the package
         Formats([text])
 
 
 def _check_url(text: str) -> None:
-    from allocator.handlers.schemas.registry import check_url
+    from allocator.handlers.schemas import Registry
 
-    check_url(text)
+    Registry(text)
 
 
 @dataclass(frozen=True)

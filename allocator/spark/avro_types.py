@@ -27,7 +27,7 @@ class ColumnType:
 
 
 def column_type(schema: Any) -> ColumnType:
-    """The type of a parsed schema (`allocator.handlers.schemas.schema.parsed_avro`).
+    """The type of a parsed schema (`allocator.handlers.schemas.as_reader_schema`).
 
     Raises ConfigError for what Spark has no type for: recursive types, and unions of several types.
     """

@@ -14,9 +14,7 @@ from allocator.core.fetch.arrow import pyarrow
 from allocator.core.foreign import encodable
 from allocator.core.tasks import within
 from allocator.errors import ConfigError, MissingExtra
-from allocator.handlers.schemas.deserializer import RegistryDeserializer
-from allocator.handlers.schemas.registry import Registry, RegistryFailed
-from allocator.handlers.schemas.schema import Schema, as_reader_schema
+from allocator.handlers.schemas import Registry, RegistryDeserializer, RegistryFailed, Schema, as_reader_schema
 from allocator.spark.avro_types import ColumnType, column_type
 
 if TYPE_CHECKING:

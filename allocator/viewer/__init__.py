@@ -5,10 +5,7 @@ In: a query, masks, formats and perhaps a schema registry. Out: records as JSON.
 group; and the schema registry, if one is configured. Writes nothing.
 """
 
-from allocator.handlers.schemas.decode import Decoded, Formats
-from allocator.handlers.schemas.masks import Masks
-from allocator.handlers.schemas.registry import Registry
-from allocator.handlers.schemas.schema import Schema
+from allocator.handlers.schemas import Decoded, Formats, Masks, Registry, Schema
 from allocator.viewer.read import Bounds, Position, Query, Reader, ReadResult, ReadWindow, parse_key
 from allocator.viewer.viewer import SeenRecord, View, Viewer
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 from allocator.core.foreign import encodable
 from allocator.core.html import paragraph, table
-from allocator.handlers.schemas.decode import NO_SCHEMAS, Decoded, Decoder, Formats, Schemas
-from allocator.handlers.schemas.masks import Masks
-from allocator.handlers.schemas.registry import Registry
+from allocator.handlers.schemas import Decoded, Decoder, Formats, Masks, Registry, Schema
 from allocator.types import Record
 from allocator.viewer.read import Query, Reader, ReadResult
 
@@ -128,7 +126,7 @@ class Viewer:
         )
 
     async def _all_seen(self, records: Sequence[Record], decoder: Decoder) -> list[SeenRecord]:
-        schemas: Schemas = NO_SCHEMAS
+        schemas: Mapping[int, Union[Schema, str]] = {}
         if self._registry is not None:
             ids = {number for each in records for number in decoder.schema_ids(each)}
             schemas = await self._registry.load(ids)
@@ -136,7 +134,7 @@ class Viewer:
         return await asyncio.to_thread(lambda: [seen(record, decoder, schemas) for record in records])
 
 
-def seen(record: Record, decoder: Decoder, schemas: Schemas = NO_SCHEMAS) -> SeenRecord:
+def seen(record: Record, decoder: Decoder, schemas: Mapping[int, Union[Schema, str]]) -> SeenRecord:
     """Decodes and masks one record."""
     return SeenRecord(
         record.partition,

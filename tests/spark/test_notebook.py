@@ -87,6 +87,6 @@ def test_a_plan_is_its_cost_its_members_and_its_moves() -> None:
 
 def test_records_are_a_table_with_their_masked_values() -> None:
     record = Record("t", 0, 5, 1000, 0, EVIL.encode(), b"v", [])
-    view = View(ReadResult("t", [record], [], 1, "time", False), [seen(record, Decoder())])
+    view = View(ReadResult("t", [record], [], 1, "time", False), [seen(record, Decoder(), {})])
     assert EVIL not in view._repr_html_()
     assert "until the limit of time" in view._repr_html_()

@@ -190,7 +190,7 @@ def test_json_that_would_change_is_shown_as_its_text(text: str) -> None:
 def test_a_saved_record_with_a_lone_surrogate_is_utf_8_and_the_same_json() -> None:
     record = Record("t", 0, 7, 1000, 0, b"k", b'{"name": "\xc3\xbc", "note": "\\ud800"}', [("\udcff", b"v")])
     found = ReadResult("t", [record], [], 1, "", False)
-    (line,) = View(found, [seen(record, Decoder())]).lines()
+    (line,) = View(found, [seen(record, Decoder(), {})]).lines()
     data = line.encode()
     assert b"\xc3\xbc" in data
     assert json.loads(data)["value"] == {"name": "\u00fc", "note": "\ud800"}

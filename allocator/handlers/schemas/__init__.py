@@ -7,7 +7,18 @@ May touch: the schema registry, and the given files. It requests a schema that c
 from allocator.handlers.schemas.decode import Decoded, Decoder, Formats, PlainFormat
 from allocator.handlers.schemas.deserializer import RegistryDeserializer
 from allocator.handlers.schemas.masks import Masks
-from allocator.handlers.schemas.registry import Registry
-from allocator.handlers.schemas.schema import Schema
+from allocator.handlers.schemas.registry import Registry, RegistryFailed
+from allocator.handlers.schemas.schema import Schema, as_reader_schema
 
-__all__ = ["Decoded", "Decoder", "Formats", "Masks", "PlainFormat", "Registry", "RegistryDeserializer", "Schema"]
+__all__ = [
+    "Decoded",
+    "Decoder",
+    "Formats",
+    "Masks",
+    "PlainFormat",
+    "Registry",
+    "RegistryDeserializer",
+    "RegistryFailed",
+    "Schema",
+    "as_reader_schema",
+]

@@ -14,7 +14,7 @@ from typing import Any, Optional
 from allocator.core.settings import MASK
 from allocator.errors import ConfigError
 
-__all__ = ["Mask", "Masks", "check_mask"]
+__all__ = ["Mask", "Masks"]
 
 PARTS = ("key", "value", "headers")
 MAX_VALUES = 200_000  # values of one record that are checked. Higher: slower; lower: smaller records are hidden
@@ -65,11 +65,6 @@ class Mask:
                 steps.append((name or quoted or double).casefold())
             at = found.end()
         return cls(part, tuple(steps))
-
-
-def check_mask(text: str) -> None:
-    """Raises ValueError (a ConfigError) for a text that is no mask. A check for settings."""
-    Mask.parse(text)
 
 
 class Masks:

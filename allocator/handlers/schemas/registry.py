@@ -20,7 +20,7 @@ from allocator.core.foreign import shown
 from allocator.errors import AllocatorError, ConfigError
 from allocator.handlers.schemas.schema import Schema, avro_schema, json_schema, parsed_avro, protobuf_schema
 
-__all__ = ["Registry", "RegistryFailed", "check_url"]
+__all__ = ["Registry", "RegistryFailed"]
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class RegistryFailed(AllocatorError):
     retriable = True
 
 
-def check_url(text: str) -> None:
+def _check_url(text: str) -> None:
     """Raises ValueError for a text that is no http or https URL. The error quotes nothing, as it may be a password."""
     try:
         parts = urlsplit(text)
@@ -55,7 +55,7 @@ class Registry:
     def __init__(self, url: str, *, timeout_s: float = 5.0) -> None:
         """Raises ConfigError."""
         try:
-            check_url(url)
+            _check_url(url)
         except ValueError as error:
             raise ConfigError(f"the schema registry's URL is not valid: {error}") from None
         parts = urlsplit(url)

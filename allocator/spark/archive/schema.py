@@ -8,7 +8,6 @@ not match the schema. So a wrong schema loses nothing.
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Optional
 
 from allocator.core.targets import find, to_call
 from allocator.errors import ConfigError, MissingExtra
-from allocator.handlers.schemas.schema import parsed_avro
+from allocator.handlers.schemas import as_reader_schema
 from allocator.spark.archive.commits import Manifest
 from allocator.spark.avro_types import column_type
 from allocator.spark.errors import SchemaMismatch
@@ -181,7 +180,7 @@ def _avro(column: str, path: Path, skip: int) -> Callable[[], Column]:
     except ImportError as error:
         raise MissingExtra("Avro needs fastavro: pip install 'zk-partition-allocator[avro]'") from error
     try:
-        parsed = parsed_avro(json.loads(path.read_text()), {}, f"{column}: {path}")
+        parsed = as_reader_schema(path.read_text())
         shape = column_type(parsed)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{column}: {path} is not an Avro schema with types that Spark has: {error}") from error

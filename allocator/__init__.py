@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from allocator.compat.group_config import ConsumerGroupConfig
     from allocator.compat.grouped import GroupedConsumer
     from allocator.compat.single import SingleConsumer
+    from allocator.core.commands.orders import Order, OrderResult
     from allocator.core.fetch.batch import Batch
-    from allocator.core.membership.zookeeper.orders import Order, OrderResult
     from allocator.core.subscription.listener import RebalanceListener
     from allocator.core.subscription.loss import RecordsLost
     from allocator.errors import AllocatorError, CommitFailed, Fenced, GenerationEnded, GroupClosed
@@ -100,7 +100,7 @@ if not TYPE_CHECKING:  # a type checker would accept every name
             "compat.grouped": "GroupedConsumer",
             "compat.single": "SingleConsumer",
             "core.fetch.batch": "Batch",
-            "core.membership.zookeeper.orders": "Order OrderResult",
+            "core.commands.orders": "Order OrderResult",
             "core.subscription.listener": "RebalanceListener",
             "core.subscription.loss": "RecordsLost",
             "errors": "AllocatorError CommitFailed Fenced GenerationEnded GroupClosed",

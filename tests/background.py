@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator
 
-from allocator.core.tasks import BackgroundTasks
+from allocator.core.aio.tasks import BackgroundTasks
 
 __all__ = ["background"]
 

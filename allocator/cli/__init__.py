@@ -12,7 +12,7 @@ from __future__ import annotations
 import signal
 import sys
 
-from allocator.core.limits import limit_reached
+from allocator.core.text import limit_reached
 
 __all__ = ["main"]
 

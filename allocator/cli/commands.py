@@ -18,8 +18,7 @@ import click
 from click.shell_completion import CompletionItem, get_completion_class
 
 from allocator import __version__
-from allocator.core.foreign import plain
-from allocator.core.limits import limit_reached
+from allocator.core.text import limit_reached, plain
 from allocator.errors import AllocatorError, ConfigError
 
 __all__ = ["main"]

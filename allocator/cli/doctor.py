@@ -14,8 +14,8 @@ from rich.text import Text
 
 from allocator.cli.options import GROUP, Seconds, with_clusters
 from allocator.cli.output import console, print_json
-from allocator.core.foreign import plain
 from allocator.core.settings import DEFAULT
+from allocator.core.text import plain
 from allocator.errors import ConfigError
 from allocator.operate.doctor import Finding, Severity, apply_fixes, examine_clusters
 
@@ -71,7 +71,7 @@ def doctor(
       2   wrong usage or settings
       3   something is wrong
     """
-    from allocator.core.membership.zookeeper.znodes import Paths
+    from allocator.core.znodes import Paths
 
     if access.settings is not None:
         group = access.chosen_group(group)

@@ -24,7 +24,7 @@ from allocator.cli.report import (
     reset_table,
     retries_table,
 )
-from allocator.core.foreign import plain
+from allocator.core.text import plain
 
 if TYPE_CHECKING:
     from allocator.cli.read import Access
@@ -137,8 +137,7 @@ def adopt_command(name: str, wait: float, execute: bool, access: Access, as_json
 @with_clusters
 def release_command(name: str, instance_id: str, access: Access, as_json: bool) -> None:
     """End the reservation of INSTANCE, whose process does not come back: its partitions move to other members."""
-    from allocator.core.membership.zookeeper.store import Store
-    from allocator.core.membership.zookeeper.znodes import Paths
+    from allocator.core.znodes import Paths, Store
 
     async def run() -> Any:
         async with access.ensemble() as zk:

@@ -18,7 +18,7 @@ import click
 from allocator.cli.options import Seconds, config_option
 from allocator.cli.progress import Meter, is_shown, progress, quiet_option, say
 from allocator.cli.read import Access
-from allocator.core.tasks import TaskGroup
+from allocator.core.aio import TaskGroup
 from allocator.errors import AllocatorError
 from allocator.migrate import Mirror, MirrorSettings
 

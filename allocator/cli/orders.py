@@ -15,16 +15,16 @@ from allocator.cli.group import group
 from allocator.cli.options import GROUP, Command, decorated, with_clusters
 from allocator.cli.output import console, print_json
 from allocator.cli.report import TARGETS, listing_of_orders, parse_target
-from allocator.core.clock import milliseconds, wall_ms
-from allocator.core.foreign import plain
-from allocator.core.names import check_topic
+from allocator.core.aio import milliseconds, wall_ms
+from allocator.core.settings import check_topic
+from allocator.core.text import plain
 from allocator.errors import ConfigError
 from allocator.types import TopicPartition
 
 if TYPE_CHECKING:
     from allocator.cli.planning import Act
     from allocator.cli.read import Access
-    from allocator.core.membership.zookeeper.orders import Order
+    from allocator.core.commands import Order
     from allocator.operate import OrderReport
 
 __all__ = ["group", "parse_expiry", "parse_partitions"]

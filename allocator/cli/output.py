@@ -15,7 +15,7 @@ from rich.segment import Segment
 from rich.style import Style
 from rich.text import Text
 
-from allocator.core.foreign import plain
+from allocator.core.text import plain
 
 __all__ = ["Indented", "Listing", "console", "duration", "print_json"]
 

@@ -28,8 +28,8 @@ from allocator.cli.read import (
     read_partitions,
 )
 from allocator.cli.report import parse_target
-from allocator.core.foreign import shown
-from allocator.core.membership.zookeeper.orders import KINDS
+from allocator.core.commands import KINDS
+from allocator.core.text import shown
 from allocator.errors import ConfigError
 from allocator.operate import GroupState, Logs, OrderReport, OrdersFromOutside, describe, kafka_group
 from allocator.protocols.order_topic import orders_topic

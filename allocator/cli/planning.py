@@ -13,15 +13,13 @@ import click
 
 from allocator.assignors import Assignor, GroupView, Member, wants
 from allocator.cli.output import Listing, console, print_json
-from allocator.core.client.client import KafkaClient
+from allocator.core.client import KafkaClient
+from allocator.core.commands import Order, counting
 from allocator.core.errors import OrderRefused
-from allocator.core.foreign import plain
-from allocator.core.membership.view import GroupViewBuilder
-from allocator.core.membership.zookeeper.decision import counts_of
-from allocator.core.membership.zookeeper.orders import Order
-from allocator.core.membership.zookeeper.steering import counting
-from allocator.core.membership.zookeeper.znodes import Paths
-from allocator.core.offsets.group_offsets import GroupOffsets
+from allocator.core.membership import GroupViewBuilder, counts_of
+from allocator.core.offsets import GroupOffsets
+from allocator.core.text import plain
+from allocator.core.znodes import Paths
 from allocator.errors import ConfigError
 from allocator.operate import (
     NOT_OURS,
@@ -48,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection
 
     from allocator.cli.read import Access
-    from allocator.core.zookeeper.client import ZooKeeper
+    from allocator.core.zookeeper import ZooKeeper
 
 __all__ = [
     "Act",

@@ -10,12 +10,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Optional
 
 from allocator.cli.report import GroupReport, Logs, ResetPlan, Target
-from allocator.core.client.client import KafkaClient
-from allocator.core.client.log_offsets import list_offsets
-from allocator.core.names import check_path
-from allocator.core.offsets.group_offsets import GroupOffsets
-from allocator.core.settings import DEFAULT
-from allocator.core.zookeeper.client import ZooKeeper
+from allocator.core.client import KafkaClient, list_offsets
+from allocator.core.offsets import GroupOffsets
+from allocator.core.settings import DEFAULT, check_path
+from allocator.core.zookeeper import ZooKeeper
 from allocator.daemon import Config, load
 from allocator.errors import AllocatorError, ConfigError, TopicNotFound
 from allocator.operate import (

@@ -14,8 +14,8 @@ from rich.text import Text
 from allocator.cli.options import with_brokers
 from allocator.cli.output import Indented, console, print_json
 from allocator.cli.read import Access
-from allocator.core.foreign import plain
 from allocator.core.settings import DEFAULT
+from allocator.core.text import plain
 from allocator.errors import ConfigError
 from allocator.viewer import (
     Bounds,

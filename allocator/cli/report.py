@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Optional, Union
 
 from allocator.cli.output import Listing
-from allocator.core.clock import milliseconds
+from allocator.core.aio import milliseconds
 from allocator.errors import ConfigError
 from allocator.operate import SHOWN, GroupReport, Logs, name_of
 from allocator.types import TopicPartition

@@ -20,8 +20,8 @@ from rich.text import Text
 
 from allocator.cli.options import ERROR, GROUP, Seconds, with_clusters
 from allocator.cli.output import console, duration, print_json
-from allocator.core.clock import wall_ms
-from allocator.core.foreign import plain
+from allocator.core.aio import wall_ms
+from allocator.core.text import plain
 from allocator.errors import AllocatorError
 from allocator.operate import GroupState, Lag, order_reports, order_text
 
@@ -85,7 +85,7 @@ def _watcher(access: Access, chosen: Optional[str], interval_s: float) -> Watche
 
 
 async def _once(watcher: Watcher, access: Access, chosen: Optional[str], interval_s: float, as_json: bool) -> None:
-    from allocator.core.tasks import TaskGroup
+    from allocator.core.aio import TaskGroup
 
     await TaskGroup().run(_print_frame(watcher, access, chosen, interval_s, as_json), watcher=watcher.run())
     if watcher.problems:
@@ -132,7 +132,7 @@ async def _print_frame(
 
 
 async def _live(watcher: Watcher, chosen: Optional[str], interval_s: float) -> None:
-    from allocator.core.tasks import TaskGroup, first_of, wait_for_event
+    from allocator.core.aio import TaskGroup, first_of, wait_for_event
 
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

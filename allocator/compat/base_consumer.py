@@ -13,10 +13,9 @@ from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any, Optional
 
 from allocator.compat.views import OffsetsByTopic
-from allocator.core.fetch.batch import Batch
-from allocator.core.fetch.fetcher import Fetcher
-from allocator.core.subscription.state import SubscriptionState
-from allocator.core.tasks import ClosesOnce, warn_unclosed
+from allocator.core.aio import ClosesOnce, warn_unclosed
+from allocator.core.fetch import Batch, Fetcher
+from allocator.core.subscription import SubscriptionState
 from allocator.errors import AllocatorError, Closed, ConfigError, CorruptRecordError, IllegalState, InconsistentAssignor
 from allocator.types import Record, TopicPartition
 

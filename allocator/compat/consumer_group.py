@@ -11,10 +11,10 @@ from allocator.compat.generation import Generation, PartitionStart
 from allocator.compat.generation_source import GenerationSource, GenerationTracker, PendingGeneration, member_of
 from allocator.compat.group_config import ConsumerGroupConfig, client_of
 from allocator.compat.kept_offsets import KeptOffsets
-from allocator.core.client.client import KafkaClient
-from allocator.core.offsets.group_offsets import GroupOffsets
-from allocator.core.subscription.loss import topic_of
-from allocator.core.tasks import wait_for_event, warn_unclosed
+from allocator.core.aio import wait_for_event, warn_unclosed
+from allocator.core.client import KafkaClient
+from allocator.core.offsets import GroupOffsets
+from allocator.core.subscription import topic_of
 from allocator.errors import AllocatorError, GroupClosed
 from allocator.types import OffsetAndMetadata, TopicPartition
 

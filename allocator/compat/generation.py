@@ -9,9 +9,9 @@ from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Any, NamedTuple, Optional, TypeVar
 
-from allocator.core.html import paragraph, table
-from allocator.core.offsets.group_offsets import GroupOffsets
-from allocator.core.subscription.loss import stamped
+from allocator.core.offsets import GroupOffsets
+from allocator.core.subscription import stamped
+from allocator.core.text import paragraph, table
 from allocator.errors import CommitFailed, ConfigError, Fenced, GenerationEnded, NotOwned
 from allocator.types import OffsetAndMetadata, TopicPartition
 

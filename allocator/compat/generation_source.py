@@ -15,14 +15,13 @@ from typing import Any, Protocol, TypeVar
 
 from allocator.compat.generation import Generation
 from allocator.compat.group_config import ConsumerGroupConfig, group_settings_of
-from allocator.core.client.client import KafkaClient
-from allocator.core.membership.zookeeper.leader import LeaderSettings
-from allocator.core.membership.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
-from allocator.core.membership.zookeeper.znodes import AssignmentDocument, Paths
-from allocator.core.offsets.messages import Committer, Identity
-from allocator.core.tasks import TaskGroup
+from allocator.core.aio import TaskGroup
+from allocator.core.client import KafkaClient
+from allocator.core.membership import LeaderSettings, ZooKeeperMembership, ZooKeeperSettings
+from allocator.core.offsets import Committer, Identity
 from allocator.core.types import NO_PARTITIONS, Partitions
-from allocator.core.zookeeper.client import ZooKeeper
+from allocator.core.znodes import AssignmentDocument, Paths
+from allocator.core.zookeeper import ZooKeeper
 from allocator.protocols.kafka_classic.membership import KafkaMembership
 from allocator.protocols.kafka_classic.settings import KafkaSettings
 from allocator.types import TopicPartition

@@ -8,15 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from allocator.assignors import Assignor
-from allocator.core.client.client import KafkaClient
-from allocator.core.client.log_offsets import EARLIEST, LATEST
-from allocator.core.consumer.membership_config import MembershipConfig, assignors_of
-from allocator.core.foreign import shown
-from allocator.core.membership.names import default_client_id
-from allocator.core.settings import DEFAULT, SETTINGS, Faults, keyword_faults
-from allocator.core.spellings import names_arguments
-from allocator.core.tracing import spans_of
-from allocator.core.zookeeper.client import ZooKeeper
+from allocator.core.client import EARLIEST, LATEST, KafkaClient
+from allocator.core.consumer import MembershipConfig, assignors_of
+from allocator.core.settings import DEFAULT, SETTINGS, Faults, keyword_faults, names_arguments
+from allocator.core.telemetry import spans_of
+from allocator.core.text import shown
+from allocator.core.znodes import default_client_id
+from allocator.core.zookeeper import ZooKeeper
 from allocator.errors import AllocatorError
 from allocator.protocols.kafka_classic.settings import KafkaGroupSettings
 from allocator.types import Assignors

@@ -12,20 +12,14 @@ from typing import Any, Optional
 
 from allocator.assignors import naive_allocator
 from allocator.compat.base_consumer import TURN_S, BaseConsumer
-from allocator.core.assignors.registry import of_kiel
-from allocator.core.backoff import Backoff
-from allocator.core.client.log_offsets import EARLIEST, list_offsets
-from allocator.core.consumer.core import ConsumerCore
-from allocator.core.consumer.membership_config import MembershipConfig
-from allocator.core.fetch.batch import Batch
-from allocator.core.fetch.fetcher import Fetcher
-from allocator.core.membership.patterns import ANY_TOPIC
-from allocator.core.settings import DEFAULT
-from allocator.core.spellings import names_arguments
-from allocator.core.subscription.listener import RebalanceListener
-from allocator.core.subscription.loss import RecordsLost
-from allocator.core.subscription.state import SubscriptionState
-from allocator.core.zookeeper.client import ZooKeeper
+from allocator.core.aio import Backoff
+from allocator.core.assignors import of_kiel
+from allocator.core.client import EARLIEST, list_offsets
+from allocator.core.consumer import ConsumerCore, MembershipConfig
+from allocator.core.fetch import Batch, Fetcher
+from allocator.core.settings import DEFAULT, names_arguments
+from allocator.core.subscription import ANY_TOPIC, RebalanceListener, RecordsLost, SubscriptionState
+from allocator.core.zookeeper import ZooKeeper
 from allocator.errors import AllocatorError, CommitFailed, Fenced, NoOffsetsError, NotOwned
 from allocator.operate import ChoiceWatcher, ClusterChoice, choice_path
 from allocator.types import Assignors, MembershipName, OffsetAndMetadata, TopicPartition

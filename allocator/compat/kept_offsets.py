@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 
-from allocator.core.client.client import KafkaClient
-from allocator.core.offsets.group_offsets import GroupOffsets
-from allocator.core.offsets.idle import IdleOffsets, commit_again
+from allocator.core.client import KafkaClient
+from allocator.core.offsets import GroupOffsets, IdleOffsets, commit_again
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 __all__ = ["KeptOffsets"]

@@ -11,14 +11,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Union
 
 from allocator.compat.base_consumer import BaseConsumer
-from allocator.core.client.client import KafkaClient
-from allocator.core.client.log_offsets import EARLIEST, LATEST, list_offsets
-from allocator.core.fetch.batch import Batch
-from allocator.core.fetch.fetcher import Fetcher
-from allocator.core.settings import DEFAULT
-from allocator.core.spellings import names_arguments
-from allocator.core.subscription.loss import listed
-from allocator.core.subscription.state import SubscriptionState
+from allocator.core.client import EARLIEST, LATEST, KafkaClient, list_offsets
+from allocator.core.fetch import Batch, Fetcher
+from allocator.core.settings import DEFAULT, names_arguments
+from allocator.core.subscription import SubscriptionState, listed
 from allocator.errors import AllocatorError, ConfigError, NoOffsetsError, NotAssigned, OffsetOutOfRange
 from allocator.types import TopicPartition
 

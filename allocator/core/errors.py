@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from allocator.core.foreign import shown
+from allocator.core.text.quoting import shown
 
 if TYPE_CHECKING:
     from allocator.core.record import TopicPartition

@@ -17,9 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, get_type_hints
 
-from allocator.core.client.oauth import check_token_endpoint
-from allocator.core.client.security import mechanism_faults
-from allocator.core.consumer.membership_config import MembershipConfig
+from allocator.core.client import check_token_endpoint, mechanism_faults
+from allocator.core.consumer import MembershipConfig
 from allocator.core.memberships import options_of
 from allocator.core.settings import MASK, REQUIRED, Flag, Text, Texts, Whole, setting, shared
 from allocator.daemon.settings_reader import SettingsReader

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from allocator.core.subscription.listener import RebalanceListener
+from allocator.core.subscription import RebalanceListener
 from allocator.daemon.notify import Notifier
 from allocator.handlers.failures import DeadLetters
 from allocator.handlers.handlers import Handler

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from allocator.core.tasks import TaskGroup, first_of
+from allocator.core.aio import TaskGroup, first_of
 from allocator.daemon.daemon import Daemon
 from allocator.daemon.notify import Notifier
 from allocator.errors import CommitFailed, HandlerCutOff

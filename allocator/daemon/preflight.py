@@ -16,13 +16,13 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from typing import Optional
 
-from allocator.core.client.client import KafkaClient
-from allocator.core.foreign import plain
-from allocator.core.membership.patterns import topic_pattern
-from allocator.core.names import parse_address
-from allocator.core.offsets.group_offsets import GroupOffsets
-from allocator.core.tasks import within
-from allocator.core.zookeeper.client import NoChroot, ZooKeeper
+from allocator.core.aio import within
+from allocator.core.client import KafkaClient
+from allocator.core.offsets import GroupOffsets
+from allocator.core.settings import parse_address
+from allocator.core.subscription import topic_pattern
+from allocator.core.text import plain
+from allocator.core.zookeeper import NoChroot, ZooKeeper
 from allocator.daemon.config import Config
 from allocator.errors import AllocatorError, ConfigError
 from allocator.handlers.retry_topics import RetryPlan

@@ -16,16 +16,13 @@ from typing import Any, Optional, TextIO, Union
 
 from allocator import Consumer
 from allocator.assignors import resolve
-from allocator.core.client.oauth import with_credentials
-from allocator.core.client.security import check_security, tls_context
-from allocator.core.consumer.record_source import OwnConsumer, join_again_if
-from allocator.core.foreign import CONTROL, plain, shown
-from allocator.core.limits import limit_reached
-from allocator.core.subscription.listener import RebalanceListener
-from allocator.core.targets import find
-from allocator.core.tasks import TaskGroup, first_of
-from allocator.core.zookeeper.client import ZooKeeper
-from allocator.core.zookeeper.security import check_options, check_tls
+from allocator.core.aio import TaskGroup, first_of
+from allocator.core.client import check_security, tls_context, with_credentials
+from allocator.core.consumer import OwnConsumer, join_again_if
+from allocator.core.settings import find
+from allocator.core.subscription import RebalanceListener
+from allocator.core.text import CONTROL, limit_reached, plain, shown
+from allocator.core.zookeeper import ZooKeeper, check_options, check_tls
 from allocator.daemon.config import Config
 from allocator.daemon.daemon import Daemon
 from allocator.daemon.following import FollowingDaemon

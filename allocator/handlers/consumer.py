@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from allocator.core.consumer.consumer import ConsumerBase
-from allocator.core.consumer.record_source import RunningConsumer
-from allocator.core.fetch.batch import deserialized
-from allocator.core.spellings import names_arguments
+from allocator.core.consumer import ConsumerBase, RunningConsumer
+from allocator.core.fetch import deserialized
+from allocator.core.settings import names_arguments
 from allocator.errors import ConfigError
 from allocator.handlers.process import dead_letters, processor
 from allocator.handlers.process import retry_topics as retries_later

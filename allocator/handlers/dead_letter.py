@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
-from allocator.core.foreign import text_of, utf8
+from allocator.core.text import text_of, utf8
 from allocator.errors import AllocatorError, BrokerError
 from allocator.handlers.late_producer import LateProducer, Outgoing
 from allocator.producer.producer import DeliveryFailed

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from allocator.core.clock import wall_ms
-from allocator.core.fetch.batch import Batch
-from allocator.core.measures import Measures
+from allocator.core.aio import wall_ms
+from allocator.core.fetch import Batch
+from allocator.core.telemetry import Measures
 from allocator.handlers.retry_topics import due_ms
 from allocator.types import TopicPartition
 

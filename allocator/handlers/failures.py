@@ -7,10 +7,10 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
-from allocator.core.commands.record_orders import Quarantined
-from allocator.core.foreign import shown
-from allocator.core.measures import Measures
-from allocator.core.tasks import wait_for_event
+from allocator.core.aio import wait_for_event
+from allocator.core.commands import Quarantined
+from allocator.core.telemetry import Measures
+from allocator.core.text import shown
 from allocator.errors import AllocatorError, BrokerError, Fenced, HandlerFailed
 from allocator.handlers.handlers import Handler, HandlerMisuse
 from allocator.handlers.lanes import Lane

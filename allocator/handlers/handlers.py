@@ -9,8 +9,8 @@ from typing import Any
 
 from tornado import gen
 
-from allocator.core import tracing
-from allocator.core.targets import find, to_call
+from allocator.core.settings import find, to_call
+from allocator.core.telemetry import tracing
 from allocator.errors import ConfigError
 
 __all__ = ["Handler", "HandlerMisuse", "load_handler", "traced"]

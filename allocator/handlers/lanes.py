@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
-from allocator.core.commands.record_orders import RecordOrders
-from allocator.core.tasks import BackgroundTasks
+from allocator.core.aio import BackgroundTasks
+from allocator.core.commands import RecordOrders
 from allocator.handlers.handlers import Handler
 from allocator.handlers.subprocesses import Children
 from allocator.handlers.window import Unit

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
-from allocator.core.client.client import KafkaClient
+from allocator.core.client import KafkaClient
 from allocator.producer.producer import Producer
 
 __all__ = ["LateProducer", "Outgoing"]

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, NamedTuple, Union
 
-from allocator.core.commands.record_orders import Quarantined
-from allocator.core.fetch.batch import Batch
-from allocator.core.measures import Measures
-from allocator.core.subscription.done import DoneSet, fingerprint
-from allocator.core.tasks import wait_for_event
+from allocator.core.aio import wait_for_event
+from allocator.core.commands import Quarantined
+from allocator.core.fetch import Batch
+from allocator.core.subscription import DoneSet, fingerprint
+from allocator.core.telemetry import Measures
 from allocator.errors import CorruptRecordError
 from allocator.handlers.due import DueGate
 from allocator.handlers.failures import Failures, offset_of

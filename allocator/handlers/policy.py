@@ -7,8 +7,8 @@ import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from allocator.core.backoff import Backoff
-from allocator.core.targets import find
+from allocator.core.aio import Backoff
+from allocator.core.settings import find
 from allocator.errors import ConfigError
 from allocator.handlers.settings import HANDLING_DEFAULT
 

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from allocator.core.consumer.core import ConsumerCore
+from allocator.core.consumer import ConsumerCore
 from allocator.core.settings import keyword_faults
 from allocator.errors import ConfigError
 from allocator.handlers.dead_letter import DeadLetterTopic

@@ -25,13 +25,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from allocator.core.commands.record_orders import RecordOrders
-from allocator.core.consumer.record_processor import RecordProcessor
-from allocator.core.fetch.batch import Batch
-from allocator.core.measures import Measures
-from allocator.core.reminder import Reminder
-from allocator.core.subscription.done import DoneSet, joined
-from allocator.core.subscription.loss import Committed, RecordsLost, stamped, topic_of_offset
+from allocator.core.aio import Reminder
+from allocator.core.commands import RecordOrders
+from allocator.core.consumer import RecordProcessor
+from allocator.core.fetch import Batch
+from allocator.core.subscription import Committed, DoneSet, RecordsLost, joined, stamped, topic_of_offset
+from allocator.core.telemetry import Measures
 from allocator.core.types import Partitions
 from allocator.errors import AllocatorError, Closed, CommitFailed, HandlerCutOff, NotOwned
 from allocator.handlers.failures import DeadLetters, Failures

@@ -16,11 +16,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from allocator.core.client.client import KafkaClient
-from allocator.core.client.configs import TOPIC_RESOURCE, describe_configs
-from allocator.core.client.create_topics import create
-from allocator.core.clock import wall_ms
-from allocator.core.names import check_topic, parse_delay
+from allocator.core.aio import wall_ms
+from allocator.core.client import TOPIC_RESOURCE, KafkaClient, create, describe_configs
+from allocator.core.settings import check_topic, parse_delay
 from allocator.errors import AllocatorError, BrokerError, ConfigError
 from allocator.handlers.dead_letter import PREFIX, SPRING, headers_of, not_taken, outgoing
 from allocator.handlers.handlers import Handler

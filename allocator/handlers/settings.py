@@ -5,8 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, get_args
 
-from allocator.core.names import check_topic, parse_delay
-from allocator.core.settings import SECONDS, SETTINGS, Flag, Number, Setting, Text, Texts, Whole
+from allocator.core.settings import (
+    SECONDS,
+    SETTINGS,
+    Flag,
+    Number,
+    Setting,
+    Text,
+    Texts,
+    Whole,
+    check_topic,
+    parse_delay,
+)
 from allocator.types import Ordering, Workers
 
 __all__ = ["HANDLING", "HANDLING_DEFAULT"]

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-from allocator.core.foreign import text_of
+from allocator.core.text import text_of
 from allocator.errors import ConfigError
 
 __all__ = ["Children", "check_picklable"]

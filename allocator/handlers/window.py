@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Collection
 from typing import Any
 
-from allocator.core.subscription.done import DoneSet, fingerprint
+from allocator.core.subscription import DoneSet, fingerprint
 
 __all__ = ["Span", "Unit", "Window"]
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple, TypeVar
 
 from allocator._files import read_json, write_json
-from allocator.core.client.client import KafkaClient
-from allocator.core.offsets.group_offsets import GroupOffsets
-from allocator.core.zookeeper.client import ZooKeeper
+from allocator.core.client import KafkaClient
+from allocator.core.offsets import GroupOffsets
+from allocator.core.zookeeper import ZooKeeper
 from allocator.errors import AllocatorError, ConfigError
 from allocator.migrate.cutover_plan import Plan, load_plan
 from allocator.migrate.offset_map import OffsetMap, map_topic

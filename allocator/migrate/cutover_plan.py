@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Optional
 
-from allocator.core.client.pool import same_cluster
-from allocator.core.names import KAFKA_PORT, ZOOKEEPER_PORT, parse_address
+from allocator.core.client import same_cluster
+from allocator.core.settings import KAFKA_PORT, ZOOKEEPER_PORT, parse_address
 from allocator.errors import ConfigError
 from allocator.migrate.storage import OffsetStore
 

@@ -10,19 +10,14 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Iterable, Mapping
 from typing import Final, NamedTuple, Optional
 
-from allocator.core.client.client import KafkaClient
-from allocator.core.client.fetch_messages import BY_NAME, FetchRequest
-from allocator.core.client.log_offsets import LATEST, list_offsets
-from allocator.core.clock import wall_ms
+from allocator.core.aio import TaskGroup, wait_for_event, wall_ms, within
+from allocator.core.client import BY_NAME, LATEST, FetchRequest, KafkaClient, list_offsets
 from allocator.core.consumer import ConsumerBase
-from allocator.core.fetch.batch import Batch
-from allocator.core.membership.patterns import compiled
-from allocator.core.offsets.group_offsets import GroupOffsets
-from allocator.core.subscription.listener import RebalanceListener
-from allocator.core.subscription.loss import NoPosition
-from allocator.core.tasks import TaskGroup, wait_for_event, within
+from allocator.core.fetch import Batch
+from allocator.core.offsets import GroupOffsets
+from allocator.core.subscription import NoPosition, RebalanceListener, compiled
 from allocator.core.types import Partitions
-from allocator.core.zookeeper.client import NoChroot, ZooKeeper
+from allocator.core.zookeeper import NoChroot, ZooKeeper
 from allocator.errors import AllocatorError, CommitFailed, ConfigError, LogTruncated, OffsetOutOfRange
 from allocator.migrate.mirror_settings import MirrorSettings
 from allocator.migrate.offset_map import OffsetMap, Run, map_topic

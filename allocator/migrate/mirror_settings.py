@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Optional
 
-from allocator.core.client.pool import same_cluster
-from allocator.core.membership.patterns import check_pattern
+from allocator.core.client import same_cluster
 from allocator.core.settings import DEFAULT, Number, SettingKind, Whole, keyword_faults
+from allocator.core.subscription import check_pattern
 from allocator.errors import ConfigError
 
 __all__ = ["RECREATED", "MirrorSettings"]

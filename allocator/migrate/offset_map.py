@@ -18,12 +18,11 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any, Final, NamedTuple, Optional
 
-from allocator.core.client.client import KafkaClient
-from allocator.core.client.create_topics import create
-from allocator.core.clock import wall_ms
+from allocator.core.aio import wall_ms
+from allocator.core.client import KafkaClient, create
 from allocator.core.fetch import RangeReader
-from allocator.core.foreign import shown
 from allocator.core.record import Record
+from allocator.core.text import shown
 from allocator.errors import AllocatorError
 from allocator.migrate.topics import same_topic
 from allocator.producer.encode import written

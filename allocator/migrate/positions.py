@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple, Optional
 
-from allocator.core.subscription.loss import stamped
+from allocator.core.subscription import stamped
 from allocator.migrate.topics import same_topic
 from allocator.producer.encode import Encoded
 from allocator.types import OffsetAndMetadata, TopicPartition

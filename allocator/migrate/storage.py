@@ -11,14 +11,12 @@ from typing import Any, Optional
 
 from kafka.protocol.consumer import OffsetCommitRequest, OffsetDeleteRequest
 
-from allocator.core.client.client import KafkaClient
-from allocator.core.client.errors import for_code
+from allocator.core.client import KafkaClient, for_code
 from allocator.core.fetch import RangeReader
-from allocator.core.offsets.coordinator import Coordinator
-from allocator.core.offsets.group_offsets import GroupOffsets
+from allocator.core.offsets import Coordinator, GroupOffsets
 from allocator.core.settings import DEFAULT
-from allocator.core.subscription.loss import stamped, topic_of
-from allocator.core.zookeeper.client import ZooKeeper
+from allocator.core.subscription import stamped, topic_of
+from allocator.core.zookeeper import ZooKeeper
 from allocator.errors import AllocatorError, BrokerError, ConfigError
 from allocator.operate import DescribedGroup, describe, kafka_group, old_layouts
 from allocator.types import OffsetAndMetadata, TopicPartition

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Mapping
 from hashlib import blake2b
 
-from allocator.core.client.client import KafkaClient
+from allocator.core.client import KafkaClient
 from allocator.core.fetch import Batch, RangeReader
 from allocator.core.record import Record
 from allocator.migrate.offset_map import Run

@@ -13,10 +13,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple, Optional
 
-from allocator.core.client.client import KafkaClient
-from allocator.core.client.log_offsets import EpochEnd, ends_of_epochs, is_supported
+from allocator.core.client import EpochEnd, KafkaClient, ends_of_epochs, is_supported
 from allocator.core.fetch import RangeReader
-from allocator.core.offsets.group_offsets import GroupOffsets
+from allocator.core.offsets import GroupOffsets
 from allocator.core.record import Record
 from allocator.core.settings import DEFAULT
 from allocator.errors import AllocatorError, BrokerError, TopicNotFound

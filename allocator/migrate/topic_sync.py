@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from allocator.core.client.client import KafkaClient
-from allocator.core.offsets.group_offsets import GroupOffsets
-from allocator.core.zookeeper.client import ZooKeeper
+from allocator.core.client import KafkaClient
+from allocator.core.offsets import GroupOffsets
+from allocator.core.zookeeper import ZooKeeper
 from allocator.errors import ConfigError
 from allocator.migrate.mirror_settings import MirrorSettings
 from allocator.migrate.offset_map import map_topic

@@ -13,11 +13,9 @@ from typing import Final
 
 from kafka.protocol.admin import DescribeConfigsRequest
 
-from allocator.core.client.client import KafkaClient
-from allocator.core.client.configs import TOPIC_RESOURCE, describe_configs, set_on_topics
-from allocator.core.client.create_topics import add_partitions, create
-from allocator.core.foreign import shown
-from allocator.core.zookeeper.client import NoZnode, ZooKeeper
+from allocator.core.client import TOPIC_RESOURCE, KafkaClient, add_partitions, create, describe_configs, set_on_topics
+from allocator.core.text import shown
+from allocator.core.zookeeper import NoZnode, ZooKeeper
 from allocator.errors import AllocatorError, ConfigError
 
 __all__ = [

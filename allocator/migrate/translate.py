@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, Optional
 
-from allocator.core.client.client import KafkaClient
-from allocator.core.client.log_offsets import list_offsets
+from allocator.core.client import KafkaClient, list_offsets
 from allocator.core.fetch import RangeReader
-from allocator.core.offsets.group_offsets import GroupOffsets
+from allocator.core.offsets import GroupOffsets
 from allocator.core.record import Record
 from allocator.core.settings import DEFAULT
 from allocator.errors import ConfigError

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from allocator.core.zookeeper.client import ZooKeeper, retrying
+from allocator.core.zookeeper import ZooKeeper, retrying
 from allocator.errors import AllocatorError
 from allocator.operate.group_report import describe
 from allocator.protocols.legacy.kiel import AdoptionRefused, HandoverPhase, KielPaths, read_group, seal

@@ -14,12 +14,10 @@ from typing import Any, Optional
 
 from kafka.protocol.admin import DeleteGroupsRequest
 
-from allocator.core.client.client import KafkaClient
-from allocator.core.client.errors import for_code
-from allocator.core.membership.zookeeper.znodes import Paths
-from allocator.core.offsets.coordinator import Coordinator
-from allocator.core.offsets.group_offsets import GroupOffsets
-from allocator.core.zookeeper.client import ConnectionLost, NoZnode, Op, ZooKeeper, ZooKeeperError
+from allocator.core.client import KafkaClient, for_code
+from allocator.core.offsets import Coordinator, GroupOffsets
+from allocator.core.znodes import Paths
+from allocator.core.zookeeper import ConnectionLost, NoZnode, Op, ZooKeeper, ZooKeeperError
 from allocator.errors import AllocatorError
 from allocator.operate import kafka_describe
 from allocator.operate.group_report import describe

@@ -12,27 +12,23 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Optional, Union
 
-from allocator.core.clock import wall_ms
+from allocator.core.aio import wall_ms
+from allocator.core.commands import KINDS, Order, OrderKeeper, OrderStore, counting, members_named, process_name
 from allocator.core.errors import OrderRefused
-from allocator.core.foreign import plain, shown
-from allocator.core.membership.names import member_name
-from allocator.core.membership.patterns import ANY_TOPIC
-from allocator.core.membership.zookeeper.order_store import OrderStore
-from allocator.core.membership.zookeeper.orders import KINDS, Order, OrderKeeper
-from allocator.core.membership.zookeeper.steering import counting, members_named, process_name
-from allocator.core.membership.zookeeper.store import Store
-from allocator.core.membership.zookeeper.znodes import (
+from allocator.core.settings import DEFAULT, check_topic, names_arguments
+from allocator.core.subscription import ANY_TOPIC
+from allocator.core.text import plain, shown
+from allocator.core.znodes import (
     AssignmentDocument,
     InvalidZnode,
     MemberInfo,
     Paths,
+    Store,
     in_join_order,
+    member_name,
     to_ranges,
 )
-from allocator.core.names import check_topic
-from allocator.core.settings import DEFAULT
-from allocator.core.spellings import names_arguments
-from allocator.core.zookeeper.client import NoZnode, ZooKeeper
+from allocator.core.zookeeper import NoZnode, ZooKeeper
 from allocator.errors import ConfigError
 from allocator.operate.order_report import OrderReport, order_reports
 from allocator.types import PartitionLike

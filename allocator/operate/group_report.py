@@ -9,35 +9,31 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, Optional
 
-from allocator.core.assignors.load import LoadAssignor, MemberLoads, member_loads
-from allocator.core.assignors.registry import built_in
-from allocator.core.client.client import KafkaClient
-from allocator.core.client.log_offsets import EARLIEST, LATEST, list_offsets
-from allocator.core.clock import wall_ms
-from allocator.core.foreign import plain, shown
-from allocator.core.html import SHOWN as SHOWN_ROWS
-from allocator.core.html import paragraph, table
-from allocator.core.membership.names import member_name
-from allocator.core.membership.patterns import topic_pattern
-from allocator.core.membership.zookeeper.load_reader import loads_of
-from allocator.core.membership.zookeeper.load_report import LoadReport
-from allocator.core.membership.zookeeper.order_store import OrderStore
-from allocator.core.membership.zookeeper.orders import Orders
-from allocator.core.membership.zookeeper.store import Store, valid
-from allocator.core.membership.zookeeper.znodes import (
+from allocator.core.aio import wall_ms
+from allocator.core.assignors import LoadAssignor, MemberLoads, built_in, member_loads
+from allocator.core.client import EARLIEST, LATEST, KafkaClient, list_offsets
+from allocator.core.commands import Orders, OrderStore
+from allocator.core.settings import DEFAULT, GROUP_NAME
+from allocator.core.subscription import topic_pattern
+from allocator.core.text import SHOWN as SHOWN_ROWS
+from allocator.core.text import paragraph, plain, shown, table
+from allocator.core.types import NO_PARTITIONS, Partitions
+from allocator.core.znodes import (
     AssignmentDocument,
     Claim,
     InflateBudget,
     InvalidZnode,
+    LoadReport,
     MemberInfo,
     Paths,
+    Store,
     in_join_order,
+    loads_of,
+    member_name,
     to_ranges,
+    valid,
 )
-from allocator.core.names import GROUP_NAME
-from allocator.core.settings import DEFAULT
-from allocator.core.types import NO_PARTITIONS, Partitions
-from allocator.core.zookeeper.client import NoZnode, ZooKeeper
+from allocator.core.zookeeper import NoZnode, ZooKeeper
 from allocator.operate.order_report import OrderReport, order_reports, order_text
 from allocator.types import OffsetAndMetadata, TopicPartition
 

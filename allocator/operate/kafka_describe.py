@@ -15,12 +15,9 @@ from kafka.protocol.admin import DescribeConfigsRequest, DescribeGroupsRequest
 from kafka.protocol.broker_version_data import BrokerVersionData
 from kafka.protocol.metadata import ApiVersionsRequest, MetadataRequest
 
-from allocator.core.client.client import KafkaClient
-from allocator.core.client.configs import BROKER_RESOURCE, describe_configs
-from allocator.core.client.errors import for_code
-from allocator.core.membership.names import member_name
-from allocator.core.membership.zookeeper.znodes import Claim, MemberInfo
-from allocator.core.offsets.coordinator import Coordinator
+from allocator.core.client import BROKER_RESOURCE, KafkaClient, describe_configs, for_code
+from allocator.core.offsets import Coordinator
+from allocator.core.znodes import Claim, MemberInfo, member_name
 from allocator.errors import BrokerError
 from allocator.operate.group_report import Coordinated, GroupState
 from allocator.protocols.kafka_classic.consumer_protocol import PROTOCOL_TYPE, Malformed, MemberAssignment, Subscription

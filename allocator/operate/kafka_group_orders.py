@@ -7,11 +7,11 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
-from allocator.core.client.client import KafkaClient
+from allocator.core.client import KafkaClient
+from allocator.core.commands import OWNERS_KINDS
 from allocator.core.errors import OrderRefused
-from allocator.core.membership.zookeeper.orders import OWNERS_KINDS
-from allocator.core.membership.zookeeper.znodes import AssignmentDocument, MemberInfo
-from allocator.core.spellings import names_arguments
+from allocator.core.settings import names_arguments
+from allocator.core.znodes import AssignmentDocument, MemberInfo
 from allocator.operate import kafka_describe
 from allocator.operate.group_orders import NOT_OURS, OrdersFromOutside
 from allocator.protocols.order_topic import OrderTopic

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from allocator.core.membership.zookeeper.znodes import InvalidZnode
-from allocator.core.zookeeper.client import NoZnode, ZooKeeper
+from allocator.core.znodes import InvalidZnode
+from allocator.core.zookeeper import NoZnode, ZooKeeper
 from allocator.protocols.legacy.kiel import KielPaths, read_shared
 from allocator.protocols.legacy.old_consumer import OldSubscription
 from allocator.types import TopicPartition

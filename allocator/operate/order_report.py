@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Optional
 
-from allocator.core.foreign import plain
-from allocator.core.membership.zookeeper.orders import KINDS, Order, Orders, order_text
-from allocator.core.membership.zookeeper.znodes import AssignmentDocument, MemberInfo
+from allocator.core.commands import KINDS, Order, Orders, order_text
+from allocator.core.text import plain
+from allocator.core.znodes import AssignmentDocument, MemberInfo
 
 __all__ = ["ORDER_STATES", "OrderReport", "order_reports", "order_text"]
 

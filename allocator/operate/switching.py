@@ -16,16 +16,15 @@ from functools import partial
 from types import TracebackType
 from typing import Any, NamedTuple, Optional
 
-from allocator.core.client.pool import same_cluster
-from allocator.core.consumer.record_source import join_again_if
-from allocator.core.fetch.batch import Batch
-from allocator.core.foreign import shown
-from allocator.core.membership.zookeeper.znodes import Paths
-from allocator.core.settings import DEFAULT
-from allocator.core.spellings import names_arguments
-from allocator.core.subscription.listener import check_listener
-from allocator.core.tasks import ClosesOnce, wait_for_event
-from allocator.core.zookeeper.client import NoZnode, SessionState, ZnodeExists, ZooKeeper, ZooKeeperError, retrying
+from allocator.core.aio import ClosesOnce, wait_for_event
+from allocator.core.client import same_cluster
+from allocator.core.consumer import join_again_if
+from allocator.core.fetch import Batch
+from allocator.core.settings import DEFAULT, names_arguments
+from allocator.core.subscription import check_listener
+from allocator.core.text import shown
+from allocator.core.znodes import Paths
+from allocator.core.zookeeper import NoZnode, SessionState, ZnodeExists, ZooKeeper, ZooKeeperError, retrying
 from allocator.errors import AllocatorError, Closed, ConfigError
 from allocator.handlers.consumer import Consumer
 from allocator.types import Offset, OffsetAndMetadata, PartitionKey, PartitionLike, TopicPartition

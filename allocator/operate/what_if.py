@@ -13,25 +13,23 @@ from math import ceil
 from typing import Any, NamedTuple, Optional
 
 from allocator.assignors import resolve
-from allocator.core.assignors import choose
-from allocator.core.assignors.load import LoadAssignor
-from allocator.core.foreign import shown
-from allocator.core.html import paragraph, table
-from allocator.core.membership.names import member_name
-from allocator.core.membership.zookeeper.decision import GroupLoad, ViewBuilder, decide
-from allocator.core.membership.zookeeper.load_reader import loads_of
-from allocator.core.membership.zookeeper.orders import KINDS, Order, Orders
-from allocator.core.membership.zookeeper.steering import (
+from allocator.core.assignors import LoadAssignor, choose
+from allocator.core.commands import (
+    KINDS,
     LEADERS_KINDS,
     Budget,
+    Order,
+    Orders,
     budget_of,
     counting,
     members_named,
     states_of,
 )
-from allocator.core.membership.zookeeper.znodes import AssignmentDocument, MemberInfo, sequence
+from allocator.core.membership import GroupLoad, ViewBuilder, decide
 from allocator.core.settings import DEFAULT
+from allocator.core.text import paragraph, shown, table
 from allocator.core.types import Partitions
+from allocator.core.znodes import AssignmentDocument, MemberInfo, loads_of, member_name, sequence
 from allocator.errors import ConfigError
 from allocator.operate.group_report import GroupState
 from allocator.operate.order_report import OrderReport

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Union
 
-from allocator.core.fetch.codecs import lz4_of_old
+from allocator.core.fetch import lz4_of_old
 from allocator.producer.encode import CODECS, Encoded, compress, encode_record
 
 __all__ = ["AnyBatch", "BatchBuilder", "EncodeRows", "MessageSet"]

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 import cramjam
 from crc32c import crc32c
 
-from allocator.core.fetch.batch import Batch
+from allocator.core.fetch import Batch
 from allocator.core.record import Record
 from allocator.core.varint import uvarint, zigzag
 from allocator.errors import AllocatorError, CorruptRecordError

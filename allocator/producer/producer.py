@@ -20,11 +20,8 @@ from typing import Any, Final, Optional
 from kafka.protocol.metadata import MetadataRequest
 from kafka.protocol.producer import InitProducerIdRequest, ProduceRequest
 
-from allocator.core.backoff import Backoff
-from allocator.core.client.client import KafkaClient
-from allocator.core.client.errors import for_code
-from allocator.core.clock import wall_ms
-from allocator.core.tasks import BackgroundTasks, wait_for_event
+from allocator.core.aio import BackgroundTasks, Backoff, wait_for_event, wall_ms
+from allocator.core.client import KafkaClient, for_code
 from allocator.errors import AllocatorError, BrokerError, Closed, ConfigError, TopicNotFound
 from allocator.producer.builder import BatchBuilder
 from allocator.producer.columns import ColumnsToSend, accelerated, by_partition

@@ -16,8 +16,7 @@ from typing import Any, Final, NamedTuple, Optional
 from kafka.protocol.metadata import FindCoordinatorRequest
 from kafka.protocol.producer import AddPartitionsToTxnRequest, EndTxnRequest, InitProducerIdRequest, ProduceRequest
 
-from allocator.core.client.client import KafkaClient
-from allocator.core.client.errors import for_code
+from allocator.core.client import KafkaClient, for_code
 from allocator.errors import AllocatorError, BrokerError, ConfigError, TopicNotFound
 from allocator.producer.builder import BatchBuilder
 from allocator.producer.encode import Encoded

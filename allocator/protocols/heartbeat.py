@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from allocator.core.aio import wait_for_event
 from allocator.core.settings import DEFAULT
-from allocator.core.tasks import wait_for_event
 from allocator.errors import BrokerError
 
 __all__ = ["HeartbeatLoop", "HeartbeatTimer"]

@@ -12,10 +12,8 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
-from allocator.core.client.client import KafkaClient
-from allocator.core.client.errors import GroupReaction, react
-from allocator.core.offsets.coordinator import Coordinator
-from allocator.core.offsets.messages import Identity
+from allocator.core.client import GroupReaction, KafkaClient, react
+from allocator.core.offsets import Coordinator, Identity
 from allocator.errors import AllocatorError, BrokerError
 from allocator.protocols.heartbeat import HeartbeatLoop, HeartbeatTimer
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from allocator.core.membership import AssignmentListener
-from allocator.core.membership.lease import Confirmations, Lease, Suspension
+from allocator.core.membership import AssignmentListener, Confirmations, Lease, Suspension
 
 __all__ = ["KafkaLease"]
 

@@ -6,12 +6,11 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from allocator.core.client.client import KafkaClient
-from allocator.core.client.errors import UNRELEASED_INSTANCE_ID
-from allocator.core.membership.membership import AssignmentListener, GroupMembership, stop_all
-from allocator.core.membership.patterns import TopicSelection
-from allocator.core.offsets.messages import Committer, Identity
-from allocator.core.tasks import TaskGroup
+from allocator.core.aio import TaskGroup
+from allocator.core.client import UNRELEASED_INSTANCE_ID, KafkaClient
+from allocator.core.membership import AssignmentListener, GroupMembership, stop_all
+from allocator.core.offsets import Committer, Identity
+from allocator.core.subscription import TopicSelection
 from allocator.core.types import NO_PARTITIONS, Partitions
 from allocator.errors import BrokersUnavailable, InstanceIdInUse
 from allocator.protocols.kafka_group import KafkaGroup

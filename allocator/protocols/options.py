@@ -7,15 +7,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Optional
 
 from allocator.assignors import naive_allocator
-from allocator.core.assignors.kiel import KielAssignor, KielFunction
-from allocator.core.consumer.membership_config import (
-    Connections,
-    EnsembleOptions,
-    Fault,
-    MembershipConfig,
-    MembershipOptions,
-    attempt,
-)
+from allocator.core.assignors import KielAssignor, KielFunction
+from allocator.core.consumer import Connections, EnsembleOptions, Fault, MembershipConfig, MembershipOptions, attempt
 from allocator.core.membership import Membership
 from allocator.core.settings import DEFAULT
 from allocator.errors import ConfigError

@@ -23,8 +23,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Optional
 
-from allocator.core.membership.zookeeper.checked import FORMAT, InvalidZnode, parse_object
-from allocator.core.membership.zookeeper.orders import (
+from allocator.core.commands import (
     MAX_ORDERS,
     MAX_RESULTS,
     ORDERS_BYTES,
@@ -34,7 +33,7 @@ from allocator.core.membership.zookeeper.orders import (
     order_of,
     result_of,
 )
-from allocator.core.membership.zookeeper.znodes import InflateBudget, to_ranges
+from allocator.core.znodes import FORMAT, InflateBudget, InvalidZnode, parse_object, to_ranges
 from allocator.errors import ConfigError
 
 __all__ = ["OrderRecords", "result_record"]

@@ -14,17 +14,13 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from allocator.core.client.client import KafkaClient
-from allocator.core.client.configs import TOPIC_RESOURCE, describe_configs
-from allocator.core.client.create_topics import create
-from allocator.core.clock import wall_ms
+from allocator.core.aio import wait_for_event, wall_ms
+from allocator.core.client import TOPIC_RESOURCE, KafkaClient, create, describe_configs
+from allocator.core.commands import NoSuchOrder, Order, OrderResult, Orders
 from allocator.core.consumer import ConsumerBase
 from allocator.core.errors import OrderRefused
 from allocator.core.fetch import RangeReader
-from allocator.core.membership.zookeeper.order_store import NoSuchOrder
-from allocator.core.membership.zookeeper.orders import Order, OrderResult, Orders
-from allocator.core.names import check_topic
-from allocator.core.tasks import wait_for_event
+from allocator.core.settings import check_topic
 from allocator.errors import AllocatorError, BrokerError, ConfigError
 from allocator.producer.producer import Producer
 from allocator.protocols.order_records import Entry, OrderRecords, result_record

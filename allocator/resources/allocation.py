@@ -11,18 +11,14 @@ from types import TracebackType
 from typing import Any, Union
 
 from allocator.assignors import Assignor, resolve
-from allocator.core.assignors.registry import built_in
-from allocator.core.membership.names import default_client_id
-from allocator.core.membership.patterns import ANY_TOPIC
-from allocator.core.membership.zookeeper.leader import LeaderSettings
-from allocator.core.membership.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
-from allocator.core.membership.zookeeper.znodes import Paths
-from allocator.core.names import check_group
-from allocator.core.settings import DEFAULT, keyword_faults
-from allocator.core.spellings import names_arguments
-from allocator.core.tasks import ClosesOnce, user_callback, warn_unclosed
+from allocator.core.aio import ClosesOnce, user_callback, warn_unclosed
+from allocator.core.assignors import built_in
+from allocator.core.membership import LeaderSettings, ZooKeeperMembership, ZooKeeperSettings
+from allocator.core.settings import DEFAULT, check_group, keyword_faults, names_arguments
+from allocator.core.subscription import ANY_TOPIC
 from allocator.core.types import Partitions
-from allocator.core.zookeeper.client import ZooKeeper
+from allocator.core.znodes import Paths, default_client_id
+from allocator.core.zookeeper import ZooKeeper
 from allocator.errors import AllocatorError, Closed, ConfigError, IllegalState, ResourceLost
 from allocator.resources.assignor import OverNames
 from allocator.resources.sources import NameSource, ResourceNames

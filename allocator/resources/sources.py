@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Union
 
-from allocator.core.foreign import shown
-from allocator.core.names import check_path
-from allocator.core.zookeeper.client import NoZnode, Watched, ZooKeeper
+from allocator.core.settings import check_path
+from allocator.core.text import shown
+from allocator.core.zookeeper import NoZnode, Watched, ZooKeeper
 from allocator.errors import AllocatorError, ConfigError
 from allocator.types import TopicPartition
 

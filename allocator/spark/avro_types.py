@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Optional
 
-from allocator.core.fetch.arrow import pyarrow
+from allocator.core.fetch import pyarrow
 from allocator.errors import ConfigError
 
 __all__ = ["ColumnType", "column_type"]

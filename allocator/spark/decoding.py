@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Optional, TypeVar, Union
 
-from allocator.core.fetch.arrow import pyarrow
-from allocator.core.foreign import encodable
-from allocator.core.tasks import within
+from allocator.core.aio import within
+from allocator.core.fetch import pyarrow
+from allocator.core.text import encodable
 from allocator.errors import ConfigError, MissingExtra
 from allocator.handlers.schemas import Registry, RegistryDeserializer, RegistryFailed, Schema, as_reader_schema
 from allocator.spark.avro_types import ColumnType, column_type

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from allocator.core.client.client import KafkaClient
+from allocator.core.client import KafkaClient
 from allocator.spark.options import Options
 
 __all__ = ["ClusterLink"]

@@ -14,9 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
-from allocator.core.client.security import KEYS, check_security
-from allocator.core.membership.names import default_client_id
-from allocator.core.names import check_pattern_syntax, check_topic
+from allocator.core.client import KEYS, check_security
 from allocator.core.settings import (
     MASK,
     Faults,
@@ -26,10 +24,13 @@ from allocator.core.settings import (
     Text,
     Texts,
     Whole,
+    check_pattern_syntax,
+    check_topic,
     refusal,
     setting,
     shared,
 )
+from allocator.core.znodes import default_client_id
 from allocator.errors import ConfigError
 from allocator.spark import connector
 from allocator.spark.ranges import (
@@ -358,7 +359,7 @@ def _check_member(options: Options, names: Mapping[str, str], fault: Any) -> Non
             "and a batch that waits would leave them unread; omit it",
         )
     # not at the top: each read starts Python processes that import this module, and few are members
-    from allocator.core.consumer.membership_config import MembershipConfig
+    from allocator.core.consumer import MembershipConfig
 
     keywords = member_keywords(options)
     values = {**vars(options), "pattern": options.topics_pattern}

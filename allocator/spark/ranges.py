@@ -16,8 +16,8 @@ from heapq import heapify, heapreplace
 from types import MappingProxyType
 from typing import Any, NamedTuple, Optional, Union
 
-from allocator.core.clock import milliseconds
-from allocator.core.subscription.kinds import checked
+from allocator.core.aio import milliseconds
+from allocator.core.subscription import checked
 from allocator.spark.errors import CheckpointMismatch
 from allocator.types import TopicPartition
 

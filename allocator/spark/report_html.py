@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from allocator.core.html import escape
+from allocator.core.text import escape
 
 __all__ = ["badge", "code", "figures", "grid", "item_list", "page", "section"]
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from allocator.core.fetch.arrow import pyarrow
-from allocator.core.fetch.batch import Batch
+from allocator.core.fetch import Batch, pyarrow
 from allocator.spark.errors import SchemaMismatch
 
 if TYPE_CHECKING:

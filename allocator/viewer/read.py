@@ -13,11 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Optional
 
-from allocator.core.client.client import KafkaClient
-from allocator.core.clock import milliseconds
+from allocator.core.aio import milliseconds, within
+from allocator.core.client import KafkaClient
 from allocator.core.fetch import Batch, RangeReader
 from allocator.core.settings import DEFAULT
-from allocator.core.tasks import within
 from allocator.errors import ConfigError, TopicNotFound
 from allocator.producer.partitioner import Partitioner
 from allocator.types import IsolationLevel, Record, TopicPartition

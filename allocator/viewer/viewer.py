@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Optional, Union
 
-from allocator.core.foreign import encodable
-from allocator.core.html import paragraph, table
+from allocator.core.text import encodable, paragraph, table
 from allocator.handlers.schemas import Decoded, Decoder, Formats, Masks, Registry, Schema
 from allocator.types import Record
 from allocator.viewer.read import Query, Reader, ReadResult

@@ -11,10 +11,9 @@ from typing import Any, Optional, Protocol
 from msgspec.structs import replace
 
 from allocator.core.errors import OrderRefused
-from allocator.core.membership.zookeeper.store import Store
-from allocator.core.membership.zookeeper.znodes import Paths
-from allocator.core.names import check_group
-from allocator.core.zookeeper.client import BadVersion, ConnectionLost, NoZnode, ZooKeeper
+from allocator.core.settings import check_group
+from allocator.core.znodes import Paths, Store
+from allocator.core.zookeeper import BadVersion, ConnectionLost, NoZnode, ZooKeeper
 from allocator.errors import AllocatorError, ConfigError
 from allocator.operate import NOT_OURS, OrdersFromOutside, OrdersOfGroup, choice_path, choose_cluster, read_choice
 from allocator.web import answers

@@ -13,7 +13,7 @@ from typing import Any, Optional
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 
 from allocator import Consumer
-from allocator.core.tasks import BackgroundTasks, TaskGroup, wait_for_event
+from allocator.core.aio import BackgroundTasks, TaskGroup, wait_for_event
 from allocator.daemon import Runner
 from allocator.operate.doctor import Finding, Severity
 from allocator.types import TopicPartition

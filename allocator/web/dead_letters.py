@@ -10,10 +10,9 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Optional
 
-from allocator.core.foreign import plain
-from allocator.core.names import check_topic
-from allocator.core.settings import MASK
-from allocator.core.tasks import within
+from allocator.core.aio import within
+from allocator.core.settings import MASK, check_topic
+from allocator.core.text import plain
 from allocator.errors import AllocatorError, ConfigError
 from allocator.operate.dead_letters import DeadLetterQueue, Letter, LetterFilter, Outcome, parse_place, parse_time
 from allocator.viewer import Viewer

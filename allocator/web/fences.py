@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple, Optional
 
-from allocator.core.membership.zookeeper.znodes import Claim
 from allocator.core.types import NO_PARTITIONS
+from allocator.core.znodes import Claim
 from allocator.types import TopicPartition
 
 __all__ = ["Fence", "Fences"]

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, TypeVar
 
-from allocator.core.foreign import encodable, shown
-from allocator.core.membership.zookeeper.znodes import to_ranges
+from allocator.core.text import encodable, shown
+from allocator.core.znodes import to_ranges
 from allocator.errors import ConfigError
 from allocator.types import TopicPartition
 from allocator.web.events import Event

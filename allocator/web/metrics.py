@@ -12,10 +12,10 @@ from prometheus_client.core import GaugeMetricFamily, Metric, SummaryMetricFamil
 from prometheus_client.registry import Collector
 
 from allocator import Consumer
-from allocator.core.clock import wall_ms
-from allocator.core.measures import Measure, Measures
-from allocator.core.membership.zookeeper.plan import in_flight, recent_moves
-from allocator.core.membership.zookeeper.steering import budget_of
+from allocator.core.aio import wall_ms
+from allocator.core.commands import budget_of
+from allocator.core.membership import in_flight, recent_moves
+from allocator.core.telemetry import Measure, Measures
 from allocator.operate import ORDER_STATES
 from allocator.types import TopicPartition
 from allocator.web.families import Sample, counter, gauge

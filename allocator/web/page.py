@@ -16,7 +16,7 @@ from typing import Literal, Optional
 
 from prometheus_client import CollectorRegistry
 
-from allocator.core.tasks import TaskGroup
+from allocator.core.aio import TaskGroup
 from allocator.errors import ConfigError
 from allocator.viewer import Viewer
 from allocator.web.actions import ClusterWork, Place, actions

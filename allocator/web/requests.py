@@ -10,9 +10,9 @@ from typing import Annotated, Any, Optional, TypeVar, Union
 import msgspec
 from msgspec import Meta, Struct
 
-from allocator.core.foreign import shown
-from allocator.core.membership.zookeeper.orders import KINDS
+from allocator.core.commands import KINDS
 from allocator.core.settings import DEFAULT
+from allocator.core.text import shown
 from allocator.errors import ConfigError
 from allocator.handlers.schemas import PlainFormat
 from allocator.operate import WITHDRAWN_BY_PARTITION

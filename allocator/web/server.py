@@ -20,8 +20,8 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from tornado import iostream, netutil, web
 
 from allocator.assignors import known_names
-from allocator.core.foreign import shown
-from allocator.core.tasks import wait_for_event, within
+from allocator.core.aio import wait_for_event, within
+from allocator.core.text import shown
 from allocator.errors import AllocatorError, ConfigError, TopicNotFound
 from allocator.web import answers, snapshot
 from allocator.web.actions import POSTS as GROUP_POSTS

@@ -8,10 +8,9 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
-from allocator.core.membership.zookeeper.orders import KINDS
-from allocator.core.membership.zookeeper.plan import in_flight
-from allocator.core.membership.zookeeper.steering import Budget, budget_of
-from allocator.core.membership.zookeeper.znodes import to_ranges
+from allocator.core.commands import KINDS, Budget, budget_of
+from allocator.core.membership import in_flight
+from allocator.core.znodes import to_ranges
 from allocator.types import TopicPartition
 from allocator.web.history import REBALANCES
 from allocator.web.watch import WatchedGroup, Watcher

@@ -10,26 +10,24 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Optional, Protocol
 
-from allocator.core.client.client import KafkaClient
-from allocator.core.client.metadata import Metadata
-from allocator.core.clock import wall_ms
-from allocator.core.membership.zookeeper.load_report import LoadReport
-from allocator.core.membership.zookeeper.order_store import OrderStore
-from allocator.core.membership.zookeeper.orders import Orders
-from allocator.core.membership.zookeeper.store import Store, valid
-from allocator.core.membership.zookeeper.znodes import (
+from allocator.core.aio import TaskGroup, wait_for_event, wall_ms
+from allocator.core.client import KafkaClient, Metadata
+from allocator.core.commands import Orders, OrderStore
+from allocator.core.offsets import GroupOffsets
+from allocator.core.settings import GROUP_NAME
+from allocator.core.znodes import (
     AssignmentDocument,
     Claim,
     InflateBudget,
     InvalidZnode,
+    LoadReport,
     MemberInfo,
     Paths,
+    Store,
     in_join_order,
+    valid,
 )
-from allocator.core.names import GROUP_NAME
-from allocator.core.offsets.group_offsets import GroupOffsets
-from allocator.core.tasks import TaskGroup, wait_for_event
-from allocator.core.zookeeper.client import NoZnode, Watched, ZooKeeper
+from allocator.core.zookeeper import NoZnode, Watched, ZooKeeper
 from allocator.errors import AllocatorError, ConfigError
 from allocator.operate import (
     GroupReport,

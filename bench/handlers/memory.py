@@ -8,7 +8,7 @@ from typing import Any
 
 from allocator.core.fetch.batch import Batch
 from allocator.core.fetch.decode import scan
-from allocator.core.measures import Measures
+from allocator.core.telemetry.measures import Measures
 from allocator.testing.batches import ProducedRecord, encode
 from allocator.types import TopicPartition
 

@@ -17,7 +17,7 @@ from typing import Any
 from allocator.assignors import resolve
 from allocator.core.membership.zookeeper.leader import LeaderSettings
 from allocator.core.membership.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
-from allocator.core.membership.zookeeper.znodes import Paths
+from allocator.core.znodes.documents import Paths
 from allocator.core.zookeeper.client import Op, Stat, ZooKeeper
 from allocator.types import TopicPartition
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from allocator.core.assignors.load import balance, moved
 from allocator.core.assignors.types import Member
-from allocator.core.membership.zookeeper.following import ImbalanceTimer, LoadHistory
-from allocator.core.membership.zookeeper.load_report import Mean
+from allocator.core.znodes.following import ImbalanceTimer, LoadHistory
+from allocator.core.znodes.load_report import Mean
 from allocator.types import TopicPartition
 
 DAY_S = 86_400

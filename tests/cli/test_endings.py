@@ -98,10 +98,10 @@ def test_ctrl_c_once_a_command_runs_lets_it_clean_up(at_import: AtImport) -> Non
 
 def test_a_shell_that_ignores_ctrl_c_for_a_background_job_is_respected(at_import: AtImport) -> None:
     ignoring = "signal.signal(signal.SIGINT, signal.SIG_IGN)"
-    code, _, err = at_import("allocator.core.limits", ignoring, ["group", "list", *AWAY])
+    code, _, err = at_import("allocator.core.text.limits", ignoring, ["group", "list", *AWAY])
     assert code == 1
     assert err.startswith("error: ZooKeeper 127.0.0.1:1")
-    code, _, err = at_import("allocator.core.limits", f"{ignoring}; {SIGINT}", ["--version"])
+    code, _, err = at_import("allocator.core.text.limits", f"{ignoring}; {SIGINT}", ["--version"])
     assert (code, err) == (0, "")
 
 

@@ -16,7 +16,7 @@ from allocator.cli.report import (
     parse_target,
     reset_table,
 )
-from allocator.core.membership.zookeeper.znodes import AssignmentDocument, Claim, MemberInfo, Waiting
+from allocator.core.znodes.documents import AssignmentDocument, Claim, MemberInfo, Waiting
 from allocator.errors import ConfigError
 from allocator.operate.group_report import GroupState
 from allocator.types import OffsetAndMetadata, TopicPartition

@@ -16,9 +16,9 @@ from rich.console import Console
 from allocator import Consumer
 from allocator.cli.read import Access
 from allocator.cli.top import frame, moves_of
-from allocator.core.clock import wall_ms
-from allocator.core.membership.zookeeper.orders import Order, Orders
-from allocator.core.membership.zookeeper.znodes import AssignmentDocument, MemberInfo, Waiting
+from allocator.core.aio.clock import wall_ms
+from allocator.core.commands.orders import Order, Orders
+from allocator.core.znodes.documents import AssignmentDocument, MemberInfo, Waiting
 from allocator.operate.group_report import GroupState, Logs
 from allocator.testing import LocalCluster
 from allocator.testing.waiting import wait_until_async

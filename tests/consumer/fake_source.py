@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from allocator.core.measures import Measures
 from allocator.core.subscription import RecordsLost
 from allocator.core.subscription.done import DoneSet, done_of
 from allocator.core.subscription.listener import DrainingListener, RebalanceListener
 from allocator.core.subscription.loss import Committed
+from allocator.core.telemetry.measures import Measures
 from allocator.errors import AllocatorError, CommitFailed, NotOwned
 from allocator.handlers.processor import Processor
 from allocator.types import Offset, OffsetAndMetadata, Record, TopicPartition

@@ -19,9 +19,9 @@ from allocator.compat.generation_source import (
     _GenerationCommitter,
 )
 from allocator.core.client.client import KafkaClient
-from allocator.core.membership.zookeeper.znodes import AssignmentDocument
 from allocator.core.offsets.messages import Identity
 from allocator.core.subscription.loss import stamped, topic_of
+from allocator.core.znodes.documents import AssignmentDocument
 
 pytestmark = pytest.mark.deadline(60)
 

@@ -19,8 +19,8 @@ from allocator import (
     SingleConsumer,
     SwitchingConsumer,
 )
-from allocator.core.settings import SETTINGS
-from allocator.core.spellings import SPELLINGS
+from allocator.core.settings.spellings import SPELLINGS
+from allocator.core.settings.table import SETTINGS
 from allocator.errors import AllocatorError, ConfigError
 from allocator.operate.dead_letters import DeadLetterQueue
 

@@ -7,7 +7,7 @@ from hand_clock import Clock
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allocator.core.measures import SAMPLE_S, Measure
+from allocator.core.telemetry.measures import SAMPLE_S, Measure
 
 
 def test_what_happened_is_seen_for_at_least_one_sample_and_at_most_two() -> None:

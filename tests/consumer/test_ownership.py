@@ -11,11 +11,11 @@ import pytest
 from background import background
 
 from allocator.core.consumer.ownership import Ownership
-from allocator.core.measures import Measures
 from allocator.core.offsets.tracker import OffsetTracker
 from allocator.core.subscription.listener import RebalanceListener
 from allocator.core.subscription.loss import RecordsLost, stamped, topic_of
 from allocator.core.subscription.state import SubscriptionState
+from allocator.core.telemetry.measures import Measures
 from allocator.errors import AllocatorError, NoOffsetsError
 from allocator.testing import wait_until_async
 from allocator.types import OffsetAndMetadata, TopicPartition

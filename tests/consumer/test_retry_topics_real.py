@@ -12,9 +12,9 @@ from click.testing import CliRunner
 
 from allocator import Consumer, Record
 from allocator.cli.commands import main
+from allocator.core.aio.clock import wall_ms
 from allocator.core.client.client import KafkaClient
 from allocator.core.client.configs import TOPIC_RESOURCE, describe_configs
-from allocator.core.clock import wall_ms
 from allocator.errors import ConfigError
 from allocator.testing import LocalCluster, wait_until_async
 

@@ -16,10 +16,10 @@ from tornado import gen
 
 from allocator import Consumer, ConsumerGroup, ConsumerGroupConfig
 from allocator.core.client.client import KafkaClient
-from allocator.core.measures import Measures
 from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.core.record import Record
-from allocator.core.tracing import handling, spans_of
+from allocator.core.telemetry.measures import Measures
+from allocator.core.telemetry.tracing import handling, spans_of
 from allocator.errors import CommitFailed
 from allocator.handlers.handlers import Handler, traced
 from allocator.testing import LocalCluster, ProducedRecord, produce
@@ -218,6 +218,6 @@ def test_without_a_provider_there_is_nothing_between() -> None:
 
 def test_nobody_who_does_not_want_it_loads_it() -> None:
     code = "import sys, allocator.cli, allocator, allocator.daemon.process; from allocator import Consumer; "
-    code += "from allocator.core.tracing import handling; handling(None); "
+    code += "from allocator.core.telemetry.tracing import handling; handling(None); "
     code += "sys.exit(any(name.startswith('opentelemetry') for name in sys.modules))"
     subprocess.run([sys.executable, "-c", code], check=True)

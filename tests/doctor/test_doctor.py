@@ -16,8 +16,8 @@ from kafka.admin import KafkaAdminClient
 from allocator.assignors import GroupView
 from allocator.core.assignors.kiel import naive_allocator
 from allocator.core.client.client import KafkaClient
-from allocator.core.membership.zookeeper.znodes import Claim, MemberInfo
 from allocator.core.offsets.group_offsets import GroupOffsets
+from allocator.core.znodes.documents import Claim, MemberInfo
 from allocator.operate.doctor.observation import Observation, observe
 from allocator.protocols.legacy.old_consumer import OldSubscription
 from allocator.testing import LocalCluster, wait_until_async

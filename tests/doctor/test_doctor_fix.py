@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from allocator.cli import doctor as command
 from allocator.cli.commands import main
-from allocator.core.membership.zookeeper.orders import Order, Orders
+from allocator.core.commands.orders import Order, Orders
 from allocator.core.zookeeper.client import ZooKeeper
 from allocator.operate.doctor import doctor
 from allocator.operate.doctor.fixes import CLOCK_MS, YOUNG_MS, apply

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from allocator.core.membership.zookeeper.znodes import MemberInfo
+from allocator.core.znodes.documents import MemberInfo
 from allocator.operate.doctor.members import _load_not_followed
 from allocator.operate.group_report import GroupState
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from allocator.core.membership.zookeeper.orders import KINDS, Order, Orders
-from allocator.core.membership.zookeeper.znodes import AssignmentDocument, MemberInfo, OrderState
+from allocator.core.commands.orders import KINDS, Order, Orders
+from allocator.core.znodes.documents import AssignmentDocument, MemberInfo, OrderState
 from allocator.operate.doctor.finding import Severity
 from allocator.operate.doctor.orders import OLD_FREEZE_MS, OLD_MS, order_findings
 from allocator.operate.group_report import GroupReport, GroupState

@@ -12,7 +12,7 @@ from typing import Any, Optional
 from fetch_encode import R, batch
 
 from allocator.core.client.fetch_messages import FetchAnswer, FetchedPartition, FetchRequest
-from allocator.core.measures import Measures
+from allocator.core.telemetry.measures import Measures
 from allocator.errors import BrokerError
 from allocator.types import TopicPartition
 

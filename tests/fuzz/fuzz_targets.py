@@ -15,7 +15,7 @@ from typing import Any
 from fetch_encode import signed
 
 from allocator.core.fetch import decode_plain as plain
-from allocator.core.membership.zookeeper.znodes import (
+from allocator.core.znodes.documents import (
     AssignmentDocument,
     Claim,
     InvalidZnode,

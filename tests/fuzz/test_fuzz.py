@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allocator.core.fetch import decode_plain as plain
-from allocator.core.membership.zookeeper.znodes import AssignmentDocument, Claim, InvalidZnode, MemberInfo, shard_names
+from allocator.core.znodes.documents import AssignmentDocument, Claim, InvalidZnode, MemberInfo, shard_names
 from allocator.protocols.kafka_classic.consumer_protocol import (
     Malformed,
     MemberAssignment,

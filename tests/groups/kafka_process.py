@@ -20,7 +20,7 @@ from typing import Any
 from kafka_members import Ours
 from members import History
 
-from allocator.core.tasks import TaskGroup
+from allocator.core.aio.tasks import TaskGroup
 from allocator.errors import AllocatorError
 from allocator.types import OffsetAndMetadata, TopicPartition
 

@@ -10,7 +10,7 @@ from allocator.assignors import resolve
 from allocator.core.membership.view import Load
 from allocator.core.membership.zookeeper.leader import LeaderSettings
 from allocator.core.membership.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
-from allocator.core.membership.zookeeper.znodes import Paths
+from allocator.core.znodes.documents import Paths
 from allocator.core.zookeeper.client import ZooKeeper
 from allocator.testing.waiting import wait_until_async
 from allocator.types import TopicPartition

@@ -12,10 +12,10 @@ from virtual_time import thread_context
 from allocator.assignors import resolve
 from allocator.core.membership.session import GRACE_S
 from allocator.core.membership.zookeeper.leader import LeaderSettings
-from allocator.core.membership.zookeeper.load_report import LoadReport
 from allocator.core.membership.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
-from allocator.core.membership.zookeeper.znodes import Paths
 from allocator.core.types import Partitions
+from allocator.core.znodes.documents import Paths
+from allocator.core.znodes.load_report import LoadReport
 from allocator.errors import InstanceIdInUse
 from allocator.types import TopicPartition
 

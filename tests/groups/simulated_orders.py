@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from allocator.core.membership.zookeeper.orders import Order, Orders
-from allocator.core.membership.zookeeper.steering import LEADERS_KINDS, members_named, process_name
-from allocator.core.membership.zookeeper.znodes import AssignmentDocument, MemberInfo
+from allocator.core.commands.orders import Order, Orders
+from allocator.core.commands.steering import LEADERS_KINDS, members_named, process_name
 from allocator.core.types import NO_PARTITIONS, Partitions
+from allocator.core.znodes.documents import AssignmentDocument, MemberInfo
 from allocator.core.zookeeper.client import Op
 
 if TYPE_CHECKING:

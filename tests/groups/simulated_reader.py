@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 
 from simulated_member import Worker
 
+from allocator.core.aio.tasks import BackgroundTasks
+from allocator.core.commands.orders import Order, OrderResult, Orders
 from allocator.core.consumer.core import ConsumerCore
 from allocator.core.consumer.operator_orders import OperatorOrders
 from allocator.core.consumer.ownership import Ownership
-from allocator.core.measures import Measures
-from allocator.core.membership.zookeeper.orders import Order, OrderResult, Orders
-from allocator.core.membership.zookeeper.znodes import to_ranges
 from allocator.core.offsets.tracker import OffsetTracker
 from allocator.core.subscription.state import SubscriptionState
-from allocator.core.tasks import BackgroundTasks
+from allocator.core.telemetry.measures import Measures
 from allocator.core.types import Partitions
+from allocator.core.znodes.documents import to_ranges
 from allocator.errors import CommitFailed
 from allocator.types import OffsetAndMetadata, TopicPartition
 

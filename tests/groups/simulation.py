@@ -41,9 +41,9 @@ from simulated_zookeeper import Ensemble, Write
 from virtual_time import VirtualLoop, current_member
 
 from allocator.core.membership import session
-from allocator.core.membership.zookeeper import following
 from allocator.core.membership.zookeeper import leader as leader_module
-from allocator.core.membership.zookeeper.znodes import AssignmentDocument, Claim, InvalidZnode
+from allocator.core.znodes import following
+from allocator.core.znodes.documents import AssignmentDocument, Claim, InvalidZnode
 from allocator.core.zookeeper.client import ConnectionLost
 from allocator.types import TopicPartition
 

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from allocator.core.membership.zookeeper.store import Store
-from allocator.core.membership.zookeeper.znodes import AssignmentDocument, Claim, MemberInfo, Paths
+from allocator.core.znodes.documents import AssignmentDocument, Claim, MemberInfo, Paths
+from allocator.core.znodes.store import Store
 from allocator.core.zookeeper.client import Op, ZooKeeper
 from allocator.operate.deletion import GroupHasMembers, NothingToDelete, delete_group, remains
 

@@ -17,18 +17,18 @@ from allocator import Consumer
 from allocator.assignors import Assignor, GroupView, Member, resolve
 from allocator.cli import top
 from allocator.core.assignors import choose
-from allocator.core.membership.zookeeper import load_report
-from allocator.core.membership.zookeeper.checked import InvalidZnode
+from allocator.core.commands.orders import KINDS, Order
 from allocator.core.membership.zookeeper.decision import GroupDecision, GroupLoad, decide
-from allocator.core.membership.zookeeper.following import DAY_MS, REST_MS, ImbalanceTimer, LoadHistory
 from allocator.core.membership.zookeeper.leader import LeaderSettings
-from allocator.core.membership.zookeeper.load_reader import loads_of
-from allocator.core.membership.zookeeper.load_report import LoadMeter, LoadReport
 from allocator.core.membership.zookeeper.membership import ZooKeeperSettings
-from allocator.core.membership.zookeeper.orders import KINDS, Order
 from allocator.core.membership.zookeeper.seats import FEATURE
-from allocator.core.membership.zookeeper.znodes import AssignmentDocument, Claim, MemberInfo
 from allocator.core.types import Partitions
+from allocator.core.znodes import load_report
+from allocator.core.znodes.checked import InvalidZnode
+from allocator.core.znodes.documents import AssignmentDocument, Claim, MemberInfo
+from allocator.core.znodes.following import DAY_MS, REST_MS, ImbalanceTimer, LoadHistory
+from allocator.core.znodes.load_reader import loads_of
+from allocator.core.znodes.load_report import LoadMeter, LoadReport
 from allocator.core.zookeeper.client import ZooKeeper
 from allocator.errors import ConfigError
 from allocator.operate.group_report import GroupReport, GroupState, describe

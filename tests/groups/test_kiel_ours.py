@@ -14,7 +14,7 @@ from members import History, RecordingOwner, StaticTopics, everything
 from allocator.assignors import naive_allocator, resolve
 from allocator.cli.commands import main
 from allocator.core.membership.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
-from allocator.core.membership.zookeeper.znodes import InvalidZnode, Paths
+from allocator.core.znodes.documents import InvalidZnode, Paths
 from allocator.core.zookeeper.client import Op, ZooKeeper
 from allocator.errors import BrokersUnavailable
 from allocator.operate.adoption import AdoptionUnfinished, adopt, candidate

@@ -9,8 +9,8 @@ import pytest
 from members import StaticTopics
 
 from allocator.core.membership.zookeeper.leader import Leader, LeaderSettings
-from allocator.core.membership.zookeeper.store import Store, Watch
-from allocator.core.membership.zookeeper.znodes import AssignmentDocument, Claim, InflateBudget, InvalidZnode, Paths
+from allocator.core.znodes.documents import AssignmentDocument, Claim, InflateBudget, InvalidZnode, Paths
+from allocator.core.znodes.store import Store, Watch
 from allocator.core.zookeeper.client import BadVersion, ZooKeeper
 from allocator.types import TopicPartition
 
@@ -67,7 +67,7 @@ async def test_claims_are_read_after_the_assignment_was_lost(zk_chroot: str, gro
 async def test_a_leader_that_was_paused_deletes_no_shard_of_its_successor(
     zk_chroot: str, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("allocator.core.membership.zookeeper.znodes.SHARD_BYTES", 50)
+    monkeypatch.setattr("allocator.core.znodes.documents.SHARD_BYTES", 50)
     document = AssignmentDocument(generation=1, revision=1, leader="old", owners={MEMBER: ONE})
     async with stored(zk_chroot, group) as old, stored(zk_chroot, group) as new:
         listed = old.zk.get_children
@@ -91,7 +91,7 @@ async def test_the_shards_of_a_former_leader_go_with_the_first_document_of_the_n
     document = AssignmentDocument(generation=1, revision=1, leader="old", owners={MEMBER: ONE})
     async with stored(zk_chroot, group) as old, stored(zk_chroot, group) as new:
         with monkeypatch.context() as small:
-            small.setattr("allocator.core.membership.zookeeper.znodes.SHARD_BYTES", 50)
+            small.setattr("allocator.core.znodes.documents.SHARD_BYTES", 50)
             await old.write_document(document, -1)
         await old.zk.create(f"{old.paths.shards}/rubbish")
         assert len(await new.zk.get_children(new.paths.shards)) > 1

@@ -15,7 +15,7 @@ from members import History, RecordingOwner, StaticTopics, everything
 from allocator.assignors import resolve
 from allocator.core.membership.session import SessionMembership
 from allocator.core.membership.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
-from allocator.core.membership.zookeeper.znodes import Paths
+from allocator.core.znodes.documents import Paths
 from allocator.core.zookeeper.client import SessionState, ZooKeeper
 from allocator.errors import BrokersUnavailable
 from allocator.operate.adoption import adopt

@@ -10,8 +10,8 @@ from model import FAULTS, PARTITIONS, RULES, Document, Entry, State, canonical, 
 
 from allocator.core.membership.zookeeper import plan
 from allocator.core.membership.zookeeper.seats import FEATURE, absent, take_seats
-from allocator.core.membership.zookeeper.znodes import AssignmentDocument as RealDocument
-from allocator.core.membership.zookeeper.znodes import Claim, MemberInfo, Seat, Waiting
+from allocator.core.znodes.documents import AssignmentDocument as RealDocument
+from allocator.core.znodes.documents import Claim, MemberInfo, Seat, Waiting
 from allocator.types import TopicPartition
 
 pytestmark = pytest.mark.servers  # long without any

@@ -14,7 +14,7 @@ from members import History, RecordingOwner, StaticTopics, everything
 
 from allocator.assignors import GroupView, resolve
 from allocator.assignors import Member as View
-from allocator.core.membership.zookeeper.znodes import InvalidZnode
+from allocator.core.znodes.documents import InvalidZnode
 from allocator.core.zookeeper.client import ZooKeeper
 from allocator.protocols.legacy.old_consumer import ConsumersMembership, OldSubscription, PykafkaMembership, range_share
 from allocator.protocols.legacy.owners import OwnersSettings

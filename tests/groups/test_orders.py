@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allocator.core.membership.zookeeper.order_store import NoSuchOrder, OrderStore
-from allocator.core.membership.zookeeper.orders import KEPT_MS, KINDS, MAX_ORDERS, Order, OrderKind, OrderResult, Orders
-from allocator.core.membership.zookeeper.znodes import InvalidZnode, Paths
+from allocator.core.commands.order_store import NoSuchOrder, OrderStore
+from allocator.core.commands.orders import KEPT_MS, KINDS, MAX_ORDERS, Order, OrderKind, OrderResult, Orders
+from allocator.core.znodes.documents import InvalidZnode, Paths
 from allocator.core.zookeeper.client import NoZnode, ZooKeeper
 from allocator.errors import ConfigError
 from allocator.types import TopicPartition

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 from members import OneGroup, TestMember, everything
 
-from allocator.core.membership.zookeeper.znodes import AssignmentDocument, Claim
+from allocator.core.znodes.documents import AssignmentDocument, Claim
 from allocator.core.zookeeper.client import NoZnode, SessionState, ZooKeeper
 from allocator.testing import wait_until_async
 from allocator.types import TopicPartition

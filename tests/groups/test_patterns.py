@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allocator.core.membership.patterns import topic_pattern
-from allocator.core.membership.zookeeper.znodes import InvalidZnode, MemberInfo
+from allocator.core.subscription.patterns import topic_pattern
+from allocator.core.znodes.documents import InvalidZnode, MemberInfo
 from allocator.errors import ConfigError, MissingExtra
 
 NAMES = st.text("ab.-_0", min_size=1, max_size=12)

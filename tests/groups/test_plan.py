@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from allocator.core.membership.zookeeper.plan import adopt, advance
-from allocator.core.membership.zookeeper.znodes import AssignmentDocument, Claim, Waiting
 from allocator.core.types import NO_PARTITIONS
+from allocator.core.znodes.documents import AssignmentDocument, Claim, Waiting
 from allocator.types import TopicPartition
 
 PARTITIONS = [TopicPartition("t", number) for number in range(4)]

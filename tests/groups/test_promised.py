@@ -6,8 +6,8 @@ import random
 
 from allocator.assignors import GroupView, Member, compute, resolve
 from allocator.core.membership.zookeeper.plan import advance
-from allocator.core.membership.zookeeper.znodes import AssignmentDocument, Claim
 from allocator.core.types import NO_PARTITIONS, Partitions
+from allocator.core.znodes.documents import AssignmentDocument, Claim
 
 TOPICS = {"s": 5, "t": 8, "u": 11}
 

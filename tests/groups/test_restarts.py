@@ -14,8 +14,8 @@ from simulated_faults import parse
 from simulation import SEATED, Simulation
 
 from allocator.core.membership.zookeeper import leader, seats
-from allocator.core.membership.zookeeper.store import Store
-from allocator.core.membership.zookeeper.znodes import AssignmentDocument
+from allocator.core.znodes.documents import AssignmentDocument
+from allocator.core.znodes.store import Store
 from allocator.core.zookeeper.client import ZooKeeper
 from allocator.errors import InstanceIdInUse
 from allocator.operate.group_report import GroupReport, describe

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allocator.assignors import Assignor, GroupView, resolve
+from allocator.core.commands.orders import Order
 from allocator.core.membership.zookeeper.decision import decide
-from allocator.core.membership.zookeeper.orders import Order
 from allocator.core.membership.zookeeper.plan import advance
 from allocator.core.membership.zookeeper.seats import (
     FEATURE,
@@ -23,8 +23,8 @@ from allocator.core.membership.zookeeper.seats import (
     unaware,
     view_ids,
 )
-from allocator.core.membership.zookeeper.znodes import AssignmentDocument, Claim, MemberInfo, Seat, Waiting
 from allocator.core.types import NO_PARTITIONS, Partitions
+from allocator.core.znodes.documents import AssignmentDocument, Claim, MemberInfo, Seat, Waiting
 from allocator.types import TopicPartition
 
 P0, P1, P2 = (frozenset({TopicPartition("t", number)}) for number in range(3))

@@ -20,8 +20,8 @@ from allocator.core.membership.lease import EnsembleLease, LeaseRenewer
 from allocator.core.membership.zookeeper import decision, leader, plan
 from allocator.core.membership.zookeeper.leader import Leader
 from allocator.core.membership.zookeeper.membership import ZooKeeperMembership
-from allocator.core.membership.zookeeper.znodes import AssignmentDocument, Claim, Waiting
 from allocator.core.offsets.tracker import OffsetTracker
+from allocator.core.znodes.documents import AssignmentDocument, Claim, Waiting
 from allocator.core.zookeeper.client import Op
 from allocator.types import TopicPartition
 

@@ -12,10 +12,8 @@ from test_orders import ARGUMENTS, NOW, order
 
 from allocator.assignors import Assignor, GroupView, Member, resolve
 from allocator.core.assignors.constraints import Constraints
-from allocator.core.membership.zookeeper.decision import GroupDecision, decide
-from allocator.core.membership.zookeeper.orders import KINDS, Order, Orders
-from allocator.core.membership.zookeeper.plan import advance, in_flight, portion
-from allocator.core.membership.zookeeper.steering import (
+from allocator.core.commands.orders import KINDS, Order, Orders
+from allocator.core.commands.steering import (
     Budget,
     budget_of,
     constraints_of,
@@ -24,8 +22,10 @@ from allocator.core.membership.zookeeper.steering import (
     process_name,
     states_of,
 )
-from allocator.core.membership.zookeeper.znodes import AssignmentDocument, Claim, MemberInfo, OrderState
+from allocator.core.membership.zookeeper.decision import GroupDecision, decide
+from allocator.core.membership.zookeeper.plan import advance, in_flight, portion
 from allocator.core.types import Partitions
+from allocator.core.znodes.documents import AssignmentDocument, Claim, MemberInfo, OrderState
 from allocator.types import TopicPartition
 
 A, B, C = (f"m-{letter * 16}-{number:010}" for number, letter in enumerate("abc"))

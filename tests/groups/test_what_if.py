@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from allocator.assignors import Assignor, GroupView, Member
-from allocator.core.membership.zookeeper.orders import KINDS
+from allocator.core.commands.orders import KINDS
 from allocator.core.membership.zookeeper.seats import FEATURE
-from allocator.core.membership.zookeeper.znodes import AssignmentDocument, MemberInfo, Seat
 from allocator.core.types import Partitions
+from allocator.core.znodes.documents import AssignmentDocument, MemberInfo, Seat
 from allocator.operate.group_report import GroupState
 from allocator.operate.what_if import Scenario, plan_of
 from allocator.types import TopicPartition

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allocator.core.membership.zookeeper.znodes import (
+from allocator.core.znodes.documents import (
     SHARD_BYTES,
     AssignmentDocument,
     Claim,

@@ -14,8 +14,8 @@ from collections.abc import AsyncIterator
 import pytest
 from members import History, OneGroup, StaticTopics, TestMember, everything
 
-from allocator.core.membership.zookeeper.store import Store
-from allocator.core.membership.zookeeper.znodes import AssignmentDocument
+from allocator.core.znodes.documents import AssignmentDocument
+from allocator.core.znodes.store import Store
 from allocator.core.zookeeper.client import ZooKeeper
 from allocator.errors import InconsistentAssignor, ZooKeeperUnavailable
 from allocator.operate.group_report import describe, list_groups
@@ -405,7 +405,7 @@ async def test_a_storm_of_fifty_that_start_at_once_ends_in_three_generations(ben
 
 
 async def test_a_large_assignment_is_spread_over_shards(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("allocator.core.membership.zookeeper.znodes.SHARD_BYTES", 200)
+    monkeypatch.setattr("allocator.core.znodes.documents.SHARD_BYTES", 200)
     bench.topics.counts = {"t": 3000}
     async with bench.members("a", "b") as (a, b):
         await bench.settle(a, b)

@@ -15,10 +15,10 @@ from kafka.protocol.admin import DescribeConfigsResponse
 from mirroring import bare, contents, killed, mirroring, more, settings, started, transactions, translation
 from tornado.httpclient import AsyncHTTPClient
 
+from allocator.core.aio.tasks import within
 from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.core.record import Record
-from allocator.core.tasks import within
 from allocator.core.zookeeper.client import ZooKeeper
 from allocator.errors import BrokerError, ConfigError
 from allocator.migrate.mirror import Mirror

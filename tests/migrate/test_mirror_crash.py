@@ -19,10 +19,10 @@ from hypothesis import settings as tuned
 from hypothesis import strategies as st
 from mirroring import contents, cut, killed, more, settings, translation
 
+from allocator.core.aio.tasks import within
 from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.core.record import Record
-from allocator.core.tasks import within
 from allocator.migrate.mirror import Mirror
 from allocator.migrate.offset_map import OffsetTranslation, Run
 from allocator.migrate.offsets import copy_offsets

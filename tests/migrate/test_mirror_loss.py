@@ -18,8 +18,8 @@ from cutting import World
 from kafka.admin import ConfigResource, ConfigResourceType
 from mirroring import contents, cut, mirroring, settings, translation
 
+from allocator.core.aio.clock import wall_ms
 from allocator.core.client.client import KafkaClient
-from allocator.core.clock import wall_ms
 from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.core.zookeeper.client import ZooKeeper
 from allocator.migrate.cutover import Cutover, CutoverFailed

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from allocator.core.measures import Measures
 from allocator.core.offsets import coordinator as module
 from allocator.core.offsets.coordinator import Coordinator
+from allocator.core.telemetry.measures import Measures
 from allocator.errors import BrokerError
 
 

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from virtual_time import VirtualLoop
 
-from allocator.core.measures import Effort
+from allocator.core.telemetry.measures import Effort
 from allocator.handlers import lanes
 from allocator.handlers.handlers import Handler
 from allocator.handlers.policy import Retries

@@ -14,10 +14,10 @@ from fake_source import Batch, Cluster, FakeSource
 from hypothesis import given
 from hypothesis import strategies as st
 
+from allocator.core.aio.clock import wall_ms
 from allocator.core.client.errors import for_code
-from allocator.core.clock import wall_ms
-from allocator.core.measures import Measures
-from allocator.core.membership.patterns import topic_pattern, with_topics
+from allocator.core.subscription.patterns import topic_pattern, with_topics
+from allocator.core.telemetry.measures import Measures
 from allocator.errors import BrokerError, ConfigError
 from allocator.handlers import due
 from allocator.handlers.dead_letter import headers_of

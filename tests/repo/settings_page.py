@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from allocator.core.settings import REQUIRED, SETTINGS, Setting, SettingKind
+from allocator.core.settings.table import REQUIRED, SETTINGS, Setting, SettingKind
 from allocator.daemon.config import SECTIONS
 from allocator.spark import connector
 from allocator.spark.options import ONLY, Options
@@ -18,7 +18,7 @@ INTRODUCTION = """# Settings
 
 <!-- written by `python tests/repo/settings_page.py` out of the code -->
 
-Each setting is declared once, in `allocator/core/settings.py`; `Consumer`, `ConsumerGroup`, `GroupedConsumer`,
+Each setting is declared once, in `allocator/core/settings/table.py`; `Consumer`, `ConsumerGroup`, `GroupedConsumer`,
 the daemon and Spark take the same defaults and ranges from there. Times are in seconds. A default of nothing means
 that the setting is not used unless given. An option of another membership than the chosen one has no effect, so that a
 service moves by changing `membership` alone.

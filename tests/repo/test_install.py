@@ -30,7 +30,7 @@ LINE = re.compile(r"\bpip install((?: (?:'[^'\n]+'|[\w.-]+(?:\[[\w,]+\])?(?![\w.
 # each extra works after its installation
 USE = {
     "web": "import allocator.web.metrics, allocator.web.server",
-    "patterns": "import re2, allocator.core.membership.patterns",
+    "patterns": "import re2, allocator.core.subscription.patterns",
     "msk": "import botocore.session",
     "otel": "import opentelemetry.sdk",
     "sql": "import allocator.sinks, sqlalchemy, psycopg",

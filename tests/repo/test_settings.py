@@ -17,7 +17,7 @@ from test_imports import room_of
 from allocator import Consumer, ConsumerGroupConfig, GroupedConsumer, SingleConsumer, SwitchingConsumer
 from allocator.core.consumer.membership_config import MembershipConfig
 from allocator.core.memberships import known_memberships, options_of
-from allocator.core.settings import REQUIRED, SETTINGS, keyword_faults
+from allocator.core.settings.table import REQUIRED, SETTINGS, keyword_faults
 from allocator.daemon.config import SECTIONS
 from allocator.spark.options import Options
 
@@ -30,7 +30,7 @@ APART = {
     ("allocator.compat.single", "min_bytes"),
     ("allocator.compat.single", "max_bytes"),
     ("allocator.core.assignors.types", "weight"),
-    ("allocator.core.membership.zookeeper.znodes", "weight"),
+    ("allocator.core.znodes.documents", "weight"),
     ("allocator.protocols.kafka_classic.plan", "weight"),
     # names of the part itself
     ("allocator.core.client.client", "client_id"),

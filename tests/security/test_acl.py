@@ -14,7 +14,7 @@ from kazoo.security import OPEN_ACL_UNSAFE
 from secrets_and_doors import DIGEST_OPTIONS
 
 from allocator import AllocatorError, Consumer
-from allocator.core.membership.zookeeper import znodes
+from allocator.core.znodes import documents as znodes
 from allocator.testing import LocalCluster, wait_until_async
 
 Topics = Callable[..., str]

@@ -27,10 +27,9 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import KazooException
 
 from allocator import Consumer
-from allocator.core.foreign import SHOWN, SHOWN_ERROR, shown
-from allocator.core.foreign import plain as spelt_out
-from allocator.core.membership.zookeeper.store import Store
-from allocator.core.membership.zookeeper.znodes import (
+from allocator.core.text.quoting import SHOWN, SHOWN_ERROR, shown
+from allocator.core.text.quoting import plain as spelt_out
+from allocator.core.znodes.documents import (
     AssignmentDocument,
     Claim,
     InflateBudget,
@@ -43,6 +42,7 @@ from allocator.core.membership.zookeeper.znodes import (
     sequence,
     shard_names,
 )
+from allocator.core.znodes.store import Store
 from allocator.core.zookeeper.client import ZooKeeper
 from allocator.daemon import process as logs
 from allocator.errors import CorruptRecordError
@@ -194,7 +194,7 @@ def test_a_name_with_a_trick_is_no_members(name: str) -> None:
 
 INFLATE = """
 import resource, sys, zlib
-from allocator.core.membership.zookeeper.znodes import Claim, InvalidZnode
+from allocator.core.znodes.documents import Claim, InvalidZnode
 unit = sys.argv[1].encode()
 data = zlib.compress(b'{"format":1,"x":[' + unit * (int(sys.argv[2]) // len(unit)) + b"0]}", 1)
 assert len(data) < 1 << 20
@@ -222,9 +222,9 @@ def test_what_a_small_znode_inflates_to_is_bounded(unit: str, size: int) -> None
 
 BOMBS = """
 import resource, sys, time, zlib
-from allocator.core.membership.zookeeper import znodes
-from allocator.core.membership.zookeeper.znodes import Claim, AssignmentDocument, InvalidZnode
-from allocator.core.membership.zookeeper.znodes import MemberInfo
+from allocator.core.znodes import documents
+from allocator.core.znodes.documents import Claim, AssignmentDocument, InvalidZnode
+from allocator.core.znodes.documents import MemberInfo
 members = ["m-%016x-%010d" % (n, n) for n in range(200)]
 head = b'"generation":3,"revision":9,"leader":"m","strategy":"naive","problem":null,"refused":{}'
 everything = b'{"t":"0-999998"}'
@@ -254,7 +254,7 @@ del bombs
 data = zlib.compress(text, 9)
 del text
 assert len(data) < 150_000, len(data)
-assert not znodes.quick(data)
+assert not documents.quick(data)
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + 400 * 1024 * 1024,) * 2)
 began = time.process_time()

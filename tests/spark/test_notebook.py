@@ -7,8 +7,8 @@ from typing import Any
 
 from allocator.compat.generation import Generation, PartitionStart
 from allocator.core.assignors.types import GroupView, Member
-from allocator.core.membership.zookeeper.steering import Budget
-from allocator.core.membership.zookeeper.znodes import AssignmentDocument, Claim, MemberInfo
+from allocator.core.commands.steering import Budget
+from allocator.core.znodes.documents import AssignmentDocument, Claim, MemberInfo
 from allocator.handlers.schemas.decode import Decoder
 from allocator.operate.group_report import GroupReport, GroupState, Logs
 from allocator.operate.what_if import GroupPlan, PlannedMember, PlannedMove

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allocator.core.backoff import Backoff
+from allocator.core.aio.backoff import Backoff
 
 SECONDS = st.floats(0.001, 3600)
 

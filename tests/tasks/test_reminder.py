@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from allocator.core import reminder
-from allocator.core.reminder import Reminder
+from allocator.core.aio import reminder
+from allocator.core.aio.reminder import Reminder
 
 
 def test_a_warning_that_repeats_comes_at_growing_intervals(

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allocator.core.tasks import BackgroundTasks, TaskGroup, first_of, within
+from allocator.core.aio.tasks import BackgroundTasks, TaskGroup, first_of, within
 
 PATIENCE_S = 30.0
 
@@ -117,7 +117,7 @@ async def test_a_child_that_fails_as_main_returns_is_heard(ahead: int) -> None:
 async def test_the_first_of_two_failures_is_raised_and_the_other_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(Oops, match="first"):
         await bounded(TaskGroup().run(for_ever(), one=fails(1, "first"), two=fails_at_its_end("second")))
-    (told,) = [record for record in caplog.records if record.name == "allocator.core.tasks"]
+    (told,) = [record for record in caplog.records if record.name == "allocator.core.aio.tasks"]
     assert told.levelno == logging.WARNING
     assert "Oops('second')" in told.getMessage()
     assert "Oops('first')" in told.getMessage()
@@ -300,7 +300,7 @@ def test_whatever_happens_in_whatever_order(
         told: list[logging.LogRecord] = []
         handler = logging.Handler()
         handler.emit = told.append  # type: ignore[method-assign]
-        logger = logging.getLogger("allocator.core.tasks")
+        logger = logging.getLogger("allocator.core.aio.tasks")
         logger.addHandler(handler)
         logger.propagate = False
         try:

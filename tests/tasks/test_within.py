@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from allocator.core.tasks import within
+from allocator.core.aio.tasks import within
 
 
 async def test_a_cancellation_that_comes_with_the_result_is_not_forgotten() -> None:

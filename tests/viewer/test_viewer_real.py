@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from kafka import KafkaProducer
 
 from allocator.cli.commands import main
-from allocator.core.clock import wall_ms
+from allocator.core.aio.clock import wall_ms
 from allocator.errors import ConfigError, TopicNotFound
 from allocator.producer.partitioner import Partitioner
 from allocator.testing import LocalCluster, ProducedRecord, produce

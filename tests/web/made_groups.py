@@ -11,8 +11,8 @@ from written_group import dealt, member_id, parts
 
 from allocator.cli.read import Access
 from allocator.core.client.metadata import Broker, Metadata, PartitionMetadata, TopicMetadata
-from allocator.core.membership.zookeeper.znodes import AssignmentDocument, Claim, MemberInfo
 from allocator.core.types import Partitions
+from allocator.core.znodes.documents import AssignmentDocument, Claim, MemberInfo
 from allocator.operate.doctor import Finding, Severity
 from allocator.operate.group_report import GroupState, Logs
 from allocator.types import OffsetAndMetadata, TopicPartition

@@ -13,7 +13,7 @@ from tornado.httpclient import AsyncHTTPClient, HTTPRequest, HTTPResponse
 
 from allocator.cli.page_work import page_work
 from allocator.cli.read import Access
-from allocator.core.tasks import BackgroundTasks
+from allocator.core.aio.tasks import BackgroundTasks
 from allocator.testing.waiting import wait_until_async
 from allocator.web.actions import Place, actions
 from allocator.web.dead_letters import LetterDesk

@@ -36,10 +36,10 @@ from written_group import WrittenGroup, member_id, parts
 
 from allocator import Consumer
 from allocator.assignors import GroupView
-from allocator.core.clock import wall_ms
-from allocator.core.membership.zookeeper.load_report import LoadReport
-from allocator.core.membership.zookeeper.orders import Order, OrderResult, Orders
-from allocator.core.membership.zookeeper.znodes import OrderState, from_ranges
+from allocator.core.aio.clock import wall_ms
+from allocator.core.commands.orders import Order, OrderResult, Orders
+from allocator.core.znodes.documents import OrderState, from_ranges
+from allocator.core.znodes.load_report import LoadReport
 from allocator.core.zookeeper.client import ConnectionLost, ZooKeeper
 from allocator.operate.dead_letters import DeadLetterQueue, Letter, LetterFilter, Outcome
 from allocator.operate.deletion import GroupRemains
@@ -797,7 +797,7 @@ async def test_a_read_only_page_offers_no_change(browser: Any, zk_chroot: str) -
 
 
 async def test_names_from_znodes_are_text_and_nothing_else(browser: Any, zk_chroot: str) -> None:
-    from allocator.core.membership.zookeeper.znodes import Claim, MemberInfo
+    from allocator.core.znodes.documents import Claim, MemberInfo
 
     page = Page(browser)
     evil = "<img src=x onerror='window.harm=1'><script>window.harm=1</script>"

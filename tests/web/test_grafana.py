@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
 from allocator.cli.read import Access
-from allocator.core.measures import Measures
+from allocator.core.telemetry.measures import Measures
 from allocator.migrate.mirror import Mirror, MirrorProgress
 from allocator.migrate.mirror_settings import MirrorSettings
 from allocator.operate.group_report import GroupState, Logs

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from allocator.core.membership.zookeeper.znodes import AssignmentDocument, Claim, MemberInfo, Waiting
 from allocator.core.types import Partitions
+from allocator.core.znodes.documents import AssignmentDocument, Claim, MemberInfo, Waiting
 from allocator.operate.group_report import Coordinated, GroupState, Logs
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.web.history import DEPARTED, History, News, Point, Series

@@ -14,7 +14,7 @@ import pytest
 from made_groups import watcher_of
 from test_history import A, B, of, state
 
-from allocator.core.tasks import BackgroundTasks
+from allocator.core.aio.tasks import BackgroundTasks
 from allocator.errors import ConfigError
 from allocator.testing.waiting import wait_until_async
 from allocator.types import TopicPartition

@@ -9,11 +9,11 @@ from prometheus_client import CollectorRegistry, generate_latest
 from served import as_described
 
 from allocator.cli.read import Access
+from allocator.core.aio.clock import wall_ms
 from allocator.core.client.metadata import Broker, Metadata, PartitionMetadata, TopicMetadata
-from allocator.core.clock import wall_ms
-from allocator.core.membership.zookeeper.load_report import LoadReport
-from allocator.core.membership.zookeeper.orders import Order, Orders
-from allocator.core.membership.zookeeper.znodes import AssignmentDocument, Claim, MemberInfo, OrderState, Waiting
+from allocator.core.commands.orders import Order, Orders
+from allocator.core.znodes.documents import AssignmentDocument, Claim, MemberInfo, OrderState, Waiting
+from allocator.core.znodes.load_report import LoadReport
 from allocator.operate.group_report import GroupState, Logs
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.web.fences import Fence, Fences

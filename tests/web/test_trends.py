@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from allocator.core.membership.zookeeper.znodes import AssignmentDocument, Claim, MemberInfo
+from allocator.core.znodes.documents import AssignmentDocument, Claim, MemberInfo
 from allocator.operate.doctor import Observation
 from allocator.operate.group_report import GroupReport, GroupState, Logs
 from allocator.types import OffsetAndMetadata, TopicPartition

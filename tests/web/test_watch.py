@@ -13,9 +13,9 @@ from test_server import as_described
 from written_group import WrittenGroup, parts
 
 from allocator.cli.read import Access
-from allocator.core.membership.zookeeper.load_report import LoadReport
-from allocator.core.membership.zookeeper.store import Store
-from allocator.core.tasks import BackgroundTasks
+from allocator.core.aio.tasks import BackgroundTasks
+from allocator.core.znodes.load_report import LoadReport
+from allocator.core.znodes.store import Store
 from allocator.core.zookeeper.client import ZooKeeper
 from allocator.operate.doctor import observe
 from allocator.testing import FaultProxy

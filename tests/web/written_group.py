@@ -6,9 +6,9 @@ import asyncio
 import random
 from collections.abc import Mapping
 
-from allocator.core.membership.zookeeper.store import Store
-from allocator.core.membership.zookeeper.znodes import AssignmentDocument, Claim, MemberInfo, Paths, Waiting
 from allocator.core.types import Partitions
+from allocator.core.znodes.documents import AssignmentDocument, Claim, MemberInfo, Paths, Waiting
+from allocator.core.znodes.store import Store
 from allocator.core.zookeeper.client import ZooKeeper
 from allocator.types import TopicPartition
 

@@ -14,7 +14,7 @@ from kazoo.protocol.connection import ConnectionHandler
 from kazoo.protocol.serialization import Connect
 from kazoo.protocol.states import KazooState, KeeperState
 
-from allocator.core.clock import boot_clock
+from allocator.core.aio.clock import boot_clock
 from allocator.core.zookeeper.client import (
     BadVersion,
     ConnectionLost,

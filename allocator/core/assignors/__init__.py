@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from allocator.core.assignors.basic import naive
 from allocator.core.assignors.choose import choose
-from allocator.core.assignors.kiel import naive_allocator
-from allocator.core.assignors.registry import AssignorSpec, known_names, resolve
-from allocator.core.assignors.sticky import first_step
+from allocator.core.assignors.kiel import KielAssignor, KielFunction, naive_allocator
+from allocator.core.assignors.load import LoadAssignor, MemberLoads, member_loads
+from allocator.core.assignors.registry import AssignorSpec, built_in, known_names, of_kiel, resolve
+from allocator.core.assignors.sticky import first_step, give_back
 from allocator.core.assignors.types import Assignor, GroupView, Member, SubscriberClass, wants
 from allocator.core.assignors.validate import compute, left_out, validate
 
@@ -22,15 +23,23 @@ __all__ = [
     "Assignor",
     "AssignorSpec",
     "GroupView",
+    "KielAssignor",
+    "KielFunction",
+    "LoadAssignor",
     "Member",
+    "MemberLoads",
     "SubscriberClass",
+    "built_in",
     "choose",
     "compute",
     "first_step",
+    "give_back",
     "known_names",
     "left_out",
+    "member_loads",
     "naive",
     "naive_allocator",
+    "of_kiel",
     "resolve",
     "validate",
     "wants",

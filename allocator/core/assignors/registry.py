@@ -17,7 +17,7 @@ from allocator.core.assignors.load import LoadAssignor
 from allocator.core.assignors.sticky import cooperative_sticky, rack_aware, sticky, weighted
 from allocator.core.assignors.types import WANTABLE, Assignor, GroupView, wants
 from allocator.core.errors import AssignorError
-from allocator.core.targets import find, to_call
+from allocator.core.settings.targets import find, to_call
 from allocator.core.types import LoadSource, PartitionLike
 
 __all__ = ["ENTRY_POINT_GROUP", "AssignorSpec", "built_in", "known_names", "of_kiel", "resolve"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from allocator.core.html import table
+from allocator.core.text.html import table
 from allocator.core.types import PartitionLike, TopicPartition
 
 __all__ = ["WANTABLE", "Assignor", "BuiltIn", "GroupView", "Member", "SubscriberClass", "wants"]

@@ -12,7 +12,7 @@ from allocator.core.assignors.kiel import KielAssignor
 from allocator.core.assignors.problem import topic_partitions
 from allocator.core.assignors.types import Assignor, GroupView
 from allocator.core.errors import AssignorError, BadAssignment
-from allocator.core.foreign import shown
+from allocator.core.text.quoting import shown
 from allocator.core.types import PartitionLike, TopicPartition
 
 __all__ = ["compute", "left_out", "validate"]

@@ -8,3 +8,72 @@ broker versions. `connection.BrokerConnection` is one connection. `log_offsets` 
 offsets of partitions. kafka-python provides schemas, SASL mechanisms and proxies;
 `tests/client/test_kafka_internals.py` lists the parts in use.
 """
+
+from __future__ import annotations
+
+from allocator.core.client.client import KafkaClient
+from allocator.core.client.configs import (
+    BROKER_RESOURCE,
+    GROUP_RESOURCE,
+    TOPIC_RESOURCE,
+    describe_configs,
+    set_on_topics,
+)
+from allocator.core.client.create_topics import add_partitions, create
+from allocator.core.client.errors import (
+    HEARTBEAT,
+    JOIN,
+    KIP848_HEARTBEAT,
+    KIP848_LEAVE,
+    LEAVE,
+    MEMBER_COMMIT,
+    SYNC,
+    UNRELEASED_INSTANCE_ID,
+    GroupReaction,
+    for_code,
+    react,
+)
+from allocator.core.client.fetch_messages import BY_NAME, FetchRequest
+from allocator.core.client.log_offsets import EARLIEST, LATEST, EpochEnd, ends_of_epochs, is_supported, list_offsets
+from allocator.core.client.metadata import Metadata
+from allocator.core.client.oauth import check_token_endpoint, with_credentials
+from allocator.core.client.pool import same_cluster
+from allocator.core.client.security import KEYS, check_security, mechanism_faults, tls_context
+
+__all__ = [
+    "BROKER_RESOURCE",
+    "BY_NAME",
+    "EARLIEST",
+    "GROUP_RESOURCE",
+    "HEARTBEAT",
+    "JOIN",
+    "KEYS",
+    "KIP848_HEARTBEAT",
+    "KIP848_LEAVE",
+    "LATEST",
+    "LEAVE",
+    "MEMBER_COMMIT",
+    "SYNC",
+    "TOPIC_RESOURCE",
+    "UNRELEASED_INSTANCE_ID",
+    "EpochEnd",
+    "FetchRequest",
+    "GroupReaction",
+    "KafkaClient",
+    "Metadata",
+    "add_partitions",
+    "check_security",
+    "check_token_endpoint",
+    "create",
+    "describe_configs",
+    "ends_of_epochs",
+    "for_code",
+    "is_supported",
+    "list_offsets",
+    "mechanism_faults",
+    "react",
+    "same_cluster",
+    "set_on_topics",
+    "tls_context",
+    "with_credentials",
+]

@@ -16,6 +16,7 @@ import kafka.errors as kafka_errors
 from kafka.protocol.consumer import ListOffsetsRequest, OffsetFetchRequest
 from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
 
+from allocator.core.aio.tasks import within
 from allocator.core.client.connection import ConnectionSettings
 from allocator.core.client.errors import broker_error, describe, unreachable
 from allocator.core.client.metadata import INTERNAL_TOPICS, LEADER_NOT_AVAILABLE, Broker, Metadata, Refresher
@@ -23,8 +24,7 @@ from allocator.core.client.oauth import with_credentials
 from allocator.core.client.pool import ConnectionPool, Directory, parse_addresses, time_left
 from allocator.core.client.security import check_security, tls_context, warn_of_clear_text
 from allocator.core.errors import AllocatorError, BrokerError, BrokersUnavailable, Closed, ConfigError
-from allocator.core.measures import Measures
-from allocator.core.tasks import within
+from allocator.core.telemetry.measures import Measures
 from allocator.core.types import TopicPartition
 
 __all__ = ["Broker", "KafkaClient"]

@@ -27,14 +27,14 @@ from kafka.protocol.metadata import ApiVersionsRequest
 from kafka.protocol.sasl import SaslAuthenticateRequest, SaslBytesRequest, SaslHandshakeRequest
 
 from allocator import __version__
+from allocator.core.aio.tasks import LATE_S, ends, within
 from allocator.core.client.frames import FrameProtocol, correlation_id, read_response
 from allocator.core.client.metadata import Broker
 from allocator.core.client.oauth import SOURCE_OF_AWS, TokenError, TokenProvider
 from allocator.core.client.old_brokers import AnyVersionRequest, is_old, known_to_0_9
 from allocator.core.client.proxy import Proxy
 from allocator.core.client.request_writer import OwnRequest, negotiated
-from allocator.core.foreign import os_cause, shown
-from allocator.core.tasks import LATE_S, ends, within
+from allocator.core.text.quoting import os_cause, shown
 
 __all__ = ["BrokerConnection", "ConnectionSettings"]
 

@@ -11,7 +11,7 @@ from kafka.protocol.admin import CreatePartitionsRequest, CreateTopicsRequest
 from allocator.core.client.client import KafkaClient
 from allocator.core.client.errors import for_code
 from allocator.core.errors import BrokerError
-from allocator.core.foreign import shown
+from allocator.core.text.quoting import shown
 
 __all__ = ["add_partitions", "create"]
 

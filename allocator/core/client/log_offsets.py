@@ -18,7 +18,7 @@ from kafka.protocol.consumer import ListOffsetsRequest, OffsetForLeaderEpochRequ
 from allocator.core.client.client import KafkaClient
 from allocator.core.client.errors import for_code
 from allocator.core.errors import BrokerError, BrokersUnavailable, TopicNotFound
-from allocator.core.settings import DEFAULT
+from allocator.core.settings.table import DEFAULT
 from allocator.core.types import OffsetAndTimestamp, TopicPartition
 
 __all__ = ["EARLIEST", "LATEST", "EpochEnd", "OffsetAndTimestamp", "ends_of_epochs", "is_supported", "list_offsets"]

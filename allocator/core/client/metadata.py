@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from allocator.core.backoff import Backoff
+from allocator.core.aio.backoff import Backoff
 from allocator.core.errors import AllocatorError, Closed
 
 __all__ = ["Broker", "Metadata", "PartitionMetadata", "Refresher", "TopicMetadata"]

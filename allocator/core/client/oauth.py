@@ -22,9 +22,9 @@ from urllib.parse import quote_plus, urlencode, urlsplit
 from kafka.net.sasl.oauth import AbstractTokenProvider
 
 from allocator.core.errors import ConfigError, MissingExtra
-from allocator.core.foreign import plain, shown
-from allocator.core.settings import MASK
-from allocator.core.targets import find
+from allocator.core.settings.table import MASK
+from allocator.core.settings.targets import find
+from allocator.core.text.quoting import plain, shown
 
 __all__ = ["SOURCE_OF_AWS", "TokenError", "TokenProvider", "check_token_endpoint", "with_credentials"]
 

@@ -14,15 +14,15 @@ from typing import Any, Final
 import kafka.errors as kafka_errors
 from kafka.protocol.broker_version_data import BrokerVersionData
 
-from allocator.core.backoff import Backoff
+from allocator.core.aio.backoff import Backoff
+from allocator.core.aio.tasks import within
 from allocator.core.client.connection import BrokerConnection, ConnectionSettings
 from allocator.core.client.errors import describe
 from allocator.core.client.metadata import Broker
 from allocator.core.client.old_brokers import is_old, version_of_0_8
 from allocator.core.client.request_writer import negotiated
 from allocator.core.errors import ConfigError
-from allocator.core.names import parse_address
-from allocator.core.tasks import within
+from allocator.core.settings.names import parse_address
 
 __all__ = ["ConnectionPool", "Directory", "parse_addresses", "same_cluster", "time_left"]
 

@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 import kafka.errors as kafka_errors
 
 from allocator.core.errors import ConfigError
-from allocator.core.foreign import os_cause
+from allocator.core.text.quoting import os_cause
 
 __all__ = ["Proxy"]
 

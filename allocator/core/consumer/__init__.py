@@ -8,6 +8,38 @@ from __future__ import annotations
 
 from allocator.core.consumer.consumer import ConsumerBase
 from allocator.core.consumer.core import ConsumerCore
+from allocator.core.consumer.measures import lag
+from allocator.core.consumer.membership_config import (
+    Connections,
+    EnsembleOptions,
+    Fault,
+    MembershipConfig,
+    MembershipOptions,
+    assignors_of,
+    attempt,
+)
+from allocator.core.consumer.record_processor import RecordProcessor
+from allocator.core.consumer.record_source import OwnConsumer, RunningConsumer, join_again_if
+from allocator.core.consumer.sink import OffsetSink, SinkClaim, SinkOffset
 from allocator.core.subscription.listener import RebalanceListener
 
-__all__ = ["ConsumerBase", "ConsumerCore", "RebalanceListener"]
+__all__ = [
+    "Connections",
+    "ConsumerBase",
+    "ConsumerCore",
+    "EnsembleOptions",
+    "Fault",
+    "MembershipConfig",
+    "MembershipOptions",
+    "OffsetSink",
+    "OwnConsumer",
+    "RebalanceListener",
+    "RecordProcessor",
+    "RunningConsumer",
+    "SinkClaim",
+    "SinkOffset",
+    "assignors_of",
+    "attempt",
+    "join_again_if",
+    "lag",
+]

@@ -8,6 +8,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, ClassVar, TypeVar
 
+from allocator.core.aio.tasks import ClosesOnce, warn_unclosed
 from allocator.core.client.log_offsets import EARLIEST, LATEST, Found, list_offsets
 from allocator.core.consumer.arguments import as_offset, as_offsets, as_partition, as_partitions, as_topics
 from allocator.core.consumer.core import ConsumerCore
@@ -17,12 +18,10 @@ from allocator.core.consumer.reading import Reading
 from allocator.core.consumer.sink import OffsetSink
 from allocator.core.errors import Closed, ConfigError, IllegalState, NotOwned
 from allocator.core.fetch.batch import Batch
-from allocator.core.measures import Measures
-from allocator.core.membership.names import default_client_id
-from allocator.core.settings import DEFAULT
+from allocator.core.settings.table import DEFAULT
 from allocator.core.subscription.listener import check_listener
 from allocator.core.subscription.loss import Committed, RecordsLost, as_written, listed
-from allocator.core.tasks import ClosesOnce, warn_unclosed
+from allocator.core.telemetry.measures import Measures
 from allocator.core.types import (
     Assignors,
     Deserializer,
@@ -42,6 +41,7 @@ from allocator.core.types import (
     Record,
     TopicPartition,
 )
+from allocator.core.znodes.member_names import default_client_id
 
 __all__ = ["ConsumerBase"]
 

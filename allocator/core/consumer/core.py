@@ -13,7 +13,9 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
 from functools import partial
 from typing import Any
 
-from allocator.core.backoff import Backoff
+from allocator.core.aio.backoff import Backoff
+from allocator.core.aio.reminder import Reminder
+from allocator.core.aio.tasks import BackgroundTasks, wait_for_event, within
 from allocator.core.client.client import KafkaClient
 from allocator.core.consumer.measures import OwnLoad, lag
 from allocator.core.consumer.membership_config import MembershipConfig, OrderSource
@@ -26,20 +28,18 @@ from allocator.core.fetch.batch import Batch
 from allocator.core.fetch.fetcher import Fetcher
 from allocator.core.membership.fixed import does_not_exist
 from allocator.core.membership.membership import Membership
-from allocator.core.membership.patterns import topic_pattern, with_topics
 from allocator.core.offsets.coordinator import METADATA_BYTES, Coordinator
 from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.core.offsets.idle import IdleOffsets, commit_again
 from allocator.core.offsets.storage import StoredOffsets, fetch_old_offsets
 from allocator.core.offsets.tracker import OffsetTracker
-from allocator.core.reminder import Reminder
-from allocator.core.settings import check_keywords
+from allocator.core.settings.table import check_keywords
 from allocator.core.subscription.done import with_done
 from allocator.core.subscription.listener import RebalanceListener, check_listener
 from allocator.core.subscription.loss import Committed, OutOfTurn, RecordsLost, stamped, topic_of_offset
+from allocator.core.subscription.patterns import topic_pattern, with_topics
 from allocator.core.subscription.state import SubscriptionState
-from allocator.core.tasks import BackgroundTasks, wait_for_event, within
-from allocator.core.tracing import spans_of
+from allocator.core.telemetry.tracing import spans_of
 from allocator.core.types import Listener, OffsetAndMetadata, OffsetReset, OnCommit, Partitions, TopicPartition
 from allocator.core.zookeeper.client import ZooKeeper
 

@@ -7,10 +7,10 @@ from functools import partial
 
 from allocator.core.client.client import KafkaClient
 from allocator.core.client.log_offsets import EARLIEST, LATEST, list_offsets
-from allocator.core.measures import Effort, Measures
-from allocator.core.membership.zookeeper.load_report import LoadMeter, LoadReport
 from allocator.core.subscription.state import SubscriptionState
+from allocator.core.telemetry.measures import Effort, Measures
 from allocator.core.types import LoadSource, OffsetAndMetadata, TopicPartition
+from allocator.core.znodes.load_report import LoadMeter, LoadReport
 
 __all__ = ["OwnLoad", "lag", "lags", "reference_metrics"]
 

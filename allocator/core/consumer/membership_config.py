@@ -14,21 +14,19 @@ from typing import Any, ClassVar, NamedTuple, Optional, Protocol
 
 from allocator.core.assignors import Assignor, resolve
 from allocator.core.client.client import KafkaClient
+from allocator.core.commands.orders import OrderKeeper, Orders
 from allocator.core.errors import AllocatorError, ConfigError
-from allocator.core.foreign import shown
 from allocator.core.membership.fixed import FixedMembership
 from allocator.core.membership.membership import AssignmentListener, Membership
-from allocator.core.membership.patterns import check_pattern
 from allocator.core.membership.view import Load
-from allocator.core.membership.zookeeper.load_report import LoadReport
 from allocator.core.membership.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
-from allocator.core.membership.zookeeper.orders import OrderKeeper, Orders
-from allocator.core.membership.zookeeper.znodes import Paths
 from allocator.core.memberships import options_of
-from allocator.core.names import check_group, check_topic
 from allocator.core.offsets.coordinator import Coordinator
 from allocator.core.offsets.storage import StoredOffsets
-from allocator.core.settings import DEFAULT, MASK, SETTINGS, keyword_faults
+from allocator.core.settings.names import check_group, check_topic
+from allocator.core.settings.table import DEFAULT, MASK, SETTINGS, keyword_faults
+from allocator.core.subscription.patterns import check_pattern
+from allocator.core.text.quoting import shown
 from allocator.core.types import (
     Assignors,
     LoadSource,
@@ -37,6 +35,8 @@ from allocator.core.types import (
     Partitions,
     TopicPartition,
 )
+from allocator.core.znodes.documents import Paths
+from allocator.core.znodes.load_report import LoadReport
 from allocator.core.zookeeper.client import ZooKeeper
 
 __all__ = [

@@ -8,16 +8,16 @@ from collections import defaultdict
 from collections.abc import Coroutine
 from typing import Any, Protocol
 
+from allocator.core.aio.clock import wall_ms
 from allocator.core.client.client import KafkaClient
 from allocator.core.client.log_offsets import EARLIEST, LATEST, list_offsets
-from allocator.core.clock import wall_ms
+from allocator.core.commands.orders import OWNERS_KINDS, Order, OrderKeeper, OrderResult, Orders, order_text
 from allocator.core.commands.record_orders import RecordOrders
 from allocator.core.consumer.ownership import SinkOffsets
 from allocator.core.consumer.record_processor import RecordProcessor
 from allocator.core.errors import AllocatorError
 from allocator.core.fetch.fetcher import Fetcher
 from allocator.core.membership.membership import Membership
-from allocator.core.membership.zookeeper.orders import OWNERS_KINDS, Order, OrderKeeper, OrderResult, Orders, order_text
 from allocator.core.subscription.state import SubscriptionState
 from allocator.core.types import NO_PARTITIONS, Partitions, TopicPartition
 

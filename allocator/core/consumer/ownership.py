@@ -8,14 +8,14 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Set
 from typing import Any, Optional, Protocol
 
+from allocator.core.aio.reminder import Reminder
+from allocator.core.aio.tasks import BackgroundTasks, ends, user_callback, within
 from allocator.core.errors import AllocatorError, NoOffsetsError
-from allocator.core.measures import Measures
 from allocator.core.offsets.tracker import OffsetTracker
-from allocator.core.reminder import Reminder
 from allocator.core.subscription.listener import DrainingListener, RebalanceEvent, RebalanceListener, callback_of
 from allocator.core.subscription.loss import RecordsLost
 from allocator.core.subscription.state import SubscriptionState
-from allocator.core.tasks import BackgroundTasks, ends, user_callback, within
+from allocator.core.telemetry.measures import Measures
 from allocator.core.types import NO_PARTITIONS, OffsetAndMetadata, Partitions, TopicPartition
 
 __all__ = ["Ownership", "tell"]

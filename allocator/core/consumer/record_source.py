@@ -10,8 +10,8 @@ from allocator.core.consumer.consumer import ConsumerBase
 from allocator.core.consumer.record_processor import RecordProcessor
 from allocator.core.errors import NotOwned
 from allocator.core.fetch.batch import Batch
-from allocator.core.measures import Measures
 from allocator.core.subscription.done import DoneSet
+from allocator.core.telemetry.measures import Measures
 from allocator.core.types import Offset, OffsetAndMetadata, Partitions, TopicPartition
 from allocator.core.zookeeper.client import ZooKeeper
 

@@ -10,9 +10,22 @@ in Python gives the same records, 15 to 70 times slower.
 
 from __future__ import annotations
 
-from allocator.core.fetch.batch import Batch
+from allocator.core.fetch.arrow import pyarrow
+from allocator.core.fetch.batch import Batch, deserialized
+from allocator.core.fetch.codecs import lz4_of_old
+from allocator.core.fetch.columns import varint
 from allocator.core.fetch.decode import accelerated
 from allocator.core.fetch.fetcher import Fetcher
 from allocator.core.fetch.range_reader import RangeReader, RangeUnread
 
-__all__ = ["Batch", "Fetcher", "RangeReader", "RangeUnread", "accelerated"]
+__all__ = [
+    "Batch",
+    "Fetcher",
+    "RangeReader",
+    "RangeUnread",
+    "accelerated",
+    "deserialized",
+    "lz4_of_old",
+    "pyarrow",
+    "varint",
+]

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, overload
 from allocator.core.errors import AllocatorError, DeserializationError, MissingExtra
 from allocator.core.fetch import arrow
 from allocator.core.fetch.decode import Columns, RecordSet
-from allocator.core.html import SHOWN, paragraph, table
 from allocator.core.record import Record
+from allocator.core.text.html import SHOWN, paragraph, table
 from allocator.core.types import ColumnDeserializer, Deserializer
 
 if TYPE_CHECKING:

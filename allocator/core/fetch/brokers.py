@@ -9,7 +9,7 @@ from collections.abc import Coroutine, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, Union, cast
 
-from allocator.core.backoff import Backoff
+from allocator.core.aio.backoff import Backoff
 from allocator.core.client.errors import FetchReaction, error_of, reaction_to
 from allocator.core.client.fetch_messages import (
     BOUNDED,

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, Union
 
-from allocator.core.backoff import Backoff
+from allocator.core.aio.backoff import Backoff
 from allocator.core.client.fetch_messages import Wanted
 from allocator.core.errors import AllocatorError
 from allocator.core.fetch.decode import RecordSet

@@ -13,7 +13,7 @@ from allocator.core.errors import AllocatorError, Closed, ConfigError, CorruptRe
 from allocator.core.fetch.batch import Batch
 from allocator.core.fetch.brokers import BrokerFetchers
 from allocator.core.fetch.buffer import ByteBudget, Chunk, Failure, OutOfRange, PartitionBuffer
-from allocator.core.settings import BYTES, DEFAULT, SECONDS, check_keywords
+from allocator.core.settings.table import BYTES, DEFAULT, SECONDS, check_keywords
 from allocator.core.subscription import LogTruncation, RecordsLost, SubscriptionState, reset_timestamp
 from allocator.core.subscription.loss import PositionOfOldTopic, PositionOutOfRange
 from allocator.core.subscription.partition import ResetStrategy

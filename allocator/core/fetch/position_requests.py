@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
-from allocator.core.backoff import Backoff
+from allocator.core.aio.backoff import Backoff
 from allocator.core.client.log_offsets import Found, ends_of_epochs, is_supported, list_offsets
 from allocator.core.errors import AllocatorError, BrokerError, Closed
 from allocator.core.fetch.repeats import RepeatedFailures

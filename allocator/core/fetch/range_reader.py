@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
+from allocator.core.aio.tasks import within
 from allocator.core.client.log_offsets import EARLIEST, LATEST, Found, list_offsets
 from allocator.core.errors import (
     BrokerError,
@@ -23,10 +24,9 @@ from allocator.core.errors import (
 )
 from allocator.core.fetch.batch import Batch
 from allocator.core.fetch.fetcher import Fetcher
-from allocator.core.settings import DEFAULT
+from allocator.core.settings.table import DEFAULT
 from allocator.core.subscription import SubscriptionState
 from allocator.core.subscription.loss import stamped
-from allocator.core.tasks import within
 from allocator.core.types import OffsetAndMetadata, TopicPartition
 
 if TYPE_CHECKING:

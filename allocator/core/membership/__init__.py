@@ -18,6 +18,35 @@ Kafka protocols), `patterns`, `names`, `view`. `describe` and `kafka_describe` s
 
 from __future__ import annotations
 
-from allocator.core.membership.membership import AssignmentListener, Membership, PartitionCountSource
+from allocator.core.membership.lease import Confirmations, Lease, MembershipLost, Suspension
+from allocator.core.membership.membership import AssignmentListener, GroupMembership, Membership, stop_all
+from allocator.core.membership.session import SessionMembership
+from allocator.core.membership.view import GroupViewBuilder, Load, log_left_out
+from allocator.core.membership.zookeeper.decision import GroupLoad, ViewBuilder, counts_of, decide
+from allocator.core.membership.zookeeper.leader import LeaderSettings
+from allocator.core.membership.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
+from allocator.core.membership.zookeeper.plan import in_flight, recent_moves
 
-__all__ = ["AssignmentListener", "Membership", "PartitionCountSource"]
+__all__ = [
+    "AssignmentListener",
+    "Confirmations",
+    "GroupLoad",
+    "GroupMembership",
+    "GroupViewBuilder",
+    "LeaderSettings",
+    "Lease",
+    "Load",
+    "Membership",
+    "MembershipLost",
+    "SessionMembership",
+    "Suspension",
+    "ViewBuilder",
+    "ZooKeeperMembership",
+    "ZooKeeperSettings",
+    "counts_of",
+    "decide",
+    "in_flight",
+    "log_left_out",
+    "recent_moves",
+    "stop_all",
+]

@@ -12,10 +12,10 @@ import contextlib
 import logging
 from collections.abc import Iterable
 
+from allocator.core.aio.tasks import TaskGroup, wait_for_event
 from allocator.core.errors import AllocatorError, ConfigError
-from allocator.core.membership.membership import AssignmentListener, GroupMembership, PartitionCountSource, stop_all
-from allocator.core.membership.patterns import TopicSelection
-from allocator.core.tasks import TaskGroup, wait_for_event
+from allocator.core.membership.membership import AssignmentListener, GroupMembership, stop_all
+from allocator.core.subscription.patterns import PartitionCountSource, TopicSelection
 from allocator.core.types import NO_PARTITIONS, Partitions, TopicPartition
 
 __all__ = ["FixedMembership", "does_not_exist"]

@@ -12,10 +12,10 @@ import logging
 from collections import deque
 from collections.abc import Callable
 
-from allocator.core.clock import boot_clock
-from allocator.core.measures import Measures
+from allocator.core.aio.clock import boot_clock
+from allocator.core.aio.tasks import wait_for_event
 from allocator.core.membership.membership import AssignmentListener
-from allocator.core.tasks import wait_for_event
+from allocator.core.telemetry.measures import Measures
 from allocator.core.zookeeper.client import ConnectionLost, NoZnode, SessionState, ZooKeeper
 
 __all__ = ["Confirmations", "EnsembleLease", "Lease", "LeaseRenewer", "MembershipLost", "Suspension"]

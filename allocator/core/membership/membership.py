@@ -15,7 +15,7 @@ from allocator.core.offsets.messages import Committer
 from allocator.core.types import Partitions, TopicPartition
 from allocator.core.zookeeper.client import ZooKeeper
 
-__all__ = ["AssignmentListener", "GroupMembership", "Membership", "PartitionCountSource", "stop_all"]
+__all__ = ["AssignmentListener", "GroupMembership", "Membership", "stop_all"]
 
 
 class AssignmentListener(Protocol):
@@ -49,24 +49,6 @@ async def stop_all(listener: AssignmentListener, partitions: Partitions) -> None
     left: Partitions | None = partitions
     while left:
         left = await listener.revoked(left)
-
-
-class PartitionCountSource(Protocol):
-    """The methods of the Kafka client that a membership uses. `KafkaClient` implements it."""
-
-    def follow(self, topics: Iterable[str]) -> None: ...
-
-    def follow_all(self) -> None: ...
-
-    async def refresh(self, topics: Iterable[str] | None = None) -> None: ...
-
-    def partitions(self, topic: str) -> tuple[int, ...] | None: ...
-
-    def topics(self, internal: bool = False) -> frozenset[str]: ...
-
-    def racks(self, tp: TopicPartition) -> tuple[str | None, ...]: ...
-
-    def on_metadata(self, callback: Callable[[], None]) -> Callable[[], None]: ...
 
 
 class Membership(Protocol):

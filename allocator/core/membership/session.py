@@ -15,11 +15,11 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
+from allocator.core.aio.tasks import TaskGroup, first_of, wait_for_event, within
 from allocator.core.errors import ZooKeeperUnavailable
-from allocator.core.measures import Measures
 from allocator.core.membership.lease import LeaseRenewer, MembershipLost
 from allocator.core.membership.membership import AssignmentListener, GroupMembership
-from allocator.core.tasks import TaskGroup, first_of, wait_for_event, within
+from allocator.core.telemetry.measures import Measures
 from allocator.core.types import NO_PARTITIONS, Partitions, TopicPartition
 from allocator.core.zookeeper.client import ConnectionLost, NoZnode, SessionState, ZooKeeper, ZooKeeperError
 

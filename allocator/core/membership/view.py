@@ -7,10 +7,10 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from itertools import islice
 
+from allocator.core.aio.tasks import within
 from allocator.core.assignors import Assignor, GroupView, Member, wants
 from allocator.core.errors import AllocatorError
-from allocator.core.membership.membership import PartitionCountSource
-from allocator.core.tasks import within
+from allocator.core.subscription.patterns import PartitionCountSource
 from allocator.core.types import TopicPartition
 
 __all__ = ["GroupViewBuilder", "Load", "log_left_out"]

@@ -9,3 +9,23 @@ offsets and sends the commits in order, `pending_commit` selects the offsets of 
 choice between Kafka and ZooKeeper, `idle` commits the offsets of idle partitions again, and `tracker` keeps the offsets
 of the records that the user has done.
 """
+
+from __future__ import annotations
+
+from allocator.core.offsets.coordinator import MAX_VERSION, PATIENCE_S, Coordinator
+from allocator.core.offsets.group_offsets import GroupOffsets
+from allocator.core.offsets.idle import IdleOffsets, commit_again
+from allocator.core.offsets.messages import Committer, Identity
+from allocator.core.offsets.storage import fetch_old_offsets
+
+__all__ = [
+    "MAX_VERSION",
+    "PATIENCE_S",
+    "Committer",
+    "Coordinator",
+    "GroupOffsets",
+    "Identity",
+    "IdleOffsets",
+    "commit_again",
+    "fetch_old_offsets",
+]

@@ -17,7 +17,7 @@ from allocator.core.client.configs import BROKER_RESOURCE, describe_configs
 from allocator.core.client.errors import FIND, GroupReaction, for_code, react
 from allocator.core.client.offset_commit import OffsetCommit
 from allocator.core.errors import AllocatorError, BrokerError
-from allocator.core.measures import Measure, Measures
+from allocator.core.telemetry.measures import Measure, Measures
 
 __all__ = ["METADATA_BYTES", "SHORTEST_RETENTION_S", "Coordinator"]
 

@@ -10,7 +10,7 @@ from itertools import islice
 
 from kafka.protocol.consumer import OffsetFetchRequest
 
-from allocator.core.backoff import Backoff
+from allocator.core.aio.backoff import Backoff
 from allocator.core.client.client import KafkaClient
 from allocator.core.client.errors import COMMIT, MEMBER_COMMIT, OFFSET_FETCH, GroupReaction, for_code, react
 from allocator.core.client.offset_commit import OffsetCommit, OffsetCommitAnswer

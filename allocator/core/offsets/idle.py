@@ -11,7 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import Final
 
-from allocator.core.clock import boot_clock
+from allocator.core.aio.clock import boot_clock
 from allocator.core.errors import AllocatorError
 from allocator.core.offsets.coordinator import SHORTEST_RETENTION_S
 from allocator.core.offsets.group_offsets import GroupOffsets

@@ -7,27 +7,50 @@ rebalance. Touches nothing: no lock, no I/O, no task; the rooms meet here.
 
 from __future__ import annotations
 
+from allocator.core.subscription.done import DoneSet, fingerprint, joined
 from allocator.core.subscription.kinds import (
     EARLIEST,
     LATEST,
     FetchState,
     ResetStrategy,
     SubscriptionType,
+    checked,
     reset_timestamp,
 )
-from allocator.core.subscription.listener import RebalanceEvent, RebalanceListener, callback_of
-from allocator.core.subscription.loss import NoPosition, OutOfTurn, RecordsLost
+from allocator.core.subscription.listener import RebalanceEvent, RebalanceListener, callback_of, check_listener
+from allocator.core.subscription.loss import (
+    Committed,
+    NoPosition,
+    OutOfTurn,
+    RecordsLost,
+    listed,
+    stamped,
+    topic_of,
+    topic_of_offset,
+)
 from allocator.core.subscription.partition import PartitionState, TopicPartitionState
+from allocator.core.subscription.patterns import (
+    ANY_TOPIC,
+    PartitionCountSource,
+    TopicSelection,
+    check_pattern,
+    compiled,
+    topic_pattern,
+)
 from allocator.core.subscription.positions import LogTruncation
 from allocator.core.subscription.state import SubscriptionState
 
 __all__ = [
+    "ANY_TOPIC",
     "EARLIEST",
     "LATEST",
+    "Committed",
+    "DoneSet",
     "FetchState",
     "LogTruncation",
     "NoPosition",
     "OutOfTurn",
+    "PartitionCountSource",
     "PartitionState",
     "RebalanceEvent",
     "RebalanceListener",
@@ -36,6 +59,18 @@ __all__ = [
     "SubscriptionState",
     "SubscriptionType",
     "TopicPartitionState",
+    "TopicSelection",
     "callback_of",
+    "check_listener",
+    "check_pattern",
+    "checked",
+    "compiled",
+    "fingerprint",
+    "joined",
+    "listed",
     "reset_timestamp",
+    "stamped",
+    "topic_of",
+    "topic_of_offset",
+    "topic_pattern",
 ]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final, Optional, Union
 
 from allocator.core.errors import ConfigError
-from allocator.core.names import check_topic
+from allocator.core.settings.names import check_topic
 
 __all__ = [
     "EARLIEST",

@@ -20,14 +20,14 @@ from kazoo.client import KazooClient
 from kazoo.protocol.states import EventType, KazooState, KeeperState
 from kazoo.retry import KazooRetry
 
-from allocator.core.backoff import Backoff
-from allocator.core.clock import boot_clock
+from allocator.core.aio.backoff import Backoff
+from allocator.core.aio.clock import boot_clock
+from allocator.core.aio.tasks import within
 from allocator.core.errors import AllocatorError, ConfigError, ZooKeeperUnavailable
-from allocator.core.foreign import os_cause, shown
-from allocator.core.limits import limit_reached
-from allocator.core.names import parse_ensemble
-from allocator.core.settings import DEFAULT
-from allocator.core.tasks import within
+from allocator.core.settings.names import parse_ensemble
+from allocator.core.settings.table import DEFAULT
+from allocator.core.text.limits import limit_reached
+from allocator.core.text.quoting import os_cause, shown
 from allocator.core.zookeeper.handshake import Handshake
 from allocator.core.zookeeper.security import check_options, check_tls, hide_credentials
 

@@ -18,7 +18,7 @@ from kazoo.exceptions import ConnectionDropped, SessionExpiredError
 from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.serialization import Connect
 
-from allocator.core.clock import boot_clock
+from allocator.core.aio.clock import boot_clock
 
 __all__ = ["Handshake"]
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Optional, Union, get_args
 
-from allocator.core.foreign import CONTROL
+from allocator.core.text import CONTROL
 from allocator.errors import ConfigError
 from allocator.handlers.schemas.masks import Masks
 from allocator.handlers.schemas.schema import HEADER, Schema, file_schema, read_json, schema_id

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, Union
 
-from allocator.core.backoff import Backoff
+from allocator.core.aio import Backoff
 from allocator.errors import ConfigError
 from allocator.handlers.schemas.registry import Registry, RegistryFailed
 from allocator.handlers.schemas.schema import HEADER, Schema, as_reader_schema, schema_id

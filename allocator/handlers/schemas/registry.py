@@ -16,7 +16,7 @@ from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from tornado.httpclient import AsyncHTTPClient, HTTPClientError, HTTPRequest
 
-from allocator.core.foreign import shown
+from allocator.core.text import shown
 from allocator.errors import AllocatorError, ConfigError
 from allocator.handlers.schemas.schema import Schema, avro_schema, json_schema, parsed_avro, protobuf_schema
 

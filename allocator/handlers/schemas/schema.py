@@ -19,7 +19,7 @@ from datetime import date, datetime, time
 from pathlib import Path
 from typing import Any, NoReturn, Optional
 
-from allocator.core.fetch.columns import varint
+from allocator.core.fetch import varint
 from allocator.errors import ConfigError, MissingExtra
 
 __all__ = [

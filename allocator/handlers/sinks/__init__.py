@@ -6,7 +6,7 @@ Uses the standard library's sqlite3, or SQLAlchemy (the extra `sql`), and thread
 blocks. No Kafka, no ZooKeeper.
 """
 
-from allocator.core.consumer.sink import OffsetSink, SinkClaim, SinkOffset
+from allocator.core.consumer import OffsetSink, SinkClaim, SinkOffset
 from allocator.handlers.sinks.sink import TransactionalSink
 from allocator.handlers.sinks.sql import SqlSink
 from allocator.handlers.sinks.sqlite import SqliteSink

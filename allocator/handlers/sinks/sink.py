@@ -20,8 +20,8 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Generic, NamedTuple, Optional, Protocol, TypeVar, Union
 
-from allocator.core.consumer.sink import SinkClaim, SinkOffset
-from allocator.core.fetch.batch import Batch
+from allocator.core.consumer import SinkClaim, SinkOffset
+from allocator.core.fetch import Batch
 from allocator.errors import AlreadyStored, ConfigError, Fenced, SinkError
 from allocator.types import Record, TopicPartition
 

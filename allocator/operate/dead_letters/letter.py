@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Optional
 
-from allocator.core.clock import milliseconds
-from allocator.core.foreign import plain
+from allocator.core.aio import milliseconds
+from allocator.core.text import plain
 from allocator.errors import ConfigError
 from allocator.handlers.dead_letter import CONNECT, FIRST_TIMESTAMP, PREFIX, REDRIVES, SPRING, own_headers
 from allocator.producer.transaction import NewRecord

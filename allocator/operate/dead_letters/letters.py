@@ -18,11 +18,10 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from allocator.core.client.client import KafkaClient
-from allocator.core.client.create_topics import create
-from allocator.core.clock import wall_ms
+from allocator.core.aio import wall_ms
+from allocator.core.client import KafkaClient, create
 from allocator.core.fetch import RangeReader
-from allocator.core.spellings import names_arguments
+from allocator.core.settings import names_arguments
 from allocator.errors import ConfigError, TopicNotFound
 from allocator.operate.dead_letters.letter import Letter, LetterFilter, Note, Settled, redriven
 from allocator.producer.transaction import NewRecord, TooLargeForTopic, TransactionalWriter

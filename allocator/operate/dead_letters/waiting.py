@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Optional
 
-from allocator.core.client.client import KafkaClient
+from allocator.core.aio import within
+from allocator.core.client import KafkaClient
 from allocator.core.fetch import RangeReader
-from allocator.core.tasks import within
 from allocator.handlers.retry_topics import due_ms, is_retry_topic
 from allocator.operate.group_report import Logs
 from allocator.types import TopicPartition

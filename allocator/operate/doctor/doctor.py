@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Optional, Protocol, TypeVar
 
-from allocator.core.client.client import KafkaClient
+from allocator.core.client import KafkaClient
 from allocator.core.settings import DEFAULT
-from allocator.core.zookeeper.client import NoChroot, ZooKeeper
+from allocator.core.zookeeper import NoChroot, ZooKeeper
 from allocator.errors import AllocatorError, ConfigError
 from allocator.operate.doctor.cluster import cluster_findings
 from allocator.operate.doctor.finding import CHROOT_MISSING, COULD_NOT_LOOK, Finding, Fix, Severity

@@ -10,10 +10,9 @@ import asyncio
 import time
 from collections.abc import Callable, Collection
 
-from allocator.core.membership.zookeeper.order_store import NoSuchOrder, OrderStore
-from allocator.core.membership.zookeeper.orders import Order
-from allocator.core.membership.zookeeper.znodes import Paths
-from allocator.core.zookeeper.client import NoZnode, Op, ZooKeeper, ZooKeeperError
+from allocator.core.commands import NoSuchOrder, Order, OrderStore
+from allocator.core.znodes import Paths
+from allocator.core.zookeeper import NoZnode, Op, ZooKeeper, ZooKeeperError
 from allocator.operate.doctor.finding import Fix
 
 __all__ = ["apply", "is_long_expired", "leftover_groups"]

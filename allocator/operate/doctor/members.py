@@ -6,11 +6,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from shlex import quote
 
-from allocator.core.assignors.load import LoadAssignor
-from allocator.core.assignors.registry import built_in
-from allocator.core.foreign import plain, shown
-from allocator.core.membership.zookeeper.znodes import Paths
+from allocator.core.assignors import LoadAssignor, built_in
 from allocator.core.settings import DEFAULT
+from allocator.core.text import plain, shown
+from allocator.core.znodes import Paths
 from allocator.operate.doctor.finding import Finding, Fix, Severity, names
 from allocator.operate.doctor.observation import Observation
 from allocator.operate.group_report import GroupState, clock_time

@@ -13,13 +13,11 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Optional
 
-from allocator.core.client.client import KafkaClient
-from allocator.core.client.log_offsets import list_offsets
-from allocator.core.membership.zookeeper.znodes import Paths
-from allocator.core.offsets.group_offsets import GroupOffsets
-from allocator.core.offsets.storage import fetch_old_offsets
+from allocator.core.client import KafkaClient, list_offsets
+from allocator.core.offsets import GroupOffsets, fetch_old_offsets
 from allocator.core.settings import DEFAULT
-from allocator.core.zookeeper.client import NoZnode, Stat, ZooKeeper
+from allocator.core.znodes import Paths
+from allocator.core.zookeeper import NoZnode, Stat, ZooKeeper
 from allocator.errors import AllocatorError
 from allocator.operate import kafka_describe as requests
 from allocator.operate.doctor.fixes import leftover_groups

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from allocator.core.foreign import plain
+from allocator.core.text import plain
 from allocator.operate.doctor.finding import Finding, Fix, Severity
 from allocator.operate.doctor.fixes import is_long_expired
 from allocator.operate.group_report import GroupReport

@@ -17,11 +17,19 @@ from typing import Protocol
 
 from kafka.protocol.consumer import JoinGroupRequest
 
-from allocator.core.client.client import KafkaClient
-from allocator.core.client.errors import HEARTBEAT, JOIN, LEAVE, MEMBER_COMMIT, SYNC, GroupReaction, for_code, react
-from allocator.core.offsets.coordinator import Coordinator
-from allocator.core.offsets.messages import Identity
-from allocator.core.tasks import TaskGroup, wait_for_event
+from allocator.core.aio import TaskGroup, wait_for_event
+from allocator.core.client import (
+    HEARTBEAT,
+    JOIN,
+    LEAVE,
+    MEMBER_COMMIT,
+    SYNC,
+    GroupReaction,
+    KafkaClient,
+    for_code,
+    react,
+)
+from allocator.core.offsets import Coordinator, Identity
 from allocator.errors import AllocatorError, BrokerError
 from allocator.protocols.heartbeat import HeartbeatTimer
 from allocator.protocols.kafka_classic.messages import (

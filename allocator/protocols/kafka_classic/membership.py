@@ -19,13 +19,11 @@ import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from allocator.assignors import Assignor, left_out
-from allocator.core.client.client import KafkaClient
-from allocator.core.clock import boot_clock
-from allocator.core.membership.membership import AssignmentListener
-from allocator.core.membership.patterns import TopicSelection
-from allocator.core.membership.view import GroupViewBuilder, Load, log_left_out
-from allocator.core.offsets.coordinator import Coordinator
-from allocator.core.tasks import wait_for_event
+from allocator.core.aio import boot_clock, wait_for_event
+from allocator.core.client import KafkaClient
+from allocator.core.membership import AssignmentListener, GroupViewBuilder, Load, log_left_out
+from allocator.core.offsets import Coordinator
+from allocator.core.subscription import TopicSelection
 from allocator.core.types import NO_PARTITIONS, Partitions
 from allocator.errors import AllocatorError, ConfigError
 from allocator.protocols.kafka_classic.consumer_protocol import PROTOCOL_TYPE, Malformed, MemberAssignment

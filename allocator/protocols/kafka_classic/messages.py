@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Optional
 
 from kafka.protocol.consumer import HeartbeatRequest, JoinGroupRequest, LeaveGroupRequest, SyncGroupRequest
 
-from allocator.core.offsets.messages import Identity
+from allocator.core.offsets import Identity
 
 __all__ = [
     "MEMBER_ID_FIRST",

@@ -19,7 +19,7 @@ from operator import attrgetter
 from typing import Any
 
 from allocator.assignors import Assignor, GroupView, Member, compute
-from allocator.core.assignors.sticky import first_step, give_back
+from allocator.core.assignors import first_step, give_back
 from allocator.core.types import NO_PARTITIONS, Partitions
 from allocator.errors import AllocatorError
 from allocator.protocols.kafka_classic.consumer_protocol import (

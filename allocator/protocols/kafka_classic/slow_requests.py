@@ -12,10 +12,9 @@ from typing import Any, TypeVar
 from kafka.protocol.consumer import JoinGroupRequest
 from kafka.protocol.metadata import FindCoordinatorRequest
 
-from allocator.core.client.client import KafkaClient
-from allocator.core.offsets.coordinator import MAX_VERSION, Coordinator
-from allocator.core.offsets.messages import Identity
-from allocator.core.tasks import within
+from allocator.core.aio import within
+from allocator.core.client import KafkaClient
+from allocator.core.offsets import MAX_VERSION, Coordinator, Identity
 from allocator.errors import AllocatorError, BrokerError
 from allocator.protocols.kafka_classic.messages import MEMBER_ID_FIRST, join_request, sync_request
 from allocator.protocols.kafka_classic.settings import KafkaGroupSettings

@@ -17,21 +17,20 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from allocator.core.backoff import Backoff
-from allocator.core.client.client import KafkaClient
-from allocator.core.client.configs import GROUP_RESOURCE, describe_configs
-from allocator.core.client.errors import (
+from allocator.core.aio import Backoff, TaskGroup, wait_for_event
+from allocator.core.client import (
+    GROUP_RESOURCE,
     KIP848_HEARTBEAT,
     KIP848_LEAVE,
     MEMBER_COMMIT,
     UNRELEASED_INSTANCE_ID,
     GroupReaction,
+    KafkaClient,
+    describe_configs,
     for_code,
     react,
 )
-from allocator.core.offsets.coordinator import PATIENCE_S, Coordinator
-from allocator.core.offsets.messages import Identity
-from allocator.core.tasks import TaskGroup, wait_for_event
+from allocator.core.offsets import PATIENCE_S, Coordinator, Identity
 from allocator.errors import AllocatorError, BrokerError
 from allocator.protocols.heartbeat import HeartbeatTimer
 from allocator.protocols.kafka_group import Interrupted, KafkaGroup, KafkaGroupParticipant, repeat_leave, unless

@@ -27,11 +27,11 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterable
 
-from allocator.core.client.client import KafkaClient
-from allocator.core.clock import boot_clock
-from allocator.core.membership.membership import AssignmentListener
-from allocator.core.membership.patterns import TopicSelection
-from allocator.core.offsets.coordinator import Coordinator
+from allocator.core.aio import boot_clock
+from allocator.core.client import KafkaClient
+from allocator.core.membership import AssignmentListener
+from allocator.core.offsets import Coordinator
+from allocator.core.subscription import TopicSelection
 from allocator.errors import AllocatorError
 from allocator.protocols.kafka_member import KafkaMember
 from allocator.protocols.kip848.group import Kip848Group

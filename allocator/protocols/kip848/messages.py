@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, Optional
 
 from kafka.protocol.api_message import ApiMessage
 
-from allocator.core.client.errors import for_code
-from allocator.core.foreign import SHOWN_ERROR, plain
+from allocator.core.client import for_code
+from allocator.core.text import SHOWN_ERROR, plain
 from allocator.errors import AllocatorError, BrokerError, ConfigError
 from allocator.protocols.kip848.settings import Kip848GroupSettings
 

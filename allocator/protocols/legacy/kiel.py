@@ -26,18 +26,19 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from allocator.core.assignors.kiel import KielFunction, naive_allocator
-from allocator.core.clock import boot_clock
-from allocator.core.foreign import shown
-from allocator.core.measures import Measures
-from allocator.core.membership.membership import AssignmentListener, GroupMembership, Membership, PartitionCountSource
-from allocator.core.membership.zookeeper.znodes import InvalidZnode, Paths
+from allocator.core.aio import TaskGroup, boot_clock
+from allocator.core.assignors import KielFunction, naive_allocator
+from allocator.core.membership import AssignmentListener, GroupMembership, Membership
 from allocator.core.settings import DEFAULT
-from allocator.core.tasks import TaskGroup
+from allocator.core.subscription import PartitionCountSource
+from allocator.core.telemetry import Measures
+from allocator.core.text import shown
 from allocator.core.types import NO_PARTITIONS, Partitions
-from allocator.core.zookeeper.client import (
+from allocator.core.znodes import InvalidZnode, Paths
+from allocator.core.zookeeper import (
     BadVersion,
     ConnectionLost,
+    EphemeralZnodes,
     NoZnode,
     SessionState,
     Watched,
@@ -45,7 +46,6 @@ from allocator.core.zookeeper.client import (
     ZooKeeper,
     ZooKeeperError,
 )
-from allocator.core.zookeeper.ephemeral import EphemeralZnodes
 from allocator.errors import AllocatorError
 from allocator.protocols.legacy.owners import OwnersMembership, OwnersSettings
 from allocator.types import OffsetStorage, TopicPartition

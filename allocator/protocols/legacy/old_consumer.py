@@ -28,14 +28,14 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from allocator.core.clock import boot_clock, wall_ms
-from allocator.core.foreign import shown
-from allocator.core.measures import Measures
-from allocator.core.membership.lease import MembershipLost
-from allocator.core.membership.membership import AssignmentListener, PartitionCountSource
-from allocator.core.membership.zookeeper.znodes import InvalidZnode, Paths
+from allocator.core.aio import boot_clock, wall_ms
+from allocator.core.membership import AssignmentListener, MembershipLost
+from allocator.core.subscription import PartitionCountSource
+from allocator.core.telemetry import Measures
+from allocator.core.text import shown
 from allocator.core.types import NO_PARTITIONS, Partitions
-from allocator.core.zookeeper.client import ConnectionLost, NoZnode, Op, Watched, ZooKeeper
+from allocator.core.znodes import InvalidZnode, Paths
+from allocator.core.zookeeper import ConnectionLost, NoZnode, Op, Watched, ZooKeeper
 from allocator.errors import AllocatorError
 from allocator.protocols.legacy.owners import RETRY_S, OwnersMembership, OwnersSettings
 from allocator.types import TopicPartition

@@ -18,17 +18,13 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
 
-from allocator.core.clock import boot_clock
-from allocator.core.measures import Measures
-from allocator.core.membership.lease import MembershipLost
-from allocator.core.membership.membership import AssignmentListener, PartitionCountSource
-from allocator.core.membership.patterns import TopicSelection
-from allocator.core.membership.session import SessionMembership
+from allocator.core.aio import TaskGroup, boot_clock, wait_for_event
+from allocator.core.membership import AssignmentListener, MembershipLost, SessionMembership
 from allocator.core.settings import DEFAULT
-from allocator.core.tasks import TaskGroup, wait_for_event
+from allocator.core.subscription import PartitionCountSource, TopicSelection
+from allocator.core.telemetry import Measures
 from allocator.core.types import Partitions
-from allocator.core.zookeeper.client import ConnectionLost, NoZnode, Op, Watched, ZnodeExists, ZooKeeper
-from allocator.core.zookeeper.ephemeral import EphemeralZnodes
+from allocator.core.zookeeper import ConnectionLost, EphemeralZnodes, NoZnode, Op, Watched, ZnodeExists, ZooKeeper
 from allocator.errors import AllocatorError
 from allocator.types import TopicPartition
 

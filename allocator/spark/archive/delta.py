@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from allocator.core.clock import wall_ms
+from allocator.core.aio import wall_ms
 from allocator.errors import MissingExtra
 from allocator.spark.archive.commits import (
     ArchiveBusy,

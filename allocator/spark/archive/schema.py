@@ -13,7 +13,7 @@ from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional
 
-from allocator.core.targets import find, to_call
+from allocator.core.settings import find, to_call
 from allocator.errors import ConfigError, MissingExtra
 from allocator.handlers.schemas import as_reader_schema
 from allocator.spark.archive.commits import Manifest

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, Optional, Protocol, Union
 
-from allocator.core.foreign import readable
+from allocator.core.text import readable
 from allocator.errors import ConfigError
 from allocator.spark.audit.report import KINDS, Difference, Report, Side
 from allocator.spark.errors import SchemaMismatch

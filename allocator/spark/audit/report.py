@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any, Optional
 
-from allocator.core.html import paragraph, table
+from allocator.core.text import paragraph, table
 from allocator.spark.report_html import badge, code, grid, item_list, page, section
 
 __all__ = ["KINDS", "Difference", "PartitionDifference", "Report", "Side"]

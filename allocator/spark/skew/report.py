@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
 from allocator.assignors import GroupView, Member, compute, resolve
-from allocator.core.foreign import readable
-from allocator.core.html import paragraph, table
-from allocator.core.membership.zookeeper.znodes import to_ranges
+from allocator.core.text import paragraph, readable, table
+from allocator.core.znodes import to_ranges
 from allocator.errors import ConfigError
 from allocator.spark.report_html import badge, code, figures, grid, page, section
 from allocator.types import TopicPartition

@@ -8,13 +8,11 @@ from time import monotonic
 
 from kafka.protocol.admin import DescribeGroupsRequest, ListGroupsRequest
 
-from allocator.core.client.client import KafkaClient
-from allocator.core.membership.names import member_name
-from allocator.core.membership.zookeeper.znodes import MemberInfo
-from allocator.core.offsets.coordinator import Coordinator
-from allocator.core.offsets.group_offsets import GroupOffsets
-from allocator.core.subscription.loss import stamped
-from allocator.core.zookeeper.client import ZooKeeper
+from allocator.core.client import KafkaClient
+from allocator.core.offsets import Coordinator, GroupOffsets
+from allocator.core.subscription import stamped
+from allocator.core.znodes import MemberInfo, member_name
+from allocator.core.zookeeper import ZooKeeper
 from allocator.errors import BrokerError, CommitFailed
 from allocator.operate import describe
 from allocator.spark.errors import GroupInUse

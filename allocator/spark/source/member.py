@@ -21,14 +21,12 @@ from collections.abc import Coroutine, Iterable, Mapping
 from functools import partial
 from typing import Any, Optional, TypeVar
 
-from allocator.core.client.client import KafkaClient
-from allocator.core.consumer.measures import lag
-from allocator.core.consumer.membership_config import MembershipConfig
-from allocator.core.membership.membership import Membership
-from allocator.core.offsets.coordinator import Coordinator
-from allocator.core.offsets.group_offsets import GroupOffsets
-from allocator.core.subscription.loss import stamped
-from allocator.core.tasks import wait_for_event
+from allocator.core.aio import wait_for_event
+from allocator.core.client import KafkaClient
+from allocator.core.consumer import MembershipConfig, lag
+from allocator.core.membership import Membership
+from allocator.core.offsets import Coordinator, GroupOffsets
+from allocator.core.subscription import stamped
 from allocator.core.types import Partitions
 from allocator.errors import BrokersUnavailable, CommitFailed, ZooKeeperUnavailable
 from allocator.spark.options import Options, member_keywords

@@ -15,12 +15,10 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from typing import Any, Optional
 
-from allocator.core.client import log_offsets
-from allocator.core.client.client import KafkaClient
-from allocator.core.client.log_offsets import list_offsets
+from allocator.core.client import KafkaClient, list_offsets, log_offsets
 from allocator.core.fetch import RangeReader
-from allocator.core.offsets.group_offsets import GroupOffsets
-from allocator.core.subscription.loss import topic_of
+from allocator.core.offsets import GroupOffsets
+from allocator.core.subscription import topic_of
 from allocator.errors import BrokersUnavailable, ConfigError, TopicNotFound
 from allocator.spark.errors import DataLoss
 from allocator.spark.options import Options

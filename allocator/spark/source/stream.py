@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, SupportsTriggerAvailableNow
 
-from allocator.core.client.client import KafkaClient
+from allocator.core.client import KafkaClient
 from allocator.errors import TopicNotFound
 from allocator.spark.errors import CheckpointMismatch, DataLoss, in_one_line
 from allocator.spark.link import ClusterLink

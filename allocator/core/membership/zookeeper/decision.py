@@ -16,16 +16,16 @@ from typing import Optional
 from allocator.core.assignors import Assignor, GroupView, Member, choose, left_out
 from allocator.core.assignors.constraints import Constraints, steer
 from allocator.core.assignors.load import LoadAssignor, balance, moved
+from allocator.core.commands.orders import Order
+from allocator.core.commands.steering import constraints_of
 from allocator.core.errors import AllocatorError
-from allocator.core.foreign import shown
-from allocator.core.membership.patterns import topic_pattern
-from allocator.core.membership.zookeeper.following import LoadHistory
-from allocator.core.membership.zookeeper.orders import Order
 from allocator.core.membership.zookeeper.seats import away, standby, view_ids
-from allocator.core.membership.zookeeper.steering import constraints_of
-from allocator.core.membership.zookeeper.znodes import SMALL_PARTITIONS, AssignmentDocument, MemberInfo
-from allocator.core.settings import DEFAULT
+from allocator.core.settings.table import DEFAULT
+from allocator.core.subscription.patterns import topic_pattern
+from allocator.core.text.quoting import shown
 from allocator.core.types import NO_PARTITIONS, Partitions, TopicPartition
+from allocator.core.znodes.documents import SMALL_PARTITIONS, AssignmentDocument, MemberInfo
+from allocator.core.znodes.following import LoadHistory
 
 __all__ = ["GroupDecision", "GroupLoad", "ViewBuilder", "counts_of", "decide", "subscription"]
 

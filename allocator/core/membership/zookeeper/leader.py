@@ -9,20 +9,16 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
+from allocator.core.aio.clock import boot_clock, wall_ms
+from allocator.core.aio.tasks import TaskGroup, wait_for_event
 from allocator.core.assignors import Assignor
 from allocator.core.assignors.load import LoadAssignor
-from allocator.core.clock import boot_clock, wall_ms
+from allocator.core.commands.order_store import OrderStore
+from allocator.core.commands.orders import Order, Orders
+from allocator.core.commands.steering import LEADERS_KINDS, Budget, budget_of, counting, states_of
 from allocator.core.errors import AllocatorError
-from allocator.core.foreign import plain, shown
-from allocator.core.membership.membership import PartitionCountSource
-from allocator.core.membership.names import member_name
-from allocator.core.membership.patterns import topic_pattern
 from allocator.core.membership.view import GroupViewBuilder, Load, log_left_out
 from allocator.core.membership.zookeeper.decision import GroupDecision, GroupLoad, counts_of, decide
-from allocator.core.membership.zookeeper.following import LASTING_S, LOOK_S, ImbalanceTimer
-from allocator.core.membership.zookeeper.load_reader import LoadReader
-from allocator.core.membership.zookeeper.order_store import OrderStore
-from allocator.core.membership.zookeeper.orders import Order, Orders
 from allocator.core.membership.zookeeper.plan import MINUTE_MS, adopt, advance, in_flight, portion, recent_moves
 from allocator.core.membership.zookeeper.seats import (
     GraceTimer,
@@ -34,9 +30,10 @@ from allocator.core.membership.zookeeper.seats import (
     unaware,
     view_ids,
 )
-from allocator.core.membership.zookeeper.steering import LEADERS_KINDS, Budget, budget_of, counting, states_of
-from allocator.core.membership.zookeeper.store import Store
-from allocator.core.membership.zookeeper.znodes import (
+from allocator.core.subscription.patterns import PartitionCountSource, topic_pattern
+from allocator.core.text.quoting import plain, shown
+from allocator.core.types import Partitions
+from allocator.core.znodes.documents import (
     AssignmentDocument,
     Claim,
     InflateBudget,
@@ -45,8 +42,10 @@ from allocator.core.membership.zookeeper.znodes import (
     OrderState,
     in_join_order,
 )
-from allocator.core.tasks import TaskGroup, wait_for_event
-from allocator.core.types import Partitions
+from allocator.core.znodes.following import LASTING_S, LOOK_S, ImbalanceTimer
+from allocator.core.znodes.load_reader import LoadReader
+from allocator.core.znodes.member_names import member_name
+from allocator.core.znodes.store import Store
 from allocator.core.zookeeper.client import BadVersion, ConnectionLost, NoZnode, Watched, ZnodeExists
 
 __all__ = ["Leader", "LeaderSettings"]

@@ -24,32 +24,26 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from allocator import __version__
+from allocator.core.aio.clock import boot_clock, wall_ms
+from allocator.core.aio.tasks import TaskGroup, wait_for_event
 from allocator.core.assignors import Assignor
-from allocator.core.clock import boot_clock, wall_ms
+from allocator.core.commands.order_store import OrderStore
+from allocator.core.commands.orders import KINDS, OrderKeeper, Orders
 from allocator.core.errors import InconsistentAssignor, InstanceIdInUse
-from allocator.core.measures import Measures
 from allocator.core.membership.lease import MembershipLost
-from allocator.core.membership.membership import AssignmentListener, PartitionCountSource
-from allocator.core.membership.names import member_name
+from allocator.core.membership.membership import AssignmentListener
 from allocator.core.membership.session import SessionMembership
 from allocator.core.membership.view import Load
 from allocator.core.membership.zookeeper.leader import Leader, LeaderSettings
-from allocator.core.membership.zookeeper.load_report import REPORT_S, LoadReport
-from allocator.core.membership.zookeeper.order_store import OrderStore
-from allocator.core.membership.zookeeper.orders import KINDS, OrderKeeper, Orders
 from allocator.core.membership.zookeeper.seats import FEATURE, IN_USE
-from allocator.core.membership.zookeeper.store import Store
-from allocator.core.membership.zookeeper.znodes import (
-    AssignmentDocument,
-    Claim,
-    InvalidZnode,
-    MemberInfo,
-    Paths,
-    in_join_order,
-)
-from allocator.core.settings import DEFAULT
-from allocator.core.tasks import TaskGroup, wait_for_event
+from allocator.core.settings.table import DEFAULT
+from allocator.core.subscription.patterns import PartitionCountSource
+from allocator.core.telemetry.measures import Measures
 from allocator.core.types import NO_PARTITIONS, Partitions, TopicPartition
+from allocator.core.znodes.documents import AssignmentDocument, Claim, InvalidZnode, MemberInfo, Paths, in_join_order
+from allocator.core.znodes.load_report import REPORT_S, LoadReport
+from allocator.core.znodes.member_names import member_name
+from allocator.core.znodes.store import Store
 from allocator.core.zookeeper.client import (
     BadVersion,
     ConnectionLost,

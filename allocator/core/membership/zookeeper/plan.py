@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from heapq import heapify, heappop, heappush
 
-from allocator.core.membership.zookeeper.znodes import AssignmentDocument, Claim, Waiting
 from allocator.core.types import NO_PARTITIONS, Partitions, TopicPartition
+from allocator.core.znodes.documents import AssignmentDocument, Claim, Waiting
 
 __all__ = ["MINUTE_MS", "adopt", "advance", "in_flight", "portion", "recent_moves"]
 

@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
-from allocator.core.foreign import shown
-from allocator.core.membership.names import member_name
-from allocator.core.membership.zookeeper.znodes import AssignmentDocument, MemberInfo, Seat
+from allocator.core.text.quoting import shown
 from allocator.core.types import NO_PARTITIONS
+from allocator.core.znodes.documents import AssignmentDocument, MemberInfo, Seat
+from allocator.core.znodes.member_names import member_name
 
 __all__ = [
     "FEATURE",

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from html import escape as escape_html
 from itertools import islice
 
-from allocator.core.foreign import encodable
+from allocator.core.text.quoting import encodable
 
 __all__ = ["SHOWN", "escape", "paragraph", "table"]
 

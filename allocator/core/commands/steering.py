@@ -22,10 +22,10 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from allocator.core.assignors.constraints import Constraints
-from allocator.core.membership.names import member_name
-from allocator.core.membership.zookeeper.orders import KINDS, Order
-from allocator.core.membership.zookeeper.znodes import AssignmentDocument, MemberInfo, OrderState, sequence
+from allocator.core.commands.orders import KINDS, Order
 from allocator.core.types import NO_PARTITIONS, Partitions, TopicPartition
+from allocator.core.znodes.documents import AssignmentDocument, MemberInfo, OrderState, sequence
+from allocator.core.znodes.member_names import member_name
 
 __all__ = [
     "LEADERS_KINDS",

@@ -18,10 +18,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import exp
 
-from allocator.core.foreign import shown
-from allocator.core.membership.zookeeper.checked import FORMAT, InvalidZnode, check_mapping, check_text
-from allocator.core.membership.zookeeper.znodes import MAX_PARTITIONS, SHARD_BYTES, inflate
+from allocator.core.text.quoting import shown
 from allocator.core.types import TopicPartition
+from allocator.core.znodes.checked import FORMAT, InvalidZnode, check_mapping, check_text
+from allocator.core.znodes.documents import MAX_PARTITIONS, SHARD_BYTES, inflate
 
 __all__ = ["REPORT_S", "LoadMeter", "LoadReport", "Mean"]
 

@@ -17,14 +17,8 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol, Union, get_args
 
 from allocator.core.errors import ConfigError
-from allocator.core.foreign import shown
-from allocator.core.names import (
-    check_path,
-    check_pattern_syntax,
-    check_topic,
-    parse_address,
-    parse_ensemble,
-)
+from allocator.core.settings.names import check_path, check_pattern_syntax, check_topic, parse_address, parse_ensemble
+from allocator.core.text.quoting import shown
 from allocator.core.types import (
     GroupProtocol,
     IsolationLevel,

@@ -14,7 +14,7 @@ import secrets
 import socket
 from typing import Optional
 
-from allocator.core.membership.zookeeper.znodes import MemberInfo, sequence
+from allocator.core.znodes.documents import MemberInfo, sequence
 
 __all__ = ["default_client_id", "member_name"]
 

@@ -16,7 +16,7 @@ from functools import lru_cache
 from itertools import islice
 from typing import Any, Optional
 
-from allocator.core.foreign import text_of
+from allocator.core.text.quoting import text_of
 
 __all__ = ["handling"]
 

@@ -10,9 +10,9 @@ import asyncio
 from collections.abc import Callable, Collection, Iterable
 from typing import Optional
 
+from allocator.core.commands.orders import Order, OrderResult, Orders
 from allocator.core.errors import AllocatorError
-from allocator.core.membership.zookeeper.orders import Order, OrderResult, Orders
-from allocator.core.membership.zookeeper.znodes import Paths
+from allocator.core.znodes.documents import Paths
 from allocator.core.zookeeper.client import BadVersion, ZnodeExists, ZooKeeper, get_if_exists, retrying
 
 __all__ = ["NoSuchOrder", "OrderStore"]

@@ -11,13 +11,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
+from typing import Protocol
 
 from allocator.core.errors import ConfigError, MissingExtra
-from allocator.core.membership.membership import PartitionCountSource
-from allocator.core.names import check_pattern_syntax
+from allocator.core.settings.names import check_pattern_syntax
+from allocator.core.types import TopicPartition
 
 __all__ = [
     "ANY_TOPIC",
+    "PartitionCountSource",
     "TopicPattern",
     "TopicSelection",
     "check_pattern",
@@ -30,6 +32,24 @@ ANY_TOPIC = ".*"
 """Works without google-re2."""
 # bytes of one compiled expression; bounds the time of one match; two thousand plain names fit
 MEMORY = 256 << 10
+
+
+class PartitionCountSource(Protocol):
+    """The methods of the Kafka client that a membership uses. `KafkaClient` implements it."""
+
+    def follow(self, topics: Iterable[str]) -> None: ...
+
+    def follow_all(self) -> None: ...
+
+    async def refresh(self, topics: Iterable[str] | None = None) -> None: ...
+
+    def partitions(self, topic: str) -> tuple[int, ...] | None: ...
+
+    def topics(self, internal: bool = False) -> frozenset[str]: ...
+
+    def racks(self, tp: TopicPartition) -> tuple[str | None, ...]: ...
+
+    def on_metadata(self, callback: Callable[[], None]) -> Callable[[], None]: ...
 
 
 class TopicSelection:

@@ -31,17 +31,10 @@ from functools import cached_property
 from typing import Any, Literal, Optional, Protocol
 
 from allocator.core.errors import ConfigError
-from allocator.core.foreign import plain, shown
-from allocator.core.membership.zookeeper.checked import (
-    FORMAT,
-    InvalidZnode,
-    check_mapping,
-    check_number,
-    check_text,
-    parse_object,
-)
-from allocator.core.membership.zookeeper.znodes import InflateBudget, from_ranges, to_ranges
+from allocator.core.text.quoting import plain, shown
 from allocator.core.types import NO_PARTITIONS, Partitions, TopicPartition
+from allocator.core.znodes.checked import FORMAT, InvalidZnode, check_mapping, check_number, check_text, parse_object
+from allocator.core.znodes.documents import InflateBudget, from_ranges, to_ranges
 
 __all__ = [
     "KINDS",

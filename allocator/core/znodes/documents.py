@@ -24,9 +24,11 @@ from itertools import repeat
 from typing import Any, NamedTuple
 
 from allocator.core.errors import ConfigError, MissingExtra
-from allocator.core.foreign import shown
-from allocator.core.membership.patterns import topic_pattern
-from allocator.core.membership.zookeeper.checked import (
+from allocator.core.settings.names import check_group, check_path
+from allocator.core.subscription.patterns import topic_pattern
+from allocator.core.text.quoting import shown
+from allocator.core.types import NO_PARTITIONS, PartitionLike, Partitions, TopicPartition
+from allocator.core.znodes.checked import (
     FORMAT,
     LONGEST_NUMBER,
     InvalidZnode,
@@ -36,9 +38,7 @@ from allocator.core.membership.zookeeper.checked import (
     check_texts,
     parse_object,
 )
-from allocator.core.membership.zookeeper.following import LoadHistory
-from allocator.core.names import check_group, check_path
-from allocator.core.types import NO_PARTITIONS, PartitionLike, Partitions, TopicPartition
+from allocator.core.znodes.following import LoadHistory
 
 __all__ = [
     "AssignmentDocument",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 
-from allocator.core.backoff import Backoff
+from allocator.core.aio.backoff import Backoff
 
 __all__ = ["Reminder"]
 

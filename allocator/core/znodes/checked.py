@@ -9,7 +9,7 @@ import json
 from typing import Any
 
 from allocator.core.errors import AllocatorError
-from allocator.core.foreign import plain, shown
+from allocator.core.text.quoting import plain, shown
 
 __all__ = ["FORMAT", "InvalidZnode", "check_mapping", "check_number", "check_text", "check_texts", "parse_object"]
 

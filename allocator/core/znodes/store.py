@@ -10,8 +10,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
-from allocator.core.membership.zookeeper.load_report import LoadReport
-from allocator.core.membership.zookeeper.znodes import (
+from allocator.core.types import NO_PARTITIONS, Partitions
+from allocator.core.znodes.documents import (
     SMALL_PARTITIONS,
     AssignmentDocument,
     Claim,
@@ -25,7 +25,7 @@ from allocator.core.membership.zookeeper.znodes import (
     shard_revision,
     split,
 )
-from allocator.core.types import NO_PARTITIONS, Partitions
+from allocator.core.znodes.load_report import LoadReport
 from allocator.core.zookeeper.client import NoZnode, Op, ZnodeExists, ZooKeeper, get_if_exists
 
 __all__ = ["Store", "valid"]

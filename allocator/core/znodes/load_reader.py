@@ -7,10 +7,10 @@ import logging
 from collections.abc import Collection, Mapping
 from functools import partial
 
-from allocator.core.membership.zookeeper.checked import InvalidZnode
-from allocator.core.membership.zookeeper.load_report import LoadReport
-from allocator.core.membership.zookeeper.store import Store
 from allocator.core.types import TopicPartition
+from allocator.core.znodes.checked import InvalidZnode
+from allocator.core.znodes.load_report import LoadReport
+from allocator.core.znodes.store import Store
 from allocator.core.zookeeper.client import Watch, Watched
 
 __all__ = ["LoadReader", "loads_of"]

@@ -1,0 +1,33 @@
+"""Tasks with an owner, waits, pauses between attempts, and clocks."""
+
+from __future__ import annotations
+
+from allocator.core.aio.backoff import Backoff
+from allocator.core.aio.clock import boot_clock, milliseconds, wall_ms
+from allocator.core.aio.reminder import Reminder
+from allocator.core.aio.tasks import (
+    BackgroundTasks,
+    ClosesOnce,
+    TaskGroup,
+    first_of,
+    user_callback,
+    wait_for_event,
+    warn_unclosed,
+    within,
+)
+
+__all__ = [
+    "BackgroundTasks",
+    "Backoff",
+    "ClosesOnce",
+    "Reminder",
+    "TaskGroup",
+    "boot_clock",
+    "first_of",
+    "milliseconds",
+    "user_callback",
+    "wait_for_event",
+    "wall_ms",
+    "warn_unclosed",
+    "within",
+]

@@ -13,8 +13,6 @@ from typing import Any
 
 from allocator.errors import ConfigError
 
-__all__ = ["read_json", "refuse_existing", "write_file", "write_json"]
-
 # O_EXCL: never write into another user's file or link, even if its name was guessed
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 

@@ -17,8 +17,6 @@ from allocator.testing import USUAL_ZOOKEEPER
 if TYPE_CHECKING:
     from allocator.testing import LocalCluster
 
-__all__ = ["cluster"]
-
 
 zookeeper_version_option = click.option(
     "--zookeeper-version", default=USUAL_ZOOKEEPER, show_default=True, help="ZooKeeper version."

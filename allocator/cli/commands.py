@@ -21,8 +21,6 @@ from allocator import __version__
 from allocator.core.text import limit_reached, plain
 from allocator.errors import AllocatorError, ConfigError
 
-__all__ = ["main"]
-
 # name -> module and the one line of help. A command is imported when it is used, so `allocator run` does not import the
 # test servers.
 LAZY = {

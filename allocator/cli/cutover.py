@@ -11,8 +11,6 @@ from allocator.cli.output import print_json
 from allocator.cli.progress import Step, progress, quiet_option, say
 from allocator.migrate import Cutover
 
-__all__ = ["audit_topic", "cutover"]
-
 STEPS = Cutover.STEPS
 
 

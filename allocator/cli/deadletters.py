@@ -24,8 +24,6 @@ from allocator.operate.dead_letters import (
     parse_time,
 )
 
-__all__ = ["deadletters", "letters_table"]
-
 SHOWN_BYTES = 4096
 
 

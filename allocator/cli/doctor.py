@@ -22,8 +22,6 @@ from allocator.operate.doctor import Finding, Severity, apply_fixes, examine_clu
 if TYPE_CHECKING:
     from allocator.cli.read import Access
 
-__all__ = ["doctor"]
-
 HEALTHY, NOT_SEEN, ILL = 0, 1, 3  # 2 is wrong usage, in all commands
 COLOURS = {Severity.CRITICAL: "bold red", Severity.WARNING: "yellow", Severity.INFO: "cyan"}
 

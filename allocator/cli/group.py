@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from allocator.cli.read import Access
     from allocator.operate import GroupRemains
 
-__all__ = ["group"]
-
 
 @click.group()
 def group() -> None:

@@ -22,9 +22,6 @@ from allocator.core.aio import TaskGroup
 from allocator.errors import AllocatorError
 from allocator.migrate import Mirror, MirrorSettings
 
-__all__ = ["mirror"]
-
-
 METER_S = 0.25  # seconds between updates of the bar
 RATE_S = 10.0  # seconds over which the bar measures its rate
 

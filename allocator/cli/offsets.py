@@ -16,8 +16,6 @@ from allocator.cli.read import NOWHERE, Access
 from allocator.errors import ConfigError
 from allocator.migrate import CopyPlan, OffsetStore, copy_offsets, restore_offsets
 
-__all__ = ["copy_table", "offsets"]
-
 STORAGE = click.Choice(["kafka", "zookeeper"])
 
 

@@ -18,23 +18,6 @@ from allocator.errors import AllocatorError, ConfigError
 if TYPE_CHECKING:
     from allocator.cli.read import Access
 
-__all__ = [
-    "ERROR",
-    "GROUP",
-    "NOTHING_CHANGED",
-    "Command",
-    "Seconds",
-    "brokers_option",
-    "config_option",
-    "decorated",
-    "execute_option",
-    "json_option",
-    "timeout_option",
-    "with_brokers",
-    "with_clusters",
-    "zookeeper_option",
-]
-
 Command = Callable[..., Any]
 
 ERROR = 1

@@ -17,8 +17,6 @@ from rich.text import Text
 
 from allocator.core.text import plain
 
-__all__ = ["Indented", "Listing", "console", "duration", "print_json"]
-
 GAP = 2  # spaces between columns
 INDENT = 2  # spaces before a line that belongs to the one above
 FOLDED = 12  # minimum width of a cell that folds; less: names break into very short pieces

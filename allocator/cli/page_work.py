@@ -38,8 +38,6 @@ from allocator.types import TopicPartition
 if TYPE_CHECKING:
     from allocator.web import ClusterWork, OrderRequest
 
-__all__ = ["page_work"]
-
 
 def page_work(access: Access) -> ClusterWork:
     """The actions of the page for the groups of these clusters."""

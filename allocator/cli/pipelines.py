@@ -28,8 +28,6 @@ from allocator.spark.skew import skew as measure
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["archive", "audit", "skew"]
-
 DIFFERENT = 3
 # workers, cores and MiB of each worker in local-cluster, as Spark writes them
 MASTERS = r"local|local\[[^]]+\]|local-cluster\[\s*\d+\s*,\s*\d+\s*,\s*\d+\s*\]|spark://.+|yarn|k8s://.+"

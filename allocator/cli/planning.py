@@ -48,22 +48,6 @@ if TYPE_CHECKING:
     from allocator.cli.read import Access
     from allocator.core.zookeeper import ZooKeeper
 
-__all__ = [
-    "Act",
-    "KafkaRehearsal",
-    "Rehearsal",
-    "changes_of",
-    "given",
-    "given_about_records",
-    "in_kafka",
-    "listed",
-    "ours",
-    "pair",
-    "planned",
-    "record_orders",
-    "show_plan",
-]
-
 Act = Callable[[OrdersFromOutside], Awaitable[Any]]
 Change = Callable[[Scenario], Scenario]
 

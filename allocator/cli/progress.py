@@ -22,8 +22,6 @@ from rich.text import Text
 
 from allocator.cli.output import duration
 
-__all__ = ["Meter", "Step", "is_shown", "progress", "quiet_option", "say"]
-
 REFRESHES = 4  # updates per second
 BAR = 24  # maximum width in columns
 LEAST_BAR = 8  # minimum width in columns; with less there is no bar

@@ -38,21 +38,6 @@ from allocator.operate import (
 )
 from allocator.types import OffsetAndMetadata, TopicPartition
 
-__all__ = [
-    "NOWHERE",
-    "Access",
-    "MembersAlive",
-    "check_members_known",
-    "copy_offsets",
-    "delete",
-    "execute_reset",
-    "plan_reset",
-    "read_all",
-    "read_group",
-    "read_partitions",
-    "read_retries",
-]
-
 log = logging.getLogger(__name__)
 
 NOWHERE = "none"  # the value of --zookeeper with which the caller says that no ensemble has members of the group

@@ -33,8 +33,6 @@ from allocator.viewer import (
     parse_key,
 )
 
-__all__ = ["make_viewer", "records"]
-
 SHOWN = 4096  # maximum characters of a key or a value on the terminal
 WINDOWS = 12  # maximum partitions whose read ranges the terminal shows
 

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from allocator.web.watch import WatchedGroup as Seen
     from allocator.web.watch import Watcher
 
-__all__ = ["frame", "moves_of", "top"]
-
 WORST = 10  # partitions shown, those with the most lag
 LINES = 3  # maximum lines of findings, of orders and of a plan
 NAME = 24  # minimum width of a name, before other columns go

@@ -16,8 +16,6 @@ from allocator.testing import Recording
 if TYPE_CHECKING:
     from allocator.cli.read import Access
 
-__all__ = ["traffic"]
-
 
 @click.group()
 def traffic() -> None:

@@ -16,8 +16,6 @@ from allocator.errors import ConfigError
 if TYPE_CHECKING:
     from allocator.daemon import Beside, Config
 
-__all__ = ["beside", "web"]
-
 
 @click.command()
 @click.option("--host", default="127.0.0.1", show_default=True, help="Listen on this address.")

@@ -19,8 +19,6 @@ from allocator.core.subscription import SubscriptionState
 from allocator.errors import AllocatorError, Closed, ConfigError, CorruptRecordError, IllegalState, InconsistentAssignor
 from allocator.types import Record, TopicPartition
 
-__all__ = ["TURN_S", "BaseConsumer"]
-
 log = logging.getLogger(__name__)
 
 TURN_S = 0.2  # interval at which `consume` checks the cluster choice

@@ -18,8 +18,6 @@ from allocator.core.subscription import topic_of
 from allocator.errors import AllocatorError, GroupClosed
 from allocator.types import OffsetAndMetadata, TopicPartition
 
-__all__ = ["ConsumerGroup"]
-
 log = logging.getLogger(__name__)
 
 

@@ -15,8 +15,6 @@ from allocator.core.text import paragraph, table
 from allocator.errors import CommitFailed, ConfigError, Fenced, GenerationEnded, NotOwned
 from allocator.types import OffsetAndMetadata, TopicPartition
 
-__all__ = ["Generation", "PartitionStart"]
-
 log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")

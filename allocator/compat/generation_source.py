@@ -26,15 +26,6 @@ from allocator.protocols.kafka_classic.membership import KafkaMembership
 from allocator.protocols.kafka_classic.settings import KafkaSettings
 from allocator.types import TopicPartition
 
-__all__ = [
-    "GenerationSource",
-    "GenerationTracker",
-    "KafkaGenerations",
-    "PendingGeneration",
-    "ZooKeeperGenerations",
-    "member_of",
-]
-
 T = TypeVar("T")
 
 # An assignment in ZooKeeper lists only members that own partitions. So a member that finds none waits this long before

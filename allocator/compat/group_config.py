@@ -19,8 +19,6 @@ from allocator.errors import AllocatorError
 from allocator.protocols.kafka_classic.settings import KafkaGroupSettings
 from allocator.types import Assignors
 
-__all__ = ["ConsumerGroupConfig", "client_of", "group_settings_of"]
-
 START_OFFSETS: Final = {"earliest": EARLIEST, "latest": LATEST}
 TOPIC_POLL_S: Final = 10.0  # how soon the leader of a group notices new partitions if nobody asks for more
 _MEMBERSHIPS: Final = ("zookeeper", "kafka")

@@ -24,8 +24,6 @@ from allocator.errors import AllocatorError, CommitFailed, Fenced, NoOffsetsErro
 from allocator.operate import ChoiceWatcher, ClusterChoice, choice_path
 from allocator.types import Assignors, MembershipName, OffsetAndMetadata, TopicPartition
 
-__all__ = ["GroupedConsumer"]
-
 log = logging.getLogger(__name__)
 
 # more: a member without partitions connects later; less: `allocation` may be empty after `connect`

@@ -8,8 +8,6 @@ from allocator.core.client import KafkaClient
 from allocator.core.offsets import GroupOffsets, IdleOffsets, commit_again
 from allocator.types import OffsetAndMetadata, TopicPartition
 
-__all__ = ["KeptOffsets"]
-
 
 class KeptOffsets(GroupOffsets):
     """`GroupOffsets` for a member that Kafka does not know, and whose user commits any offsets at any time."""

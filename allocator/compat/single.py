@@ -18,8 +18,6 @@ from allocator.core.subscription import SubscriptionState, listed
 from allocator.errors import AllocatorError, ConfigError, NoOffsetsError, NotAssigned, OffsetOutOfRange
 from allocator.types import TopicPartition
 
-__all__ = ["SingleConsumer", "Start"]
-
 LOOKUP_S = 5.0  # more: `consume` waits longer for a missing leader; less: it returns, and the next call retries
 METADATA_AGE_S = 10.0  # more: new partitions are read later; less: more requests
 

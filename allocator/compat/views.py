@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 
 from allocator.types import TopicPartition
 
-__all__ = ["OffsetsByTopic"]
-
 Positions = Callable[[], Mapping[TopicPartition, int]]
 Seek = Callable[[TopicPartition, int], None]
 

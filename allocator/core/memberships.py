@@ -5,8 +5,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-__all__ = ["known_memberships", "options_of", "register"]
-
 _CORE = "allocator.core.consumer.membership_config"
 _PLACES = {"zookeeper": f"{_CORE}:ZooKeeperOptions", "fixed": f"{_CORE}:FixedOptions"}
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["read_uvarint", "uvarint", "zigzag"]
-
 
 def uvarint(value: int) -> bytes:
     """`value` is not negative."""

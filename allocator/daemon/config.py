@@ -27,21 +27,6 @@ from allocator.handlers.process import retry_fault
 from allocator.handlers.retry_topics import RetryPlan
 from allocator.handlers.settings import HANDLING
 
-__all__ = [
-    "CommitSection",
-    "Config",
-    "ConsumeSection",
-    "GroupSection",
-    "HandlerSection",
-    "KafkaSection",
-    "LogSection",
-    "RecordsSection",
-    "WebSection",
-    "ZooKeeperSection",
-    "check_together",
-    "load",
-]
-
 if sys.version_info >= (3, 11):
     import tomllib
 else:

@@ -11,8 +11,6 @@ from allocator.handlers.handlers import Handler
 from allocator.handlers.processor import Processor, ProcessSettings, RecordSource
 from allocator.handlers.retry_topics import RetryTopics
 
-__all__ = ["Daemon"]
-
 
 class Daemon(Processor):
     """A `Processor` with its own consumer, which reports its state to systemd.

@@ -13,8 +13,6 @@ from allocator.errors import CommitFailed, HandlerCutOff
 from allocator.operate import ChoiceWatcher, ClusterChoice
 from allocator.types import TopicPartition
 
-__all__ = ["FollowingDaemon"]
-
 log = logging.getLogger(__name__)
 
 

@@ -9,8 +9,6 @@ import os
 import socket
 from collections.abc import Mapping
 
-__all__ = ["Notifier"]
-
 log = logging.getLogger(__name__)
 
 

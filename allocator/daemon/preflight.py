@@ -29,8 +29,6 @@ from allocator.handlers.retry_topics import RetryPlan
 from allocator.operate import GroupState, describe
 from allocator.types import TopicPartition
 
-__all__ = ["Check", "preflight", "refuse_new_chroot", "try_servers"]
-
 REACH_S = 3.0  # limit of one TCP connection. more: waits longer for a host that drops packets
 SETTLE_S = 5.0  # wait for topics to appear. more: reports a missing topic later
 SHOWN = 5  # names in a line

@@ -38,19 +38,6 @@ from allocator.handlers.retry_topics import RetryTopics
 from allocator.handlers.subprocesses import check_picklable
 from allocator.operate import ChoiceWatcher, ClusterChoice, choice_path
 
-__all__ = [
-    "CLEAN",
-    "ERROR",
-    "HANDLER_FAILED",
-    "SETTINGS",
-    "Beside",
-    "JsonFormatter",
-    "TextFormatter",
-    "check",
-    "configure_logs",
-    "run",
-]
-
 log = logging.getLogger(__name__)
 
 Runner = Union[Daemon, FollowingDaemon]

@@ -15,8 +15,6 @@ from typing import Any
 
 from allocator.core.settings import MASK, REQUIRED, Addresses, Faults, SettingKind, Texts, nearest, refusal
 
-__all__ = ["SettingsReader"]
-
 
 class SettingsReader:
     """Reads the sections of one file, once."""

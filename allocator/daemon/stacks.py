@@ -7,8 +7,6 @@ import faulthandler
 import sys
 from typing import Final
 
-__all__ = ["dump_when_stuck"]
-
 # more: the cause of a standstill is known later; less: handlers that block the loop for a while fill the log
 STUCK_S: Final = 30.0
 

@@ -14,8 +14,6 @@ from allocator.handlers.processor import Processor
 from allocator.handlers.settings import HANDLING_DEFAULT
 from allocator.types import Ordering, Record, Workers
 
-__all__ = ["Consumer"]
-
 
 @names_arguments
 class Consumer(ConsumerBase):

@@ -13,19 +13,6 @@ from allocator.handlers.late_producer import LateProducer, Outgoing
 from allocator.producer.producer import DeliveryFailed
 from allocator.types import Record
 
-__all__ = [
-    "CONNECT",
-    "FIRST_TIMESTAMP",
-    "PREFIX",
-    "REDRIVES",
-    "SPRING",
-    "DeadLetterTopic",
-    "headers_of",
-    "not_taken",
-    "outgoing",
-    "own_headers",
-]
-
 PREFIX = "allocator."
 # the names that Spring Kafka's DeadLetterPublishingRecoverer and Kafka Connect write, because tools know them
 SPRING = "kafka_dlt-"

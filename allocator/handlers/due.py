@@ -11,8 +11,6 @@ from allocator.core.telemetry import Measures
 from allocator.handlers.retry_topics import due_ms
 from allocator.types import TopicPartition
 
-__all__ = ["DueGate"]
-
 # how often the wall clock is read again, because it may be set
 RECHECK_S = 30.0
 

@@ -18,8 +18,6 @@ from allocator.handlers.policy import Action, ErrorPolicy, Retries
 from allocator.handlers.retry_topics import RetryTopics
 from allocator.types import Record, TopicPartition
 
-__all__ = ["DeadLetters", "FailedWorker", "Failures", "offset_of"]
-
 log = logging.getLogger(__name__)
 
 TOO_LARGE = frozenset({10, 18})  # MESSAGE_TOO_LARGE, RECORD_LIST_TOO_LARGE

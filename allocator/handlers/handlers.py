@@ -13,8 +13,6 @@ from allocator.core.settings import find, to_call
 from allocator.core.telemetry import tracing
 from allocator.errors import ConfigError
 
-__all__ = ["Handler", "HandlerMisuse", "load_handler", "traced"]
-
 
 class HandlerMisuse(ConfigError):
     """The handler has a form that cannot be called. A retry does not help."""

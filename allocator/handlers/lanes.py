@@ -16,8 +16,6 @@ from allocator.handlers.subprocesses import Children
 from allocator.handlers.window import Unit
 from allocator.types import TopicPartition
 
-__all__ = ["Lane", "LaneOwner", "Lanes"]
-
 # how long handlers without waits, or one lane, may run before others get their turn. more: fewer hops between threads;
 # less: commits, stops, other keys and other partitions wait less
 SLICE_S = 0.1

@@ -10,8 +10,6 @@ from typing import Any, NamedTuple, Optional
 from allocator.core.client import KafkaClient
 from allocator.producer.producer import Producer
 
-__all__ = ["LateProducer", "Outgoing"]
-
 TIMEOUT_S = 30.0
 BATCH_BYTES = 16 << 10  # bytes of a batch. more: fewer requests; less: fits topics with a small max.message.bytes
 

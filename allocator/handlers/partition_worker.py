@@ -23,8 +23,6 @@ from allocator.handlers.retry_topics import RetryPlan
 from allocator.handlers.window import Span, Unit, Window
 from allocator.types import TopicPartition
 
-__all__ = ["InHandBytes", "PartitionWorker", "Work"]
-
 log = logging.getLogger(__name__)
 
 # if a commit has less room than this, it does not pay to wait for more room for done records

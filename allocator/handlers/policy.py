@@ -12,8 +12,6 @@ from allocator.core.settings import find
 from allocator.errors import ConfigError
 from allocator.handlers.settings import HANDLING_DEFAULT
 
-__all__ = ["Action", "ErrorPolicy", "Retries", "load_errors"]
-
 
 class Action(enum.Enum):
     """The action for a record whose call failed."""

@@ -18,8 +18,6 @@ from allocator.handlers.settings import HANDLING
 from allocator.handlers.subprocesses import check_picklable
 from allocator.types import Record
 
-__all__ = ["dead_letters", "processor", "retry_fault", "retry_topics"]
-
 _ERRORS = ("retry_on", "dead_letter_on", "skip_on", "stop_on")
 Deserialize = Callable[[Record], Record]
 

@@ -42,8 +42,6 @@ from allocator.handlers.retry_topics import RetryTopics
 from allocator.handlers.settings import HANDLING_DEFAULT
 from allocator.types import Offset, OffsetAndMetadata, TopicPartition
 
-__all__ = ["ProcessSettings", "Processor", "RecordSource"]
-
 log = logging.getLogger(__name__)
 
 # how long revoked partitions wait for each other. more: fewer commits and claims; less: each moves sooner

@@ -26,8 +26,6 @@ from allocator.handlers.late_producer import LateProducer, Outgoing
 from allocator.producer.producer import Producer
 from allocator.types import Record
 
-__all__ = ["RetryPlan", "RetryTopics", "due_ms", "is_retry_topic"]
-
 log = logging.getLogger(__name__)
 
 RETRIES = PREFIX + "retries"

@@ -19,8 +19,6 @@ from allocator.core.settings import (
 )
 from allocator.types import Ordering, Workers
 
-__all__ = ["HANDLING", "HANDLING_DEFAULT"]
-
 _ERRORS: Final = Texts("a list of error classes")
 
 HANDLING: Final[Mapping[str, Setting]] = {

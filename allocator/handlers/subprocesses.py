@@ -14,8 +14,6 @@ from typing import Any
 from allocator.core.text import text_of
 from allocator.errors import ConfigError
 
-__all__ = ["Children", "check_picklable"]
-
 _SPAWN = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
 
 

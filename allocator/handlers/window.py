@@ -9,8 +9,6 @@ from typing import Any
 
 from allocator.core.subscription import DoneSet, fingerprint
 
-__all__ = ["Span", "Unit", "Window"]
-
 # number of fully done spans, beyond a record that is not done, from which they are joined
 JOIN_SPANS = 32
 

@@ -25,8 +25,6 @@ from allocator.migrate.translate import ends_of
 from allocator.operate import ClusterChoice, choice_path, choose_cluster, describe, read_choice
 from allocator.types import TopicPartition
 
-__all__ = ["NO_RETURN", "POLL_S", "STEPS", "Clusters", "Cutover", "CutoverFailed", "opened", "until"]
-
 log = logging.getLogger(__name__)
 
 FORMAT: Final = "allocator cutover 1"

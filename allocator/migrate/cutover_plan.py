@@ -20,8 +20,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["Plan", "load_plan"]
-
 # section -> key -> (type, default); ... means required
 _KEYS: Final[Mapping[str, Mapping[str, tuple[type, Any]]]] = {
     "cutover": {

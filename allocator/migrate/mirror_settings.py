@@ -11,8 +11,6 @@ from allocator.core.settings import DEFAULT, Number, SettingKind, Whole, keyword
 from allocator.core.subscription import check_pattern
 from allocator.errors import ConfigError
 
-__all__ = ["RECREATED", "MirrorSettings"]
-
 RECREATED: Final = ("earliest", "continue")
 RANGES: Final[Mapping[str, SettingKind]] = {
     "replication": Whole(1, 2**15 - 1),

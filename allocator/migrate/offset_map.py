@@ -29,18 +29,6 @@ from allocator.producer.encode import written
 from allocator.producer.producer import append
 from allocator.types import TopicPartition
 
-__all__ = [
-    "BadOffsetMap",
-    "Entry",
-    "Incarnation",
-    "OffsetMap",
-    "OffsetTranslation",
-    "Run",
-    "map_topic",
-    "pack",
-    "unpack",
-]
-
 MOST: Final = 5000  # runs in one entry, which has to fit into a record batch
 # Of each SPAN mirrored records, at most MOST_RUNS runs are noted exactly. The map stays small on compacted topics, and
 # a group that is moved to a position between two runs repeats up to SPAN records

@@ -16,8 +16,6 @@ from allocator.migrate.topics import TopicIds, same_topic
 from allocator.migrate.translate import Found
 from allocator.types import TopicPartition
 
-__all__ = ["CopyPlan", "CopyRefused", "Restored", "Row", "copy_offsets", "restore_offsets"]
-
 FORMAT = "allocator offsets 1"
 
 

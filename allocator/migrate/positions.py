@@ -14,8 +14,6 @@ from allocator.migrate.topics import same_topic
 from allocator.producer.encode import Encoded
 from allocator.types import OffsetAndMetadata, TopicPartition
 
-__all__ = ["PartitionPosition", "Target", "target_lost"]
-
 _TEXT: Final = re.compile(r"mirrored (\d+) to (\d+)(?: of (\S+))?(?: topic \S+)?")
 
 

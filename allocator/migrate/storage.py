@@ -21,8 +21,6 @@ from allocator.errors import AllocatorError, BrokerError, ConfigError
 from allocator.operate import DescribedGroup, describe, kafka_group, old_layouts
 from allocator.types import OffsetAndMetadata, TopicPartition
 
-__all__ = ["CONNECT_S", "GroupAlive", "OffsetStore", "OpenOffsetStore", "connected"]
-
 CONNECT_S = 10.0  # to connect; more: a mistyped address is reported later
 PATIENCE_S = 30.0  # for a coordinator that is still loading
 

@@ -12,8 +12,6 @@ from allocator.core.record import Record
 from allocator.migrate.offset_map import Run
 from allocator.types import TopicPartition
 
-__all__ = ["Tail", "digest", "match_tails", "read_tails"]
-
 
 def digest(record: Record, *, timed: bool = True) -> bytes:
     """16 bytes that two records share only if key, value, headers and, when `timed`, timestamp are the same."""

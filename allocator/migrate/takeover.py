@@ -27,18 +27,6 @@ from allocator.migrate.topics import same_topic
 from allocator.migrate.translate import Ends, ends_of
 from allocator.types import IsolationLevel, OffsetAndMetadata, TopicPartition
 
-__all__ = [
-    "Log",
-    "NotEmpty",
-    "Replaced",
-    "SourceLoss",
-    "TakenOver",
-    "TopicsStopped",
-    "find_replaced",
-    "find_targets_lost",
-    "take_over",
-]
-
 log = logging.getLogger(__name__)
 
 # Compared offsets before the position. More: tolerates compacted records; less: partitions are taken over sooner

@@ -13,8 +13,6 @@ from allocator.migrate.offset_map import map_topic
 from allocator.migrate.topics import make_alike
 from allocator.types import TopicPartition
 
-__all__ = ["TopicSync", "refuse_same_cluster"]
-
 
 class TopicSync:
     """Creates and compares topics, each once. `ensemble` is the old cluster's ZooKeeper, for brokers before 0.11."""

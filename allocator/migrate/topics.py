@@ -18,17 +18,6 @@ from allocator.core.text import shown
 from allocator.core.zookeeper import NoZnode, ZooKeeper
 from allocator.errors import AllocatorError, ConfigError
 
-__all__ = [
-    "ZNODE",
-    "TopicIds",
-    "TopicsDiffer",
-    "carried",
-    "deletes_after",
-    "make_alike",
-    "same_topic",
-    "settings_of",
-]
-
 log = logging.getLogger(__name__)
 
 ZNODE: Final = "znode-"

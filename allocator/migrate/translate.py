@@ -21,19 +21,6 @@ from allocator.types import IsolationLevel, OffsetAndMetadata, TopicPartition
 if TYPE_CHECKING:
     from allocator.migrate.storage import OpenOffsetStore
 
-__all__ = [
-    "METHODS",
-    "Ends",
-    "Found",
-    "Progress",
-    "by_content",
-    "by_map",
-    "by_offset",
-    "by_timestamp",
-    "ends_of",
-    "silent",
-]
-
 METHODS: Final = ("offset", "timestamp", "content", "map")
 Progress = Callable[[int, int, str], None]
 """Called with what is done, of how much, and the unit."""

@@ -11,8 +11,6 @@ from allocator.errors import AllocatorError
 from allocator.operate.group_report import describe
 from allocator.protocols.legacy.kiel import AdoptionRefused, HandoverPhase, KielPaths, read_group, seal
 
-__all__ = ["AdoptionUnfinished", "Candidate", "adopt", "candidate"]
-
 POLL_S = 0.2
 
 

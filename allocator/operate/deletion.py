@@ -23,8 +23,6 @@ from allocator.operate import kafka_describe
 from allocator.operate.group_report import describe
 from allocator.operate.layouts import old_layouts
 
-__all__ = ["GroupHasMembers", "GroupRemains", "NothingToDelete", "delete_group", "remains"]
-
 TRIES = 3  # attempts. more: tolerates more changes of the group during the deletion; less: fails sooner
 SHOWN = 5  # names listed in an error
 GROUP_NOT_FOUND, NON_EMPTY_GROUP = 69, 68

@@ -33,16 +33,6 @@ from allocator.errors import ConfigError
 from allocator.operate.order_report import OrderReport, order_reports
 from allocator.types import PartitionLike
 
-__all__ = [
-    "NOT_OURS",
-    "WITHDRAWN_BY_PARTITION",
-    "GroupOrders",
-    "OrdersFromOutside",
-    "OrdersOfGroup",
-    "default_operator",
-    "parse_place",
-]
-
 NOT_OURS = (
     'Orders about members and moves are for groups with membership="zookeeper"; in other groups Kafka\'s coordinator, '
     "or each member by itself, assigns the partitions, and no such orders count"

@@ -37,23 +37,6 @@ from allocator.core.zookeeper import NoZnode, ZooKeeper
 from allocator.operate.order_report import OrderReport, order_reports, order_text
 from allocator.types import OffsetAndMetadata, TopicPartition
 
-__all__ = [
-    "SHOWN",
-    "Coordinated",
-    "GroupReport",
-    "GroupState",
-    "Lag",
-    "Logs",
-    "Reservation",
-    "clock_time",
-    "describe",
-    "list_groups",
-    "name_of",
-    "read_logs",
-    "reported_problems",
-    "subscribed",
-]
-
 
 @dataclass(frozen=True)
 class Coordinated:

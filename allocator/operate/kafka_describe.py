@@ -24,17 +24,6 @@ from allocator.protocols.kafka_classic.consumer_protocol import PROTOCOL_TYPE, M
 from allocator.protocols.kip848.messages import ConsumerGroupDescribeRequest
 from allocator.types import TopicPartition
 
-__all__ = [
-    "BrokerSeen",
-    "DescribedGroup",
-    "DescribedMember",
-    "Replicas",
-    "brokers",
-    "kafka_group",
-    "replicas",
-    "settings",
-]
-
 HAS_API_VERSIONS = (0, 10)  # the first broker version that knows ApiVersions
 NO_SOFTWARE_NAME = 2  # newer versions of ApiVersions need the name of the client software
 AT_ONCE = 20  # brokers asked at the same time

@@ -16,8 +16,6 @@ from allocator.operate import kafka_describe
 from allocator.operate.group_orders import NOT_OURS, OrdersFromOutside
 from allocator.protocols.order_topic import OrderTopic
 
-__all__ = ["KafkaGroupOrders"]
-
 
 @names_arguments
 class KafkaGroupOrders(OrdersFromOutside):

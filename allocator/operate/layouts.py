@@ -11,8 +11,6 @@ from allocator.protocols.legacy.kiel import KielPaths, read_shared
 from allocator.protocols.legacy.old_consumer import OldSubscription
 from allocator.types import TopicPartition
 
-__all__ = ["KIEL", "OLD_CONSUMERS", "OLD_OWNERS", "OldLayouts", "children", "old_layouts"]
-
 KIEL = "/kiel/groups/{}/members"
 OLD_CONSUMERS = "/consumers/{}/ids"
 OLD_OWNERS = "/consumers/{}/owners"

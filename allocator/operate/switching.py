@@ -29,16 +29,6 @@ from allocator.errors import AllocatorError, Closed, ConfigError
 from allocator.handlers.consumer import Consumer
 from allocator.types import Offset, OffsetAndMetadata, PartitionKey, PartitionLike, TopicPartition
 
-__all__ = [
-    "ChoiceWatcher",
-    "ClusterChoice",
-    "SwitchingConsumer",
-    "choice_path",
-    "choose_cluster",
-    "elsewhere",
-    "read_choice",
-]
-
 log = logging.getLogger(__name__)
 
 FORMAT = 1

@@ -35,8 +35,6 @@ from allocator.operate.group_report import GroupState
 from allocator.operate.order_report import OrderReport
 from allocator.types import TopicPartition
 
-__all__ = ["GroupPlan", "PlannedMember", "PlannedMove", "Scenario", "plan_of"]
-
 ROUND_TRIPS = 5  # for one move: the document, its reading, the smaller claim, the next document, the larger claim
 MINUTE_S = 60.0
 

@@ -14,8 +14,6 @@ from typing import Final, NamedTuple, Union
 from allocator.core.fetch import lz4_of_old
 from allocator.producer.encode import CODECS, Encoded, compress, encode_record
 
-__all__ = ["AnyBatch", "BatchBuilder", "EncodeRows", "MessageSet"]
-
 _LZ4: Final = CODECS["lz4"]
 _NULL: Final = b"\xff\xff\xff\xff"
 

@@ -21,20 +21,6 @@ from allocator.core.record import Record
 from allocator.core.varint import uvarint, zigzag
 from allocator.errors import AllocatorError, CorruptRecordError
 
-__all__ = [
-    "CODECS",
-    "TARGET_BYTES",
-    "BatchTooLarge",
-    "Encoded",
-    "Rows",
-    "Writer",
-    "compress",
-    "encode",
-    "encode_headers",
-    "encode_record",
-    "written",
-]
-
 # base offset, length, leader epoch, magic, checksum; and what the checksum covers: attributes, last offset delta, base
 # and max timestamp, producer id and epoch, base sequence, record count
 _FRONT: Final = struct.Struct(">qiibI")

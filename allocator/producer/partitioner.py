@@ -5,8 +5,6 @@ from __future__ import annotations
 import random
 from typing import Final
 
-__all__ = ["RUN", "Partitioner", "murmur2"]
-
 # Keyless records that go to one partition in a row. More: larger batches; less: more even partitions
 RUN: Final = 500
 _M: Final = 0x5BD1E995

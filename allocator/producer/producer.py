@@ -29,8 +29,6 @@ from allocator.producer.encode import CODECS, TARGET_BYTES, Encoded
 from allocator.producer.partitioner import Partitioner
 from allocator.types import TopicPartition
 
-__all__ = ["DeliveryFailed", "ProduceQueue", "Producer", "SequenceLost", "append"]
-
 log = logging.getLogger(__name__)
 
 MAX_VERSION: Final = 12  # later versions use topic ids

@@ -22,8 +22,6 @@ from allocator.producer.builder import BatchBuilder
 from allocator.producer.encode import Encoded
 from allocator.types import TopicPartition
 
-__all__ = ["NewRecord", "TooLargeForTopic", "TransactionalWriter"]
-
 TRANSACTION: Final = 1  # the kind of coordinator: for transactions
 TRANSACTIONAL: Final = 0x10  # the attribute that marks a transactional batch
 # the newest versions with a separate request to add partitions, and with an epoch that a commit does not change

@@ -9,8 +9,6 @@ from allocator.core.aio import wait_for_event
 from allocator.core.settings import DEFAULT
 from allocator.errors import BrokerError
 
-__all__ = ["HeartbeatLoop", "HeartbeatTimer"]
-
 # the interval after a rebalance; it doubles with each heartbeat up to the usual one. more: the member notices the next
 # rebalance later; less: more requests after each rebalance
 SOON_S = 0.05

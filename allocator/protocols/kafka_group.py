@@ -17,8 +17,6 @@ from allocator.core.offsets import Coordinator, Identity
 from allocator.errors import AllocatorError, BrokerError
 from allocator.protocols.heartbeat import HeartbeatLoop, HeartbeatTimer
 
-__all__ = ["LEAVE_WITHIN_S", "Interrupted", "KafkaGroup", "KafkaGroupParticipant", "passes", "repeat_leave", "unless"]
-
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")

@@ -6,8 +6,6 @@ from collections.abc import Callable
 
 from allocator.core.membership import AssignmentListener, Confirmations, Lease, Suspension
 
-__all__ = ["KafkaLease"]
-
 MAX_MARGIN_S = 5.0
 
 

@@ -17,8 +17,6 @@ from allocator.protocols.kafka_group import KafkaGroup
 from allocator.protocols.kafka_lease import KafkaLease
 from allocator.types import TopicPartition
 
-__all__ = ["KafkaMember"]
-
 log = logging.getLogger(__name__)
 
 NO_COORDINATOR = 15  # brokers also return this code while the offsets topic cannot be created

@@ -22,8 +22,6 @@ from allocator.protocols.legacy.owners import OwnersSettings
 from allocator.protocols.order_topic import OrderTopic
 from allocator.types import GroupProtocol, OffsetStorage
 
-__all__ = ["ConsumersOptions", "KafkaOptions", "KielOptions", "PykafkaOptions"]
-
 
 @dataclass(frozen=True)
 class KafkaOptions(MembershipOptions):

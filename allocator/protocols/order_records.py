@@ -36,8 +36,6 @@ from allocator.core.commands import (
 from allocator.core.znodes import FORMAT, InflateBudget, InvalidZnode, parse_object, to_ranges
 from allocator.errors import ConfigError
 
-__all__ = ["OrderRecords", "result_record"]
-
 ORDER_KEY = re.compile(rb"o-[0-9a-f]{8,32}\Z")
 RESULT_KEY = re.compile(rb"result/(o-[0-9a-f]{8,32})/[0-9a-f]{16}\Z")
 MAX_BYTES = 4 * ORDERS_BYTES  # bytes of all values. more: more memory; less: fewer orders and results

@@ -26,8 +26,6 @@ from allocator.producer.producer import Producer
 from allocator.protocols.order_records import Entry, OrderRecords, result_record
 from allocator.types import TopicPartition
 
-__all__ = ["OrderTopic", "orders_topic"]
-
 log = logging.getLogger(__name__)
 
 OLDEST = (0, 11)  # the first broker version with an idempotent producer

@@ -24,8 +24,6 @@ from allocator.resources.assignor import OverNames
 from allocator.resources.sources import NameSource, ResourceNames
 from allocator.types import TopicPartition
 
-__all__ = ["ROOT", "Allocation", "Hold", "OnResources", "ResourceLoad"]
-
 log = logging.getLogger(__name__)
 
 ROOT = "/allocator-resources"

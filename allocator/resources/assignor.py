@@ -9,8 +9,6 @@ from allocator.assignors import Assignor, GroupView, wants
 from allocator.core.types import Partitions
 from allocator.types import TopicPartition
 
-__all__ = ["OverNames"]
-
 TOPIC = "resources"
 
 

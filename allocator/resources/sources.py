@@ -16,8 +16,6 @@ from allocator.core.zookeeper import NoZnode, Watched, ZooKeeper
 from allocator.errors import AllocatorError, ConfigError
 from allocator.types import TopicPartition
 
-__all__ = ["ChildrenOf", "NameSource", "ResourceNames"]
-
 LONGEST_NAME = 1_000  # characters
 MOST_NAMES = 1_000_000
 

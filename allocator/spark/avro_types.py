@@ -11,8 +11,6 @@ from typing import Any, Optional
 from allocator.core.fetch import pyarrow
 from allocator.errors import ConfigError
 
-__all__ = ["ColumnType", "column_type"]
-
 Convert = Optional[Callable[[Any], Any]]
 DIGITS = 38  # of Spark's decimals
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 
-__all__ = ["INSTEAD", "JAVA", "NAMES", "WITHOUT_EFFECT"]
-
 # names that differ from this library's by more than case, dots and underscores
 NAMES: Mapping[str, str] = {
     "kafka.bootstrap.servers": "brokers",

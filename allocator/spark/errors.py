@@ -15,21 +15,6 @@ from typing import Optional
 
 from allocator.errors import AllocatorError
 
-__all__ = [
-    "ArchiveFull",
-    "CheckpointMismatch",
-    "DataLoss",
-    "GroupInUse",
-    "JavaMissing",
-    "NothingRead",
-    "SchemaMismatch",
-    "SparkFailed",
-    "WriteFailed",
-    "in_one_line",
-    "plain",
-    "plain_errors",
-]
-
 # an error of this library, with or without a traceback before it: up to an empty line or a line of Java's stack
 _OURS = re.compile(
     r"(?:^|: )(allocator[.\w]*)\.(\w+): (.*?)(?=\n\s*\n|\n\s*at |\nDriver stacktrace|\Z)", re.MULTILINE | re.DOTALL

@@ -9,8 +9,6 @@ from typing import Any, TypeVar
 from allocator.core.client import KafkaClient
 from allocator.spark.options import Options
 
-__all__ = ["ClusterLink"]
-
 T = TypeVar("T")
 
 

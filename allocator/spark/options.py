@@ -46,8 +46,6 @@ from allocator.spark.ranges import (
 )
 from allocator.types import TopicPartition
 
-__all__ = ["Options", "own_name", "read_options"]
-
 log = logging.getLogger(__name__)
 
 SECURITY = {f"security.{key}": key for key in KEYS if key != "ssl_context"}  # an object, which cannot be an option

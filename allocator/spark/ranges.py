@@ -21,23 +21,6 @@ from allocator.core.subscription import checked
 from allocator.spark.errors import CheckpointMismatch
 from allocator.types import TopicPartition
 
-__all__ = [
-    "COMMITTED",
-    "EARLIEST",
-    "LATEST",
-    "Range",
-    "StartOrEnd",
-    "StreamOffsets",
-    "limit_ends",
-    "pack",
-    "partitions_of",
-    "read_duration",
-    "read_place",
-    "read_times",
-    "split",
-    "stream_lag",
-]
-
 EARLIEST = "earliest"
 LATEST = "latest"
 COMMITTED = "committed"

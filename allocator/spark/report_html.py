@@ -7,8 +7,6 @@ from pathlib import Path
 
 from allocator.core.text import escape
 
-__all__ = ["badge", "code", "figures", "grid", "item_list", "page", "section"]
-
 STYLE = Path(__file__).with_name("report.css")
 NUMERIC = (int, float, type(None))
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"

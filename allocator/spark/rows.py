@@ -14,8 +14,6 @@ from allocator.spark.errors import SchemaMismatch
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["COLUMNS", "HEADERS", "arrow_schema", "check_schema", "columns", "schema_text", "to_spark"]
-
 COLUMNS = {
     "key": "binary",
     "value": "binary",

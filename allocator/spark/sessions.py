@@ -18,8 +18,6 @@ from allocator.spark.errors import JavaMissing
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["java_home", "session"]
-
 OLDEST = 17  # of Spark 4
 VECTOR = "jdk.incubator.vector"
 

@@ -7,8 +7,6 @@ from typing import Any
 
 from pyspark import cloudpickle
 
-__all__ = ["Shipped", "rebuild", "shipped"]
-
 
 def rebuild(module: str, name: str, state: bytes) -> Any:
     """Returns the pickled object. Raises ModuleNotFoundError; Spark copies this function to executors by its code."""

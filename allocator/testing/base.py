@@ -19,8 +19,6 @@ from .waiting import wait_until
 if TYPE_CHECKING:
     from .producing import Produced
 
-__all__ = ["Cluster"]
-
 C = TypeVar("C", bound="Cluster")
 
 

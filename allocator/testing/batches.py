@@ -12,8 +12,6 @@ import zlib
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Optional
 
-__all__ = ["CODECS", "ProducedRecord", "encode"]
-
 CODECS = {None: 0, "none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 _SNAPPY_BLOCK = 32 << 10
 

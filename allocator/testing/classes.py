@@ -25,8 +25,6 @@ from .jars import cache_directory, jar_directory
 from .java import Java, java_environment
 from .versions import JarSet
 
-__all__ = ["archive", "count_start", "failed", "make_base", "making", "usable", "using", "worth_making"]
-
 log = logging.getLogger(__name__)
 _OLDEST = 13
 # so many starts without an archive cost as much more as it costs to make one

@@ -21,8 +21,6 @@ from .probe import zookeeper_mode
 from .proxy import FaultProxy
 from .versions import USUAL_ZOOKEEPER, JarSet, Release, kafka_release, zookeeper_jars
 
-__all__ = ["LocalCluster"]
-
 # 3.4 registers JMX beans of log4j, and reload4j, which replaces log4j here, has none
 _NO_LOG4J_BEANS = "-Dzookeeper.jmx.log4j.disable=true"
 

@@ -22,8 +22,6 @@ from allocator._files import write_file
 from .. import __version__
 from .versions import KAFKA, ZOOKEEPER
 
-__all__ = ["BEGIN", "END", "CompatibilityTable", "versions_of"]
-
 BEGIN = "<!-- compatibility: begin; written by the tests -->"
 END = "<!-- compatibility: end -->"
 UNTESTED = "·"

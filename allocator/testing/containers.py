@@ -21,8 +21,6 @@ from .node import Node
 from .probe import zookeeper_mode
 from .versions import Release
 
-__all__ = ["ContainerCluster"]
-
 _FIRST_PUBLISHED = (3, 7)
 _BIN = "/opt/kafka/bin"
 

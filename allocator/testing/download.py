@@ -35,8 +35,6 @@ try:
 except ImportError as error:
     raise MissingExtra("servers for tests need requests: pip install 'zk-partition-allocator[testing]'") from error
 
-__all__ = ["CENTRAL", "MIRROR", "Registry", "download", "find_registry"]
-
 OnBytes = Callable[[int], None]
 
 _CONNECT_S, _READ_S = 15.0, 60.0

@@ -4,17 +4,6 @@ from __future__ import annotations
 
 from ..errors import AllocatorError, ConfigError
 
-__all__ = [
-    "ClusterError",
-    "JarsUnavailable",
-    "JavaNotFound",
-    "NoContainerEngine",
-    "ServerStartFailed",
-    "TestingError",
-    "UnknownVersion",
-    "WaitTimeout",
-]
-
 
 class TestingError(AllocatorError):
     """Base class of the errors of `allocator.testing`."""

@@ -25,8 +25,6 @@ try:
 except ImportError as error:
     raise MissingExtra("servers for tests need filelock: pip install 'zk-partition-allocator[testing]'") from error
 
-__all__ = ["cache_directory", "class_path", "fetch_jars", "jar_directory"]
-
 log = logging.getLogger(__name__)
 _verified: set[Path] = set()
 

@@ -13,8 +13,6 @@ from pathlib import Path
 
 from .errors import JavaNotFound
 
-__all__ = ["NEWEST", "OLDEST", "Java", "find_java", "java_environment"]
-
 OLDEST, NEWEST = 11, 21
 
 

@@ -26,8 +26,6 @@ from .batches import ProducedRecord
 from .errors import ClusterError
 from .versions import KAFKA
 
-__all__ = ["MARK", "NEEDED", "Outcome", "Outcomes", "Replay", "parametrize", "versions_from"]
-
 MARK = "kafka_versions"
 NEEDED = ("kafka_version", "versioned_cluster", "replay", "outcome")
 DIFF_LINES = 60

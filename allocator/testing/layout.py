@@ -14,22 +14,6 @@ from .java import Java, java_environment
 from .topics import zookeeper_client
 from .versions import Release
 
-__all__ = [
-    "CLUSTER_ID",
-    "advertised",
-    "broker_settings",
-    "command",
-    "filled",
-    "format_data",
-    "kafka_files",
-    "kraft_files",
-    "log4j_settings",
-    "properties",
-    "with_controller",
-    "zookeeper_files",
-    "zookeeper_settings",
-]
-
 CLUSTER_ID = "allocator-testing-0000"  # KRaft needs 16 bytes in base64, the same on all nodes
 _FORMAT_TIMEOUT_S = 120.0
 _QUICK_JVM = (

@@ -15,8 +15,6 @@ from .errors import ClusterError, ServerStartFailed
 from .java import java_environment
 from .proxy import FaultProxy
 
-__all__ = ["Node", "ServerProcess"]
-
 _SUPERVISOR = Path(__file__).with_name("supervisor.py")
 
 

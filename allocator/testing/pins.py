@@ -27,8 +27,6 @@ from .errors import JarsUnavailable
 from .java import Java, find_java
 from .versions import KAFKA, KAFKA_TOOLS, ZOOKEEPER, JarSet
 
-__all__ = ["Jar", "by_ivy", "differences", "pinned", "sha256"]
-
 DIRECTORY = Path(__file__).with_name("pinned")
 _SYSTEM_TRUST_STORE = Path("/etc/ssl/certs/java/cacerts")
 

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from .kafka_versions import Outcome, Outcomes, Replay
     from .proxy import FaultProxy
 
-__all__ = ["ClusterFactory"]
-
 
 class ClusterFactory:
     """`factory(kafka="0.8.2.2", brokers=3)`: a running cluster; the same one for the same arguments.

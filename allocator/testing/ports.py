@@ -17,8 +17,6 @@ from pathlib import Path
 
 from .errors import ClusterError
 
-__all__ = ["PortLease"]
-
 _FIRST, _LAST = 20000, 32000
 _LOCK = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 

@@ -10,18 +10,6 @@ import socket
 import struct
 from dataclasses import dataclass, field
 
-__all__ = [
-    "Connection",
-    "Metadata",
-    "PartitionState",
-    "Reader",
-    "api_versions",
-    "four_letter_word",
-    "ignores_versions",
-    "metadata",
-    "zookeeper_mode",
-]
-
 _HOST = "127.0.0.1"
 _LIST_OFFSETS, _METADATA, _API_VERSIONS = 2, 3, 18
 _NO_VERSION = 0x7FFF

@@ -28,8 +28,6 @@ from typing import Any, Literal
 
 from .errors import ClusterError
 
-__all__ = ["FaultProxy"]
-
 Direction = Literal["to_server", "to_client", "both"]
 WAYS: tuple[Literal["to_server", "to_client"], ...] = ("to_server", "to_client")
 

@@ -13,8 +13,6 @@ from typing import Any, Protocol
 
 from .errors import ClusterError
 
-__all__ = ["KraftTopics", "Topics", "ZooKeeperTopics", "spread"]
-
 
 class Topics(Protocol):
     """Topic operations of one kind of cluster. They do not wait for the brokers."""

@@ -17,8 +17,6 @@ from .jars import cache_directory
 from .java import OLDEST, Java, find_java
 from .versions import USUAL_ZOOKEEPER, JarSet, kafka_release, zookeeper_jars
 
-__all__ = ["make_archives"]
-
 log = logging.getLogger(__name__)
 # of one server; beside other tests Java may take long to write its archive
 _STOP_TIMEOUT_S = 120.0

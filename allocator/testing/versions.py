@@ -8,18 +8,6 @@ from types import MappingProxyType
 
 from .errors import UnknownVersion
 
-__all__ = [
-    "KAFKA",
-    "KAFKA_TOOLS",
-    "NEWEST",
-    "USUAL_ZOOKEEPER",
-    "ZOOKEEPER",
-    "JarSet",
-    "Release",
-    "kafka_release",
-    "zookeeper_jars",
-]
-
 
 def _logging(slf4j: str) -> tuple[str, ...]:
     return f"org.slf4j:slf4j-api:{slf4j}", f"org.slf4j:slf4j-reload4j:{slf4j}", "ch.qos.reload4j:reload4j:1.2.26"

@@ -10,8 +10,6 @@ from typing import TypeVar, Union, cast
 
 from .errors import WaitTimeout
 
-__all__ = ["wait_until", "wait_until_async"]
-
 T = TypeVar("T")
 _NOTHING = object()
 

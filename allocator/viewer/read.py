@@ -21,8 +21,6 @@ from allocator.errors import ConfigError, TopicNotFound
 from allocator.producer.partitioner import Partitioner
 from allocator.types import IsolationLevel, Record, TopicPartition
 
-__all__ = ["Bounds", "Position", "Query", "ReadResult", "ReadWindow", "Reader", "parse_key"]
-
 Offsets = Mapping[TopicPartition, int]
 Ranges = Mapping[TopicPartition, tuple[int, int]]
 

@@ -13,8 +13,6 @@ from allocator.handlers.schemas import Decoded, Decoder, Formats, Masks, Registr
 from allocator.types import Record
 from allocator.viewer.read import Query, Reader, ReadResult
 
-__all__ = ["SeenRecord", "View", "Viewer", "seen"]
-
 
 @dataclass(frozen=True)
 class SeenRecord:

@@ -33,8 +33,6 @@ from allocator.web.requests import (
     confirmed,
 )
 
-__all__ = ["POSTS", "Action", "ClusterWork", "NotNow", "Place", "actions"]
-
 Action = Callable[[str, Mapping[str, Any], str], Awaitable[dict[str, Any]]]
 """Arguments: the group, the request body, and the user."""
 Session = Callable[[], Optional[ZooKeeper]]

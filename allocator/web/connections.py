@@ -15,8 +15,6 @@ from typing import Any, Optional
 
 from tornado import httpserver, httputil, iostream
 
-__all__ = ["Limits", "Server"]
-
 log = logging.getLogger(__name__)
 
 BUSY = (

@@ -24,8 +24,6 @@ from allocator.web.metrics import ConsumerCollector
 from allocator.web.server import Health, Site, serve
 from allocator.web.watch import ClusterAccess, Watcher
 
-__all__ = ["DaemonHealth", "Demand", "beside"]
-
 log = logging.getLogger(__name__)
 
 # how long the group stays watched after the last page was closed. more: keeps its history longer; less: fewer reads

@@ -30,8 +30,6 @@ from allocator.web.requests import (
 )
 from allocator.web.watch import ClusterAccess
 
-__all__ = ["POSTS", "LetterDesk", "TookTooLong", "candidates"]
-
 LISTED = 500  # letters in one response. more: a slower page
 # limit of reading a topic. more: larger topics can be listed; less: a browser waits less for an error
 PATIENCE_S = 60.0

@@ -8,8 +8,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
-__all__ = ["Event", "EventLog", "audit_detail"]
-
 KEPT = 1000
 LONGEST = 500  # characters of one argument in the audit log
 FIELDS = 20  # arguments

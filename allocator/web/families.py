@@ -7,8 +7,6 @@ from functools import partial
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-__all__ = ["Sample", "counter", "gauge"]
-
 Sample = tuple[list[str], "float | None"]
 """The values of the labels, and the value. None: it is unknown, so there is no sample."""
 

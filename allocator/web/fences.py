@@ -9,8 +9,6 @@ from allocator.core.types import NO_PARTITIONS
 from allocator.core.znodes import Claim
 from allocator.types import TopicPartition
 
-__all__ = ["Fence", "Fences"]
-
 
 class Fence(NamedTuple):
     """The value that `Consumer.fence` returns to the owner: the id of the transaction that put the partition

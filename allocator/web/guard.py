@@ -12,8 +12,6 @@ from urllib.parse import urlsplit
 
 from allocator.errors import ConfigError
 
-__all__ = ["HEADERS", "Guard", "Login", "User"]
-
 HEADERS = {
     # everything comes from this server's files: no inline code, nothing from other origins, and no embedding in a frame
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "

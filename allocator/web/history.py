@@ -10,8 +10,6 @@ from typing import Any, Optional
 from allocator.operate import GroupState, Logs
 from allocator.types import TopicPartition
 
-__all__ = ["DEPARTED", "History", "News", "Past", "Point", "Rebalance", "Remembered", "Series", "targets"]
-
 REBALANCES = 100  # rebalances kept. more: memory, a few kB each
 POINTS = 720  # points kept: an hour at one every 5 s
 AT_REST = ("Stable", "Empty", "Dead")  # states of a group as Kafka's coordinators name them

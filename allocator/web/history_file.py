@@ -25,8 +25,6 @@ from allocator.web.events import Event
 from allocator.web.history import Past, Point, Remembered
 from allocator.web.watch import WatchedGroup, Watcher
 
-__all__ = ["HistoryFile", "keep"]
-
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")

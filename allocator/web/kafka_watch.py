@@ -14,8 +14,6 @@ from allocator.errors import AllocatorError
 from allocator.operate import Coordinated, GroupState, kafka_group
 from allocator.protocols.order_topic import OrderTopic
 
-__all__ = ["KafkaGroupWatch"]
-
 
 class KafkaGroupWatch:
     """Reads one group from its coordinator. It costs one request for each poll, and a fetch from its topic of orders.

@@ -17,8 +17,6 @@ from allocator.web.families import counter, gauge
 from allocator.web.guard import Guard
 from allocator.web.server import Health, Site, serve
 
-__all__ = ["MirrorCollector", "serve_mirror"]
-
 GROUP = ["group"]
 TOPIC = ["group", "topic"]
 

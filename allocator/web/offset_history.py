@@ -10,8 +10,6 @@ from typing import NamedTuple, Optional
 from allocator.operate import Logs
 from allocator.types import TopicPartition
 
-__all__ = ["Age", "OffsetHistory", "oldest"]
-
 SPACING = 12  # a sample of age A is kept if its neighbour is A / SPACING away. more: finer ages; less: less memory
 RATE_S = 60.0  # a rate is the average over about this time. More: steadier; less: newer
 UNKNOWN = -1

@@ -13,8 +13,6 @@ from msgspec import Struct
 from allocator import __version__
 from allocator.web.answers import ErrorJson, HealthJson
 
-__all__ = ["CHANGE", "NOT_WELL", "Answer", "Operation", "describe"]
-
 MEANING = {
     400: "The request is wrong.",
     401: "The token is missing or wrong.",

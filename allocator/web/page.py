@@ -29,8 +29,6 @@ from allocator.web.records import RecordsPage
 from allocator.web.server import Health, Site, serve
 from allocator.web.watch import ClusterAccess, Watcher
 
-__all__ = ["PageOptions", "run_page"]
-
 
 @dataclass(frozen=True)
 class PageOptions:

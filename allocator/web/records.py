@@ -8,8 +8,6 @@ from typing import Literal
 from allocator.viewer import Viewer
 from allocator.web.guard import Guard, User
 
-__all__ = ["AT_ONCE", "TEXT", "RecordsPage"]
-
 AT_ONCE = 4  # reads at the same time. more: more memory and connections to the brokers; less: users wait
 TEXT = 20_000  # characters of a key or value on the page; a download has all of them
 

@@ -20,8 +20,6 @@ from allocator.types import IsolationLevel
 from allocator.viewer import Position, Query, parse_key
 from allocator.web.answers import LetterName, says
 
-__all__ = ["OrderRequest", "Post", "checked"]
-
 NOTE = 500  # characters of a note
 HOURS = 24 * 365
 MOST = 200  # suppositions and orders of one plan

@@ -37,8 +37,6 @@ from allocator.web.records import AT_ONCE, TEXT, RecordsPage
 from allocator.web.requests import EventsQuery, RecordsQuery, Times, checked
 from allocator.web.watch import WatchedGroup, Watcher
 
-__all__ = ["Health", "PortTaken", "Site", "serve"]
-
 log = logging.getLogger(__name__)
 
 STATIC = Path(__file__).parent / "static"

@@ -15,29 +15,6 @@ from allocator.types import TopicPartition
 from allocator.web.history import REBALANCES
 from allocator.web.watch import WatchedGroup, Watcher
 
-__all__ = [
-    "PARTS",
-    "brokers",
-    "budget",
-    "by_topic",
-    "clusters",
-    "detail",
-    "encode",
-    "encoded",
-    "events",
-    "figures",
-    "findings",
-    "lags",
-    "loads",
-    "offsets",
-    "orders",
-    "overview",
-    "rebalance",
-    "rebalances",
-    "series",
-    "topics",
-]
-
 FINDINGS = 100  # events sent
 EVENTS = 200  # shown
 SUBSCRIBED = 20  # topics sent for each member

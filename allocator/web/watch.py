@@ -47,8 +47,6 @@ from allocator.web.history import History, News, Past, Point, Series
 from allocator.web.kafka_watch import KafkaGroupWatch
 from allocator.web.offset_history import Age, OffsetHistory, oldest
 
-__all__ = ["ClusterAccess", "DoctorTrends", "WatchedGroup", "Watcher"]
-
 log = logging.getLogger(__name__)
 
 RETRY_S = 1.0  # after an error of ZooKeeper or Kafka

@@ -6,8 +6,6 @@ import re
 import time
 from datetime import datetime, timezone
 
-__all__ = ["boot_clock", "milliseconds", "wall_ms"]
-
 
 def boot_clock() -> float:
     """Monotonic seconds that also count while the machine sleeps, if the system has such a clock."""

@@ -7,8 +7,6 @@ import time
 
 from allocator.core.aio.backoff import Backoff
 
-__all__ = ["Reminder"]
-
 FIRST_S = 10.0
 MOST_S = 3600.0
 

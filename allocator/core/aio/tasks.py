@@ -12,18 +12,6 @@ from typing import Any, TypeVar
 
 from allocator.core.errors import AllocatorError
 
-__all__ = [
-    "LATE_S",
-    "BackgroundTasks",
-    "ClosesOnce",
-    "TaskGroup",
-    "ends",
-    "first_of",
-    "user_callback",
-    "wait_for_event",
-    "within",
-]
-
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")

@@ -10,8 +10,6 @@ from allocator.core.assignors.problem import AssignmentProblem, topic_partitions
 from allocator.core.assignors.types import BuiltIn, GroupView
 from allocator.core.types import Assignment, TopicPartition
 
-__all__ = ["naive", "range_", "roundrobin"]
-
 
 class _Naive(BuiltIn):
     """Round robin over members: even counts, no regard for what members hold.

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 from allocator.core.errors import InconsistentAssignor
 
-__all__ = ["choose"]
-
 
 def choose(offers: Sequence[tuple[str, Sequence[str]]]) -> tuple[str, dict[str, str]]:
     """Returns the function that the group uses, and the members that do not offer it.

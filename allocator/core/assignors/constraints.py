@@ -12,8 +12,6 @@ from allocator.core.assignors.types import Assignor, GroupView, Member
 from allocator.core.assignors.validate import compute
 from allocator.core.types import Partitions, TopicPartition
 
-__all__ = ["Constraints", "steer"]
-
 ROUNDS = 4  # computations after the first one, until the result is stable; almost always one is enough
 
 

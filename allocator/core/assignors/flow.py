@@ -12,8 +12,6 @@ from heapq import heapify, heappop, heappush, heapreplace
 from itertools import islice
 from typing import NamedTuple
 
-__all__ = ["FlowKind", "apportion", "settle"]
-
 _FAR = 1 << 60  # longer than any path
 
 

@@ -13,8 +13,6 @@ from allocator.core.assignors.types import GroupView
 from allocator.core.errors import BadAssignment
 from allocator.core.types import TopicPartition
 
-__all__ = ["KielAssignor", "KielFunction", "naive_allocator"]
-
 KielFunction = Callable[[list[str], list[str]], Mapping[str, Mapping[str, Iterable[int]]]]
 """(members, ["topic:id", ...]) -> {member: {topic: [id, ...]}}"""
 

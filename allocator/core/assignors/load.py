@@ -20,8 +20,6 @@ from allocator.core.assignors.constraints import Constraints
 from allocator.core.assignors.types import BuiltIn, GroupView, Member
 from allocator.core.types import NO_PARTITIONS, Assignment, Partitions, TopicPartition
 
-__all__ = ["LoadAssignor", "LoadMove", "MemberLoads", "balance", "estimated", "member_loads", "moved"]
-
 MARGIN = 0.5  # share of the tolerance at which moves end. more: moves begin again sooner; less: more moves at a time
 # share of the fair load below which a member takes partitions. more: a member whose load falls takes some; less: a new
 # member may wait

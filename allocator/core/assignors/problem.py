@@ -17,8 +17,6 @@ from allocator.core.assignors.flow import FlowKind, settle
 from allocator.core.assignors.types import GroupView
 from allocator.core.types import Assignment, TopicPartition
 
-__all__ = ["AssignmentProblem", "PartitionClass", "topic_partitions"]
-
 BLOCK = 4  # shorter runs of consecutive ids save too little space in a znode
 
 Cost = Callable[[Optional[str], Any], int]

@@ -20,8 +20,6 @@ from allocator.core.errors import AssignorError
 from allocator.core.settings.targets import find, to_call
 from allocator.core.types import LoadSource, PartitionLike
 
-__all__ = ["ENTRY_POINT_GROUP", "AssignorSpec", "built_in", "known_names", "of_kiel", "resolve"]
-
 ENTRY_POINT_GROUP = "allocator.assignors"
 
 AssignorSpec = Union[str, Assignor, Callable[..., Any]]

@@ -16,8 +16,6 @@ from allocator.core.assignors.types import BuiltIn, GroupView
 from allocator.core.errors import AssignorError
 from allocator.core.types import Assignment, TopicPartition
 
-__all__ = ["cooperative_sticky", "first_step", "give_back", "rack_aware", "sticky", "weighted"]
-
 # with more pairs of member and class, exchanging partitions to place them near their leaders takes minutes
 PAIRS = 50_000
 

@@ -11,8 +11,6 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 from allocator.core.text.html import table
 from allocator.core.types import PartitionLike, TopicPartition
 
-__all__ = ["WANTABLE", "Assignor", "BuiltIn", "GroupView", "Member", "SubscriberClass", "wants"]
-
 WANTABLE = frozenset({"racks", "load"})
 """Fields of `GroupView` that cost requests to Kafka. They are filled for an assignor that wants them, and
 empty otherwise."""

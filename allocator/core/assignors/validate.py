@@ -15,8 +15,6 @@ from allocator.core.errors import AssignorError, BadAssignment
 from allocator.core.text.quoting import shown
 from allocator.core.types import PartitionLike, TopicPartition
 
-__all__ = ["compute", "left_out", "validate"]
-
 _SHOWN = 5
 
 

@@ -10,8 +10,6 @@ from kafka.protocol.admin import DescribeConfigsRequest
 from allocator.core.client.client import KafkaClient
 from allocator.core.client.errors import for_code
 
-__all__ = ["BROKER_RESOURCE", "GROUP_RESOURCE", "TOPIC_RESOURCE", "describe_configs", "set_on_topics"]
-
 TOPIC_RESOURCE, BROKER_RESOURCE, GROUP_RESOURCE = 2, 4, 32
 KINDS = {TOPIC_RESOURCE: "topic", BROKER_RESOURCE: "broker", GROUP_RESOURCE: "group"}
 SET_ON_TOPIC = 1  # source of a setting

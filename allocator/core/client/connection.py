@@ -36,8 +36,6 @@ from allocator.core.client.proxy import Proxy
 from allocator.core.client.request_writer import OwnRequest, negotiated
 from allocator.core.text.quoting import os_cause, shown
 
-__all__ = ["BrokerConnection", "ConnectionSettings"]
-
 log = logging.getLogger(__name__)
 
 SOCKET_OPTIONS: Final = ((socket.IPPROTO_TCP, socket.TCP_NODELAY, 1), (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1))

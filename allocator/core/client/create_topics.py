@@ -13,8 +13,6 @@ from allocator.core.client.errors import for_code
 from allocator.core.errors import BrokerError
 from allocator.core.text.quoting import shown
 
-__all__ = ["add_partitions", "create"]
-
 TOPIC_EXISTS, INVALID_PARTITIONS, NOT_CONTROLLER = 36, 37, 41
 
 

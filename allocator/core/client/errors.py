@@ -16,30 +16,6 @@ import kafka.errors as kafka_errors
 from allocator.core.errors import AllocatorError, BrokerError, CorruptRecordError, TopicAuthorizationFailed
 from allocator.core.types import TopicPartition
 
-__all__ = [
-    "COMMIT",
-    "FETCH_REACTIONS",
-    "FIND",
-    "HEARTBEAT",
-    "JOIN",
-    "KIP848_HEARTBEAT",
-    "KIP848_LEAVE",
-    "LEAVE",
-    "MEMBER_COMMIT",
-    "OFFSET_FETCH",
-    "SYNC",
-    "UNRELEASED_INSTANCE_ID",
-    "FetchReaction",
-    "GroupReaction",
-    "broker_error",
-    "describe",
-    "error_of",
-    "for_code",
-    "react",
-    "reaction_to",
-    "unreachable",
-]
-
 # (cause of a failed connection, whether TLS was used (None: either), what to do). The first match counts.
 REMEDIES: Final = (
     ("no credentials for", None, "The client repeats this; nothing is wrong with the address of the broker."),

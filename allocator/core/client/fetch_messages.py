@@ -19,23 +19,6 @@ from allocator.core.client.request_writer import OwnRequest, RequestWriter
 from allocator.core.client.response_reader import INT32, AnswerReader
 from allocator.core.types import TopicPartition
 
-__all__ = [
-    "BOUNDED",
-    "BY_NAME",
-    "NEWEST",
-    "NO_SESSION",
-    "SESSIONS",
-    "SESSION_ERRORS",
-    "FetchAnswer",
-    "FetchRequest",
-    "FetchSession",
-    "FetchedPartition",
-    "Turn",
-    "Wanted",
-    "newest_for",
-    "read_response",
-]
-
 NEWEST: Final = 18
 
 

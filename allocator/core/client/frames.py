@@ -11,8 +11,6 @@ import kafka.errors as kafka_errors
 
 from allocator.core.client import fetch_messages, offset_commit
 
-__all__ = ["FrameProtocol", "correlation_id", "read_response"]
-
 # api key -> reader of its responses; kafka-python reads all other responses
 READERS: Final = {1: fetch_messages.read_response, offset_commit.API_KEY: offset_commit.read_response}
 _LENGTH: Final = struct.Struct(">i")

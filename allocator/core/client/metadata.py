@@ -15,8 +15,6 @@ from typing import Any, NamedTuple
 from allocator.core.aio.backoff import Backoff
 from allocator.core.errors import AllocatorError, Closed
 
-__all__ = ["Broker", "Metadata", "PartitionMetadata", "Refresher", "TopicMetadata"]
-
 log = logging.getLogger(__name__)
 
 LEADER_NOT_AVAILABLE = 5

@@ -26,8 +26,6 @@ from allocator.core.settings.table import MASK
 from allocator.core.settings.targets import find
 from allocator.core.text.quoting import plain, shown
 
-__all__ = ["SOURCE_OF_AWS", "TokenError", "TokenProvider", "check_token_endpoint", "with_credentials"]
-
 log = logging.getLogger(__name__)
 
 ENDPOINT_TIMEOUT_S: Final = 10.0  # higher: waits for a slower endpoint; lower: a broker is retried sooner

@@ -17,8 +17,6 @@ from allocator.core.client.request_writer import OwnRequest, RequestWriter
 from allocator.core.client.response_reader import INT32, AnswerReader
 from allocator.core.types import OffsetAndMetadata, TopicPartition
 
-__all__ = ["API_KEY", "NEWEST", "OffsetCommit", "OffsetCommitAnswer", "read_response"]
-
 API_KEY: Final = 8
 # from v10 on, topics have ids instead of names
 NEWEST: Final = 9

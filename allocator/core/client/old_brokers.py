@@ -19,8 +19,6 @@ from kafka.protocol.broker_version_data import BrokerVersionData
 from kafka.protocol.consumer import ListOffsetsRequest, OffsetFetchRequest
 from kafka.protocol.metadata import FindCoordinatorRequest
 
-__all__ = ["AnyVersionRequest", "is_old", "known_to_0_9", "version_of_0_8"]
-
 HAS_API_VERSIONS: Final = (0, 10)
 NO_VERSION: Final = 0x7FFF
 GROUP: Final = "allocator-version-probe"

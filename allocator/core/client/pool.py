@@ -24,8 +24,6 @@ from allocator.core.client.request_writer import negotiated
 from allocator.core.errors import ConfigError
 from allocator.core.settings.names import parse_address
 
-__all__ = ["ConnectionPool", "Directory", "parse_addresses", "same_cluster", "time_left"]
-
 log = logging.getLogger(__name__)
 
 CONNECT_S: Final = 10.0

@@ -15,8 +15,6 @@ import kafka.errors as kafka_errors
 from allocator.core.errors import ConfigError
 from allocator.core.text.quoting import os_cause
 
-__all__ = ["Proxy"]
-
 SCHEMES: Final = ("http", "socks5", "socks5h")
 LONGEST_RESPONSE: Final = 65536
 NO_LOGIN, PASSWORD = 0, 2

@@ -11,8 +11,6 @@ from kafka.protocol.broker_version_data import BrokerVersionData
 from allocator.core.client.response_reader import INT32
 from allocator.core.varint import uvarint
 
-__all__ = ["OwnRequest", "RequestHeader", "RequestWriter", "negotiated"]
-
 _HEADER: Final = struct.Struct(">hhi")
 _INT16: Final = struct.Struct(">h")
 _LONGEST: Final = 32767  # maximum bytes of a text in versions that are not compact

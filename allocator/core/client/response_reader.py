@@ -7,8 +7,6 @@ from typing import Final
 
 from allocator.core.varint import read_uvarint
 
-__all__ = ["INT32", "AnswerReader"]
-
 _INT16: Final = struct.Struct(">h")
 INT32: Final = struct.Struct(">i")
 _LONGEST: Final = 5  # maximum bytes of a compact length

@@ -12,8 +12,6 @@ from allocator.core.client.oauth import check_token_endpoint
 from allocator.core.client.proxy import Proxy
 from allocator.core.errors import ConfigError
 
-__all__ = ["KEYS", "check_security", "mechanism_faults", "tls_context", "warn_of_clear_text"]
-
 log = logging.getLogger(__name__)
 
 KEYS = (

@@ -15,8 +15,6 @@ from allocator.core.errors import AllocatorError
 from allocator.core.znodes.documents import Paths
 from allocator.core.zookeeper.client import BadVersion, ZnodeExists, ZooKeeper, get_if_exists, retrying
 
-__all__ = ["NoSuchOrder", "OrderStore"]
-
 Watch = Callable[[], None]
 
 # limit of one write. more: a write survives a longer loss of the connection; less: its caller learns of the loss sooner

@@ -36,19 +36,6 @@ from allocator.core.types import NO_PARTITIONS, Partitions, TopicPartition
 from allocator.core.znodes.checked import FORMAT, InvalidZnode, check_mapping, check_number, check_text, parse_object
 from allocator.core.znodes.documents import InflateBudget, from_ranges, to_ranges
 
-__all__ = [
-    "KINDS",
-    "OWNERS_KINDS",
-    "Order",
-    "OrderKeeper",
-    "OrderKind",
-    "OrderResult",
-    "Orders",
-    "order_of",
-    "order_text",
-    "result_of",
-]
-
 ORDERS_BYTES = 500_000  # bytes of the znode; ZooKeeper's own limit is 1 MiB by default
 MAX_ORDERS = 1_000
 MAX_RESULTS = 1_000  # results of one order

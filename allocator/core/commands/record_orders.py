@@ -9,8 +9,6 @@ from typing import Any
 from allocator.core.errors import AllocatorError
 from allocator.core.types import NO_PARTITIONS, Partitions, TopicPartition
 
-__all__ = ["Guard", "Quarantined", "RecordOrders"]
-
 Guard = Callable[[Any], bool]
 """Returns whether the call with this argument is skipped. Raises Quarantined."""
 

@@ -27,17 +27,6 @@ from allocator.core.types import NO_PARTITIONS, Partitions, TopicPartition
 from allocator.core.znodes.documents import AssignmentDocument, MemberInfo, OrderState, sequence
 from allocator.core.znodes.member_names import member_name
 
-__all__ = [
-    "LEADERS_KINDS",
-    "Budget",
-    "budget_of",
-    "constraints_of",
-    "counting",
-    "members_named",
-    "process_name",
-    "states_of",
-]
-
 LEADERS_KINDS = frozenset(kind.name for kind in KINDS.values() if kind.acts == "leader")
 SHOWN = 5  # names and partitions listed in one state
 

@@ -7,8 +7,6 @@ from typing import Any
 
 from allocator.core.types import OffsetAndMetadata, PartitionKey, PartitionLike, TopicPartition
 
-__all__ = ["as_offset", "as_offsets", "as_partition", "as_partitions", "as_topics"]
-
 
 def as_topics(given: tuple[Any, ...]) -> tuple[str, ...]:
     """Names one by one, or one collection of them. Raises TypeError for what is neither."""

@@ -43,8 +43,6 @@ from allocator.core.types import (
 )
 from allocator.core.znodes.member_names import default_client_id
 
-__all__ = ["ConsumerBase"]
-
 This = TypeVar("This", bound="ConsumerBase")
 
 

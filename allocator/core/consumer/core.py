@@ -43,8 +43,6 @@ from allocator.core.telemetry.tracing import spans_of
 from allocator.core.types import Listener, OffsetAndMetadata, OffsetReset, OnCommit, Partitions, TopicPartition
 from allocator.core.zookeeper.client import ZooKeeper
 
-__all__ = ["ConsumerCore"]
-
 log = logging.getLogger(__name__)
 
 Offsets = Mapping[TopicPartition, OffsetAndMetadata]

@@ -12,8 +12,6 @@ from allocator.core.telemetry.measures import Effort, Measures
 from allocator.core.types import LoadSource, OffsetAndMetadata, TopicPartition
 from allocator.core.znodes.load_report import LoadMeter, LoadReport
 
-__all__ = ["OwnLoad", "lag", "lags", "reference_metrics"]
-
 TIMEOUT_S = 2.0  # short, because a rebalance waits for it
 Committed = Callable[[Collection[TopicPartition]], Awaitable[Mapping[TopicPartition, OffsetAndMetadata]]]
 

@@ -39,16 +39,6 @@ from allocator.core.znodes.documents import Paths
 from allocator.core.znodes.load_report import LoadReport
 from allocator.core.zookeeper.client import ZooKeeper
 
-__all__ = [
-    "Connections",
-    "EnsembleOptions",
-    "Fault",
-    "MembershipConfig",
-    "MembershipOptions",
-    "assignors_of",
-    "attempt",
-]
-
 
 class Fault(NamedTuple):
     """Settings that are valid one by one but contradict each other, by their flat names."""

@@ -21,8 +21,6 @@ from allocator.core.membership.membership import Membership
 from allocator.core.subscription.state import SubscriptionState
 from allocator.core.types import NO_PARTITIONS, Partitions, TopicPartition
 
-__all__ = ["OperatorOrders"]
-
 log = logging.getLogger(__name__)
 
 RETRY_S = 0.2

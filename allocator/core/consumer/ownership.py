@@ -18,8 +18,6 @@ from allocator.core.subscription.state import SubscriptionState
 from allocator.core.telemetry.measures import Measures
 from allocator.core.types import NO_PARTITIONS, OffsetAndMetadata, Partitions, TopicPartition
 
-__all__ = ["Ownership", "tell"]
-
 log = logging.getLogger(__name__)
 
 

@@ -15,9 +15,6 @@ from allocator.core.errors import Closed, ConfigError, CorruptRecordError, Deser
 from allocator.core.fetch.batch import Batch
 from allocator.core.types import Deserializer, LoadingDeserializer, Record, TopicPartition
 
-__all__ = ["Reading"]
-
-
 # for each `Reading`, the mark of the reader that the current task is, or that started the current task
 _read_here: ContextVar[WeakKeyDictionary[Reading, object]] = ContextVar("allocator_read_here")
 

@@ -10,8 +10,6 @@ from allocator.core.subscription.listener import DrainingListener
 from allocator.core.subscription.loss import Committed
 from allocator.core.types import Partitions, TopicPartition
 
-__all__ = ["RecordProcessor"]
-
 
 class RecordProcessor(DrainingListener, ABC):
     """Calls a handler for the records of a consumer, and tracks in its place which of them are done."""

@@ -15,8 +15,6 @@ from allocator.core.telemetry.measures import Measures
 from allocator.core.types import Offset, OffsetAndMetadata, Partitions, TopicPartition
 from allocator.core.zookeeper.client import ZooKeeper
 
-__all__ = ["OwnConsumer", "RunningConsumer", "join_again_if"]
-
 
 def join_again_if(consumer: ConsumerBase, admitted: Callable[[ZooKeeper], Awaitable[bool]]) -> None:
     """Like `Membership.join_again_if`."""

@@ -7,8 +7,6 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from allocator.core.types import TopicPartition
 
-__all__ = ["OffsetSink", "SinkClaim", "SinkOffset"]
-
 
 class SinkClaim(NamedTuple):
     """An owner's claim to one partition: its fence, and the id of the topic if the brokers know it."""

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from allocator.core.fetch.columns import Segment
 
-__all__ = ["Batch", "deserialized"]
-
 # before each record batch: its first offset and its length; and the position of the format's number
 _OFFSET_LENGTH: Final = struct.Struct(">qi")
 _MAGIC_AT: Final = 16

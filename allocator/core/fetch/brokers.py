@@ -30,8 +30,6 @@ from allocator.core.types import TopicPartition
 if TYPE_CHECKING:
     from allocator.core.client.client import KafkaClient
 
-__all__ = ["BrokerFetchers", "Sink"]
-
 log = logging.getLogger(__name__)
 
 SESSIONLESS: Final = 0

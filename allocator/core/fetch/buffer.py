@@ -15,8 +15,6 @@ from allocator.core.fetch.decode import RecordSet
 from allocator.core.subscription.loss import Listed
 from allocator.core.types import OffsetAndMetadata, TopicPartition
 
-__all__ = ["ByteBudget", "Chunk", "Failure", "OutOfRange", "PartitionBuffer"]
-
 # the start of a record batch of any format: offset, length, leader epoch (v2; a checksum before) and format
 _FRONT: Final = struct.Struct(">qiib")
 _BEFORE_LENGTH: Final = 12

@@ -10,8 +10,6 @@ from typing import Any, Final, Protocol
 
 import cramjam
 
-__all__ = ["CODECS", "CodecError", "Room", "check_together", "decompress", "lz4_of_old", "output_limit"]
-
 GZIP, SNAPPY, LZ4, ZSTD = 1, 2, 3, 4
 CODECS: Final = {GZIP: "gzip", SNAPPY: "snappy", LZ4: "lz4", ZSTD: "zstd"}
 

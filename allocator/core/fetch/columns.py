@@ -9,8 +9,6 @@ from typing import Final, Optional
 
 from allocator.core.record import PlainRecord
 
-__all__ = ["ColumnPart", "Columns", "Segment", "decode_headers", "varint"]
-
 Headers = list[tuple[str, Optional[bytes]]]
 NO_HEADERS: Final[Mapping[int, int]] = {}
 

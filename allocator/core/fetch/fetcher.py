@@ -22,8 +22,6 @@ from allocator.core.types import Deserializer, TopicPartition
 if TYPE_CHECKING:
     from allocator.core.client.client import KafkaClient
 
-__all__ = ["Fetcher"]
-
 log = logging.getLogger(__name__)
 
 

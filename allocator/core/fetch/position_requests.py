@@ -20,8 +20,6 @@ from allocator.core.types import OffsetAndMetadata, TopicPartition
 if TYPE_CHECKING:
     from allocator.core.client.client import KafkaClient
 
-__all__ = ["Lookups", "ResetRequests", "ValidationRequests"]
-
 log = logging.getLogger(__name__)
 
 # pause before retrying after an error that an operator has to fix

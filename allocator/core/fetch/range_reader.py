@@ -32,8 +32,6 @@ from allocator.core.types import OffsetAndMetadata, TopicPartition
 if TYPE_CHECKING:
     from allocator.core.client.client import KafkaClient
 
-__all__ = ["RangeReader", "RangeUnread"]
-
 log = logging.getLogger(__name__)
 
 MAX_WAIT_S: Final = 0.1  # higher: a partition at its end delays the others of its broker; lower: more requests

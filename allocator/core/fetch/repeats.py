@@ -6,8 +6,6 @@ import logging
 import time
 from collections.abc import Hashable
 
-__all__ = ["QUIET_S", "RepeatedFailures"]
-
 QUIET_S = 60.0  # between two INFO lines about one thing. Higher: fewer lines; lower: the log shows sooner what goes on
 MAX_KEYS = 1000
 

@@ -18,8 +18,6 @@ from allocator.core.membership.membership import AssignmentListener, GroupMember
 from allocator.core.subscription.patterns import PartitionCountSource, TopicSelection
 from allocator.core.types import NO_PARTITIONS, Partitions, TopicPartition
 
-__all__ = ["FixedMembership", "does_not_exist"]
-
 log = logging.getLogger(__name__)
 
 

@@ -18,8 +18,6 @@ from allocator.core.membership.membership import AssignmentListener
 from allocator.core.telemetry.measures import Measures
 from allocator.core.zookeeper.client import ConnectionLost, NoZnode, SessionState, ZooKeeper
 
-__all__ = ["Confirmations", "EnsembleLease", "Lease", "LeaseRenewer", "MembershipLost", "Suspension"]
-
 log = logging.getLogger(__name__)
 
 

@@ -15,8 +15,6 @@ from allocator.core.offsets.messages import Committer
 from allocator.core.types import Partitions, TopicPartition
 from allocator.core.zookeeper.client import ZooKeeper
 
-__all__ = ["AssignmentListener", "GroupMembership", "Membership", "stop_all"]
-
 
 class AssignmentListener(Protocol):
     """Processes the partitions of a member. The membership calls it, one call at a time except `revoked`."""

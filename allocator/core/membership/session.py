@@ -23,8 +23,6 @@ from allocator.core.telemetry.measures import Measures
 from allocator.core.types import NO_PARTITIONS, Partitions, TopicPartition
 from allocator.core.zookeeper.client import ConnectionLost, NoZnode, SessionState, ZooKeeper, ZooKeeperError
 
-__all__ = ["PollTimer", "SessionMembership", "Watchdog"]
-
 log = logging.getLogger(__name__)
 
 RETRY_S = 0.1  # more: a member whose znodes were deleted joins later; less: more requests while they are deleted

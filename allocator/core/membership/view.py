@@ -13,8 +13,6 @@ from allocator.core.errors import AllocatorError
 from allocator.core.subscription.patterns import PartitionCountSource
 from allocator.core.types import TopicPartition
 
-__all__ = ["GroupViewBuilder", "Load", "log_left_out"]
-
 log = logging.getLogger(__name__)
 
 LOAD_TIMEOUT_S = 3.0  # longest delay of a rebalance by the requests for loads

@@ -19,8 +19,6 @@ from allocator.core.client.offset_commit import OffsetCommit
 from allocator.core.errors import AllocatorError, BrokerError
 from allocator.core.telemetry.measures import Measure, Measures
 
-__all__ = ["METADATA_BYTES", "SHORTEST_RETENTION_S", "Coordinator"]
-
 log = logging.getLogger(__name__)
 
 MAX_VERSION = 3  # from v4 on, one request can name many groups; this client names its own

@@ -31,8 +31,6 @@ from allocator.core.offsets.pending_commit import MOST_PARTITIONS, Offsets, Pend
 from allocator.core.subscription.loss import as_committed, as_read
 from allocator.core.types import OffsetAndMetadata, OnCommit, TopicPartition
 
-__all__ = ["GroupOffsets"]
-
 log = logging.getLogger(__name__)
 
 UNKNOWN_ERROR = -1

@@ -17,8 +17,6 @@ from allocator.core.offsets.coordinator import SHORTEST_RETENTION_S
 from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.core.types import OffsetAndMetadata, TopicPartition
 
-__all__ = ["IdleOffsets", "commit_again"]
-
 log = logging.getLogger(__name__)
 
 Known = Callable[[TopicPartition], "int | None"]

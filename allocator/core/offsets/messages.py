@@ -16,19 +16,6 @@ from kafka.protocol.consumer import OffsetFetchRequest
 from allocator.core.client.offset_commit import OffsetCommit
 from allocator.core.types import OffsetAndMetadata, TopicPartition
 
-__all__ = [
-    "ALL_PARTITIONS",
-    "OUTSIDE",
-    "STABLE",
-    "Committer",
-    "Identity",
-    "OffsetResult",
-    "commit_request",
-    "fetch_code",
-    "fetch_request",
-    "fetch_results",
-]
-
 # v9 is v8 with a member epoch; from v10 on, topics have ids instead of names
 MAX_COMMIT = 8
 EPOCH_COMMIT = 9

@@ -9,8 +9,6 @@ from typing import Any
 from allocator.core.errors import AllocatorError, BrokerError, ConfigError
 from allocator.core.types import OffsetAndMetadata, TopicPartition
 
-__all__ = ["MOST_PARTITIONS", "Offsets", "PendingCommit", "names_of", "take_some"]
-
 Offsets = dict[TopicPartition, OffsetAndMetadata]
 
 # partitions of one request. more: encoding it and reading the response blocks the loop, and beyond `max.message.bytes`

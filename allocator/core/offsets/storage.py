@@ -15,8 +15,6 @@ from allocator.core.offsets.messages import fetch_request, fetch_results
 from allocator.core.offsets.pending_commit import Offsets, PendingCommit
 from allocator.core.types import OffsetAndMetadata, OffsetStorage, OnCommit, TopicPartition
 
-__all__ = ["StoredOffsets", "fetch_old_offsets"]
-
 
 class StoredOffsets(GroupOffsets):
     """`GroupOffsets` with a choice of storage, which may change between two calls.

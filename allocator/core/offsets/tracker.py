@@ -10,8 +10,6 @@ from allocator.core.subscription.done import DoneSet, done_of
 from allocator.core.subscription.loss import Committed, as_written, stamped, topic_of
 from allocator.core.types import OffsetAndMetadata, TopicPartition
 
-__all__ = ["OffsetTracker"]
-
 # in place of the offset after delivered records, once the position was set anew: the user still works on these records,
 # but they are done at no offset
 REPLACED = -1

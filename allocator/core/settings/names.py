@@ -7,19 +7,6 @@ from typing import Any, Final
 
 from allocator.core.errors import ConfigError, GroupNameError
 
-__all__ = [
-    "GROUP_NAME",
-    "KAFKA_PORT",
-    "ZOOKEEPER_PORT",
-    "check_group",
-    "check_path",
-    "check_pattern_syntax",
-    "check_topic",
-    "parse_address",
-    "parse_delay",
-    "parse_ensemble",
-]
-
 KAFKA_PORT: Final = 9092
 ZOOKEEPER_PORT: Final = 2181
 GROUP_NAME: Final = re.compile(r"[^/\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff]{1,249}\Z")

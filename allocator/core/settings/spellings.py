@@ -8,8 +8,6 @@ import inspect
 from collections.abc import Collection, Iterable
 from typing import Any, TypeVar
 
-__all__ = ["SPELLINGS", "names_arguments"]
-
 T = TypeVar("T")
 
 # what kafka-python, aiokafka and confluent-kafka (with dots) call an argument -> what it is called here. The first

@@ -28,30 +28,6 @@ from allocator.core.types import (
     OffsetStorage,
 )
 
-__all__ = [
-    "BYTES",
-    "DEFAULT",
-    "MASK",
-    "REQUIRED",
-    "SECONDS",
-    "SETTINGS",
-    "Addresses",
-    "Faults",
-    "Flag",
-    "Number",
-    "Setting",
-    "SettingKind",
-    "Text",
-    "Texts",
-    "Whole",
-    "check_keywords",
-    "keyword_faults",
-    "nearest",
-    "refusal",
-    "setting",
-    "shared",
-]
-
 MASK: Final = "***"
 REQUIRED: Final[Any] = dataclasses.MISSING
 Check = Callable[[str], object]

@@ -9,8 +9,6 @@ from typing import Any
 
 from allocator.core.errors import AllocatorError, ConfigError
 
-__all__ = ["find", "to_call"]
-
 
 def find(target: str, what: str, error: type[AllocatorError] = ConfigError, *, here: bool = False) -> Any:
     """The object with the name `target`. `here`: also search modules in the current directory.

@@ -13,8 +13,6 @@ from typing import Any, Final
 
 from allocator.core.varint import read_uvarint, uvarint
 
-__all__ = ["DoneSet", "done_of", "fingerprint", "joined", "with_done"]
-
 Run = tuple[int, int]
 
 # after the text that a member adds to its commits, so that older versions see nothing but that text

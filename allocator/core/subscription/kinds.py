@@ -9,18 +9,6 @@ from typing import Any, Final, Optional, Union
 from allocator.core.errors import ConfigError
 from allocator.core.settings.names import check_topic
 
-__all__ = [
-    "EARLIEST",
-    "KINDS",
-    "LATEST",
-    "MOVES",
-    "FetchState",
-    "ResetStrategy",
-    "SubscriptionType",
-    "checked",
-    "reset_timestamp",
-]
-
 EARLIEST: Final = -2
 """The timestamp by which ListOffsets returns the first offset of the log."""
 LATEST: Final = -1

@@ -12,8 +12,6 @@ from typing import Any
 from allocator.core.subscription.loss import RecordsLost
 from allocator.core.types import Partitions, TopicPartition
 
-__all__ = ["DrainingListener", "RebalanceEvent", "RebalanceListener", "callback_of", "check_listener"]
-
 
 class RebalanceEvent(enum.Enum):
     """The changes of partitions; each value is the name of the listener's method."""

@@ -14,25 +14,6 @@ from allocator.core.errors import IllegalState, LogTruncated, NoOffsetsError, Of
 from allocator.core.subscription.done import DoneSet, done_of
 from allocator.core.types import OffsetAndMetadata, OffsetAndTimestamp, TopicPartition
 
-__all__ = [
-    "Committed",
-    "Listed",
-    "NoPosition",
-    "OutOfTurn",
-    "PositionOfOldTopic",
-    "PositionOutOfRange",
-    "PositionTruncated",
-    "RecordsLost",
-    "as_committed",
-    "as_read",
-    "as_written",
-    "listed",
-    "names_of",
-    "stamped",
-    "topic_of",
-    "topic_of_offset",
-]
-
 _UUID: Final = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 _STAMP: Final = re.compile(rf"(?:^| )topic ({_UUID})$")
 _MEMBER_STAMP: Final = re.compile(r"generation \d+ member (.*?)(?: done [A-Za-z0-9_-]+)?", re.DOTALL)

@@ -17,17 +17,6 @@ from allocator.core.errors import ConfigError, MissingExtra
 from allocator.core.settings.names import check_pattern_syntax
 from allocator.core.types import TopicPartition
 
-__all__ = [
-    "ANY_TOPIC",
-    "PartitionCountSource",
-    "TopicPattern",
-    "TopicSelection",
-    "check_pattern",
-    "compiled",
-    "topic_pattern",
-    "with_topics",
-]
-
 ANY_TOPIC = ".*"
 """Works without google-re2."""
 # bytes of one compiled expression; bounds the time of one match; two thousand plain names fit

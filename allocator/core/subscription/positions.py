@@ -12,8 +12,6 @@ from allocator.core.subscription.loss import NoPosition, OutOfTurn
 from allocator.core.subscription.partition import Changes, TopicPartitionState, as_position
 from allocator.core.types import OffsetAndMetadata, TopicPartition
 
-__all__ = ["LogTruncation", "Positions", "Resets", "Validations"]
-
 Partitions = Iterable[TopicPartition]
 
 

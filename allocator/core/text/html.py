@@ -8,8 +8,6 @@ from itertools import islice
 
 from allocator.core.text.quoting import encodable
 
-__all__ = ["SHOWN", "escape", "paragraph", "table"]
-
 SHOWN = 20  # rows
 TEXT = 120  # characters of a cell
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import resource
 
-__all__ = ["limit_reached"]
-
 _MEMORY = "out of memory: raise the memory limit of the process (ulimit -v) or of its container"
 _THREADS = "no further thread can start: raise the limit of processes (ulimit -u) or of memory"
 _OF_ERRNO = {

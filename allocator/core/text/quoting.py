@@ -13,8 +13,6 @@ import os
 import re
 import reprlib
 
-__all__ = ["CONTROL", "SHOWN", "encodable", "os_cause", "plain", "readable", "shown", "text_of", "utf8"]
-
 SHOWN = 80  # characters of one value
 SHOWN_ERROR = 300  # characters of an exception, which may quote a value
 

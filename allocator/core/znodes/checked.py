@@ -11,8 +11,6 @@ from typing import Any
 from allocator.core.errors import AllocatorError
 from allocator.core.text.quoting import plain, shown
 
-__all__ = ["FORMAT", "InvalidZnode", "check_mapping", "check_number", "check_text", "check_texts", "parse_object"]
-
 FORMAT = 1
 # A group of 1 000 members, 1 000 topics and 1 000 000 partitions stays below each limit, even while all of them move
 MAX_STRINGS = 4_100_000  # names of topics and ranges

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 from allocator.core.types import NO_PARTITIONS, Partitions, TopicPartition
 
-__all__ = ["LASTING_S", "LOOK_S", "ImbalanceTimer", "LoadHistory"]
-
 LOOK_S = 30.0  # between two checks of the load. more: the leader acts later; less: more work for it
 # how long an imbalance lasts before partitions move. more: follows a change later; less: a short peak moves partitions
 LASTING_S = 180.0

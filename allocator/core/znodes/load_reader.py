@@ -13,8 +13,6 @@ from allocator.core.znodes.load_report import LoadReport
 from allocator.core.znodes.store import Store
 from allocator.core.zookeeper.client import Watch, Watched
 
-__all__ = ["LoadReader", "loads_of"]
-
 log = logging.getLogger(__name__)
 
 

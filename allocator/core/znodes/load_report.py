@@ -23,8 +23,6 @@ from allocator.core.types import TopicPartition
 from allocator.core.znodes.checked import FORMAT, InvalidZnode, check_mapping, check_text
 from allocator.core.znodes.documents import MAX_PARTITIONS, SHARD_BYTES, inflate
 
-__all__ = ["REPORT_S", "LoadMeter", "LoadReport", "Mean"]
-
 REPORT_S = 30.0  # least time between two reports of a member. more: the leader sees a change later; less: more writes
 NOTABLE = 0.05  # share of a member's load that must change before it reports. more: fewer writes; less: fresher reports
 AVERAGE_S = 600.0  # time constant of the mean. more: a short peak counts less; less: a lasting change shows sooner

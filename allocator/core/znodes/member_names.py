@@ -16,8 +16,6 @@ from typing import Optional
 
 from allocator.core.znodes.documents import MemberInfo, sequence
 
-__all__ = ["default_client_id", "member_name"]
-
 UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\Z")
 ID_DIGITS = 8  # length of the short form of an id without a sequence number
 

@@ -28,8 +28,6 @@ from allocator.core.znodes.documents import (
 from allocator.core.znodes.load_report import LoadReport
 from allocator.core.zookeeper.client import NoZnode, Op, ZnodeExists, ZooKeeper, get_if_exists
 
-__all__ = ["Store", "valid"]
-
 Watch = Callable[[], None]
 T = TypeVar("T")
 

@@ -31,19 +31,6 @@ from allocator.core.text.quoting import os_cause, shown
 from allocator.core.zookeeper.handshake import Handshake
 from allocator.core.zookeeper.security import check_options, check_tls, hide_credentials
 
-__all__ = [
-    "BadVersion",
-    "ConnectionLost",
-    "NoChroot",
-    "NoZnode",
-    "SessionState",
-    "Stat",
-    "Watched",
-    "ZnodeExists",
-    "ZooKeeper",
-    "ZooKeeperError",
-]
-
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")

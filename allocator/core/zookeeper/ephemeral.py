@@ -12,8 +12,6 @@ from collections.abc import Mapping
 
 from allocator.core.zookeeper.client import NoZnode, Op, ZooKeeper
 
-__all__ = ["EphemeralZnodes"]
-
 
 class EphemeralZnodes:
     """The ephemeral znodes that a client creates for one purpose, for example those of one member.

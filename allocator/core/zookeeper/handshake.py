@@ -20,8 +20,6 @@ from kazoo.protocol.serialization import Connect
 
 from allocator.core.aio.clock import boot_clock
 
-__all__ = ["Handshake"]
-
 log = logging.getLogger(__name__)
 
 

@@ -13,8 +13,6 @@ from kazoo.security import CREATOR_ALL_ACL
 
 from allocator.core.errors import ConfigError
 
-__all__ = ["OPTIONS", "check_options", "check_tls", "hide_credentials"]
-
 OPTIONS = {
     "auth_data": "credentials, a list of (scheme, credential), e.g. [('digest', 'user:password')]",
     "default_acl": "ACL of created znodes; the default with credentials is: only the creator",

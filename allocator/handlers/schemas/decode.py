@@ -17,8 +17,6 @@ from allocator.handlers.schemas.masks import Masks
 from allocator.handlers.schemas.schema import HEADER, Schema, file_schema, read_json, schema_id
 from allocator.types import Record
 
-__all__ = ["Decoded", "Decoder", "Formats", "PlainFormat", "check_format"]
-
 PlainFormat = Literal["auto", "json", "text", "hex"]
 PLAIN_FORMATS: tuple[PlainFormat, ...] = get_args(PlainFormat)
 FILE_FORMATS = ("avro:FILE", "confluent-avro:FILE", "protobuf:FILE:MESSAGE", "confluent-protobuf:FILE:MESSAGE")

@@ -13,8 +13,6 @@ from allocator.errors import ConfigError
 from allocator.handlers.schemas.registry import Registry, RegistryFailed
 from allocator.handlers.schemas.schema import HEADER, Schema, as_reader_schema, schema_id
 
-__all__ = ["RegistryDeserializer"]
-
 log = logging.getLogger(__name__)
 
 BACKOFF_S = 0.5  # of a registry that is away, doubled by each failure; more: slower recovery; less: more requests

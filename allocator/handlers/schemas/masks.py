@@ -14,8 +14,6 @@ from typing import Any, Optional
 from allocator.core.settings import MASK
 from allocator.errors import ConfigError
 
-__all__ = ["Mask", "Masks"]
-
 PARTS = ("key", "value", "headers")
 MAX_VALUES = 200_000  # values of one record that are checked. Higher: slower; lower: smaller records are hidden
 MAX_DEPTH = 100  # levels of one record that are checked. Higher: nearer to Python's limit; lower: more is hidden

@@ -20,8 +20,6 @@ from allocator.core.text import shown
 from allocator.errors import AllocatorError, ConfigError
 from allocator.handlers.schemas.schema import Schema, avro_schema, json_schema, parsed_avro, protobuf_schema
 
-__all__ = ["Registry", "RegistryFailed"]
-
 log = logging.getLogger(__name__)
 
 MAX_BYTES = 4 << 20  # bytes of one response

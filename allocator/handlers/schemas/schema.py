@@ -22,19 +22,6 @@ from typing import Any, NoReturn, Optional
 from allocator.core.fetch import varint
 from allocator.errors import ConfigError, MissingExtra
 
-__all__ = [
-    "HEADER",
-    "Schema",
-    "as_reader_schema",
-    "avro_schema",
-    "file_schema",
-    "json_schema",
-    "parsed_avro",
-    "protobuf_schema",
-    "read_json",
-    "schema_id",
-]
-
 HEADER = 5  # bytes before the data in Confluent's format
 MAX_INDEXES = 32  # levels of nested message types
 

@@ -12,8 +12,6 @@ from allocator.handlers.sinks.sink import Parameters, Transaction, Transactional
 if TYPE_CHECKING:
     import sqlalchemy
 
-__all__ = ["SqlSink"]
-
 
 class _SqlTransaction:
     def __init__(self, connection: Any, text: Any) -> None:

@@ -11,8 +11,6 @@ from typing import Any
 from allocator.errors import ConfigError
 from allocator.handlers.sinks.sink import Parameters, Transaction, TransactionalSink
 
-__all__ = ["SqliteSink"]
-
 
 class _SqliteTransaction:
     def __init__(self, connection: sqlite3.Connection) -> None:

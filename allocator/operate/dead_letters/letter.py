@@ -20,8 +20,6 @@ from allocator.handlers.dead_letter import CONNECT, FIRST_TIMESTAMP, PREFIX, RED
 from allocator.producer.transaction import NewRecord
 from allocator.types import Record, TopicPartition
 
-__all__ = ["Letter", "LetterFilter", "Note", "Settled", "parse_place", "parse_time"]
-
 
 class Settled(NamedTuple):
     """How a letter was settled: "redriven" or "discarded", when (ms since the epoch), by which operator, and why."""

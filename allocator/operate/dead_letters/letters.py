@@ -27,8 +27,6 @@ from allocator.operate.dead_letters.letter import Letter, LetterFilter, Note, Se
 from allocator.producer.transaction import NewRecord, TooLargeForTopic, TransactionalWriter
 from allocator.types import Record, TopicPartition
 
-__all__ = ["MAX_REDRIVES", "DeadLetterQueue", "Outcome"]
-
 log = logging.getLogger(__name__)
 
 EVERY = LetterFilter()

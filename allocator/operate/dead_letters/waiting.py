@@ -17,8 +17,6 @@ from allocator.handlers.retry_topics import due_ms, is_retry_topic
 from allocator.operate.group_report import Logs
 from allocator.types import TopicPartition
 
-__all__ = ["WaitingRecords", "read_waiting"]
-
 HEAD_BYTES = 64 << 10  # of a partition; a broker sends its first record however large it is
 
 

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from allocator.operate.doctor.finding import Finding, Severity, names
 from allocator.operate.doctor.observation import Observation
 
-__all__ = ["cluster_findings"]
-
 OLD = (0, 10)
 SKEW_S = 2.0  # NTP keeps clocks within milliseconds, but requests take time too
 LATE_S = 10.0  # a restarted broker waits at least this long until the znode of its former session is deleted

@@ -25,16 +25,6 @@ from allocator.operate.doctor.observation import Observation, observe
 from allocator.operate.doctor.offsets import offset_findings
 from allocator.operate.doctor.orders import order_findings
 
-__all__ = [
-    "ClusterConnections",
-    "apply_fixes",
-    "check_failed",
-    "chroot_missing",
-    "diagnose",
-    "examine",
-    "examine_clusters",
-]
-
 T = TypeVar("T")
 
 

@@ -10,8 +10,6 @@ from typing import Any, Literal, NamedTuple, Optional
 from allocator.operate.group_report import SHOWN, name_of
 from allocator.types import TopicPartition
 
-__all__ = ["CHROOT_MISSING", "COULD_NOT_LOOK", "Finding", "Fix", "Severity", "names"]
-
 COULD_NOT_LOOK = "could-not-look"
 CHROOT_MISSING = "chroot-missing"
 

@@ -15,8 +15,6 @@ from allocator.core.znodes import Paths
 from allocator.core.zookeeper import NoZnode, Op, ZooKeeper, ZooKeeperError
 from allocator.operate.doctor.finding import Fix
 
-__all__ = ["apply", "is_long_expired", "leftover_groups"]
-
 CLOCK_MS = 600_000  # an order is over by the leader's clock; more: clocks may differ by more
 YOUNG_MS = 3_600_000  # a member that joins creates the znodes of its group just before its own
 

@@ -16,8 +16,6 @@ from allocator.operate.group_report import GroupState, clock_time
 from allocator.operate.layouts import KIEL, OLD_CONSUMERS, OLD_OWNERS
 from allocator.types import TopicPartition
 
-__all__ = ["DEFAULT_SESSION_S", "leftover_findings", "member_findings"]
-
 DEFAULT_SESSION_S: float = DEFAULT["session_timeout_s"]
 UNEVEN = 1.5  # times the fair share; and at least two partitions above it
 REBALANCING = {"PreparingRebalance", "CompletingRebalance", "AwaitingSync", "Assigning", "Reconciling"}

@@ -26,8 +26,6 @@ from allocator.operate.kafka_describe import BrokerSeen, DescribedGroup, Replica
 from allocator.operate.layouts import OldLayouts, children, old_layouts
 from allocator.types import OffsetAndMetadata, TopicPartition
 
-__all__ = ["Observation", "Registration", "observe"]
-
 AHEAD_S = 60.0  # small clock differences do not explain a timestamp further in the future than this
 
 

@@ -9,8 +9,6 @@ from allocator.operate.doctor.observation import Observation
 from allocator.operate.group_report import GroupReport
 from allocator.types import TopicPartition
 
-__all__ = ["offset_findings"]
-
 MARKERS = 10  # transactions leave offsets at the end of a log that no consumer sees
 NOISE = 0.1  # of the written records: lag varies by this much with the time of the commits
 A_WEEK_MINUTES = 7 * 24 * 60

@@ -10,8 +10,6 @@ from allocator.operate.doctor.fixes import is_long_expired
 from allocator.operate.group_report import GroupReport
 from allocator.operate.order_report import OrderReport, order_text
 
-__all__ = ["order_findings"]
-
 OLD_MS = 7 * 86_400_000  # an order without expiry is easily forgotten
 OLD_FREEZE_MS = 86_400_000  # new members get nothing meanwhile
 

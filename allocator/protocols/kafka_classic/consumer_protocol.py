@@ -23,17 +23,6 @@ from allocator.core.types import NO_PARTITIONS, Partitions
 from allocator.errors import AllocatorError
 from allocator.types import TopicPartition
 
-__all__ = [
-    "NEWEST",
-    "PROTOCOL_TYPE",
-    "Malformed",
-    "MemberAssignment",
-    "StickyUserData",
-    "Subscription",
-    "generation_data",
-    "generation_from",
-]
-
 PROTOCOL_TYPE = "consumer"
 NEWEST = 3
 

@@ -44,8 +44,6 @@ from allocator.protocols.kafka_classic.settings import KafkaGroupSettings
 from allocator.protocols.kafka_classic.slow_requests import SlowRequests
 from allocator.protocols.kafka_group import Interrupted, KafkaGroup, KafkaGroupParticipant, passes, repeat_leave, unless
 
-__all__ = ["MOVES", "GroupCoordinator", "GroupPhase", "LostMembership", "Participant"]
-
 log = logging.getLogger(__name__)
 
 

@@ -41,8 +41,6 @@ from allocator.protocols.kafka_classic.plan import (
 from allocator.protocols.kafka_classic.settings import KafkaSettings
 from allocator.protocols.kafka_member import KafkaMember
 
-__all__ = ["KafkaMembership"]
-
 log = logging.getLogger(__name__)
 
 # how old the load of partitions may be. more: assignments follow the load later; less: the second round of a

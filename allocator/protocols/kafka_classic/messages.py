@@ -18,19 +18,6 @@ from kafka.protocol.consumer import HeartbeatRequest, JoinGroupRequest, LeaveGro
 
 from allocator.core.offsets import Identity
 
-__all__ = [
-    "MEMBER_ID_FIRST",
-    "STATIC_MEMBERS",
-    "JoinResult",
-    "JoinedMember",
-    "heartbeat_request",
-    "join_request",
-    "join_result",
-    "leave_code",
-    "leave_request",
-    "sync_request",
-]
-
 # the JoinGroup version from which a member may be static
 STATIC_MEMBERS = 5
 # from this JoinGroup version on, the coordinator assigns the member id first, so that no unknown member is left behind

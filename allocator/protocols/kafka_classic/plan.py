@@ -34,17 +34,6 @@ from allocator.protocols.kafka_classic.consumer_protocol import (
 from allocator.protocols.kafka_classic.messages import JoinedMember
 from allocator.types import TopicPartition
 
-__all__ = [
-    "DOUBT_S",
-    "Decision",
-    "GroupMembers",
-    "OwnMetadata",
-    "PartitionCounts",
-    "decide",
-    "is_cooperative",
-    "offers",
-]
-
 log = logging.getLogger(__name__)
 
 

@@ -9,8 +9,6 @@ from allocator.errors import AllocatorError, ConfigError
 from allocator.protocols.kafka_classic.messages import STATIC_MEMBERS
 from allocator.protocols.kafka_group import passes
 
-__all__ = ["KafkaGroupSettings", "KafkaSettings"]
-
 
 @dataclass(frozen=True)
 class KafkaGroupSettings:

@@ -20,8 +20,6 @@ from allocator.protocols.kafka_classic.messages import MEMBER_ID_FIRST, join_req
 from allocator.protocols.kafka_classic.settings import KafkaGroupSettings
 from allocator.protocols.kafka_group import LEAVE_WITHIN_S, Interrupted, unless
 
-__all__ = ["SlowRequests"]
-
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")

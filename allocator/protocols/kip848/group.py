@@ -48,8 +48,6 @@ from allocator.protocols.kip848.messages import (
 )
 from allocator.protocols.kip848.settings import Kip848GroupSettings
 
-__all__ = ["Kip848Group", "Kip848Participant", "Kip848Phase"]
-
 log = logging.getLogger(__name__)
 
 NONE: IdPartitions = frozenset()

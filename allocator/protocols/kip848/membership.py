@@ -39,8 +39,6 @@ from allocator.protocols.kip848.messages import IdPartition, IdPartitions
 from allocator.protocols.kip848.settings import Kip848Settings
 from allocator.types import TopicPartition
 
-__all__ = ["Kip848Membership"]
-
 log = logging.getLogger(__name__)
 
 

@@ -17,23 +17,6 @@ from allocator.core.text import SHOWN_ERROR, plain
 from allocator.errors import AllocatorError, BrokerError, ConfigError
 from allocator.protocols.kip848.settings import Kip848GroupSettings
 
-__all__ = [
-    "JOIN_EPOCH",
-    "ConsumerGroupDescribeRequest",
-    "ConsumerGroupDescribeResponse",
-    "ConsumerGroupHeartbeatRequest",
-    "ConsumerGroupHeartbeatResponse",
-    "HeartbeatResponse",
-    "IdPartition",
-    "IdPartitions",
-    "MemberState",
-    "heartbeat_request",
-    "heartbeat_response",
-    "leave_request",
-    "refusal",
-    "unsupported",
-]
-
 # in place of an epoch
 JOIN_EPOCH, LEAVE_EPOCH, STATIC_LEAVE_EPOCH = 0, -1, -2
 

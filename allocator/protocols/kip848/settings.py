@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from allocator.core.settings import DEFAULT, SECONDS, check_keywords
 from allocator.errors import ConfigError
 
-__all__ = ["Kip848GroupSettings", "Kip848Settings"]
-
 
 @dataclass(frozen=True)
 class Kip848GroupSettings:

@@ -50,21 +50,6 @@ from allocator.errors import AllocatorError
 from allocator.protocols.legacy.owners import OwnersMembership, OwnersSettings
 from allocator.types import OffsetStorage, TopicPartition
 
-__all__ = [
-    "AdoptionRefused",
-    "Carrier",
-    "HandoverPhase",
-    "KielMembership",
-    "KielPaths",
-    "KielSettings",
-    "Seal",
-    "add_partitions",
-    "read_group",
-    "read_shared",
-    "seal",
-    "until_empty",
-]
-
 log = logging.getLogger(__name__)
 
 RETRY_S = 1.0  # pause after a failed step of the move to the new layout

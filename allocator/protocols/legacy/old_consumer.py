@@ -40,8 +40,6 @@ from allocator.errors import AllocatorError
 from allocator.protocols.legacy.owners import RETRY_S, OwnersMembership, OwnersSettings
 from allocator.types import TopicPartition
 
-__all__ = ["ConsumersMembership", "OldSubscription", "PykafkaMembership"]
-
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")

@@ -28,8 +28,6 @@ from allocator.core.zookeeper import ConnectionLost, EphemeralZnodes, NoZnode, O
 from allocator.errors import AllocatorError
 from allocator.types import TopicPartition
 
-__all__ = ["RETRY_S", "OwnersMembership", "OwnersSettings"]
-
 log = logging.getLogger(__name__)
 
 AT_ONCE = 200  # creates in one transaction; more: other clients wait longer; less: more round trips

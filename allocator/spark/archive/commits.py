@@ -30,20 +30,6 @@ from allocator._files import write_file
 from allocator.errors import AllocatorError, ConfigError
 from allocator.spark.errors import ArchiveFull
 
-__all__ = [
-    "ArchiveBusy",
-    "ArchiveCorrupt",
-    "ArchiveMismatch",
-    "CommitLog",
-    "DataFile",
-    "Manifest",
-    "check_writable",
-    "disk_full",
-    "is_full",
-    "now",
-    "sync",
-]
-
 FORMAT = 1
 _LOCK = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 Reach = Mapping[int, tuple[int, int]]

@@ -39,8 +39,6 @@ from allocator.spark.archive.read import reach_of
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["DeltaStore"]
-
 _PARTITIONED = ["partition"]
 
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     import pyarrow
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["arrow_schema", "check_shared", "discard", "is_url", "local_url", "write_arrow", "write_parquet"]
-
 _FOUND = "name string, partition int, records bigint, size bigint, first bigint, last bigint"
 _ROWS_PER_GROUP = 1_000_000
 _BYTES_PER_GROUP = 64 << 20

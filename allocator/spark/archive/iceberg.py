@@ -42,8 +42,6 @@ from allocator.spark.archive.schema import united
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["IcebergStore"]
-
 _RETRIES = "commit.retry.num-retries"
 # files of tasks have no field ids: readers find columns by these names
 _NAMES = "schema.name-mapping.default"

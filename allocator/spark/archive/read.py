@@ -15,8 +15,6 @@ from allocator.spark.rows import COLUMNS, HEADERS, schema_text
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["Archive", "reach_of"]
-
 Reach = dict[int, tuple[int, int]]
 LOW, HIGH = "_allocator_low", "_allocator_high"  # names that users do not have
 

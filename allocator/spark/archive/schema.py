@@ -23,8 +23,6 @@ from allocator.spark.errors import SchemaMismatch
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["Transform", "columns_of", "decoder", "transform_of", "transformed", "united"]
-
 Transform = Callable[["DataFrame"], "DataFrame"]
 
 KINDS = ("string", "json:DDL", "avro:FILE", "confluent-avro:FILE")

@@ -16,8 +16,6 @@ from allocator.spark.archive.iceberg import IcebergStore
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["FORMATS", "ArchiveStore", "open_store"]
-
 FORMATS = ("parquet", "delta", "iceberg")
 
 

@@ -18,8 +18,6 @@ from pyspark.sql.window import Window
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-__all__ = ["FIELDS", "Comparison", "prepare"]
-
 FIELDS = {"key": "hk", "value": "hv", "headers": "hh", "timestamp": "ht"}
 HASHES = list(FIELDS.values())
 

@@ -10,8 +10,6 @@ from typing import Any, Optional
 from allocator.core.text import paragraph, table
 from allocator.spark.report_html import badge, code, grid, item_list, page, section
 
-__all__ = ["KINDS", "Difference", "PartitionDifference", "Report", "Side"]
-
 # in the order of the report
 KINDS: Mapping[str, str] = {
     "missing": "on the left only",

@@ -27,8 +27,6 @@ from allocator.spark.shipping import Shipped
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["BatchWriter", "StreamWriter"]
-
 KINDS = {
     "key": ("binary", "string"),
     "value": ("binary", "string"),

@@ -12,8 +12,6 @@ from allocator.spark.topic import Topic
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["skew"]
-
 
 def skew(
     source: Union[Topic, DataFrame], *, hot: int = 20, members: int | None = None, spark: SparkSession | None = None

@@ -15,8 +15,6 @@ from allocator.errors import ConfigError
 from allocator.spark.report_html import badge, code, figures, grid, page, section
 from allocator.types import TopicPartition
 
-__all__ = ["HotKey", "PartitionSkew", "SkewReport", "read_loads"]
-
 
 class PartitionSkew(NamedTuple):
     """One partition. Times are in milliseconds since the epoch; None if no record has one."""

@@ -19,8 +19,6 @@ from allocator.spark.errors import GroupInUse
 from allocator.spark.options import Options
 from allocator.types import OffsetAndMetadata, TopicPartition
 
-__all__ = ["commit", "refuse_members"]
-
 log = logging.getLogger(__name__)
 
 IDLE = ("Empty", "Dead", "")

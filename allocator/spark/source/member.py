@@ -33,8 +33,6 @@ from allocator.spark.options import Options, member_keywords
 from allocator.spark.source.plan import begin_again
 from allocator.types import OffsetAndMetadata, TopicPartition
 
-__all__ = ["StreamMember"]
-
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")

@@ -25,22 +25,6 @@ from allocator.spark.options import Options
 from allocator.spark.ranges import COMMITTED, EARLIEST, LATEST, Range, StartOrEnd
 from allocator.types import OffsetAndMetadata, TopicPartition
 
-__all__ = [
-    "END_NAME",
-    "Bounds",
-    "PushedFilters",
-    "begin_again",
-    "bounds",
-    "clip",
-    "ends",
-    "find_partitions",
-    "plan_batch",
-    "push_filters",
-    "resolve",
-    "some",
-    "topic_ids",
-]
-
 log = logging.getLogger(__name__)
 
 Offsets = dict[TopicPartition, int]

@@ -20,8 +20,6 @@ from allocator.types import TopicPartition
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Piece", "pieces", "read_ranges"]
-
 TASKS_A_CORE = 2  # more than one, so that a core with a short task takes another
 PACKED_RECORDS = 1_000_000  # read in about a second; a task costs about 0.1 s besides
 # For each task of a small batch; at 1 ms of work a record, this is the cost of the task. More: the batch uses fewer

@@ -28,8 +28,6 @@ from allocator.types import TopicPartition
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["StreamReader"]
-
 log = logging.getLogger(__name__)
 
 # more: new partitions are found later; less: more requests, because Spark polls up to 100 times a second

@@ -27,8 +27,6 @@ from allocator.core.types import NO_PARTITIONS, Partitions, TopicPartition
 from allocator.core.znodes.documents import SMALL_PARTITIONS, AssignmentDocument, MemberInfo
 from allocator.core.znodes.following import LoadHistory
 
-__all__ = ["GroupDecision", "GroupLoad", "ViewBuilder", "counts_of", "decide", "subscription"]
-
 ViewBuilder = Callable[
     [Assignor, "tuple[Member, ...]", Mapping[str, int], Mapping[str, Partitions]], Awaitable[GroupView]
 ]

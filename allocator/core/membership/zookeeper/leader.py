@@ -48,8 +48,6 @@ from allocator.core.znodes.member_names import member_name
 from allocator.core.znodes.store import Store
 from allocator.core.zookeeper.client import BadVersion, ConnectionLost, NoZnode, Watched, ZnodeExists
 
-__all__ = ["Leader", "LeaderSettings"]
-
 log = logging.getLogger(__name__)
 
 

@@ -56,8 +56,6 @@ from allocator.core.zookeeper.client import (
 )
 from allocator.core.zookeeper.ephemeral import EphemeralZnodes
 
-__all__ = ["ZooKeeperMembership", "ZooKeeperSettings"]
-
 log = logging.getLogger(__name__)
 
 ORDERS_AGAIN_S = 60.0  # how long a member waits before it reads unreadable orders again

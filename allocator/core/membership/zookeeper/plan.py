@@ -15,8 +15,6 @@ from heapq import heapify, heappop, heappush
 from allocator.core.types import NO_PARTITIONS, Partitions, TopicPartition
 from allocator.core.znodes.documents import AssignmentDocument, Claim, Waiting
 
-__all__ = ["MINUTE_MS", "adopt", "advance", "in_flight", "portion", "recent_moves"]
-
 MINUTE_MS = 60_000
 
 

@@ -18,20 +18,6 @@ from allocator.core.types import NO_PARTITIONS
 from allocator.core.znodes.documents import AssignmentDocument, MemberInfo, Seat
 from allocator.core.znodes.member_names import member_name
 
-__all__ = [
-    "FEATURE",
-    "IN_USE",
-    "GraceTimer",
-    "absent",
-    "away",
-    "lasting",
-    "standby",
-    "successors",
-    "take_seats",
-    "unaware",
-    "view_ids",
-]
-
 FEATURE = "seats"
 """The feature that a member's znode lists if its version knows reservations."""
 IN_USE = "another process runs with the same instance_id"

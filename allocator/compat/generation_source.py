@@ -218,7 +218,7 @@ class _GenerationCommitter:
     def may_commit(self, partition: TopicPartition) -> bool:
         return self._member.may_commit(partition)
 
-    def refused(self, code: int, sent: Identity) -> bool:
+    def refused(self, code: int, sent: Identity) -> bool | None:
         return self._member.refused(code, sent) and self.identity is not None
 
 

@@ -1,7 +1,7 @@
 """All errors of the public API.
 
 The text of an error names the cause, the place and the remedy. `retriable`: the same call may succeed later without
-any change. `client/` translates the errors of kafka-python (`kafka.errors`).
+any change. `client/` makes them of broker responses.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class BrokerError(AllocatorError):
 
     def __init__(self, message: str, *, code: int | None = None, retriable: bool = False) -> None:
         super().__init__(message)
-        self.code = code
+        self.code = None if code is None else int(code)
         self.retriable = retriable
 
 

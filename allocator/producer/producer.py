@@ -21,7 +21,7 @@ from kafka.protocol.metadata import MetadataRequest
 from kafka.protocol.producer import InitProducerIdRequest, ProduceRequest
 
 from allocator.core.aio import BackgroundTasks, Backoff, wait_for_event, wall_ms
-from allocator.core.client import KafkaClient, for_code
+from allocator.core.client import ErrorCode, KafkaClient, for_code
 from allocator.errors import AllocatorError, BrokerError, Closed, ConfigError, TopicNotFound
 from allocator.producer.builder import BatchBuilder
 from allocator.producer.columns import ColumnsToSend, accelerated, by_partition
@@ -41,12 +41,16 @@ REQUEST_BYTES: Final = 4 << 20
 # seconds between two calls of `may_send`
 ASK_AGAIN_S: Final = 0.1
 
-CORRUPT_MESSAGE, REQUEST_TIMED_OUT, NOT_ENOUGH_REPLICAS_AFTER_APPEND = 2, 7, 20
-OUT_OF_ORDER_SEQUENCE, DUPLICATE_SEQUENCE, PRODUCER_EPOCH, UNKNOWN_PRODUCER = 45, 46, 47, 59
-LOST: Final = frozenset((DUPLICATE_SEQUENCE, PRODUCER_EPOCH, UNKNOWN_PRODUCER))
+LOST: Final = frozenset(
+    (ErrorCode.DUPLICATE_SEQUENCE_NUMBER, ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.UNKNOWN_PRODUCER_ID)
+)
 # The broker stored nothing, and may take the batch under a new epoch: it lost what it knew of the producer, for example
 # with the last record that retention deleted. 0.11 gives the first of these codes for that
-FORGOTTEN: Final = frozenset((OUT_OF_ORDER_SEQUENCE, UNKNOWN_PRODUCER))
+FORGOTTEN: Final = frozenset((ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.UNKNOWN_PRODUCER_ID))
+# the batch may be written nevertheless
+UNSURE: Final = frozenset(
+    (ErrorCode.UNKNOWN_SERVER_ERROR, ErrorCode.REQUEST_TIMED_OUT, ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND)
+)
 LAST_EPOCH: Final = 0x7FFF
 # A batch may arrive damaged. But brokers before 2.4 also give this code for a record that they never take, such as one
 # without a key for a compacted topic. More: such a record fails later; less: a bad network fails a batch
@@ -505,17 +509,13 @@ class Producer:
             if self._queues.get(partition) is not queue:
                 continue  # the partition was dropped in the meantime
             code, base = codes.get(partition, (-1, -1))
-            if code == 0 or (code == DUPLICATE_SEQUENCE and item.delivered is not None):
+            if code == 0 or (code == ErrorCode.DUPLICATE_SEQUENCE_NUMBER and item.delivered is not None):
                 item.target, queue.tries = base, 0
                 queue.most = 1 if queue.producer < 0 else UNDER_WAY
             else:
                 failed = True
                 where = f"{partition.topic}:{partition.partition}"
-                item.maybe_written |= why is not None or code in (
-                    -1,
-                    REQUEST_TIMED_OUT,
-                    NOT_ENOUGH_REPLICAS_AFTER_APPEND,
-                )
+                item.maybe_written |= why is not None or code in UNSURE
                 self._note_failure(partition, queue, item, why or for_code(code, where))
             if self._queues.get(partition) is queue:
                 self._settle(partition, queue)
@@ -529,7 +529,7 @@ class Producer:
         code = getattr(error, "code", None)
         where = f"{partition.topic}:{partition.partition}"
         first = bool(queue.sent) and queue.sent[0] is item
-        if code in LOST or (code == OUT_OF_ORDER_SEQUENCE and first and not queue.broken):
+        if code in LOST or (code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and first and not queue.broken):
             lost = SequenceLost(f"{where}: {error}; goes on from what is committed, as a new producer")
             if item.delivered is None:
                 raise lost
@@ -552,10 +552,10 @@ class Producer:
 
     def _sends_again(self, item: _Item, error: AllocatorError) -> bool:
         code = getattr(error, "code", None)
-        if code == CORRUPT_MESSAGE:
+        if code == ErrorCode.CORRUPT_MESSAGE:
             item.corrupt += 1
             return item.corrupt < CORRUPT_TRIES
-        return error.retriable or code in (OUT_OF_ORDER_SEQUENCE, NOT_ENOUGH_REPLICAS_AFTER_APPEND)
+        return error.retriable or code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
 
     def _settle(self, partition: TopicPartition, queue: ProduceQueue) -> None:
         while queue.sent and queue.sent[0].target is not None:
@@ -657,7 +657,7 @@ async def append(client: KafkaClient, partition: TopicPartition, encoded: Encode
                 if not found.error_code:
                     return int(found.base_offset)
                 error = for_code(found.error_code, where)
-                corrupt += found.error_code == CORRUPT_MESSAGE
+                corrupt += found.error_code == ErrorCode.CORRUPT_MESSAGE
                 error.retriable = error.retriable or 0 < corrupt < CORRUPT_TRIES
         if not error.retriable or asyncio.get_running_loop().time() > deadline:
             raise error

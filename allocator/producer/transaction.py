@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, Optional
 from kafka.protocol.metadata import FindCoordinatorRequest
 from kafka.protocol.producer import AddPartitionsToTxnRequest, EndTxnRequest, InitProducerIdRequest, ProduceRequest
 
-from allocator.core.client import KafkaClient, for_code
+from allocator.core.client import ErrorCode, KafkaClient, Reaction, for_code, reaction_to
 from allocator.errors import AllocatorError, BrokerError, ConfigError, TopicNotFound
 from allocator.producer.builder import BatchBuilder
 from allocator.producer.encode import Encoded
@@ -26,12 +26,8 @@ TRANSACTION: Final = 1  # the kind of coordinator: for transactions
 TRANSACTIONAL: Final = 0x10  # the attribute that marks a transactional batch
 # the newest versions with a separate request to add partitions, and with an epoch that a commit does not change
 ADD_VERSION, PRODUCE_VERSION, END_VERSION, INIT_VERSION = 3, 11, 4, 4
-LOADING, NOT_AVAILABLE, NOT_COORDINATOR, CONCURRENT = 14, 15, 16, 51
-DUPLICATE_SEQUENCE = 46
-TOO_LARGE: Final = frozenset((10, 18))  # MESSAGE_TOO_LARGE, RECORD_LIST_TOO_LARGE
-REPLACED: Final = frozenset((47, 90))  # INVALID_PRODUCER_EPOCH, PRODUCER_FENCED
-# a partition that has not seen the newer epoch yet only finds that the transaction is over (KIP-890)
-INVALID_TXN_STATE = 48
+TOO_LARGE: Final = frozenset((ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE))
+REPLACED: Final = frozenset((ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.PRODUCER_FENCED))
 
 
 class NewRecord(NamedTuple):
@@ -154,7 +150,7 @@ class TransactionalWriter:
                     error, codes, failed = lost, {}, True
                 for partition, code in codes.items():
                     batches = left[partition]
-                    if code in (0, DUPLICATE_SEQUENCE):
+                    if code in (0, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
                         self._sequences[partition] += len(batches.popleft())
                     elif code in TOO_LARGE:
                         batch = batches.popleft()
@@ -229,9 +225,8 @@ class TransactionalWriter:
                 if not code:
                     return response
                 error = self._refusal(code, f"transaction {self._name!r}")
-                if code in (NOT_AVAILABLE, NOT_COORDINATOR):
+                if reaction_to(code, {}) is Reaction.REFIND:
                     self._coordinator = None
-                error.retriable = error.retriable or code in (LOADING, NOT_AVAILABLE, NOT_COORDINATOR, CONCURRENT)
             except BrokerError as failed:
                 self._coordinator = None
                 error = failed
@@ -243,9 +238,7 @@ class TransactionalWriter:
         request = FindCoordinatorRequest(key=self._name, key_type=TRANSACTION, max_version=3)
         response = await self._client.send_any(request)
         if response.error_code:
-            error = for_code(response.error_code, f"transaction {self._name!r}: cannot find its coordinator")
-            error.retriable = error.retriable or response.error_code in (LOADING, NOT_AVAILABLE)
-            raise error
+            raise for_code(response.error_code, f"transaction {self._name!r}: cannot find its coordinator")
         self._client.note_broker(response.node_id, response.host, response.port)
         return int(response.node_id)
 
@@ -254,7 +247,8 @@ class TransactionalWriter:
             return BrokerError(
                 f"{what}: another process has begun to write as {self._name!r}, and this one ends", code=code
             )
-        if code == INVALID_TXN_STATE:
+        # a partition that has not seen the newer epoch yet only finds that the transaction is over (KIP-890)
+        if code == ErrorCode.INVALID_TXN_STATE:
             return BrokerError(
                 f"{what}: the transaction {self._name!r} is over: another process has begun to write, or it took "
                 f"longer than {self._timeout_s:.0f} s",

@@ -12,10 +12,11 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
-from allocator.core.client import GroupReaction, KafkaClient, react
+from allocator.core.client import KafkaClient, Reaction, for_code, reaction_to
 from allocator.core.offsets import Coordinator, Identity
 from allocator.errors import AllocatorError, BrokerError
 from allocator.protocols.heartbeat import HeartbeatLoop, HeartbeatTimer
+from allocator.protocols.reactions import MEMBER_COMMIT, GroupReaction, Reactions
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +61,7 @@ class KafkaGroup:
             timer, wanted=self._keeps_alive, send=self._send_heartbeat, failed=self._heartbeat_failed, idle=self._idle
         )
         self._joined: asyncio.Future[None]
+        self._since = 0  # the generation or epoch with which this membership began
 
     @property
     def coordinator(self) -> int | None:
@@ -89,12 +91,19 @@ class KafkaGroup:
         """Makes `run` release everything, leave and end."""
         raise NotImplementedError
 
-    def refused(self, code: int, sent: Identity) -> bool:
-        """Handles a commit with the identity `sent` that the coordinator refused.
+    def refused(self, code: int, sent: Identity) -> bool | None:
+        """Implements `Committer.refused`: whether the membership is still the same. Then partitions that are still held
+        may be committed in the present generation or the next."""
+        reaction = MEMBER_COMMIT.get(code)
+        if reaction is None:
+            return None
+        if sent == self.identity:  # otherwise the code is not about the present generation
+            self._commit_refused(reaction, f"a commit was refused: {for_code(code, 'the coordinator')}")
+        now = self.identity
+        return now is not None and sent.member_id == now.member_id and sent.generation >= self._since
 
-        Returns whether the membership is still the same. Then partitions that are still held may be committed in the
-        present generation or the next.
-        """
+    def _commit_refused(self, reaction: GroupReaction, why: str) -> None:
+        """A commit of the present membership was refused."""
         raise NotImplementedError
 
     # -- called by the heartbeat loop -----------------------------------------------------------------------------
@@ -159,7 +168,7 @@ async def repeat_leave(
     coordinator: Coordinator,
     request: Callable[[], Any],
     code_of: Callable[[Any], int],
-    reactions: dict[int, GroupReaction],
+    reactions: Reactions,
     member: str,
     why: str,
     retry_backoff_s: float,
@@ -173,16 +182,16 @@ async def repeat_leave(
     while True:
         try:
             code = code_of(await coordinator.ask(request(), deadline))
-            reaction = react(reactions, code) if code else GroupReaction.DONE
+            reaction = reaction_to(code, reactions)
         except BrokerError as error:
             log.debug("%s: cannot leave: %s", member, error)
-            reaction = GroupReaction.RETRY if error.retriable else GroupReaction.FAIL
-        if reaction is GroupReaction.DONE:
+            reaction = Reaction.RETRY if error.retriable else Reaction.FAIL
+        if reaction is Reaction.DONE:
             log.info("%s left: %s", member, why)
             return
-        if reaction is GroupReaction.REFIND:
+        if reaction is Reaction.REFIND:
             coordinator.forget()
-        if reaction is GroupReaction.FAIL or time.monotonic() >= deadline:
+        if reaction is Reaction.FAIL or time.monotonic() >= deadline:
             log.warning("%s could not leave; its session will time out", member)
             return
         await asyncio.sleep(retry_backoff_s)

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 
 from allocator.core.aio import TaskGroup
-from allocator.core.client import UNRELEASED_INSTANCE_ID, KafkaClient
+from allocator.core.client import ErrorCode, KafkaClient
 from allocator.core.membership import AssignmentListener, GroupMembership, stop_all
 from allocator.core.offsets import Committer, Identity
 from allocator.core.subscription import TopicSelection
@@ -18,8 +18,6 @@ from allocator.protocols.kafka_lease import KafkaLease
 from allocator.types import TopicPartition
 
 log = logging.getLogger(__name__)
-
-NO_COORDINATOR = 15  # brokers also return this code while the offsets topic cannot be created
 
 
 class KafkaMember(GroupMembership):
@@ -89,11 +87,12 @@ class KafkaMember(GroupMembership):
                     where = f"group {self._group_name!r}"
                     if failure is None:
                         raise BrokersUnavailable(f"{where} has no coordinator after {self._connect_timeout_s:g} s")
-                    hint = "; is the offsets topic available?" if failure.code == NO_COORDINATOR else ""
+                    missing = failure.code == ErrorCode.COORDINATOR_NOT_AVAILABLE
+                    hint = "; is the offsets topic available?" if missing else ""
                     raise BrokersUnavailable(
                         f"{where} could not be joined within {self._connect_timeout_s:g} s; last: {failure}{hint}"
                     )
-                if failure is not None and failure.code == UNRELEASED_INSTANCE_ID:
+                if failure is not None and failure.code == ErrorCode.UNRELEASED_INSTANCE_ID:
                     raise InstanceIdInUse(
                         f"group {self._group_name!r} could not be joined within {self._connect_timeout_s:g} s: another "
                         f"process has its instance id, or had it and has not left ({failure}); give each process an "
@@ -171,7 +170,7 @@ class KafkaMember(GroupMembership):
     def may_commit(self, partition: TopicPartition) -> bool:
         return partition in self._held or partition in self._draining
 
-    def refused(self, code: int, sent: Identity) -> bool:
+    def refused(self, code: int, sent: Identity) -> bool | None:
         return self._group.refused(code, sent)
 
     # -- called by the protocol -----------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ import contextlib
 import time
 from typing import Any
 
-import kafka.errors as kafka_errors
 import pytest
 from background import background
 from fake_broker import FakeBroker
@@ -16,6 +15,7 @@ from kafka.protocol.sasl import SaslAuthenticateResponse, SaslHandshakeResponse
 
 from allocator.core.client.client import KafkaClient
 from allocator.core.client.connection import BrokerConnection, ConnectionSettings
+from allocator.core.client.errors import ConnectionFailed
 from allocator.core.client.metadata import Broker
 from allocator.errors import BrokerError
 from allocator.testing import wait_until_async
@@ -214,7 +214,7 @@ async def test_a_broker_that_knows_only_older_versions_requests_is_asked_again_i
 async def test_a_closed_connection_takes_no_request() -> None:
     connection = BrokerConnection(Broker(1, "broker", 9092, None), SETTINGS, None)
     connection.close()
-    with pytest.raises(kafka_errors.KafkaConnectionError, match="broker:9092: connection closed"):
+    with pytest.raises(ConnectionFailed, match="broker:9092: connection closed"):
         await connection.ask(find(), time.monotonic() + 1)
     await asyncio.wait_for(asyncio.wait([connection.ready]), 30)
     assert connection.ready.exception() is not None

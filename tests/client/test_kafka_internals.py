@@ -31,10 +31,6 @@ def test_every_security_setting_of_kafka_python_is_offered() -> None:
     assert theirs <= set(KEYS)
 
 
-def test_0_8_2s_wrong_correlation_id_is_an_error_that_is_retried() -> None:
-    assert kafka_errors.CorrelationIdError.retriable
-
-
 # -- settings and versions --------------------------------------------------------------------------------------------
 
 
@@ -130,12 +126,3 @@ def test_requests_have_these_fields(request_class: Any, fields: set[str]) -> Non
 def test_all_topics_is_written_as_v0_wants_it() -> None:
     request = metadata.MetadataRequest(topics=metadata.MetadataRequest.ALL_TOPICS, version=0)
     assert request.encode() == b"\0\0\0\0"
-
-
-def test_errors_carry_code_and_retriability() -> None:
-    assert kafka_errors.for_code(16).retriable
-    assert kafka_errors.for_code(16).errno == 16
-    assert not kafka_errors.for_code(29).retriable
-    assert kafka_errors.for_code(9999).errno == 9999
-    assert issubclass(kafka_errors.NodeNotReadyError, kafka_errors.KafkaError)
-    assert issubclass(kafka_errors.RequestTimedOutError, kafka_errors.BrokerResponseError)

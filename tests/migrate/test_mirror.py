@@ -390,5 +390,5 @@ async def test_a_batch_that_the_new_cluster_refuses_ends_it_with_the_reason(
     topic = await asyncio.to_thread(topic_factory, 1, 1, None, old)
     await asyncio.to_thread(new.create_topic, topic, 1, 1, {"max.message.bytes": "2000"})
     await asyncio.to_thread(produce, old.bootstrap, topic, [(b"k", bytes(5000), 0)], version="0.9.0.1")
-    with pytest.raises(BrokerError, match=rf"refuses old offsets 0 to 0 of {topic}:0 .*MESSAGE_SIZE_TOO_LARGE"):
+    with pytest.raises(BrokerError, match=rf"refuses old offsets 0 to 0 of {topic}:0 .*MESSAGE_TOO_LARGE"):
         await Mirror(settings(old, new, group, topics=[topic])).run(until_caught_up=True)

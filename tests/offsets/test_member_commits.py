@@ -26,7 +26,9 @@ class Member:
     def may_commit(self, partition: TopicPartition) -> bool:
         return partition in self.holds
 
-    def refused(self, code: int, sent: Identity) -> bool:
+    def refused(self, code: int, sent: Identity) -> bool | None:
+        if code == 29:
+            return None
         self.refusals.append((code, sent))
         if self.then:
             self.identity = self.then.pop(0)

@@ -1,63 +1,130 @@
-"""The tables of error codes name the codes that coordinators send."""
+"""What a caller, or a member, does about the error codes that coordinators send."""
 
 from __future__ import annotations
 
-import kafka.errors as kafka_errors
+from collections.abc import Mapping
+from typing import Any
+
 import pytest
 
-from allocator.core.client.errors import (
-    COMMIT,
-    FIND,
+from allocator.core.client.errors import COMMIT, OFFSET_FETCH, ErrorCode, Reaction, reaction_to
+from allocator.protocols.reactions import (
     HEARTBEAT,
     JOIN,
     KIP848_HEARTBEAT,
     KIP848_LEAVE,
     LEAVE,
     MEMBER_COMMIT,
-    OFFSET_FETCH,
     SYNC,
-    GroupReaction,
-    react,
 )
 
-CODES = {
-    kind.errno
-    for kind in vars(kafka_errors).values()
-    if isinstance(kind, type) and isinstance(getattr(kind, "errno", None), int) and kind.errno != 0
-} | {128}  # an invalid regular expression, which kafka-python does not know yet
-
-
-def test_a_code_outside_the_table_is_retried_if_that_may_help() -> None:
-    assert react(LEAVE, 7) is GroupReaction.RETRY
-    assert react(COMMIT, 9999) is GroupReaction.FAIL
-
-
-TABLES = {
-    "JoinGroup": JOIN,
-    "SyncGroup": SYNC,
-    "Heartbeat": HEARTBEAT,
-    "LeaveGroup": LEAVE,
-    "OffsetCommit": COMMIT,
-    "OffsetCommit of a member": MEMBER_COMMIT,
-    "OffsetFetch": OFFSET_FETCH,
-    "ConsumerGroupHeartbeat": KIP848_HEARTBEAT,
-    "ConsumerGroupHeartbeat of one who leaves": KIP848_LEAVE,
-    "FindCoordinator": FIND,
-}
-# the error codes of all coordinator versions, 0.8.1 to 4.1, from the protocol's documentation and Kafka's sources
-ANSWERS = {
-    "OffsetCommit": {-1, 3, 7, 12, 14, 15, 16, 22, 24, 25, 27, 28, 29, 30, 35, 42, 69, 82, 113},
-    "OffsetCommit of a member": {-1, 3, 7, 12, 14, 15, 16, 22, 24, 25, 27, 28, 29, 30, 35, 42, 69, 82, 110, 113},
-    "OffsetFetch": {3, 14, 15, 16, 24, 25, 29, 30, 35, 42, 69, 88, 113},
-    "ConsumerGroupHeartbeat": {14, 15, 16, 25, 29, 30, 35, 42, 69, 81, 82, 110, 111, 112, 128},
+# request -> its table, and the reaction to each error code that a coordinator of 0.8.1 to 4.1 may send, from the
+# protocol's documentation and Kafka's sources
+ANSWERS: dict[str, tuple[Mapping[int, Any], dict[str, set[int]]]] = {
+    "OffsetCommit": (
+        COMMIT,
+        {
+            "RETRY": {-1, 7, 14},
+            "REFIND": {15, 16},
+            "CHECK_TOPIC": {3},
+            "DROP_METADATA": {12, 28},
+            "FAIL": {22, 24, 25, 27, 29, 30, 35, 42, 69, 82, 113},
+        },
+    ),
+    "OffsetCommit of a member": (
+        {**COMMIT, **MEMBER_COMMIT},
+        {
+            "RETRY": {-1, 7, 14},
+            "REFIND": {15, 16},
+            "CHECK_TOPIC": {3},
+            "DROP_METADATA": {12, 28},
+            "FAIL": {24, 29, 30, 35, 42},
+            "LOST": {22},
+            "RESET": {25, 69, 110},
+            "REJOIN": {27},
+            "FENCED": {82},
+            "NEW_EPOCH": {113},
+        },
+    ),
+    "OffsetFetch": (
+        OFFSET_FETCH,
+        {
+            "RETRY": {14, 25, 69, 88, 113},
+            "REFIND": {15, 16},
+            "CHECK_TOPIC": {3},
+            "FAIL": {24, 29, 30, 35, 42},
+        },
+    ),
+    "JoinGroup": (
+        JOIN,
+        {
+            "RETRY": {7, 14, 27, 111},
+            "REFIND": {15, 16},
+            "FAIL": {23, 24, 26, 30, 81},
+            "LOST": {22},
+            "RESET": {25, 110},
+            "TAKE_ID": {79},
+            "FENCED": {82},
+        },
+    ),
+    "SyncGroup": (
+        SYNC,
+        {
+            "REJOIN": {7, 14, 27},
+            "REFIND": {15, 16},
+            "FAIL": {23, 30},
+            "LOST": {22},
+            "RESET": {25, 110},
+            "FENCED": {82},
+        },
+    ),
+    "Heartbeat": (
+        HEARTBEAT,
+        {
+            "RETRY": {14},
+            "REFIND": {15, 16},
+            "FAIL": {30},
+            "LOST": {22},
+            "RESET": {25, 110},
+            "REJOIN": {27},
+            "FENCED": {82},
+        },
+    ),
+    "LeaveGroup": (LEAVE, {"RETRY": {14}, "REFIND": {15, 16}, "DONE": {25, 82}}),
+    "ConsumerGroupHeartbeat": (
+        KIP848_HEARTBEAT,
+        {
+            "RETRY": {14, 111},
+            "REFIND": {15, 16},
+            "FAIL": {29, 30, 35, 42, 81, 112, 128},
+            "LOST": {25, 69, 110},
+            "FENCED": {82},
+            "NEW_EPOCH": {113},
+        },
+    ),
+    "ConsumerGroupHeartbeat of one who leaves": (
+        KIP848_LEAVE,
+        {"RETRY": {14}, "REFIND": {15, 16}, "DONE": {25, 69, 82, 110}},
+    ),
 }
 
 
 @pytest.mark.parametrize("api", ANSWERS)
-def test_whatever_the_coordinator_may_answer_stands_in_the_table(api: str) -> None:
-    assert ANSWERS[api] - set(TABLES[api]) == set()
+def test_each_code_that_the_coordinator_may_send_has_its_reaction(api: str) -> None:
+    table, expected = ANSWERS[api]
+    codes = set().union(*expected.values())
+    assert {code: reaction_to(code, table).name for code in codes} == {
+        code: name for name, codes in expected.items() for code in codes
+    }
 
 
-@pytest.mark.parametrize("api", TABLES)
-def test_no_table_names_a_code_that_kafka_does_not_have(api: str) -> None:
-    assert set(TABLES[api]) <= CODES
+@pytest.mark.parametrize("api", ANSWERS)
+def test_no_table_names_a_code_that_the_coordinator_does_not_send(api: str) -> None:
+    table, expected = ANSWERS[api]
+    unusual = {int(code) for code in table if code in set().union(*expected.values())}
+    assert set(map(int, table)) - unusual <= {27, 110}  # SyncGroup and JoinGroup share the table of Heartbeat
+
+
+def test_other_codes_are_retried_only_if_known_as_retriable() -> None:
+    assert reaction_to(ErrorCode.REQUEST_TIMED_OUT, LEAVE) is Reaction.RETRY
+    assert reaction_to(9999, COMMIT) is Reaction.FAIL

@@ -80,7 +80,7 @@ async def test_a_refused_record_is_named_and_later_ones_go_on(
     topic = await asyncio.to_thread(topic_factory, 1, config={"max.message.bytes": "2000"})
     async with KafkaClient(kafka_cluster.bootstrap) as client, Producer(client, linger_s=0.0) as producer:
         refused = await producer.append(topic, None, bytes(5000))
-        with pytest.raises(DeliveryFailed, match="MESSAGE_SIZE_TOO_LARGE") as error:
+        with pytest.raises(DeliveryFailed, match="MESSAGE_TOO_LARGE") as error:
             await refused
         assert (error.value.partition, error.value.records) == (TopicPartition(topic, 0), 1)
         assert not error.value.maybe_written

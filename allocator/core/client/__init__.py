@@ -20,19 +20,7 @@ from allocator.core.client.configs import (
     set_on_topics,
 )
 from allocator.core.client.create_topics import add_partitions, create
-from allocator.core.client.errors import (
-    HEARTBEAT,
-    JOIN,
-    KIP848_HEARTBEAT,
-    KIP848_LEAVE,
-    LEAVE,
-    MEMBER_COMMIT,
-    SYNC,
-    UNRELEASED_INSTANCE_ID,
-    GroupReaction,
-    for_code,
-    react,
-)
+from allocator.core.client.errors import ErrorCode, Reaction, for_code, reaction_to
 from allocator.core.client.fetch_messages import BY_NAME, FetchRequest
 from allocator.core.client.log_offsets import EARLIEST, LATEST, EpochEnd, ends_of_epochs, is_supported, list_offsets
 from allocator.core.client.metadata import Metadata
@@ -45,22 +33,15 @@ __all__ = [
     "BY_NAME",
     "EARLIEST",
     "GROUP_RESOURCE",
-    "HEARTBEAT",
-    "JOIN",
     "KEYS",
-    "KIP848_HEARTBEAT",
-    "KIP848_LEAVE",
     "LATEST",
-    "LEAVE",
-    "MEMBER_COMMIT",
-    "SYNC",
     "TOPIC_RESOURCE",
-    "UNRELEASED_INSTANCE_ID",
     "EpochEnd",
+    "ErrorCode",
     "FetchRequest",
-    "GroupReaction",
     "KafkaClient",
     "Metadata",
+    "Reaction",
     "add_partitions",
     "check_security",
     "check_token_endpoint",
@@ -71,7 +52,7 @@ __all__ = [
     "is_supported",
     "list_offsets",
     "mechanism_faults",
-    "react",
+    "reaction_to",
     "same_cluster",
     "set_on_topics",
     "tls_context",

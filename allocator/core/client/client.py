@@ -12,14 +12,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
-import kafka.errors as kafka_errors
 from kafka.protocol.consumer import ListOffsetsRequest, OffsetFetchRequest
 from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
 
 from allocator.core.aio.tasks import within
 from allocator.core.client.connection import ConnectionSettings
-from allocator.core.client.errors import broker_error, describe, unreachable
-from allocator.core.client.metadata import INTERNAL_TOPICS, LEADER_NOT_AVAILABLE, Broker, Metadata, Refresher
+from allocator.core.client.errors import (
+    ErrorCode,
+    InBackoff,
+    NoResponse,
+    NoTimeLeft,
+    RequestFailed,
+    broker_error,
+    unreachable,
+)
+from allocator.core.client.metadata import INTERNAL_TOPICS, Broker, Metadata, Refresher
 from allocator.core.client.oauth import with_credentials
 from allocator.core.client.pool import ConnectionPool, Directory, parse_addresses, time_left
 from allocator.core.client.security import check_security, tls_context, warn_of_clear_text
@@ -43,11 +50,11 @@ REPEATABLE = frozenset(
 )
 LOST_S = 5.0  # more: a lost request costs more time; less: a slow broker gets requests twice
 
-# an error that ends the connecting at once -> what to do about it
-REFUSALS: Final[Mapping[type[Exception], str]] = {
-    kafka_errors.SaslAuthenticationFailedError: "correct the credentials",
-    kafka_errors.UnsupportedSaslMechanismError: "set sasl_mechanism to one of the broker's sasl.enabled.mechanisms",
-    kafka_errors.IllegalSaslStateError: "this port takes no SASL; correct security_protocol",
+# an error code that ends the connecting at once -> what to do about it
+REFUSALS: Final[Mapping[int | None, str]] = {
+    ErrorCode.SASL_AUTHENTICATION_FAILED: "correct the credentials",
+    ErrorCode.UNSUPPORTED_SASL_MECHANISM: "set sasl_mechanism to one of the broker's sasl.enabled.mechanisms",
+    ErrorCode.ILLEGAL_SASL_STATE: "this port takes no SASL; correct security_protocol",
 }
 
 
@@ -148,18 +155,18 @@ class KafkaClient:
                     await within(self._ask_metadata(broker.node_id, None, patience), left)
                     self._live().adopt(broker.node_id)
                     return
-                except kafka_errors.NodeNotReadyError:
+                except InBackoff:
                     continue  # in back-off: its cause is already recorded
-                except tuple(REFUSALS) as exc:
-                    refused = BrokersUnavailable(f"{where}: {describe(exc)}; {REFUSALS[type(exc)]}")
-                    refused.retriable = False
-                    raise refused from exc
-                except (asyncio.TimeoutError, kafka_errors.KafkaTimeoutError):
+                except (asyncio.TimeoutError, NoTimeLeft):
                     # The last attempt may be short. The error of an earlier attempt is more useful.
                     causes.setdefault(where, self._live().lacks(broker.node_id) or f"no answer within {patience:.1f} s")
-                except kafka_errors.KafkaError as exc:
-                    causes[where] = describe(exc)
-                    log.debug("%s: %s", where, describe(exc))
+                except RequestFailed as exc:
+                    if exc.code in REFUSALS:
+                        refused = BrokersUnavailable(f"{where}: {exc}; {REFUSALS[exc.code]}")
+                        refused.retriable = False
+                        raise refused from exc
+                    causes[where] = str(exc)
+                    log.debug("%s: %s", where, exc)
             remaining = None if deadline is None else deadline - time.monotonic()
             if remaining is not None and remaining <= 0:
                 raise BrokersUnavailable(f"no Kafka broker answered within {timeout_s:g} s: {self._tried(causes)}")
@@ -284,8 +291,8 @@ class KafkaClient:
         found = self._metadata.updated(response, complete=True)
         # LEADER_NOT_AVAILABLE: the topic exists and elects its leaders. Brokers before 0.10 return it for their own
         # topics as well.
-        new = {topic for topic, code in found.errors.items() if code == LEADER_NOT_AVAILABLE} - INTERNAL_TOPICS
-        return frozenset(new | {name for name, topic in found.topics.items() if not topic.internal})
+        new = {topic for topic, code in found.errors.items() if code == ErrorCode.LEADER_NOT_AVAILABLE}
+        return frozenset((new - INTERNAL_TOPICS) | {name for name, topic in found.topics.items() if not topic.internal})
 
     def on_metadata(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call `callback` after each response that changed something. Returns a function that removes the callback."""
@@ -310,8 +317,8 @@ class KafkaClient:
             try:
                 await self._ask_metadata(key, topics, min(CONNECT_TIMEOUT_S, self.request_timeout_s))
                 return
-            except kafka_errors.KafkaError as exc:
-                causes[f"{broker.host}:{broker.port}"] = describe(exc)
+            except RequestFailed as exc:
+                causes[f"{broker.host}:{broker.port}"] = str(exc)
             finally:
                 if self._directory.is_bootstrap(key) and self._metadata.brokers:
                     pool.drop(key)  # a bootstrap connection is done: requests use node ids
@@ -329,7 +336,7 @@ class KafkaClient:
         return list(dict.fromkeys(keys))
 
     async def _ask_metadata(self, key: Any, topics: Iterable[str] | None, timeout_s: float) -> None:
-        """One request to one broker; raises kafka-python's errors."""
+        """One request to one broker; raises `RequestFailed`."""
         await self._live().connected(key, time.monotonic() + timeout_s)
         deadline = time.monotonic() + timeout_s  # anew: a slow broker may need most of the time to connect
         version = self.api_version(MetadataRequest)
@@ -342,7 +349,7 @@ class KafkaClient:
             names = [MetadataRequest.MetadataRequestTopic(name=name) for name in sorted(wanted)]
         response = await self._exchange(key, _metadata_request(names), deadline)
         if not response.brokers and self._metadata.brokers:
-            raise kafka_errors.MetadataEmptyBrokerList("lists no brokers: it has just started")
+            raise RequestFailed("lists no brokers: it has just started")
         self._apply(self._metadata.updated(response, complete=names is None))
 
     def _apply(self, metadata: Metadata) -> None:
@@ -374,10 +381,10 @@ class KafkaClient:
         loses = self.broker_version == LOSES_REQUESTS and request.API_KEY in REPEATABLE
         try:
             while loses and time.monotonic() + LOST_S < deadline:
-                with contextlib.suppress(kafka_errors.RequestTimedOutError):
+                with contextlib.suppress(NoResponse):
                     return await self._exchange(node_id, request, time.monotonic() + LOST_S)
             return await self._exchange(node_id, request, deadline)
-        except (kafka_errors.KafkaError, OSError) as exc:
+        except RequestFailed as exc:
             raise self._error(exc, node_id) from exc
 
     def send_now(
@@ -394,7 +401,7 @@ class KafkaClient:
             return False
         try:
             connection.send_request(request, time.monotonic() + timeout_s, partial(self._pass_on, node_id, done))
-        except (kafka_errors.KafkaError, OSError):
+        except RequestFailed:
             return False  # `send` raises the error
         return True
 
@@ -403,16 +410,16 @@ class KafkaClient:
         node_id: Any,
         done: Callable[[Any, AllocatorError | None], None],
         response: Any,
-        error: Exception | None,
+        error: RequestFailed | None,
     ) -> None:
         """Caller: the connection."""
         done(response, None if error is None else self._error(error, node_id))
 
-    def _error(self, error: Exception, node_id: Any) -> AllocatorError:
+    def _error(self, error: RequestFailed, node_id: Any) -> AllocatorError:
         return Closed("this Kafka client was closed") if self._closed else broker_error(error, self._where(node_id))
 
     async def _exchange(self, key: Any, request: Any, deadline: float) -> Any:
-        """Like `send`, but raises kafka-python's errors."""
+        """Like `send`, but raises `RequestFailed`."""
         pool = self._live()
         key = pool.key(key, request.API_KEY)
         connection = pool.ready(key)
@@ -430,7 +437,7 @@ class KafkaClient:
         try:
             return await within(connection.ask(request, time.monotonic() + patience_s), left_s)
         except asyncio.TimeoutError:
-            raise kafka_errors.RequestTimedOutError(f"Request timed out after {left_s * 1000:.0f} ms") from None
+            raise NoResponse(f"the request timed out after {left_s:.1f} s") from None
 
     async def send_any(self, request: Any, timeout_s: float | None = None) -> Any:
         """Send to the least busy broker. If that broker is unreachable, send to the next one."""
@@ -456,7 +463,7 @@ class KafkaClient:
         """Open the connection for such requests to this broker. If that fails, the first request raises the error."""
         if self._pool is not None:
             deadline = time.monotonic() + self.request_timeout_s
-            with contextlib.suppress(kafka_errors.KafkaError, OSError):
+            with contextlib.suppress(RequestFailed):
                 await self._pool.connected(self._pool.key(node_id, request_class.API_KEY), deadline)
 
     async def settled(self, request_class: Any) -> None:

@@ -8,12 +8,11 @@ from typing import Any
 from kafka.protocol.admin import DescribeConfigsRequest
 
 from allocator.core.client.client import KafkaClient
-from allocator.core.client.errors import for_code
+from allocator.core.client.errors import ErrorCode, for_code
 
 TOPIC_RESOURCE, BROKER_RESOURCE, GROUP_RESOURCE = 2, 4, 32
 KINDS = {TOPIC_RESOURCE: "topic", BROKER_RESOURCE: "broker", GROUP_RESOURCE: "group"}
 SET_ON_TOPIC = 1  # source of a setting
-UNKNOWN = -1
 
 
 async def describe_configs(
@@ -74,6 +73,6 @@ async def _ask(
         if result.error_code:
             error = for_code(result.error_code, f"settings of {KINDS[kind]} {result.resource_name!r}")
             # a broker without a session with its ZooKeeper returns this code
-            error.retriable = error.retriable or result.error_code == UNKNOWN
+            error.retriable = error.retriable or result.error_code == ErrorCode.UNKNOWN_SERVER_ERROR
             raise error
     return response

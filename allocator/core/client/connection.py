@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Optional, cast
 
-import kafka.errors as kafka_errors
+from kafka.errors import KafkaError
 from kafka.net.sasl import get_sasl_mechanism
 from kafka.protocol.broker_version_data import BrokerVersionData
 from kafka.protocol.metadata import ApiVersionsRequest
@@ -28,6 +28,16 @@ from kafka.protocol.sasl import SaslAuthenticateRequest, SaslBytesRequest, SaslH
 
 from allocator import __version__
 from allocator.core.aio.tasks import LATE_S, ends, within
+from allocator.core.client.errors import (
+    ConnectionFailed,
+    ErrorCode,
+    NoResponse,
+    NoTimeLeft,
+    RequestFailed,
+    Undecodable,
+    WrongResponse,
+    refused,
+)
 from allocator.core.client.frames import FrameProtocol, correlation_id, read_response
 from allocator.core.client.metadata import Broker
 from allocator.core.client.oauth import SOURCE_OF_AWS, TokenError, TokenProvider
@@ -39,7 +49,6 @@ from allocator.core.text.quoting import os_cause, shown
 log = logging.getLogger(__name__)
 
 SOCKET_OPTIONS: Final = ((socket.IPPROTO_TCP, socket.TCP_NODELAY, 1), (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1))
-UNSUPPORTED_VERSION: Final = 35
 CLIENT_THROTTLES: Final = (2, 0)  # older brokers delay the response instead (KIP-219)
 SHORTEST_LIFETIME_S: Final = 1.0  # minimum lifetime of an authentication
 CREDENTIALS_PAUSE_S: Final = 5.0  # between attempts to renew credentials. Higher: fewer calls of a token provider
@@ -76,7 +85,7 @@ class ConnectionSettings:
         return name if source is None else f"{name} from {source}"
 
 
-Done = Callable[[Any, Optional[Exception]], None]
+Done = Callable[[Any, Optional[RequestFailed]], None]
 """Called once, with the response to a request or with the error. It must not raise."""
 
 
@@ -202,11 +211,11 @@ class BrokerConnection(FrameProtocol):
             await within(self._open_socket(), timeout_s)
         except asyncio.TimeoutError:
             message = f"{self.address}: no connection within {timeout_s:.1f} s"
-            raise kafka_errors.KafkaConnectionError(message) from None
+            raise ConnectionFailed(message) from None
         except OSError as exc:
             # asyncio's error has no text if the peer closes the connection during the TLS handshake
             ended = "the server ended the TLS handshake" if self._settings.tls else type(exc).__name__
-            raise kafka_errors.KafkaConnectionError(f"{self.address}: {os_cause(exc) or ended}") from exc
+            raise ConnectionFailed(f"{self.address}: {os_cause(exc) or ended}") from exc
 
     async def _open_socket(self) -> None:
         host, port = self.broker.host, self.broker.port
@@ -232,25 +241,25 @@ class BrokerConnection(FrameProtocol):
         self._finish(None)
 
     def abort(self, error: Exception | None) -> None:
-        """Close at once; every waiting request fails with `error`, as an error of kafka-python's."""
-        error = None if error is None else self._as_kafka_error(error)
+        """Close at once; every waiting request fails with `error`, as a `RequestFailed`."""
+        failed = None if error is None else self._as_failure(error)
         if self._transport is not None:
             self._transport.abort()
         elif not self.socket_closed.done():
             self.socket_closed.set_result(None)
-        self._finish(error)
+        self._finish(failed)
 
-    def _as_kafka_error(self, error: Exception) -> Any:
-        """`error` itself if it is kafka-python's, or else a retriable one. No other error leaves a connection."""
-        if isinstance(error, kafka_errors.KafkaError):
+    def _as_failure(self, error: Exception) -> RequestFailed:
+        """`error` itself if it is a `RequestFailed`, or else a retriable one. No other error leaves a connection."""
+        if isinstance(error, RequestFailed):
             return error
         if isinstance(error, UnicodeError):
-            return kafka_errors.KafkaConnectionError(f"{self.address}: this is no valid host name: {shown(error)}")
+            return ConnectionFailed(f"{self.address}: this is no valid host name: {shown(error)}")
         if not isinstance(error, OSError):
             log.error("%s: unexpected error", self, exc_info=error)
-        return kafka_errors.KafkaConnectionError(f"{self.address}: {os_cause(error) or shown(error)}")
+        return ConnectionFailed(f"{self.address}: {os_cause(error) or shown(error)}")
 
-    def _finish(self, error: Exception | None) -> None:
+    def _finish(self, error: RequestFailed | None) -> None:
         if self.closed:
             return
         self.closed = True
@@ -264,9 +273,9 @@ class BrokerConnection(FrameProtocol):
         waiting = [*self._in_flight, *self._held]
         self._in_flight.clear()
         self._held.clear()
-        _fail(self.ready, error or kafka_errors.KafkaConnectionError(f"{self.address}: connection closed"))
+        _fail(self.ready, error or ConnectionFailed(f"{self.address}: connection closed"))
         for each in waiting:
-            self._end(each, None, error or kafka_errors.Cancelled())
+            self._end(each, None, error or RequestFailed("the connection was closed under this request"))
         self._on_end(self, error)
 
     async def ended(self) -> None:
@@ -280,7 +289,7 @@ class BrokerConnection(FrameProtocol):
     async def ask(self, request: Any, deadline: float) -> Any:
         """The response to `request`. If the caller is cancelled, the request stays under way.
 
-        Raises kafka-python's errors. Without a response by `deadline` the connection ends, since later responses come
+        Raises `RequestFailed`. Without a response by `deadline` the connection ends, since later responses come
         after this one.
         """
         response: asyncio.Future[Any] = self._loop.create_future()
@@ -290,10 +299,10 @@ class BrokerConnection(FrameProtocol):
     def send_request(self, request: Any, deadline: float, done: Done) -> None:
         """Like `ask`, but calls `done` as soon as the response arrives, without another loop iteration.
 
-        Raises kafka-python's errors if the request cannot be sent; then it does not call `done`.
+        Raises `RequestFailed` if the request cannot be sent; then it does not call `done`.
         """
         if self.closed:
-            raise kafka_errors.KafkaConnectionError(f"{self.address}: connection closed")
+            raise ConnectionFailed(f"{self.address}: connection closed")
         pending = _Pending(request, deadline, done)
         if self._authenticating_again:
             self._held.append(pending)
@@ -305,12 +314,12 @@ class BrokerConnection(FrameProtocol):
     def _send(self, pending: _Pending) -> None:
         request = pending.request
         if self._transport is None:
-            raise kafka_errors.KafkaConnectionError(f"{self.address}: not connected")
+            raise ConnectionFailed(f"{self.address}: not connected")
         if request.API_VERSION is None:
             request.API_VERSION = self._negotiated(request)
         now = time.monotonic()
         if pending.deadline <= now:
-            raise kafka_errors.KafkaTimeoutError("no time left")
+            raise NoTimeLeft("no time left")
         self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
         pending.correlation_id = self._correlation_id
         request.with_header(correlation_id=self._correlation_id, client_id=self._settings.client_id)
@@ -328,13 +337,13 @@ class BrokerConnection(FrameProtocol):
         if not request.expect_response():
             self._end(pending, None)
 
-    def _end(self, pending: _Pending, response: Any, error: Exception | None = None) -> None:
+    def _end(self, pending: _Pending, response: Any, error: RequestFailed | None = None) -> None:
         pending.done(response, error)
         if pending.ended is not None and not pending.ended.done():
             pending.ended.set_result(None)
 
     def _negotiated(self, request: Any) -> int:
-        """The version to use for `request`. Raises kafka-python's `IncompatibleBrokerVersion`."""
+        """The version to use for `request`. Raises `Unsupported`."""
         assert self.versions is not None  # known before the first request without a version goes out
         if not isinstance(request, OwnRequest):
             return negotiated(self.versions, request)
@@ -359,7 +368,7 @@ class BrokerConnection(FrameProtocol):
             expired = [pending for pending in self._held if pending.deadline <= now]
             self._held = [pending for pending in self._held if pending.deadline > now]
             for pending in expired:  # none of them was sent, so the connection remains usable
-                self._end(pending, None, kafka_errors.KafkaTimeoutError("the connection is authenticating again"))
+                self._end(pending, None, NoTimeLeft("the connection is authenticating again"))
         waiting = (*self._in_flight, *self._held)
         if not waiting or self.closed:
             return
@@ -370,7 +379,7 @@ class BrokerConnection(FrameProtocol):
         elif late_s > LATE_S:  # the process was paused: the response may have arrived but is not read yet
             self._set_timer(now + min(late_s, waited_s))
         else:
-            self.abort(kafka_errors.RequestTimedOutError(f"Request timed out after {waited_s * 1000:.0f} ms"))
+            self.abort(NoResponse(f"the request timed out after {waited_s:.1f} s"))
 
     async def _ask(self, request: Any, timeout_s: float) -> Any:
         """Sends the connection's own requests for authentication."""
@@ -383,7 +392,7 @@ class BrokerConnection(FrameProtocol):
             return False
         self.last_activity = time.monotonic()
         if not self._in_flight:
-            raise kafka_errors.CorrelationIdError("a response to no request")
+            raise WrongResponse("a response to no request")
         pending = self._in_flight[0]
         while pending.skippable and len(self._in_flight) > 1 and pending.correlation_id != correlation_id(frame):
             self._end(self._in_flight.popleft(), None, _SkippedError())
@@ -397,9 +406,9 @@ class BrokerConnection(FrameProtocol):
         return not self.closed
 
     def stream_failed(self, error: Exception) -> None:
-        if not isinstance(error, kafka_errors.KafkaError):
+        if not isinstance(error, RequestFailed):
             log.error("%s: cannot decode what the broker sent", self, exc_info=error)
-            error = kafka_errors.KafkaProtocolError(f"cannot decode what {self.broker.host} sent: {shown(error)}")
+            error = Undecodable(f"cannot decode what {self.broker.host} sent: {shown(error)}")
         self.abort(error)
 
     def _throttle(self, milliseconds: int) -> None:
@@ -443,12 +452,12 @@ class BrokerConnection(FrameProtocol):
             if response is None:
                 self.versions = VERSION_0_9
                 return
-            if response.error_code != UNSUPPORTED_VERSION or version == 0:
+            if response.error_code != ErrorCode.UNSUPPORTED_VERSION or version == 0:
                 break
             newest = (key.max_version for key in response.api_keys if key.api_key == ApiVersionsRequest.API_KEY)
             version = max(0, min(version - 1, next(newest, 0)))
         if response.error_code:
-            raise kafka_errors.for_code(response.error_code)()
+            raise refused(response.error_code)
         self.versions = BrokerVersionData(
             api_versions={key.api_key: (key.min_version, key.max_version) for key in response.api_keys}
         )
@@ -480,10 +489,11 @@ class BrokerConnection(FrameProtocol):
         name = self._settings.security["sasl_mechanism"]
         handshake = await self._ask(SaslHandshakeRequest(mechanism=name, max_version=1), timeout_s)
         if handshake.error_code:
-            raise kafka_errors.for_code(handshake.error_code)()
+            raise refused(handshake.error_code)
         if name not in handshake.mechanisms:
-            raise kafka_errors.UnsupportedSaslMechanismError(
-                f"the broker does not support the SASL mechanism {name}; it supports {handshake.mechanisms}"
+            raise refused(
+                ErrorCode.UNSUPPORTED_SASL_MECHANISM,
+                f"the broker does not support the SASL mechanism {name}; it supports {handshake.mechanisms}",
             )
         mechanism, first = begun or (self._mechanism(), None)
         framed = handshake.API_VERSION >= 1  # with version 0, the tokens have no request around them
@@ -495,8 +505,7 @@ class BrokerConnection(FrameProtocol):
             if response.error_code:
                 if isinstance(self._settings.token_provider, TokenProvider):
                     self._settings.token_provider.refused()
-                kind = kafka_errors.for_code(response.error_code).__name__
-                raise kafka_errors.SaslAuthenticationFailedError(f"{kind}: {response.error_message}")
+                raise refused(ErrorCode.SASL_AUTHENTICATION_FAILED, response.error_message)
             if framed:
                 lifetime_ms = response.session_lifetime_ms or 0
             elif mechanism.is_done():
@@ -504,11 +513,11 @@ class BrokerConnection(FrameProtocol):
             try:
                 mechanism.receive(response.auth_bytes)
             except ValueError as exc:
-                raise kafka_errors.SaslAuthenticationFailedError(
-                    f"the broker does not prove its identity by {name}: {shown(exc)}"
-                ) from exc
+                why = f"the broker does not prove its identity by {name}: {shown(exc)}"
+                raise refused(ErrorCode.SASL_AUTHENTICATION_FAILED, why) from exc
         if not mechanism.is_authenticated():
-            raise kafka_errors.SaslAuthenticationFailedError(f"cannot authenticate with the SASL mechanism {name}")
+            why = f"cannot authenticate with the SASL mechanism {name}"
+            raise refused(ErrorCode.SASL_AUTHENTICATION_FAILED, why)
         if lifetime_ms > 0 and not self.closed:
             lifetime_s = max(SHORTEST_LIFETIME_S, lifetime_ms / 1000)
             # connections that began together must not all authenticate again at the same moment
@@ -520,8 +529,10 @@ class BrokerConnection(FrameProtocol):
         name = security["sasl_mechanism"]
         try:
             return get_sasl_mechanism(name)(host=self.broker.host, **_sasl_settings(security))
-        except (RuntimeError, ValueError) as exc:  # a package or a setting is missing
-            raise kafka_errors.KafkaConfigurationError(f"SASL mechanism {name}: {exc}") from exc
+        except (KafkaError, RuntimeError, ValueError) as exc:  # a package or a setting is missing
+            failed = RequestFailed(f"SASL mechanism {name}: {exc}")
+            failed.retriable = False
+            raise failed from exc
 
     async def _sasl_message(self, mechanism: Any, timeout_s: float) -> bytes:
         """The next message to the broker. Its maker may block, or fail: a token provider asks a server of its own."""
@@ -534,7 +545,7 @@ class BrokerConnection(FrameProtocol):
                 result = mechanism.auth_bytes()
             except Exception as exc:  # noqa: BLE001 - the user's provider
                 why = exc if isinstance(exc, TokenError) else shown(exc)
-                error = kafka_errors.KafkaConnectionError(f"{lacking}: {why}")
+                error = ConnectionFailed(f"{lacking}: {why}")
             with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
                 self._loop.call_soon_threadsafe(done, result, error)
 
@@ -542,7 +553,7 @@ class BrokerConnection(FrameProtocol):
             turn.release()
             _settle(made, result, error)
 
-        late = kafka_errors.KafkaConnectionError(f"{lacking} within {timeout_s:.1f} s")
+        late = ConnectionFailed(f"{lacking} within {timeout_s:.1f} s")
         acquiring, acquired = asyncio.ensure_future(turn.acquire()), False
         self.lacks = f"{lacking} yet"
         try:
@@ -587,7 +598,7 @@ class BrokerConnection(FrameProtocol):
         for pending in held:
             try:
                 self._send(pending)
-            except kafka_errors.KafkaError as exc:
+            except RequestFailed as exc:
                 self._end(pending, None, exc)
 
     async def _credentials_before(self, expires_at: float) -> tuple[Any, bytes]:
@@ -598,7 +609,7 @@ class BrokerConnection(FrameProtocol):
             mechanism = self._mechanism()
             try:
                 return mechanism, await self._sasl_message(mechanism, min(left_s, self._settings.request_timeout_s))
-            except kafka_errors.KafkaConnectionError as exc:
+            except ConnectionFailed as exc:
                 if time.monotonic() + CREDENTIALS_PAUSE_S >= expires_at:
                     raise
                 log.log(level, "%s; trying again until the session ends", exc)
@@ -618,7 +629,7 @@ class BrokerConnection(FrameProtocol):
         self.resume_writing()
         self.hung_up = self._sent_bytes > 0 and self.received_bytes == 0
         cause = "the broker closed the connection" if exc is None else str(exc)
-        self._finish(kafka_errors.KafkaConnectionError(f"{self.address}: {cause}"))
+        self._finish(ConnectionFailed(f"{self.address}: {cause}"))
 
     def pause_writing(self) -> None:
         self._drained = self._loop.create_future()
@@ -629,7 +640,7 @@ class BrokerConnection(FrameProtocol):
         self._drained = None
 
 
-class _SkippedError(Exception):
+class _SkippedError(RequestFailed):
     """The broker answered a later request and not this one."""
 
 

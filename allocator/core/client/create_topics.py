@@ -9,11 +9,9 @@ from typing import Any
 from kafka.protocol.admin import CreatePartitionsRequest, CreateTopicsRequest
 
 from allocator.core.client.client import KafkaClient
-from allocator.core.client.errors import for_code
+from allocator.core.client.errors import ErrorCode, for_code
 from allocator.core.errors import BrokerError
 from allocator.core.text.quoting import shown
-
-TOPIC_EXISTS, INVALID_PARTITIONS, NOT_CONTROLLER = 36, 37, 41
 
 
 async def create(
@@ -35,7 +33,7 @@ async def create(
         validate_only=False,
         max_version=7,
     )
-    await _to_controller(client, request, f"topic {topic!r}", fine=(0, TOPIC_EXISTS))
+    await _to_controller(client, request, f"topic {topic!r}", fine=(0, ErrorCode.TOPIC_ALREADY_EXISTS))
     await _led(client, topic, partitions)
 
 
@@ -50,7 +48,9 @@ async def add_partitions(client: KafkaClient, topic: str, partitions: int) -> No
         max_version=3,
     )
     # INVALID_PARTITIONS: another process may have added them first; `_led` verifies that.
-    await _to_controller(client, request, f"topic {topic!r} with {partitions} partitions", fine=(0, INVALID_PARTITIONS))
+    await _to_controller(
+        client, request, f"topic {topic!r} with {partitions} partitions", fine=(0, ErrorCode.INVALID_PARTITIONS)
+    )
     await _led(client, topic, partitions)
 
 
@@ -65,7 +65,7 @@ async def _to_controller(client: KafkaClient, request: Any, what: str, fine: tup
         (result,) = answer.topics if hasattr(answer, "topics") else answer.results
         if result.error_code in fine:
             return
-        if result.error_code != NOT_CONTROLLER or attempt == 9:
+        if result.error_code != ErrorCode.NOT_CONTROLLER or attempt == 9:
             error = for_code(result.error_code, what)
             told = getattr(result, "error_message", None)
             raise BrokerError(

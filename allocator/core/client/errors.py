@@ -1,7 +1,8 @@
-"""The table of broker errors: text, whether a retry helps, and the reaction to each code.
+"""The errors of brokers: the table of error codes with its reactions, and why a connection or a request failed.
 
-Requests about groups and offsets have one table for each request, from error code to `GroupReaction`; the fetcher has
-one, to `FetchReaction`. The codes are those of https://kafka.apache.org/protocol#protocol_error_codes.
+`ErrorCode` has the codes of https://kafka.apache.org/protocol#protocol_error_codes. The reaction to a code is the
+table's, unless the request has another one: `COMMIT`, `OFFSET_FETCH`, `FETCH`. Those of group members are in
+`allocator.protocols.reactions`.
 """
 
 from __future__ import annotations
@@ -9,12 +10,299 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Mapping
-from typing import Final
-
-import kafka.errors as kafka_errors
+from typing import Final, TypeVar, Union
 
 from allocator.core.errors import AllocatorError, BrokerError, CorruptRecordError, TopicAuthorizationFailed
 from allocator.core.types import TopicPartition
+
+
+class Reaction(enum.Enum):
+    """The next step after an error code."""
+
+    DONE = "the same as success"
+    RETRY = "ask again after the back-off"
+    REFRESH = "read the metadata, as the leader may be another one, and ask again after the back-off"
+    REFIND = "find the coordinator again, and ask again after the back-off"
+    FAIL = "tell the caller; a retry does not help"
+
+    CHECK_TOPIC = "retry while the cluster has the partition; without it nothing is or can be committed"
+    DROP_METADATA = "retry at once without the metadata, which is too large"
+
+    VALIDATE = "read the metadata, and compare the position with the log of the new leader before the next fetch"
+    RESET = "find a new position by the reset strategy, or raise OffsetOutOfRange if it is 'none'"
+    RAISE = "tell the consumer once, and retry now and then, as an operator may remove the cause"
+
+
+RETRY, REFRESH, REFIND, FAIL = Reaction.RETRY, Reaction.REFRESH, Reaction.REFIND, Reaction.FAIL
+
+
+class ErrorCode(enum.IntEnum):
+    """An error code of Kafka's protocol under Kafka's name, with the usual reaction and what the code means."""
+
+    reaction: Reaction
+    meaning: str
+
+    def __new__(cls, code: int, reaction: Reaction = FAIL, meaning: str = "") -> ErrorCode:
+        self = int.__new__(cls, code)
+        self._value_ = code
+        self.reaction = reaction
+        self.meaning = meaning
+        return self
+
+    def __str__(self) -> str:
+        return str(int(self))
+
+    UNKNOWN_SERVER_ERROR = -1, FAIL, "the broker's log has the cause"
+    NONE = 0, Reaction.DONE
+    OFFSET_OUT_OF_RANGE = 1, FAIL, "the log does not have this offset"
+    # Java's clients repeat a batch that was refused with this code. Old brokers also give it for a record that they
+    # never take
+    CORRUPT_MESSAGE = 2, FAIL, "damaged on the way, or a record that the topic never takes, as one without a key"
+    UNKNOWN_TOPIC_OR_PARTITION = 3, REFRESH, "the broker does not have it, or this user may not see it"
+    INVALID_FETCH_SIZE = 4
+    LEADER_NOT_AVAILABLE = 5, REFRESH, "its replicas elect a leader"
+    NOT_LEADER_OR_FOLLOWER = 6, REFRESH, "another broker leads the partition"
+    REQUEST_TIMED_OUT = 7, RETRY, "the broker could not do it in time"
+    BROKER_NOT_AVAILABLE = 8
+    REPLICA_NOT_AVAILABLE = 9, REFRESH
+    MESSAGE_TOO_LARGE = 10, FAIL, "larger than max.message.bytes of the topic"
+    STALE_CONTROLLER_EPOCH = 11
+    OFFSET_METADATA_TOO_LARGE = 12, FAIL, "larger than offset.metadata.max.bytes of the broker"
+    NETWORK_EXCEPTION = 13, REFRESH
+    COORDINATOR_LOAD_IN_PROGRESS = 14, RETRY, "the coordinator reads its log"
+    COORDINATOR_NOT_AVAILABLE = 15, REFIND, "no broker coordinates this group or transaction now"
+    NOT_COORDINATOR = 16, REFIND, "another broker coordinates this group or transaction"
+    INVALID_TOPIC_EXCEPTION = 17, FAIL, "no valid name of a topic, or a topic of Kafka's own"
+    RECORD_LIST_TOO_LARGE = 18, FAIL, "larger than segment.bytes of the topic"
+    NOT_ENOUGH_REPLICAS = 19, RETRY, "fewer replicas are in sync than min.insync.replicas"
+    NOT_ENOUGH_REPLICAS_AFTER_APPEND = 20, RETRY, "written, but to fewer replicas than min.insync.replicas"
+    INVALID_REQUIRED_ACKS = 21
+    ILLEGAL_GENERATION = 22, FAIL, "that generation of the group is over"
+    INCONSISTENT_GROUP_PROTOCOL = 23, FAIL, "the members have no assignor or no group protocol in common"
+    INVALID_GROUP_ID = 24, FAIL, "no valid name of a group"
+    UNKNOWN_MEMBER_ID = 25, FAIL, "the group does not have this member (any more)"
+    INVALID_SESSION_TIMEOUT = 26, FAIL, "outside group.min.session.timeout.ms and group.max.session.timeout.ms"
+    REBALANCE_IN_PROGRESS = 27, FAIL, "the group rebalances"
+    INVALID_COMMIT_OFFSET_SIZE = 28, FAIL, "the commit is larger than the offsets topic allows"
+    TOPIC_AUTHORIZATION_FAILED = 29, FAIL, "grant this user the right to use the topic"
+    GROUP_AUTHORIZATION_FAILED = 30, FAIL, "grant this user the right to use the group"
+    CLUSTER_AUTHORIZATION_FAILED = 31, FAIL, "grant this user the right on the cluster"
+    INVALID_TIMESTAMP = 32, FAIL, "a record's timestamp is outside what the topic allows"
+    UNSUPPORTED_SASL_MECHANISM = 33
+    ILLEGAL_SASL_STATE = 34
+    UNSUPPORTED_VERSION = 35, FAIL, "the broker lacks this request or this version of it"
+    TOPIC_ALREADY_EXISTS = 36, FAIL, "there is a topic of this name"
+    INVALID_PARTITIONS = 37
+    INVALID_REPLICATION_FACTOR = 38, FAIL, "the cluster has fewer brokers"
+    INVALID_REPLICA_ASSIGNMENT = 39
+    INVALID_CONFIG = 40
+    NOT_CONTROLLER = 41, RETRY, "another broker is the controller"
+    INVALID_REQUEST = 42, FAIL, "the broker's log has the cause"
+    UNSUPPORTED_FOR_MESSAGE_FORMAT = 43, FAIL, "the topic has an older record format"
+    POLICY_VIOLATION = 44, FAIL, "a policy of the brokers forbids it"
+    OUT_OF_ORDER_SEQUENCE_NUMBER = 45, FAIL, "an earlier batch of this producer is missing"
+    DUPLICATE_SEQUENCE_NUMBER = 46, FAIL, "the broker has this batch already"
+    INVALID_PRODUCER_EPOCH = 47, FAIL, "another producer has taken over this id"
+    INVALID_TXN_STATE = 48, FAIL, "the transaction does not allow this step"
+    INVALID_PRODUCER_ID_MAPPING = 49, FAIL, "another producer has this transactional id"
+    INVALID_TRANSACTION_TIMEOUT = 50, FAIL, "longer than transaction.max.timeout.ms of the broker"
+    CONCURRENT_TRANSACTIONS = 51, RETRY, "the previous transaction of this id still ends"
+    TRANSACTION_COORDINATOR_FENCED = 52
+    TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53, FAIL, "grant this user the right to use the transactional id"
+    SECURITY_DISABLED = 54
+    OPERATION_NOT_ATTEMPTED = 55
+    KAFKA_STORAGE_ERROR = 56, REFRESH, "the broker's disk fails"
+    LOG_DIR_NOT_FOUND = 57
+    SASL_AUTHENTICATION_FAILED = 58
+    UNKNOWN_PRODUCER_ID = 59, FAIL, "the broker knows nothing of this producer any more"
+    REASSIGNMENT_IN_PROGRESS = 60, FAIL, "the partition moves to other brokers"
+    DELEGATION_TOKEN_AUTH_DISABLED = 61
+    DELEGATION_TOKEN_NOT_FOUND = 62
+    DELEGATION_TOKEN_OWNER_MISMATCH = 63
+    DELEGATION_TOKEN_REQUEST_NOT_ALLOWED = 64
+    DELEGATION_TOKEN_AUTHORIZATION_FAILED = 65
+    DELEGATION_TOKEN_EXPIRED = 66
+    INVALID_PRINCIPAL_TYPE = 67
+    NON_EMPTY_GROUP = 68, FAIL, "the group has members"
+    GROUP_ID_NOT_FOUND = 69, FAIL, "there is no group of this name"
+    FETCH_SESSION_ID_NOT_FOUND = 70, RETRY
+    INVALID_FETCH_SESSION_EPOCH = 71, RETRY
+    LISTENER_NOT_FOUND = 72, REFRESH, "the leader has no listener of this name"
+    TOPIC_DELETION_DISABLED = 73
+    FENCED_LEADER_EPOCH = 74, REFRESH, "the partition has a newer leader"
+    UNKNOWN_LEADER_EPOCH = 75, REFRESH, "the broker does not know the newest leader yet"
+    UNSUPPORTED_COMPRESSION_TYPE = 76
+    STALE_BROKER_EPOCH = 77
+    OFFSET_NOT_AVAILABLE = 78, RETRY, "a new leader does not know its high watermark yet"
+    MEMBER_ID_REQUIRED = 79
+    PREFERRED_LEADER_NOT_AVAILABLE = 80, REFRESH
+    GROUP_MAX_SIZE_REACHED = 81, FAIL, "the group has as many members as the broker allows (group.max.size)"
+    FENCED_INSTANCE_ID = 82, FAIL, "another process has this instance id"
+    ELIGIBLE_LEADERS_NOT_AVAILABLE = 83, REFRESH
+    ELECTION_NOT_NEEDED = 84, REFRESH
+    NO_REASSIGNMENT_IN_PROGRESS = 85
+    GROUP_SUBSCRIBED_TO_TOPIC = 86, FAIL, "members of the group read the topic"
+    INVALID_RECORD = 87, FAIL, "the topic does not take this record, as one without a key if it is compacted"
+    UNSTABLE_OFFSET_COMMIT = 88, RETRY, "an open transaction may still commit an offset"
+    THROTTLING_QUOTA_EXCEEDED = 89, RETRY
+    PRODUCER_FENCED = 90, FAIL, "another producer has taken over this transactional id"
+    RESOURCE_NOT_FOUND = 91
+    DUPLICATE_RESOURCE = 92
+    UNACCEPTABLE_CREDENTIAL = 93
+    INCONSISTENT_VOTER_SET = 94
+    INVALID_UPDATE_VERSION = 95
+    FEATURE_UPDATE_FAILED = 96
+    PRINCIPAL_DESERIALIZATION_FAILURE = 97
+    SNAPSHOT_NOT_FOUND = 98
+    POSITION_OUT_OF_RANGE = 99
+    UNKNOWN_TOPIC_ID = 100, REFRESH, "the broker has no topic of this id"
+    DUPLICATE_BROKER_REGISTRATION = 101
+    BROKER_ID_NOT_REGISTERED = 102
+    INCONSISTENT_TOPIC_ID = 103, REFRESH, "the topic was deleted and created again"
+    INCONSISTENT_CLUSTER_ID = 104
+    TRANSACTIONAL_ID_NOT_FOUND = 105
+    FETCH_SESSION_TOPIC_ID_ERROR = 106, RETRY
+    INELIGIBLE_REPLICA = 107
+    NEW_LEADER_ELECTED = 108
+    OFFSET_MOVED_TO_TIERED_STORAGE = 109
+    FENCED_MEMBER_EPOCH = 110, FAIL, "the group has removed this member"
+    UNRELEASED_INSTANCE_ID = 111, FAIL, "another member has this instance id and has not left"
+    UNSUPPORTED_ASSIGNOR = 112, FAIL, "the broker has no such assignor"
+    STALE_MEMBER_EPOCH = 113, FAIL, "the member has a newer epoch"
+    MISMATCHED_ENDPOINT_TYPE = 114
+    UNSUPPORTED_ENDPOINT_TYPE = 115
+    UNKNOWN_CONTROLLER_ID = 116
+    UNKNOWN_SUBSCRIPTION_ID = 117
+    TELEMETRY_TOO_LARGE = 118
+    INVALID_REGISTRATION = 119
+    TRANSACTION_ABORTABLE = 120
+    INVALID_RECORD_STATE = 121
+    SHARE_SESSION_NOT_FOUND = 122, RETRY
+    INVALID_SHARE_SESSION_EPOCH = 123, RETRY
+    FENCED_STATE_EPOCH = 124
+    INVALID_VOTER_KEY = 125
+    DUPLICATE_VOTER = 126
+    VOTER_NOT_FOUND = 127
+    INVALID_REGULAR_EXPRESSION = 128, FAIL, "the broker cannot read the pattern"
+    REBOOTSTRAP_REQUIRED = 129
+    STREAMS_INVALID_TOPOLOGY = 130
+    STREAMS_INVALID_TOPOLOGY_EPOCH = 131
+    STREAMS_TOPOLOGY_FENCED = 132
+    SHARE_SESSION_LIMIT_REACHED = 133
+
+
+# int -> member: cheaper than `ErrorCode(code)`, and a newer broker may send a code that is not in the table
+BY_CODE: Final = {int(code): code for code in ErrorCode}
+
+T = TypeVar("T")
+
+COMMIT: Final[Mapping[int, Reaction]] = {
+    ErrorCode.UNKNOWN_SERVER_ERROR: RETRY,  # 0.8.1, if ZooKeeper did not accept the write
+    # the coordinator does not know the partition yet, or it was deleted
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: Reaction.CHECK_TOPIC,
+    ErrorCode.OFFSET_METADATA_TOO_LARGE: Reaction.DROP_METADATA,
+    ErrorCode.INVALID_COMMIT_OFFSET_SIZE: Reaction.DROP_METADATA,
+}
+
+OFFSET_FETCH: Final[Mapping[int, Reaction]] = {
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: Reaction.CHECK_TOPIC,
+    # a member learns from its next heartbeat that it was removed, that its group was deleted, or its new epoch
+    ErrorCode.UNKNOWN_MEMBER_ID: RETRY,
+    ErrorCode.GROUP_ID_NOT_FOUND: RETRY,
+    ErrorCode.STALE_MEMBER_EPOCH: RETRY,
+}
+
+FETCH: Final[Mapping[int, Reaction]] = {
+    ErrorCode.UNKNOWN_SERVER_ERROR: RETRY,  # seen while a broker starts or stops
+    ErrorCode.OFFSET_OUT_OF_RANGE: Reaction.RESET,
+    ErrorCode.BROKER_NOT_AVAILABLE: REFRESH,
+    ErrorCode.TOPIC_AUTHORIZATION_FAILED: Reaction.RAISE,
+    ErrorCode.FENCED_LEADER_EPOCH: Reaction.VALIDATE,
+}
+
+
+def reaction_to(code: int, special: Mapping[int, T]) -> Union[Reaction, T]:
+    """The reaction to `code`: that of `special`, or else the usual one. Codes of no table fail."""
+    found = special.get(code)
+    if found is not None:
+        return found
+    known = BY_CODE.get(code)
+    return FAIL if known is None else known.reaction
+
+
+def for_code(code: int, what: str) -> BrokerError:
+    """The error for the error code `code` of a response about `what` (a partition, a group)."""
+    failed = refused(code)
+    return BrokerError(f"{what}: {failed}", code=code, retriable=failed.retriable)
+
+
+def error_of(code: int, tp: TopicPartition, offset: int) -> AllocatorError:
+    """The error that the consumer raises for `code`."""
+    if code == ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+        return TopicAuthorizationFailed(tp.topic)
+    if code == ErrorCode.CORRUPT_MESSAGE:
+        return CorruptRecordError(tp.topic, tp.partition, offset, "the broker finds its log corrupt here")
+    return for_code(code, f"{tp.topic}:{tp.partition} at offset {offset}")
+
+
+# -- connections and requests ------------------------------------------------------------------------------------------
+
+
+class RequestFailed(Exception):
+    """Why a connection or a request failed. Connections raise nothing else, and `KafkaClient` makes a `BrokerError` of
+    it that names the broker."""
+
+    retriable = True
+    code: int | None = None
+
+
+class ConnectionFailed(RequestFailed):
+    """There is no connection, or it ended."""
+
+
+class InBackoff(RequestFailed):
+    """The connection failed a moment ago; the next attempt comes later."""
+
+
+class NoTimeLeft(RequestFailed):
+    """The deadline passed before the request went out."""
+
+
+class NoResponse(RequestFailed):
+    """The broker has not responded in time."""
+
+
+class WrongResponse(RequestFailed):
+    """The response belongs to another request."""
+
+
+class Undecodable(RequestFailed):
+    """The bytes are not of this protocol, or a value does not fit into it."""
+
+    retriable = False
+
+
+class Unsupported(RequestFailed):
+    """The broker lacks the request, or the versions of it that this client knows."""
+
+    retriable = False
+    code = ErrorCode.UNSUPPORTED_VERSION.value
+
+
+def refused(code: int, why: str = "") -> RequestFailed:
+    """The broker refused a request with this code. `why`: the cause, if it is known better than by the code."""
+    known = BY_CODE.get(code)
+    name = f"error {code}, which this client does not know" if known is None else known.name
+    meaning = f" ({known.meaning})" if known is not None and known.meaning else ""
+    failed = RequestFailed(f"{name}: {why}" if why else f"{name}{meaning}")
+    failed.code, failed.retriable = code, reaction_to(code, {}) not in (FAIL, Reaction.DONE)
+    return failed
+
+
+def broker_error(failed: RequestFailed, where: str) -> BrokerError:
+    """The error that `send` raises for `failed`, which happened at `where` (a broker, an address)."""
+    return BrokerError(f"{where}: {failed}", code=failed.code, retriable=failed.retriable)
+
 
 # (cause of a failed connection, whether TLS was used (None: either), what to do). The first match counts.
 REMEDIES: Final = (
@@ -50,40 +338,6 @@ REMEDIES: Final = (
 )
 
 
-def describe(exc: BaseException) -> str:
-    """The error as one log line, without the class names of kafka-python and allocator."""
-    text = str(exc.args[0]) if exc.args else ""
-    text = re.sub(r"^\w+Error: ", "", text)  # kafka-python puts one error into the text of another
-    if isinstance(exc, kafka_errors.BrokerResponseError):
-        name = getattr(exc, "message", "") or type(exc).__name__
-        return f"{name}: {text}" if text else f"{name} ({getattr(exc, 'description', '')})"
-    return text or type(exc).__name__
-
-
-def broker_error(exc: BaseException, where: str) -> AllocatorError:
-    """The error that `send` raises for `exc`, which happened at `where` (a broker, an address)."""
-    if isinstance(exc, AllocatorError):
-        return exc
-    if isinstance(exc, kafka_errors.Cancelled):
-        # This client closed the connection: a bootstrap address whose broker is in metadata now, or a broker that
-        # moved.
-        return BrokerError(f"{where}: the connection was closed under this request", retriable=True)
-    # kafka-python also uses the broker's code 7 for its own timeout. Then no response arrived, so there is no code.
-    timed_out = isinstance(exc, kafka_errors.RequestTimedOutError)
-    code = exc.errno if isinstance(exc, kafka_errors.BrokerResponseError) and not timed_out else None
-    retriable = bool(getattr(exc, "retriable", False)) or isinstance(exc, (kafka_errors.UnknownBrokerIdError, OSError))
-    if isinstance(exc, kafka_errors.IncompatibleBrokerVersion):
-        return BrokerError(f"{where}: {describe(exc)}", code=code)
-    return BrokerError(f"{where}: {describe(exc)}", code=code, retriable=retriable)
-
-
-def for_code(code: int, what: str) -> BrokerError:
-    """The error for the error code `code` of a response about `what` (a partition, a group)."""
-    kind = kafka_errors.for_code(code)
-    exc = kind()
-    return BrokerError(f"{what}: {describe(exc)}", code=code, retriable=bool(kind.retriable))
-
-
 def unreachable(causes: Mapping[str, str], protocol: str) -> str:
     """Each address with its cause, and what to do. `protocol` is the security protocol that was used."""
     remedies = dict.fromkeys(_remedy(cause, protocol.endswith("SSL")) for cause in causes.values())
@@ -95,249 +349,3 @@ def _remedy(cause: str, tls: bool) -> str:
     return next(
         remedy for pattern, with_tls, remedy in REMEDIES if with_tls in (tls, None) and re.search(pattern, cause)
     )
-
-
-# -- groups and offsets ------------------------------------------------------------------------------------------------
-
-
-class GroupReaction(enum.Enum):
-    """The next step of a member, or of a caller that commits or reads offsets."""
-
-    RETRY = "ask the same coordinator again after the back-off"
-    REFIND = "find the coordinator again, then retry"
-    DROP_METADATA = "retry at once without the metadata, which is too large"
-    CHECK_TOPIC = "retry while the cluster has the partition; without it nothing is or can be committed"
-    FAIL = "tell the caller"
-    REJOIN = "still a member: join again, and keep the partitions where the assignor allows it"
-    LOST = "the group went on without this member: its partitions are lost; join again under the same member id"
-    RESET = "no longer a member: its partitions are lost; forget the member id and join as a new member"
-    NEW_EPOCH = "still a member, under another epoch (KIP-848): retry after the next heartbeat, which has it"
-    TAKE_ID = "join again at once under the member id of the response (KIP-394)"
-    FENCED = "another process has this instance id (KIP-345): the partitions are lost; stop and tell the user"
-    DONE = "the same as success"
-
-
-FIND = {
-    -1: GroupReaction.RETRY,  # 0.8.2, while it creates its offsets topic
-    14: GroupReaction.RETRY,  # coordinator load in progress
-    15: GroupReaction.RETRY,  # coordinator not available: the offsets topic loads, or elects a leader
-}
-
-
-COMMIT = {
-    -1: GroupReaction.RETRY,  # 0.8.1, if ZooKeeper did not accept the write
-    3: GroupReaction.CHECK_TOPIC,  # the coordinator does not know the partition yet, or it was deleted
-    7: GroupReaction.RETRY,  # the offsets topic's replicas were slow
-    12: GroupReaction.DROP_METADATA,
-    14: GroupReaction.RETRY,
-    15: GroupReaction.REFIND,
-    16: GroupReaction.REFIND,
-    22: GroupReaction.FAIL,  # as 25 and 27: the group has Kafka members, which commit themselves
-    24: GroupReaction.FAIL,  # invalid group id
-    25: GroupReaction.FAIL,
-    27: GroupReaction.FAIL,
-    28: GroupReaction.DROP_METADATA,  # the record of the commit is larger than the offsets topic allows
-    29: GroupReaction.FAIL,  # no right to read the topic
-    30: GroupReaction.FAIL,  # no right to use the group
-    35: GroupReaction.FAIL,  # a KIP-848 group, and the request version is too old for it
-    42: GroupReaction.FAIL,
-    69: GroupReaction.FAIL,
-    82: GroupReaction.FAIL,
-    113: GroupReaction.FAIL,
-}
-
-
-# A member commits with its generation and member id. The broker compares both with its own.
-MEMBER_COMMIT = {
-    **COMMIT,
-    # unless this member holds the partition in a newer generation; then that generation commits it
-    22: GroupReaction.LOST,
-    25: GroupReaction.RESET,
-    # refused until this member has synced; then it commits the partitions that it still holds
-    27: GroupReaction.REJOIN,
-    69: GroupReaction.RESET,  # the group was deleted
-    82: GroupReaction.FENCED,
-    110: GroupReaction.RESET,
-    113: GroupReaction.NEW_EPOCH,  # the member commits its remaining partitions under the new epoch
-}
-
-
-JOIN = {
-    7: GroupReaction.RETRY,  # the coordinator could not store the group in time
-    14: GroupReaction.RETRY,
-    15: GroupReaction.REFIND,
-    16: GroupReaction.REFIND,
-    22: GroupReaction.LOST,
-    23: GroupReaction.FAIL,  # the members have no common assignor, or the group uses another protocol: change a setting
-    24: GroupReaction.FAIL,  # invalid group id
-    25: GroupReaction.RESET,
-    26: GroupReaction.FAIL,  # the session timeout is outside the limits of the broker
-    27: GroupReaction.RETRY,  # the coordinator could not store the group
-    30: GroupReaction.FAIL,
-    79: GroupReaction.TAKE_ID,
-    81: GroupReaction.FAIL,  # the group is full
-    82: GroupReaction.FENCED,
-    110: GroupReaction.RESET,  # fenced member epoch: the group is moving to KIP-848
-    111: GroupReaction.RETRY,  # the broker is removing the member that had this instance id
-}
-
-
-SYNC = {
-    7: GroupReaction.REJOIN,
-    14: GroupReaction.REJOIN,  # the coordinator moved; the new one may not know the generation
-    15: GroupReaction.REFIND,
-    16: GroupReaction.REFIND,
-    22: GroupReaction.LOST,
-    23: GroupReaction.FAIL,
-    25: GroupReaction.RESET,
-    27: GroupReaction.REJOIN,  # the next rebalance began before this one ended
-    30: GroupReaction.FAIL,
-    82: GroupReaction.FENCED,
-    110: GroupReaction.RESET,
-}
-
-
-HEARTBEAT = {
-    14: GroupReaction.RETRY,
-    15: GroupReaction.REFIND,
-    16: GroupReaction.REFIND,
-    22: GroupReaction.LOST,
-    25: GroupReaction.RESET,
-    27: GroupReaction.REJOIN,  # the request counts as a heartbeat; go on until the member joins again
-    30: GroupReaction.FAIL,
-    82: GroupReaction.FENCED,
-    110: GroupReaction.RESET,
-}
-
-
-LEAVE = {
-    14: GroupReaction.RETRY,
-    15: GroupReaction.REFIND,
-    16: GroupReaction.REFIND,
-    25: GroupReaction.DONE,  # the broker has removed it already
-    82: GroupReaction.DONE,
-}
-
-
-UNRELEASED_INSTANCE_ID: Final = 111  # another member has the instance id and has not left
-
-
-# Members of a KIP-848 group send only this request about the group.
-KIP848_HEARTBEAT = {
-    14: GroupReaction.RETRY,
-    15: GroupReaction.REFIND,
-    16: GroupReaction.REFIND,
-    25: GroupReaction.LOST,  # removed because it was silent; it joins again with its member id and epoch 0
-    29: GroupReaction.FAIL,  # no right to describe one of its topics
-    30: GroupReaction.FAIL,
-    35: GroupReaction.FAIL,  # the protocol is disabled
-    42: GroupReaction.FAIL,
-    69: GroupReaction.LOST,  # the group was deleted; when joining: a classic group that the broker does not convert
-    81: GroupReaction.FAIL,  # the group is full: this attempt fails, and the member tries again later
-    82: GroupReaction.FENCED,
-    110: GroupReaction.LOST,  # fenced: it released partitions too late, or its epoch is of an earlier join
-    111: GroupReaction.RETRY,  # the earlier member with this instance id must leave first, or its session must end
-    112: GroupReaction.FAIL,  # no such server_assignor
-    113: GroupReaction.NEW_EPOCH,
-    128: GroupReaction.FAIL,  # the broker cannot read the pattern
-}
-
-
-KIP848_LEAVE = {
-    14: GroupReaction.RETRY,
-    15: GroupReaction.REFIND,
-    16: GroupReaction.REFIND,
-    25: GroupReaction.DONE,  # the broker has removed it already
-    69: GroupReaction.DONE,
-    82: GroupReaction.DONE,
-    110: GroupReaction.DONE,
-}
-
-
-OFFSET_FETCH = {
-    3: GroupReaction.CHECK_TOPIC,
-    14: GroupReaction.RETRY,
-    15: GroupReaction.REFIND,
-    16: GroupReaction.REFIND,
-    24: GroupReaction.FAIL,
-    25: GroupReaction.RETRY,  # a removed member finds that out by its next heartbeat
-    29: GroupReaction.FAIL,
-    30: GroupReaction.FAIL,
-    35: GroupReaction.FAIL,
-    42: GroupReaction.FAIL,
-    69: GroupReaction.RETRY,  # the group was deleted: the member learns it from its next heartbeat
-    88: GroupReaction.RETRY,  # an open transaction may still commit an offset of the partition (KIP-447)
-    113: GroupReaction.NEW_EPOCH,
-}
-
-
-def react(table: dict[int, GroupReaction], code: int) -> GroupReaction:
-    """The reaction to `code`. Codes outside of `table`: RETRY if kafka-python calls them retriable, else FAIL."""
-    if code in table:
-        return table[code]
-    return GroupReaction.RETRY if kafka_errors.for_code(code).retriable else GroupReaction.FAIL
-
-
-# -- fetching ----------------------------------------------------------------------------------------------------------
-
-
-class FetchReaction(enum.Enum):
-    """The reaction of the fetcher for one partition. The others continue."""
-
-    TAKE = "use the records"
-    RETRY = "ask again after the back-off"
-    REFRESH = "read the metadata, as the leader may be another one, and ask again after the back-off"
-    VALIDATE = "read the metadata, and compare the position with the log of the new leader before the next fetch"
-    RESET = "find a new position by the reset strategy, or raise OffsetOutOfRange if it is 'none'"
-    RAISE = "tell the consumer once, and retry now and then, as an operator may remove the cause"
-    HALT = "tell the consumer once, and fetch the partition again only after a seek or a new assignment"
-
-
-CORRUPT_MESSAGE, TOPIC_AUTHORIZATION_FAILED = 2, 29
-
-
-FETCH_REACTIONS: Final = {
-    -1: FetchReaction.RETRY,  # UNKNOWN_SERVER_ERROR: seen while a broker starts or stops
-    0: FetchReaction.TAKE,
-    1: FetchReaction.RESET,  # OFFSET_OUT_OF_RANGE
-    CORRUPT_MESSAGE: FetchReaction.HALT,  # the broker cannot read its own log at this offset
-    3: FetchReaction.REFRESH,  # UNKNOWN_TOPIC_OR_PARTITION: deleted, or created a moment ago
-    4: FetchReaction.HALT,  # INVALID_FETCH_SIZE
-    5: FetchReaction.REFRESH,  # LEADER_NOT_AVAILABLE
-    6: FetchReaction.REFRESH,  # NOT_LEADER_OR_FOLLOWER
-    7: FetchReaction.RETRY,  # REQUEST_TIMED_OUT
-    8: FetchReaction.REFRESH,  # BROKER_NOT_AVAILABLE
-    9: FetchReaction.REFRESH,  # REPLICA_NOT_AVAILABLE
-    13: FetchReaction.REFRESH,  # NETWORK_EXCEPTION
-    TOPIC_AUTHORIZATION_FAILED: FetchReaction.RAISE,
-    35: FetchReaction.HALT,  # UNSUPPORTED_VERSION
-    43: FetchReaction.HALT,  # UNSUPPORTED_FOR_MESSAGE_FORMAT
-    56: FetchReaction.REFRESH,  # KAFKA_STORAGE_ERROR: the disk is out, so another replica will lead
-    70: FetchReaction.RETRY,  # FETCH_SESSION_ID_NOT_FOUND (as 71 and 106): the fetcher already tried a new session
-    71: FetchReaction.RETRY,  # INVALID_FETCH_SESSION_EPOCH
-    72: FetchReaction.REFRESH,  # LISTENER_NOT_FOUND
-    74: FetchReaction.VALIDATE,  # FENCED_LEADER_EPOCH: the broker knows a newer leader than this client
-    75: FetchReaction.REFRESH,  # UNKNOWN_LEADER_EPOCH: the broker knows only an older epoch, and will catch up
-    76: FetchReaction.HALT,  # UNSUPPORTED_COMPRESSION_TYPE
-    78: FetchReaction.RETRY,  # OFFSET_NOT_AVAILABLE: a new leader does not know its high watermark yet
-    100: FetchReaction.REFRESH,  # UNKNOWN_TOPIC_ID
-    103: FetchReaction.REFRESH,  # INCONSISTENT_TOPIC_ID
-    106: FetchReaction.RETRY,  # FETCH_SESSION_TOPIC_ID_ERROR
-}
-"""Other codes: REFRESH if kafka-python calls them retriable, else HALT."""
-
-
-def reaction_to(code: int) -> FetchReaction:
-    found = FETCH_REACTIONS.get(code)
-    if found is None:
-        found = FetchReaction.REFRESH if for_code(code, "").retriable else FetchReaction.HALT
-    return found
-
-
-def error_of(code: int, tp: TopicPartition, offset: int) -> AllocatorError:
-    """The error that the consumer raises for `code`."""
-    if code == TOPIC_AUTHORIZATION_FAILED:
-        return TopicAuthorizationFailed(tp.topic)
-    if code == CORRUPT_MESSAGE:
-        return CorruptRecordError(tp.topic, tp.partition, offset, "the broker finds its log corrupt here")
-    return for_code(code, f"{tp.topic}:{tp.partition} at offset {offset}")

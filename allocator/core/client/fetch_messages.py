@@ -12,9 +12,9 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple, Optional, Union
 
-import kafka.errors as kafka_errors
 from kafka.protocol.consumer import FetchRequest as TheirFetchRequest
 
+from allocator.core.client.errors import ErrorCode, Undecodable
 from allocator.core.client.request_writer import OwnRequest, RequestWriter
 from allocator.core.client.response_reader import INT32, AnswerReader
 from allocator.core.types import TopicPartition
@@ -79,15 +79,13 @@ class FetchAnswer:
 def read_response(frame: memoryview, version: int) -> tuple[int, FetchAnswer]:
     """The correlation id and the response in `frame` (without its length). The caller may reuse the frame afterwards.
 
-    Raises kafka-python's `KafkaProtocolError` if the frame does not decode. Never allocates more memory than the frame
+    Raises `Undecodable` if the frame does not decode. Never allocates more memory than the frame
     has.
     """
     try:
         return _FetchReader(frame, version).answer()
     except (struct.error, IndexError, ValueError) as error:
-        raise kafka_errors.KafkaProtocolError(
-            f"a Fetch answer v{version} of {len(frame)} bytes that does not decode: {error}"
-        ) from error
+        raise Undecodable(f"a Fetch answer v{version} of {len(frame)} bytes that does not decode: {error}") from error
 
 
 class _FetchReader(AnswerReader):
@@ -306,11 +304,12 @@ _NEW, _FIRST = 0, 1
 _LAST: Final = (1 << 31) - 1
 
 
-FETCH_SESSION_ID_NOT_FOUND, INVALID_FETCH_SESSION_EPOCH, FETCH_SESSION_TOPIC_ID_ERROR = 70, 71, 106
-
-
 SESSION_ERRORS: Final = frozenset(
-    {FETCH_SESSION_ID_NOT_FOUND, INVALID_FETCH_SESSION_EPOCH, FETCH_SESSION_TOPIC_ID_ERROR}
+    {
+        ErrorCode.FETCH_SESSION_ID_NOT_FOUND,
+        ErrorCode.INVALID_FETCH_SESSION_EPOCH,
+        ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR,
+    }
 )
 
 
@@ -369,7 +368,7 @@ class FetchSession:
         """Whether the response has data. False if the broker refused the session: then send the request again."""
         if answer.error_code:
             self.lost()
-            if answer.error_code == FETCH_SESSION_ID_NOT_FOUND:
+            if answer.error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND:
                 self._id = 0  # no session to close
             return answer.error_code not in SESSION_ERRORS
         self._id = answer.session_id

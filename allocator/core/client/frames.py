@@ -7,9 +7,8 @@ import io
 import struct
 from typing import Any, Final
 
-import kafka.errors as kafka_errors
-
 from allocator.core.client import fetch_messages, offset_commit
+from allocator.core.client.errors import Undecodable, WrongResponse
 
 # api key -> reader of its responses; kafka-python reads all other responses
 READERS: Final = {1: fetch_messages.read_response, offset_commit.API_KEY: offset_commit.read_response}
@@ -25,7 +24,7 @@ class FrameProtocol(asyncio.BufferedProtocol):
     and the buffer shrinks again when frames are small.
 
     `receive_max_bytes` bounds a frame. `frame_received` may raise: `stream_failed` gets that error, and
-    kafka-python's `InvalidReceiveError` for a frame below 0 or above that bound.
+    `Undecodable` for a frame below 0 or above that bound.
     """
 
     def __init__(self, receive_max_bytes: int) -> None:
@@ -62,7 +61,7 @@ class FrameProtocol(asyncio.BufferedProtocol):
             (length,) = _LENGTH.unpack_from(buffer, pos)
             if not 0 <= length <= self._receive_max_bytes:
                 start = bytes(buffer[pos : pos + _LENGTH.size])
-                raise kafka_errors.InvalidReceiveError(_not_kafka(start, length, self._receive_max_bytes))
+                raise Undecodable(_not_kafka(start, length, self._receive_max_bytes))
             size = _LENGTH.size + length
             if self._filled - pos < size:
                 break
@@ -92,7 +91,7 @@ def correlation_id(frame: memoryview) -> int:
 def read_response(header: Any, frame: memoryview) -> Any:
     """Decodes `frame`, the response to the request with `header`. Frequent responses have their own readers.
 
-    Raises kafka-python's `CorrelationIdError` if the frame responds to another request.
+    Raises `WrongResponse` if the frame responds to another request.
     """
     read = READERS.get(getattr(header, "request_api_key", -1))  # the tokens of SASL v0 have no header
     if read is not None:
@@ -100,11 +99,11 @@ def read_response(header: Any, frame: memoryview) -> Any:
     else:
         response_class = header.get_response_class()
         if response_class is None:
-            raise kafka_errors.KafkaProtocolError(f"no schema of responses to {header}")
+            raise Undecodable(f"no schema of responses to {header}")
         data = io.BytesIO(frame)
         found = response_class.parse_header(data).correlation_id
     if found != header.correlation_id:
-        raise kafka_errors.CorrelationIdError(f"the response to request {found} where {header.correlation_id} is due")
+        raise WrongResponse(f"the response to request {found} where {header.correlation_id} is due")
     return response if read is not None else _decoded(response_class, data)
 
 
@@ -112,7 +111,7 @@ def _decoded(response_class: Any, data: io.BytesIO) -> Any:
     try:
         return response_class.decode(data)
     except (ValueError, struct.error) as error:
-        raise kafka_errors.KafkaProtocolError(f"cannot decode a {response_class.__name__}: {error}") from error
+        raise Undecodable(f"cannot decode a {response_class.__name__}: {error}") from error
 
 
 def _not_kafka(start: bytes, length: int, most: int) -> str:

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, Optional, Union
 from kafka.protocol.consumer import ListOffsetsRequest, OffsetForLeaderEpochRequest
 
 from allocator.core.client.client import KafkaClient
-from allocator.core.client.errors import for_code
+from allocator.core.client.errors import ErrorCode, for_code
 from allocator.core.errors import BrokerError, BrokersUnavailable, TopicNotFound
 from allocator.core.settings.table import DEFAULT
 from allocator.core.types import OffsetAndTimestamp, TopicPartition
@@ -26,7 +26,6 @@ __all__ = ["EARLIEST", "LATEST", "EpochEnd", "OffsetAndTimestamp", "ends_of_epoc
 EARLIEST = -2
 LATEST = -1
 MAX_VERSION = 9  # newer versions add queries that this module does not use
-UNKNOWN_TOPIC_OR_PARTITION = 3
 # more: finds a topic created a moment ago; less: reports a mistyped name sooner
 MISSING_PATIENCE_S = 5.0
 
@@ -61,7 +60,7 @@ async def list_offsets(
             if leader is not None:
                 by_leader[leader][tp] = when
             elif (numbers := client.partitions(tp.topic)) is None:
-                causes[tp] = for_code(UNKNOWN_TOPIC_OR_PARTITION, f"{tp.topic}:{tp.partition}")
+                causes[tp] = for_code(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{tp.topic}:{tp.partition}")
             elif tp.partition not in numbers:
                 causes[tp] = BrokerError(
                     f"{tp.topic!r} has no partition {tp.partition}; it has {len(numbers)}, from 0 on", retriable=True

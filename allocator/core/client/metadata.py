@@ -13,12 +13,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from allocator.core.aio.backoff import Backoff
+from allocator.core.client.errors import ErrorCode
 from allocator.core.errors import AllocatorError, Closed
 
 log = logging.getLogger(__name__)
-
-LEADER_NOT_AVAILABLE = 5
-
 
 NO_ID = uuid.UUID(int=0)  # sent by brokers that are set to a protocol version before 2.8
 
@@ -72,7 +70,7 @@ class Metadata:
                 topics[answer.name] = self._topic(answer, response.API_VERSION)
                 continue
             errors[answer.name] = answer.error_code
-            if answer.error_code == LEADER_NOT_AVAILABLE and answer.name in self.topics:
+            if answer.error_code == ErrorCode.LEADER_NOT_AVAILABLE and answer.name in self.topics:
                 # the topic exists, but the broker cannot describe it now
                 topics[answer.name] = self.topics[answer.name]
             else:

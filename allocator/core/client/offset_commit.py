@@ -10,9 +10,9 @@ import struct
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-import kafka.errors as kafka_errors
 from kafka.protocol.consumer import OffsetCommitRequest
 
+from allocator.core.client.errors import Undecodable
 from allocator.core.client.request_writer import OwnRequest, RequestWriter
 from allocator.core.client.response_reader import INT32, AnswerReader
 from allocator.core.types import OffsetAndMetadata, TopicPartition
@@ -133,7 +133,7 @@ def _codes(reader: AnswerReader) -> list[tuple[int, int]]:
 
 
 def read_response(frame: memoryview, version: int) -> tuple[int, OffsetCommitAnswer]:
-    """The correlation id and the answer in `frame` (without its length). Raises `KafkaProtocolError`."""
+    """The correlation id and the answer in `frame` (without its length). Raises `Undecodable`."""
     try:
         reader = AnswerReader(frame, version, flexible=version >= _FLEXIBLE)
         correlation_id = reader.header()
@@ -145,7 +145,7 @@ def read_response(frame: memoryview, version: int) -> tuple[int, OffsetCommitAns
             reader.tags()
         reader.tags()
     except (struct.error, IndexError, ValueError) as error:
-        raise kafka_errors.KafkaProtocolError(
+        raise Undecodable(
             f"an OffsetCommit answer v{version} of {len(frame)} bytes that does not decode: {error}"
         ) from error
     return correlation_id, OffsetCommitAnswer(version, throttle, results)

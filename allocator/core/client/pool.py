@@ -11,13 +11,19 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
-import kafka.errors as kafka_errors
 from kafka.protocol.broker_version_data import BrokerVersionData
 
 from allocator.core.aio.backoff import Backoff
 from allocator.core.aio.tasks import within
 from allocator.core.client.connection import BrokerConnection, ConnectionSettings
-from allocator.core.client.errors import describe
+from allocator.core.client.errors import (
+    ConnectionFailed,
+    InBackoff,
+    NoTimeLeft,
+    RequestFailed,
+    Unsupported,
+    WrongResponse,
+)
 from allocator.core.client.metadata import Broker
 from allocator.core.client.old_brokers import is_old, version_of_0_8
 from allocator.core.client.request_writer import negotiated
@@ -161,8 +167,8 @@ class ConnectionPool:
         """
         try:
             version = await version_of_0_8(partial(self._answers, broker))
-        except kafka_errors.KafkaError as error:
-            log.debug("%s:%d is not an old broker: %s", broker.host, broker.port, describe(error))
+        except RequestFailed as error:
+            log.debug("%s:%d is not an old broker: %s", broker.host, broker.port, error)
             return False
         self._see((broker.host, broker.port), BrokerVersionData(version))
         return True
@@ -175,9 +181,9 @@ class ConnectionPool:
             await asyncio.shield(connection.ready)
             try:
                 await connection.ask(request, time.monotonic() + CONNECT_S)
-            except kafka_errors.CorrelationIdError:
+            except WrongResponse:
                 return True  # 0.8.2 answers the first FindCoordinator with correlation id 0
-            except kafka_errors.KafkaConnectionError:
+            except ConnectionFailed:
                 return False
             return True
         finally:
@@ -205,7 +211,7 @@ class ConnectionPool:
     async def connected(self, key: Hashable, deadline: float) -> BrokerConnection:
         """The connection for `key`, ready for requests. Detects an old broker on the way.
 
-        Raises kafka-python's errors. `deadline` is on the clock of `time.monotonic()`.
+        Raises `RequestFailed`. `deadline` is on the clock of `time.monotonic()`.
         """
         connection = self.get(key)
         while not connection.connected:
@@ -213,8 +219,8 @@ class ConnectionPool:
                 # despite pauses of this process: it may be late where the broker is not
                 await within(asyncio.shield(connection.ready), time_left(deadline))
             except asyncio.TimeoutError:
-                raise kafka_errors.KafkaTimeoutError(connection.lacks or "no time left") from None
-            except kafka_errors.KafkaError:
+                raise NoTimeLeft(connection.lacks or "no time left") from None
+            except RequestFailed:
                 recognizing = self._recognizing.get(connection.where)
                 if recognizing is None:
                     raise
@@ -226,18 +232,18 @@ class ConnectionPool:
         return connection
 
     def get(self, key: Hashable) -> BrokerConnection:
-        """The connection for `key`, which may still be connecting. Raises `NodeNotReadyError` during the back-off."""
+        """The connection for `key`, which may still be connecting. Raises `InBackoff` during the back-off."""
         delay = self._delay(key)
         if delay > 0:
             last = self._failures.get(key)
-            why = f" after: {describe(last)}" if last is not None else ""
-            raise kafka_errors.NodeNotReadyError(f"next attempt in {delay:.1f} s{why}")
+            why = f" after: {last}" if last is not None else ""
+            raise InBackoff(f"next attempt in {delay:.1f} s{why}")
         found = self._connections.get(key)
         if found is not None:
             return found
         broker = self.directory.broker_metadata(key)
         if broker is None:
-            raise kafka_errors.UnknownBrokerIdError(key)
+            raise RequestFailed(f"the metadata has no broker {key}")
         connection = self._create(broker, self._seen.get((broker.host, broker.port)), self._ended)
         self._connections[key] = connection
         self._keys[connection] = key
@@ -266,7 +272,7 @@ class ConnectionPool:
         on_end: Callable[[BrokerConnection, Exception | None], None],
     ) -> BrokerConnection:
         if self._closed:
-            raise kafka_errors.Cancelled()
+            raise RequestFailed("this Kafka client is closed")
         connection = BrokerConnection(broker, self.settings, versions, on_end)
         self._all.add(connection)
         connection.socket_closed.add_done_callback(lambda _: self._all.discard(connection))
@@ -319,7 +325,7 @@ class ConnectionPool:
         # the exception of `connect` already contains the error of a bootstrap address
         if broker_id not in self._away and not self.directory.is_bootstrap(broker_id):
             self._away.add(broker_id)
-            log.warning("Kafka broker %s at %s is away: %s; trying again", broker_id, address, describe(error))
+            log.warning("Kafka broker %s at %s is away: %s; trying again", broker_id, address, error)
 
     def _delay(self, key: Hashable) -> float:
         return max(0.0, self._backoff.get(key, (0, 0.0))[1] - time.monotonic())
@@ -389,13 +395,13 @@ def _broker_id(key: Any) -> Any:
 def _version(data: BrokerVersionData, request: Any) -> int | None:
     try:
         return negotiated(data, request)
-    except kafka_errors.IncompatibleBrokerVersion:
+    except Unsupported:
         return None
 
 
 def time_left(deadline: float) -> float:
-    """Seconds until `deadline`, more than 0. Raises kafka-python's `KafkaTimeoutError` if it has passed."""
+    """Seconds until `deadline`, more than 0. Raises `NoTimeLeft` if it has passed."""
     left = deadline - time.monotonic()
     if left <= 0:
-        raise kafka_errors.KafkaTimeoutError("no time left")
+        raise NoTimeLeft("no time left")
     return left

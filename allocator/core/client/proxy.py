@@ -10,8 +10,7 @@ import struct
 from typing import Final, NamedTuple, Optional
 from urllib.parse import unquote, urlsplit
 
-import kafka.errors as kafka_errors
-
+from allocator.core.client.errors import ConnectionFailed
 from allocator.core.errors import ConfigError
 from allocator.core.text.quoting import os_cause
 
@@ -59,8 +58,7 @@ class Proxy(NamedTuple):
         return cls(scheme, host, port, user, unquote(parts.password or ""))
 
     async def connect(self, host: str, port: int) -> socket.socket:
-        """A socket whose other end is the broker. Raises OSError, and kafka-python's KafkaConnectionError if the proxy
-        refuses."""
+        """A socket whose other end is the broker. Raises OSError, and ConnectionFailed if the proxy refuses."""
         targets = [host]
         if self.scheme == "socks5":
             found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -68,7 +66,7 @@ class Proxy(NamedTuple):
         while True:
             try:
                 return await self._tunnel(targets.pop(0), port)
-            except kafka_errors.KafkaConnectionError:
+            except ConnectionFailed:
                 if not targets:
                     raise
 
@@ -140,8 +138,7 @@ class Proxy(NamedTuple):
         return data
 
     def _error(self, what: str) -> Exception:
-        found: Exception = kafka_errors.KafkaConnectionError(f"{self} {what}")
-        return found
+        return ConnectionFailed(f"{self} {what}")
 
 
 async def _connected(host: str, port: int) -> socket.socket:

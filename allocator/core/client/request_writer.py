@@ -5,9 +5,10 @@ from __future__ import annotations
 import struct
 from typing import Any, ClassVar, Final, NamedTuple
 
-import kafka.errors as kafka_errors
+from kafka.errors import KafkaError
 from kafka.protocol.broker_version_data import BrokerVersionData
 
+from allocator.core.client.errors import Undecodable, Unsupported
 from allocator.core.client.response_reader import INT32
 from allocator.core.varint import uvarint
 
@@ -56,19 +57,22 @@ class OwnRequest:
 def negotiated(versions: BrokerVersionData, request: Any) -> int:
     """The newest version of a request, or of a class of requests, that the broker has.
 
-    Raises kafka-python's `IncompatibleBrokerVersion`.
+    Raises `Unsupported`.
     """
     theirs = getattr(request, "THEIRS", None)
-    if theirs is None:  # kafka-python's, which keeps its limits to itself
-        return int(versions.api_version(request))
-    return int(versions.api_version(theirs, min_version=request.min_version, max_version=request.max_version))
+    try:
+        if theirs is None:  # kafka-python's, which keeps its limits to itself
+            return int(versions.api_version(request))
+        return int(versions.api_version(theirs, min_version=request.min_version, max_version=request.max_version))
+    except KafkaError as error:
+        raise Unsupported(str(error.args[0])) from None
 
 
 class RequestWriter:
     """Appends to `data`, which begins with the header. In a flexible version lengths and counts are compact, and tagged
     fields may follow each structure (KIP-482); this writer writes none.
 
-    Raises kafka-python's `KafkaProtocolError` for a text that is too long.
+    Raises `Undecodable` for a text that is too long.
     """
 
     def __init__(self, header: RequestHeader, *, flexible: bool) -> None:
@@ -95,7 +99,7 @@ class RequestWriter:
         if self.flexible:
             return uvarint(len(data) + 1) + data
         if len(data) > _LONGEST:
-            raise kafka_errors.KafkaProtocolError(
+            raise Undecodable(
                 f"a text of {len(data)} bytes ({value[:20]!r}...) where this broker's protocol ends at {_LONGEST}"
             )
         return _INT16.pack(len(data)) + data

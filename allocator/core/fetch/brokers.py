@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, Union, cast
 
 from allocator.core.aio.backoff import Backoff
-from allocator.core.client.errors import FetchReaction, error_of, reaction_to
+from allocator.core.client.errors import FETCH, Reaction, error_of, reaction_to
 from allocator.core.client.fetch_messages import (
     BOUNDED,
     FetchAnswer,
@@ -650,8 +650,8 @@ class BrokerFetchers:
         if not self.is_current(buffer) or buffer.fetch_offset != offset or buffer.halted:
             return  # sought, reset, reassigned, reclaimed or halted since the request
         state = self._state
-        reaction = reaction_to(part.code)
-        if reaction is FetchReaction.TAKE:
+        reaction = reaction_to(part.code, FETCH)
+        if reaction is Reaction.DONE:
             buffer.succeeded()
             self._sink.healed(tp)
             state.update_high_watermark(tp, part.high_watermark)
@@ -663,22 +663,22 @@ class BrokerFetchers:
             if part.records:
                 self._take_records(buffer, offset, size, part, version)
             return
-        if part.code and reaction is not FetchReaction.RESET:
+        if part.code and reaction is not Reaction.RESET:
             self._failures.note(
                 (tp, part.code), "%s:%d at offset %d: error %d, %s", *tp, offset, part.code, reaction.value
             )
         if self._leave_replica(buffer, fetch.broker.node_id):
             # the leader may have records that a replica lacks, and its error is the relevant one
             self._want_metadata(tp.topic)
-        elif reaction in (FetchReaction.RETRY, FetchReaction.REFRESH, FetchReaction.VALIDATE):
+        elif reaction in (Reaction.RETRY, Reaction.REFRESH, Reaction.REFIND, Reaction.VALIDATE):
             buffer.back_off(time.monotonic(), self._backoff)
-            if reaction is not FetchReaction.RETRY:
+            if reaction is not Reaction.RETRY:
                 self._want_metadata(tp.topic)
-            if reaction is FetchReaction.VALIDATE:
+            if reaction is Reaction.VALIDATE:
                 state.request_position_validation(tp)
-        elif reaction is FetchReaction.RESET:
+        elif reaction is Reaction.RESET:
             self._halt(buffer, OutOfRange(offset))
-        elif reaction is FetchReaction.RAISE:
+        elif reaction is Reaction.RAISE:
             self._report(buffer, error_of(part.code, tp, offset))
         else:
             self._halt(buffer, Failure(error_of(part.code, tp, offset)))

@@ -14,7 +14,7 @@ from kafka.protocol.metadata import FindCoordinatorRequest
 
 from allocator.core.client.client import KafkaClient
 from allocator.core.client.configs import BROKER_RESOURCE, describe_configs
-from allocator.core.client.errors import FIND, GroupReaction, for_code, react
+from allocator.core.client.errors import ErrorCode, for_code
 from allocator.core.client.offset_commit import OffsetCommit
 from allocator.core.errors import AllocatorError, BrokerError
 from allocator.core.telemetry.measures import Measure, Measures
@@ -162,7 +162,8 @@ class Coordinator:
         response = await self._client.send_any(request, self._timeout(deadline))
         if response.error_code:
             error = for_code(response.error_code, f"group {self._group!r}: cannot find its coordinator")
-            error.retriable = react(FIND, response.error_code) is GroupReaction.RETRY
+            # 0.8.2, while it creates its offsets topic
+            error.retriable = error.retriable or response.error_code == ErrorCode.UNKNOWN_SERVER_ERROR
             raise error
         self.failure = None
         log.info("group %s: coordinator is broker %s", self._group, response.node_id)

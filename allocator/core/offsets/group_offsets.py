@@ -12,7 +12,7 @@ from kafka.protocol.consumer import OffsetFetchRequest
 
 from allocator.core.aio.backoff import Backoff
 from allocator.core.client.client import KafkaClient
-from allocator.core.client.errors import COMMIT, MEMBER_COMMIT, OFFSET_FETCH, GroupReaction, for_code, react
+from allocator.core.client.errors import COMMIT, OFFSET_FETCH, ErrorCode, Reaction, for_code, reaction_to
 from allocator.core.client.offset_commit import OffsetCommit, OffsetCommitAnswer
 from allocator.core.errors import AllocatorError, BrokerError, CommitFailed, Fenced, NoOffsetsError
 from allocator.core.offsets.coordinator import Coordinator
@@ -33,16 +33,6 @@ from allocator.core.types import OffsetAndMetadata, OnCommit, TopicPartition
 
 log = logging.getLogger(__name__)
 
-UNKNOWN_ERROR = -1
-UNKNOWN_TOPIC_OR_PARTITION = 3
-UNKNOWN_MEMBER = 25
-FENCING = (
-    GroupReaction.LOST,
-    GroupReaction.RESET,
-    GroupReaction.FENCED,
-)  # not a member, or not a member of this generation
-RETRYING = (GroupReaction.RETRY, GroupReaction.REFIND, GroupReaction.CHECK_TOPIC)
-PASSING = (GroupReaction.REJOIN, GroupReaction.NEW_EPOCH)  # still a member, whose next attempt may succeed
 # more: a commit succeeds later after a failure of the coordinator; less: more requests to one that struggles
 BACKOFF_MAX_S = 1.0
 # retries of a partition after "unknown server error", which may be temporary. more: 0.8.1 has longer for its
@@ -208,15 +198,15 @@ class GroupOffsets:
                 found[tp] = committed._replace(metadata=metadata)
             if code == 0:
                 continue
-            reaction = react(OFFSET_FETCH, code)
-            if reaction is GroupReaction.CHECK_TOPIC:
+            reaction = reaction_to(code, OFFSET_FETCH)
+            if reaction is Reaction.CHECK_TOPIC:
                 # v0 returns this code for every partition without an offset in ZooKeeper
                 if response.API_VERSION > 0:
                     unknown.add(tp)
-            elif reaction is GroupReaction.FAIL:
+            elif reaction is Reaction.FAIL:
                 refused[tp] = code
             else:
-                if reaction is GroupReaction.REFIND:
+                if reaction is Reaction.REFIND:
                     self._coordinator.forget()
                 again.add(tp)
         if refused:
@@ -242,11 +232,11 @@ class GroupOffsets:
 
     def _group_error(self, code: int, asker: Identity) -> BrokerError:
         error = for_code(code, f"group {self.group!r}")
-        reaction = react(OFFSET_FETCH, code)
-        error.retriable = reaction is not GroupReaction.FAIL
-        if reaction is GroupReaction.REFIND:
+        reaction = reaction_to(code, OFFSET_FETCH)
+        error.retriable = reaction is not Reaction.FAIL
+        if reaction is Reaction.REFIND:
             self._coordinator.forget()
-        if asker.by_epoch and self.committer is not None and code in MEMBER_COMMIT:
+        if asker.by_epoch and self.committer is not None:
             self.committer.refused(code, asker)  # the next request has another epoch then, or no member
         return error
 
@@ -355,7 +345,7 @@ class GroupOffsets:
                 await self._pause(deadline)
             return
         pause = self._read(response, callers, some, identity)
-        unknown = {tp for tp, code in response.results if code == UNKNOWN_TOPIC_OR_PARTITION}
+        unknown = {tp for tp, code in response.results if code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
         if unknown:
             await self._give_up_deleted(callers, unknown)
         if pause:
@@ -374,10 +364,11 @@ class GroupOffsets:
             log.debug("group %s: cannot look up the topics that the coordinator does not know: %s", self.group, exc)
             return
         for tp in unknown:
-            why = self._client.metadata.errors.get(tp.topic, UNKNOWN_TOPIC_OR_PARTITION)
-            if tp.partition in (self._client.partitions(tp.topic) or ()) or why != UNKNOWN_TOPIC_OR_PARTITION:
+            code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            known = tp.partition in (self._client.partitions(tp.topic) or ())
+            if known or self._client.metadata.errors.get(tp.topic, code) != code:
                 continue
-            error = BrokerError("the cluster does not have this partition (any more)", code=UNKNOWN_TOPIC_OR_PARTITION)
+            error = BrokerError("the cluster does not have this partition (any more)", code=code)
             for call in callers:
                 if tp in call.left:
                     call.missing[tp] = call.missing.get(tp, 0) + 1
@@ -400,8 +391,10 @@ class GroupOffsets:
                 for call in callers:
                     call.left.pop(tp, None)
                 continue
-            reaction = self._reaction(code, identity)
-            if reaction is GroupReaction.DROP_METADATA:
+            kept = None if self.committer is None else self.committer.refused(code, identity)
+            # a rebalance began, or ended, in the meantime: partitions still held are committed in the next generation
+            reaction = reaction_to(code, COMMIT) if kept is None else Reaction.RETRY if kept else Reaction.FAIL
+            if reaction is Reaction.DROP_METADATA:
                 if sent[tp].metadata:
                     log.warning(
                         "group %s: metadata of %s:%d is too large (%d characters) and left out",
@@ -414,17 +407,17 @@ class GroupOffsets:
                         if tp in call.left:
                             call.left[tp] = call.left[tp]._replace(metadata="")
                     continue
-                reaction = GroupReaction.FAIL
-            if reaction is GroupReaction.REFIND:
+                reaction = Reaction.FAIL
+            if reaction is Reaction.REFIND:
                 self._coordinator.forget()
-            pause = pause or reaction in RETRYING
+            pause = pause or reaction is not Reaction.FAIL
             error = errors.setdefault(code, for_code(code, "the coordinator"))
             for call in callers:
-                final = reaction is GroupReaction.FAIL
-                if code == UNKNOWN_ERROR and tp in call.left:
+                final = reaction is Reaction.FAIL
+                if code == ErrorCode.UNKNOWN_SERVER_ERROR and tp in call.left:
                     call.unknown[tp] = call.unknown.get(tp, 0) + 1
                     final = final or call.unknown[tp] > MOST_UNKNOWN
-                call.note([tp], error, final=final)
+                call.note([tp], error, final=final, fenced=kept is False)
         if omitted:
             error = BrokerError("the coordinator's response omits it", retriable=True)
             for call in callers:
@@ -440,22 +433,12 @@ class GroupOffsets:
         foreign = [tp for tp in some if identity is None or not may_commit(tp)]
         if foreign:
             why = "this process is no member of the group" if identity is None else "this member does not hold it"
-            error = BrokerError(f"{why} (any more)", code=UNKNOWN_MEMBER)
+            error = BrokerError(f"{why} (any more)", code=ErrorCode.UNKNOWN_MEMBER_ID)
             for call in callers:
-                call.note(foreign, error, final=True)
+                call.note(foreign, error, final=True, fenced=True)
             for tp in foreign:
                 del some[tp]
         return OUTSIDE if identity is None else identity
-
-    def _reaction(self, code: int, sent: Identity) -> GroupReaction:
-        """The reaction to an error code."""
-        if self.committer is None:
-            return react(COMMIT, code)
-        reaction = react(MEMBER_COMMIT, code)
-        if reaction not in (*FENCING, *PASSING):
-            return reaction
-        # a rebalance began, or ended, in the meantime: partitions still held are committed in the next generation
-        return GroupReaction.RETRY if self.committer.refused(code, sent) else GroupReaction.FAIL
 
     def _failure(self, call: PendingCommit) -> CommitFailed:
         reasons: dict[str, list[TopicPartition]] = {}
@@ -466,10 +449,7 @@ class GroupOffsets:
             reason = f"not within {self._timeout_s:g} s" + (f", last: {why}" if why is not None else "")
             reasons.setdefault(reason, []).append(tp)
         what = "; ".join(f"{names_of(partitions)} ({reason})" for reason, partitions in reasons.items())
-        fenced = self.committer is not None and any(
-            exc.code is not None and react(MEMBER_COMMIT, exc.code) in FENCING for exc in call.failed.values()
-        )
-        error = (Fenced if fenced else CommitFailed)(f"group {self.group!r}: not committed: {what}")
+        error = (Fenced if call.fenced else CommitFailed)(f"group {self.group!r}: not committed: {what}")
         # a deleted topic may be created again
-        error.retriable = all(exc.code == UNKNOWN_TOPIC_OR_PARTITION for exc in call.failed.values())
+        error.retriable = all(exc.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION for exc in call.failed.values())
         return error

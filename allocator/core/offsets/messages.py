@@ -48,9 +48,10 @@ class Committer(Protocol):
     def may_commit(self, partition: TopicPartition) -> bool:
         """Whether the member holds the partition, or is still releasing it."""
 
-    def refused(self, code: int, sent: Identity) -> bool:
-        """The coordinator refused a commit that was sent under this identity. Returns whether the member keeps its
-        partitions, so that the commit may be repeated under its new identity."""
+    def refused(self, code: int, sent: Identity) -> bool | None:
+        """The coordinator refused a request that was sent under this identity. Returns whether the member keeps its
+        partitions, so that the commit may be repeated under its new identity; None if the code says nothing about the
+        membership."""
 
 
 class OffsetResult(NamedTuple):

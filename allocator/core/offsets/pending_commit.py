@@ -32,15 +32,19 @@ class PendingCommit:
         self.unknown: dict[TopicPartition, int] = {}  # number of unknown errors
         self.missing: dict[TopicPartition, int] = {}  # number of looks at metadata that did not find the partition
         self.failed: dict[TopicPartition, BrokerError] = {}
+        self.fenced = False  # the membership under which some of these were sent is over
         self.last: dict[TopicPartition, AllocatorError] = {}  # why a partition is not committed yet
 
-    def note(self, partitions: Iterable[TopicPartition], exc: BrokerError, *, final: bool) -> None:
+    def note(
+        self, partitions: Iterable[TopicPartition], exc: BrokerError, *, final: bool, fenced: bool = False
+    ) -> None:
         for tp in list(partitions):
             if tp not in self.left:
                 continue
             if final:
                 del self.left[tp]
                 self.failed[tp] = exc
+                self.fenced = self.fenced or fenced
             else:
                 self.left[tp] = self.left.pop(tp)  # moves them behind the partitions that were not sent yet
                 self.last[tp] = exc

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from allocator.core.client.client import KafkaClient
-from allocator.core.client.errors import for_code
+from allocator.core.client.errors import ErrorCode, for_code
 from allocator.core.errors import AllocatorError, BrokerError, NoOffsetsError
 from allocator.core.offsets.coordinator import Coordinator
 from allocator.core.offsets.group_offsets import GroupOffsets
@@ -93,9 +93,6 @@ def _ignore(offsets: Mapping[TopicPartition, OffsetAndMetadata], error: Allocato
     pass
 
 
-UNKNOWN_PARTITION = 3  # ZooKeeper has no offset for it
-
-
 async def fetch_old_offsets(
     client: KafkaClient, group: str, partitions: Iterable[TopicPartition]
 ) -> dict[TopicPartition, OffsetAndMetadata]:
@@ -116,7 +113,7 @@ async def fetch_old_offsets(
         for partition, code, committed in fetch_results(response):
             if committed is not None:
                 found[partition] = committed
-            elif code not in (0, UNKNOWN_PARTITION):
+            elif code not in (0, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):  # ZooKeeper has no offset for it
                 refused[partition] = code
         if refused:
             some = min(refused)

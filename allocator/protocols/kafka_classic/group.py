@@ -18,17 +18,7 @@ from typing import Protocol
 from kafka.protocol.consumer import JoinGroupRequest
 
 from allocator.core.aio import TaskGroup, wait_for_event
-from allocator.core.client import (
-    HEARTBEAT,
-    JOIN,
-    LEAVE,
-    MEMBER_COMMIT,
-    SYNC,
-    GroupReaction,
-    KafkaClient,
-    for_code,
-    react,
-)
+from allocator.core.client import ErrorCode, KafkaClient, Reaction, for_code, reaction_to
 from allocator.core.offsets import Coordinator, Identity
 from allocator.errors import AllocatorError, BrokerError
 from allocator.protocols.heartbeat import HeartbeatTimer
@@ -43,6 +33,7 @@ from allocator.protocols.kafka_classic.messages import (
 from allocator.protocols.kafka_classic.settings import KafkaGroupSettings
 from allocator.protocols.kafka_classic.slow_requests import SlowRequests
 from allocator.protocols.kafka_group import Interrupted, KafkaGroup, KafkaGroupParticipant, passes, repeat_leave, unless
+from allocator.protocols.reactions import HEARTBEAT, JOIN, LEAVE, REMOVED, SYNC, GroupReaction, Reactions
 
 log = logging.getLogger(__name__)
 
@@ -70,8 +61,6 @@ MOVES = {
     GroupPhase.AWAY: {GroupPhase.OUT, GroupPhase.CLOSED},
     GroupPhase.CLOSED: set(),
 }
-
-REMOVED = (GroupReaction.LOST, GroupReaction.RESET, GroupReaction.FENCED)
 
 
 @dataclass(frozen=True)
@@ -149,7 +138,6 @@ class GroupCoordinator(KafkaGroup):
         self._clock = clock
         self._member_id = ""
         self._generation = -1
-        self._since = -1  # the generation in which this membership began
         self._rejoin: str | None = "first join"  # why the last preparation is out of date; None: it is not
         self._why = ""  # of the rebalance under way
         self._loss: LostMembership | None = None
@@ -188,13 +176,6 @@ class GroupCoordinator(KafkaGroup):
     def leave(self) -> None:
         self.closing = True
         self._poke(stop=True)
-
-    def refused(self, code: int, sent: Identity) -> bool:
-        if sent == self.identity:
-            self._draw_conclusion(
-                react(MEMBER_COMMIT, code), f"a commit was refused: {for_code(code, 'the coordinator')}"
-            )
-        return self.identity is not None and sent.member_id == self._member_id and sent.generation >= self._since
 
     async def run(self, joined: asyncio.Future[None]) -> None:
         self._changed = asyncio.Event()
@@ -302,7 +283,7 @@ class GroupCoordinator(KafkaGroup):
             self._member_id = self._member_id or interruption.member_id
             raise
         if response.error_code:
-            if react(JOIN, response.error_code) is GroupReaction.TAKE_ID:
+            if reaction_to(response.error_code, JOIN) is GroupReaction.TAKE_ID:
                 self._member_id = response.member_id
                 return None
             await self._react(JOIN, response.error_code, "cannot join")
@@ -344,26 +325,26 @@ class GroupCoordinator(KafkaGroup):
         self._participant.acknowledged(started, rebalancing=False)
         return bytes(response.assignment or b"")
 
-    async def _react(self, table: dict[int, GroupReaction], code: int, what: str) -> None:
+    async def _react(self, table: Reactions, code: int, what: str) -> None:
         """Handles a refused JoinGroup or SyncGroup."""
-        reaction = react(table, code)
+        reaction = reaction_to(code, table)
         error = for_code(code, f"group {self.group!r}: {what}")
         if reaction in REMOVED:
             self._lose(reaction, str(error))
-        elif reaction is GroupReaction.FAIL:
+        elif reaction is Reaction.FAIL:
             error.retriable = False
             raise error
         else:
             self._failure = error
             log.info("%s; trying again", error)
-            if reaction is GroupReaction.REFIND:
+            if reaction is Reaction.REFIND:
                 self._coordinator.forget()
             if reaction is not GroupReaction.REJOIN:
                 await wait_for_event(self._stop, self._settings.retry_backoff_s)
 
     # -- the end of a membership ----------------------------------------------------------------------------------
 
-    def _draw_conclusion(self, reaction: GroupReaction, why: str) -> None:
+    def _commit_refused(self, reaction: object, why: str) -> None:
         """Handles the error code of a heartbeat or commit for the present membership."""
         if reaction is GroupReaction.REJOIN:
             # older brokers also send this while they wait for the leader; a joining member need not react
@@ -374,7 +355,7 @@ class GroupCoordinator(KafkaGroup):
         elif reaction in REMOVED:
             self._lose(reaction, why)
 
-    def _lose(self, reaction: GroupReaction, why: str) -> None:
+    def _lose(self, reaction: object, why: str) -> None:
         if reaction is GroupReaction.FENCED:
             why = f"another process runs as instance {self._settings.instance_id!r} of group {self.group!r}"
         if self._loss is None:
@@ -399,7 +380,11 @@ class GroupCoordinator(KafkaGroup):
         if loss.to is GroupPhase.AWAY:
             await self._leave_group(left, loss.why)
         elif loss.to is GroupPhase.CLOSED:
-            self._report(BrokerError(f"{loss.why}; give each process an instance id of its own", code=82))
+            self._report(
+                BrokerError(
+                    f"{loss.why}; give each process an instance id of its own", code=ErrorCode.FENCED_INSTANCE_ID
+                )
+            )
 
     async def _depart(self) -> None:
         if self.phase in (GroupPhase.STABLE, GroupPhase.PREPARING, GroupPhase.JOINING, GroupPhase.SYNCING):
@@ -449,18 +434,18 @@ class GroupCoordinator(KafkaGroup):
         self.heartbeat.received_heartbeat()
 
     def _read_heartbeat(self, code: int, started: float) -> None:
-        reaction = react(HEARTBEAT, code) if code else GroupReaction.DONE
-        if reaction is GroupReaction.DONE:
+        reaction = reaction_to(code, HEARTBEAT)
+        if reaction is Reaction.DONE:
             self._participant.acknowledged(started, rebalancing=False)
         elif reaction is GroupReaction.REJOIN or reaction in REMOVED:
             if reaction is GroupReaction.REJOIN:
                 self._participant.acknowledged(started, rebalancing=True)
-            self._draw_conclusion(reaction, str(for_code(code, "the coordinator")))
+            self._commit_refused(reaction, str(for_code(code, "the coordinator")))
         else:
-            if reaction is GroupReaction.REFIND:
+            if reaction is Reaction.REFIND:
                 self._coordinator.forget()
             error = for_code(code, f"group {self.group!r}: heartbeat refused")
-            error.retriable = reaction is not GroupReaction.FAIL
+            error.retriable = reaction is not Reaction.FAIL
             raise error
 
     def _heartbeat_failed(self, error: BrokerError) -> float:

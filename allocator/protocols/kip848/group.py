@@ -20,15 +20,12 @@ from typing import Protocol
 from allocator.core.aio import Backoff, TaskGroup, wait_for_event
 from allocator.core.client import (
     GROUP_RESOURCE,
-    KIP848_HEARTBEAT,
-    KIP848_LEAVE,
-    MEMBER_COMMIT,
-    UNRELEASED_INSTANCE_ID,
-    GroupReaction,
+    ErrorCode,
     KafkaClient,
+    Reaction,
     describe_configs,
     for_code,
-    react,
+    reaction_to,
 )
 from allocator.core.offsets import PATIENCE_S, Coordinator, Identity
 from allocator.errors import AllocatorError, BrokerError
@@ -47,6 +44,7 @@ from allocator.protocols.kip848.messages import (
     unsupported,
 )
 from allocator.protocols.kip848.settings import Kip848GroupSettings
+from allocator.protocols.reactions import KIP848_HEARTBEAT, KIP848_LEAVE, REMOVED, GroupReaction
 
 log = logging.getLogger(__name__)
 
@@ -133,7 +131,6 @@ class Kip848Group(KafkaGroup):
         self.phase = Kip848Phase.JOINING
         self.member_id = str(uuid.uuid4())
         self.epoch = JOIN_EPOCH
-        self._since = JOIN_EPOCH  # the epoch with which this life began
         self._participant = participant
         self._settings = settings
         self._signals: Signals | None = None
@@ -169,15 +166,11 @@ class Kip848Group(KafkaGroup):
             self._signals.stop.set()
         self._poke()
 
-    def refused(self, code: int, sent: Identity) -> bool:
-        reaction = react(MEMBER_COMMIT, code)
-        if sent != self.identity:
-            pass  # the refused commit was not of the present epoch
-        elif reaction is GroupReaction.NEW_EPOCH:
+    def _commit_refused(self, reaction: GroupReaction, why: str) -> None:
+        if reaction is GroupReaction.NEW_EPOCH:
             self._loop.send_now()
-        elif reaction in (GroupReaction.LOST, GroupReaction.RESET, GroupReaction.FENCED):
-            self._lose(reaction, f"a commit was refused: {for_code(code, 'the coordinator')}")
-        return self.identity is not None and sent.generation >= self._since
+        elif reaction in REMOVED:
+            self._lose(reaction, why)
 
     async def run(self, joined: asyncio.Future[None]) -> None:
         self._signals = Signals()
@@ -251,7 +244,7 @@ class Kip848Group(KafkaGroup):
 
     # -- the end of a membership ----------------------------------------------------------------------------------
 
-    def _lose(self, reaction: GroupReaction, why: str) -> None:
+    def _lose(self, reaction: object, why: str) -> None:
         to = Kip848Phase.JOINING
         if reaction is GroupReaction.FENCED:
             to = Kip848Phase.CLOSED
@@ -275,7 +268,9 @@ class Kip848Group(KafkaGroup):
         if to is Kip848Phase.AWAY and was_member:
             await self._leave_group(why)
         elif to is Kip848Phase.CLOSED:
-            self._report(BrokerError(f"{why}; give each process an instance id of its own", code=82))
+            self._report(
+                BrokerError(f"{why}; give each process an instance id of its own", code=ErrorCode.FENCED_INSTANCE_ID)
+            )
         self._loop.send_now()
 
     async def _depart(self, signals: Signals) -> None:
@@ -376,21 +371,21 @@ class Kip848Group(KafkaGroup):
 
     async def _react(self, response: HeartbeatResponse) -> None:
         """The coordinator refused a heartbeat."""
-        reaction = react(KIP848_HEARTBEAT, response.code)
+        reaction = reaction_to(response.code, KIP848_HEARTBEAT)
         error = for_code(response.code, f"group {self.group!r}")
-        if reaction in (GroupReaction.LOST, GroupReaction.FENCED) and self.epoch != JOIN_EPOCH:
+        if reaction in REMOVED and self.epoch != JOIN_EPOCH:
             self._lose(reaction, f"{error} ({response.message})" if response.message else str(error))
-        elif response.code == 110:
+        elif response.code == ErrorCode.FENCED_MEMBER_EPOCH:
             # the coordinator still counts the earlier membership of this process, which would last until its session
             # ends
             await self._leave_group("its epoch is not known any more")
             self._loop.send_now()
-        elif reaction in (GroupReaction.LOST, GroupReaction.FENCED, GroupReaction.FAIL):
+        elif reaction in (*REMOVED, Reaction.FAIL):
             self._fail(refusal(response, self.group, self._settings))
         else:
-            if response.code == UNRELEASED_INSTANCE_ID and not self._namesake_backoff.pauses:
+            if response.code == ErrorCode.UNRELEASED_INSTANCE_ID and not self._namesake_backoff.pauses:
                 log.warning("%s: waits until its predecessor has left or expired: %s", self.group, response.message)
-            if reaction is GroupReaction.REFIND:
+            if reaction is Reaction.REFIND:
                 self._coordinator.forget()
             error.retriable = True
             raise error
@@ -399,7 +394,7 @@ class Kip848Group(KafkaGroup):
         # the coordinator may have received the heartbeat, and the lost response may have had an assignment
         self._reported = None
         self._failure = error
-        if error.code == UNRELEASED_INSTANCE_ID:  # `_react` has logged it
+        if error.code == ErrorCode.UNRELEASED_INSTANCE_ID:  # `_react` has logged it
             return self._namesake_backoff.next()
         if error.retriable:
             log.info("%s: heartbeat failed: %s", self.group, error)

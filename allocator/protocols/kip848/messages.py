@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Optional
 
 from kafka.protocol.api_message import ApiMessage
 
-from allocator.core.client import for_code
+from allocator.core.client import ErrorCode, for_code
 from allocator.core.text import SHOWN_ERROR, plain
 from allocator.errors import AllocatorError, BrokerError, ConfigError
 from allocator.protocols.kip848.settings import Kip848GroupSettings
@@ -142,14 +142,14 @@ def refusal(response: HeartbeatResponse, group: str, settings: Kip848GroupSettin
     """The error for the user when the coordinator refused a heartbeat and a retry does not help."""
     message = f" ({response.message})" if response.message else ""
     where = f"group {group!r}"
-    if response.code == 35:
+    if response.code == ErrorCode.UNSUPPORTED_VERSION:
         return unsupported(group, message)
-    if response.code == 69:
+    if response.code == ErrorCode.GROUP_ID_NOT_FOUND:
         return ConfigError(
             f"{where} has members that cannot be moved to the next-generation protocol: stop them first, or allow "
             f"it by the brokers' group.consumer.migration.policy{message}"
         )
-    if response.code == 112:
+    if response.code == ErrorCode.UNSUPPORTED_ASSIGNOR:
         return ConfigError(f"{where}: the broker has no server_assignor {settings.server_assignor!r}{message}")
     error = for_code(response.code, f"{where}: cannot take part")
     return BrokerError(f"{error}{message}", code=response.code)

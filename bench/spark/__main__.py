@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 from allocator.spark import session
 from allocator.testing import JarsUnavailable, LocalCluster
-from allocator.testing.pins import by_ivy
 from allocator.testing.versions import JarSet
 from bench.consume.fill import fill
+from bench.pin_jars import by_ivy
 
 from .ceiling import Ceiling
 from .processes import Usage

@@ -142,7 +142,7 @@ def test_other_pins_are_downloaded_anew(maven, monkeypatch):
 
 
 def test_jars_without_a_lock_file_are_refused_with_the_command_that_writes_it(maven):
-    with pytest.raises(JarsUnavailable, match=r"other\.txt does not exist.*python -m allocator\.testing\.pins other"):
+    with pytest.raises(JarsUnavailable, match=r"other\.txt does not exist.*python -m bench\.pin_jars other"):
         jar_directory(JarSet("other", "another thing", SMALL.roots, ()))
     with pytest.raises(JarsUnavailable, match=r"small\.txt lists other roots"):
         jar_directory(JarSet("small", "a small thing", (*SMALL.roots, "a:b:1"), ()))

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .errors import ClusterError
@@ -87,9 +86,7 @@ class Cluster(ABC):
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     async def __aenter__(self: C) -> C:
@@ -104,9 +101,7 @@ class Cluster(ABC):
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await asyncio.to_thread(self.stop)
 
     def heal(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -90,20 +90,8 @@ class ContainerCluster(LocalCluster):
 class ContainerNode(Node):
     """A server in a container, which the engine kills, pauses and stops. `pid` is its pid on the host."""
 
-    def __init__(
-        self,
-        kind: str,
-        number: int,
-        port: int,
-        directory: Path,
-        command: Sequence[str],
-        *,
-        prepare: Callable[[], None],
-        ready: Callable[[], object],
-        image: str,
-        environment: Mapping[str, str],
-    ) -> None:
-        super().__init__(kind, number, port, directory, command, prepare=prepare, ready=ready, remove=None)
+    def __init__(self, *place: Any, image: str, environment: Mapping[str, str], **work: Any) -> None:
+        super().__init__(*place, **work)
         self._image = image
         self._environment = dict(environment)
         self._container: Any = None

@@ -131,7 +131,7 @@ class Node:
         *,
         prepare: Callable[[], None],
         ready: Callable[[], object],
-        remove: Path | None,
+        remove: Path | None = None,
     ) -> None:
         self.kind = kind
         self.id = number

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import TypeVar
 
 from .errors import UnknownVersion
+
+T = TypeVar("T")
 
 
 def _logging(slf4j: str) -> tuple[str, ...]:
@@ -144,19 +147,16 @@ ZOOKEEPER: Mapping[str, JarSet] = MappingProxyType(
 
 def kafka_release(version: str) -> Release:
     """The release of a version. Raises UnknownVersion with the known ones."""
-    try:
-        return KAFKA[version]
-    except KeyError:
-        raise UnknownVersion(
-            f"Kafka {version!r} is not a version that can be started here; known: {', '.join(KAFKA)}"
-        ) from None
+    return _known("Kafka", KAFKA, version)
 
 
 def zookeeper_jars(version: str) -> JarSet:
     """The jars of a version of ZooKeeper. Raises UnknownVersion with the known ones."""
-    try:
-        return ZOOKEEPER[version]
-    except KeyError:
-        raise UnknownVersion(
-            f"ZooKeeper {version!r} is not a version that can be started here; known: {', '.join(ZOOKEEPER)}"
-        ) from None
+    return _known("ZooKeeper", ZOOKEEPER, version)
+
+
+def _known(what: str, versions: Mapping[str, T], version: str) -> T:
+    if version not in versions:
+        known = ", ".join(versions)
+        raise UnknownVersion(f"{what} {version!r} is not a version that can be started here; known: {known}")
+    return versions[version]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from types import TracebackType
 from typing import Any
 
 from allocator.compat.generation import Generation, PartitionStart
@@ -14,7 +13,6 @@ from allocator.compat.kept_offsets import KeptOffsets
 from allocator.core.aio import wait_for_event, warn_unclosed
 from allocator.core.client import KafkaClient
 from allocator.core.offsets import GroupOffsets
-from allocator.core.subscription import topic_of
 from allocator.errors import AllocatorError, GroupClosed
 from allocator.types import OffsetAndMetadata, TopicPartition
 
@@ -65,9 +63,7 @@ class ConsumerGroup:
         self._begin()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def next(self) -> Generation:
@@ -208,7 +204,7 @@ class ConsumerGroup:
             pending.id,
             self.config.group,
             pending.member_id,
-            self._starts(pending.partitions, committed, client),
+            self._starts(pending.partitions, committed, offsets.of_former_topics(committed)),
             offsets,
             still_ours,
             client.topic_id,
@@ -232,24 +228,21 @@ class ConsumerGroup:
         self,
         partitions: frozenset[TopicPartition],
         committed: dict[TopicPartition, OffsetAndMetadata],
-        client: KafkaClient,
+        former: frozenset[TopicPartition],
     ) -> dict[str, tuple[PartitionStart, ...]]:
         starts: dict[str, list[PartitionStart]] = {topic: [] for topic in self.config.topics}
         for partition in sorted(partitions):
             found = committed.get(partition)
-            offset = self.config.first_offset if found is None else found.offset
-            if found is not None:
-                ours, now = topic_of(found.metadata), client.topic_id(partition.topic)
-                if None not in (ours, now) and ours != now:
-                    offset = self.config.first_offset
-                    log.warning(
-                        "%s: %s:%d is committed at offset %d of a topic that was deleted and created again; its "
-                        "generation begins at %d",
-                        self.config.group,
-                        *partition,
-                        found.offset,
-                        offset,
-                    )
+            offset = self.config.first_offset if found is None or partition in former else found.offset
+            if found is not None and partition in former:
+                log.warning(
+                    "%s: %s:%d is committed at offset %d of a topic that was deleted and created again; its "
+                    "generation begins at %d",
+                    self.config.group,
+                    *partition,
+                    found.offset,
+                    offset,
+                )
             starts[partition.topic].append(PartitionStart(partition.partition, offset))
         return {topic: tuple(each) for topic, each in starts.items()}
 

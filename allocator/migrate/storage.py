@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping
@@ -15,10 +14,10 @@ from allocator.core.client import KafkaClient, for_code
 from allocator.core.fetch import RangeReader
 from allocator.core.offsets import Coordinator, GroupOffsets
 from allocator.core.settings import DEFAULT
-from allocator.core.subscription import stamped, topic_of
+from allocator.core.subscription import stamped
 from allocator.core.zookeeper import ZooKeeper
 from allocator.errors import AllocatorError, BrokerError, ConfigError
-from allocator.operate import DescribedGroup, describe, kafka_group, old_layouts
+from allocator.operate import live_members
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 CONNECT_S = 10.0  # to connect; more: a mistyped address is reported later
@@ -93,30 +92,7 @@ class OpenOffsetStore:
 
     async def members(self) -> list[str]:
         """All members that may commit for this group, of every protocol that these servers support."""
-        found: list[str] = []
-        for ensemble in self._ensembles:
-            state = await describe(ensemble, self.store.group, self.store.root)
-            if state is not None:
-                found += map(state.name_of, state.members)
-            older = await old_layouts(ensemble, self.store.group)
-            found += [f"{name} (kiel)" for name in older.kiel]
-            found += [f"{name} (high-level consumer)" for name in older.consumers]
-        if self.client.broker_version >= (0, 9):
-            group = await self._kafka_group()
-            if group is not None:
-                found += [f"{member.name} (Kafka)" for member in group.members]
-        return list(dict.fromkeys(found))
-
-    async def _kafka_group(self) -> DescribedGroup | None:
-        deadline = time.monotonic() + PATIENCE_S
-        while True:
-            try:
-                return await kafka_group(self.client, self.store.group)
-            except BrokerError as error:
-                # a coordinator that has just started loads its groups
-                if not error.retriable or time.monotonic() > deadline:
-                    raise
-            await asyncio.sleep(self.client.retry_backoff_s)
+        return await live_members(self.client, self._ensembles, self.store.group, self.store.root, PATIENCE_S)
 
     async def refuse_members(self) -> None:
         """Raises GroupAlive, with their names, if the group has members."""
@@ -134,9 +110,7 @@ class OpenOffsetStore:
 
     async def of_former_topics(self, partitions: Iterable[TopicPartition]) -> frozenset[TopicPartition]:
         """Partitions whose committed offset is of a topic that was deleted and created again since."""
-        found = await self.offsets.fetch(partitions)
-        ids = {each: (topic_of(at.metadata), self.client.topic_id(each.topic)) for each, at in found.items()}
-        return frozenset(each for each, (then, now) in ids.items() if None not in (then, now) and then != now)
+        return self.offsets.of_former_topics(await self.offsets.fetch(partitions))
 
     async def commit(self, offsets: Mapping[TopicPartition, int], why: str) -> None:
         """Commits all of these, with their topics' ids. Raises CommitFailed naming those that failed."""

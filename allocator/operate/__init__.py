@@ -29,9 +29,10 @@ if TYPE_CHECKING:
         reported_problems,
         subscribed,
     )
-    from allocator.operate.kafka_describe import DescribedGroup, kafka_group
+    from allocator.operate.kafka_describe import kafka_group
     from allocator.operate.kafka_group_orders import KafkaGroupOrders
     from allocator.operate.layouts import KIEL, OLD_CONSUMERS, OldLayouts, old_layouts
+    from allocator.operate.liveness import live_members
     from allocator.operate.order_report import ORDER_STATES, OrderReport, order_reports, order_text
     from allocator.operate.switching import (
         ChoiceWatcher,
@@ -53,7 +54,6 @@ __all__ = [
     "ChoiceWatcher",
     "ClusterChoice",
     "Coordinated",
-    "DescribedGroup",
     "GroupPlan",
     "GroupRemains",
     "GroupReport",
@@ -76,6 +76,7 @@ __all__ = [
     "elsewhere",
     "kafka_group",
     "list_groups",
+    "live_members",
     "name_of",
     "old_layouts",
     "order_reports",
@@ -101,9 +102,10 @@ if not TYPE_CHECKING:  # a type checker would accept every name
                 "Coordinated GroupReport GroupState Lag Logs SHOWN describe list_groups name_of read_logs "
                 "reported_problems subscribed"
             ),
-            "kafka_describe": "DescribedGroup kafka_group",
+            "kafka_describe": "kafka_group",
             "kafka_group_orders": "KafkaGroupOrders",
             "layouts": "KIEL OLD_CONSUMERS OldLayouts old_layouts",
+            "liveness": "live_members",
             "order_report": "ORDER_STATES OrderReport order_reports order_text",
             "switching": "ChoiceWatcher ClusterChoice choice_path choose_cluster elsewhere read_choice",
             "what_if": "GroupPlan Scenario plan_of",

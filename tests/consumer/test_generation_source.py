@@ -19,6 +19,7 @@ from allocator.compat.generation_source import (
     _GenerationCommitter,
 )
 from allocator.core.client.client import KafkaClient
+from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.core.offsets.messages import Identity
 from allocator.core.subscription.loss import stamped, topic_of
 from allocator.core.znodes.documents import AssignmentDocument
@@ -57,7 +58,9 @@ def test_an_offset_of_a_topic_that_was_created_anew_counts_as_none(caplog: pytes
         TopicPartition("t", 1): OffsetAndMetadata(60, stamped("mine", new), -1),
         TopicPartition("t", 2): OffsetAndMetadata(70, "of a client that says nothing", -1),
     }
-    starts = ConsumerGroup(config)._starts(parts(0, 1, 2, 3), committed, Client())  # type: ignore[arg-type]
+    client: Any = Client()
+    former = GroupOffsets(client, "g").of_former_topics(committed)
+    starts = ConsumerGroup(config)._starts(parts(0, 1, 2, 3), committed, former)
     assert starts["t"] == ((0, -2), (1, 60), (2, 70), (3, -2))
     assert "t:0 is committed at offset 50 of a topic that was deleted and created again" in caplog.text
     assert len(caplog.records) == 1

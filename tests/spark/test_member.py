@@ -52,7 +52,8 @@ class Pieces:
 
     def follow(self, topics: Any) -> None: ...
 
-    def topic_id(self, topic: str) -> None: ...
+    def of_former_topics(self, _: Any) -> frozenset[TopicPartition]:
+        return frozenset()
 
     async def none(self, *_: Any) -> None: ...
 

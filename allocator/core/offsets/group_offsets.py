@@ -28,7 +28,7 @@ from allocator.core.offsets.messages import (
     fetch_results,
 )
 from allocator.core.offsets.pending_commit import MOST_PARTITIONS, Offsets, PendingCommit, names_of, take_some
-from allocator.core.subscription.loss import as_committed, as_read
+from allocator.core.subscription.loss import as_committed, as_read, topic_of
 from allocator.core.types import OffsetAndMetadata, OnCommit, TopicPartition
 
 log = logging.getLogger(__name__)
@@ -169,6 +169,11 @@ class GroupOffsets:
                 raise error from cause
             await asyncio.sleep(self._retry_backoff_s)
         return found
+
+    def of_former_topics(self, committed: Offsets) -> frozenset[TopicPartition]:
+        """The partitions of fetched offsets whose topic was deleted and created again after the commit."""
+        ids = {tp: (topic_of(at.metadata), self._client.topic_id(tp.topic)) for tp, at in committed.items()}
+        return frozenset(tp for tp, (then, now) in ids.items() if None not in (then, now) and then != now)
 
     async def _fetch_once(
         self,

@@ -259,10 +259,11 @@ class _MemberRunner:
     async def _found(self, tps: Partitions) -> Begin:
         if not tps:
             return {}
-        found = await self._offsets().fetch(tps)
+        offsets = self._offsets()
+        found = await offsets.fetch(tps)
         assert self._client is not None
         await self._client.refresh({tp.topic for tp in found})
-        again = begin_again(self._client, self._options, found)
+        again = begin_again(offsets, self._options, found)
         return {tp: found[tp].offset if tp in found and tp not in again else None for tp in tps}
 
     def _turns_of(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, int]:

@@ -18,7 +18,6 @@ from typing import Any, Optional
 from allocator.core.client import KafkaClient, list_offsets, log_offsets
 from allocator.core.fetch import RangeReader
 from allocator.core.offsets import GroupOffsets
-from allocator.core.subscription import topic_of
 from allocator.errors import BrokersUnavailable, ConfigError, TopicNotFound
 from allocator.spark.errors import DataLoss
 from allocator.spark.options import Options
@@ -147,14 +146,15 @@ async def resolve(client: KafkaClient, options: Options, place: StartOrEnd, know
         found.update(await _at_times(client, options, times, known, name))
     if committed:
         assert options.group is not None
-        offsets = await GroupOffsets(client, options.group, timeout_s=options.timeout_s).fetch(committed)
+        group = GroupOffsets(client, options.group, timeout_s=options.timeout_s)
+        offsets = await group.fetch(committed)
         new = committed - offsets.keys()
         if new:
             log.warning(
                 "group %s has no committed offset of %s; starting at the earliest record", options.group, some(new)
             )
         found.update({tp: offsets[tp].offset if tp in offsets else known[tp][0] for tp in committed})
-        found.update((tp, known[tp][0]) for tp in begin_again(client, options, offsets))
+        found.update((tp, known[tp][0]) for tp in begin_again(group, options, offsets))
     grown = [tp for tp in (*committed, *times) if found[tp] > known[tp][1]]
     if grown:
         known.update({tp: (known[tp][0], end) for tp, end in (await ends(client, options, grown)).items()})
@@ -162,14 +162,13 @@ async def resolve(client: KafkaClient, options: Options, place: StartOrEnd, know
 
 
 def begin_again(
-    client: KafkaClient, options: Options, offsets: Mapping[TopicPartition, OffsetAndMetadata]
-) -> list[TopicPartition]:
+    group: GroupOffsets, options: Options, offsets: dict[TopicPartition, OffsetAndMetadata]
+) -> frozenset[TopicPartition]:
     """The partitions whose topic was deleted and created again after the group committed `offsets`.
 
     Raises DataLoss if `fail_on_data_loss` is set.
     """
-    ids = {tp: (topic_of(at.metadata), client.topic_id(tp.topic)) for tp, at in offsets.items()}
-    former = [tp for tp, (then, now) in ids.items() if None not in (then, now) and then != now]
+    former = group.of_former_topics(offsets)
     if former and options.fail_on_data_loss:
         raise DataLoss(
             f"group {options.group!r} committed offsets of {some(former)} before the topic was deleted and created "

@@ -7,10 +7,10 @@ import contextlib
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Iterable, Mapping
-from typing import Final, NamedTuple, Optional
+from collections.abc import Coroutine, Iterable, Mapping
+from typing import Any, Final, NamedTuple, Optional
 
-from allocator.core.aio import TaskGroup, wait_for_event, wall_ms, within
+from allocator.core.aio import TaskGroup, first_of, wait_for_event, wall_ms, within
 from allocator.core.client import BY_NAME, LATEST, FetchRequest, KafkaClient, list_offsets
 from allocator.core.consumer import ConsumerBase
 from allocator.core.fetch import Batch
@@ -304,20 +304,11 @@ class Mirror(RebalanceListener):
             await self._topic_sync.keep(settings.topics)
         await self._map.open(settings.replication)
 
-    async def _unless_stopped(self, work: Awaitable[None]) -> bool:
+    async def _unless_stopped(self, work: Coroutine[Any, Any, None]) -> bool:
         """Whether `work` ended before `stop` was called, which cancels it."""
         assert self._stopping is not None
-        doing, stopping = asyncio.ensure_future(work), asyncio.ensure_future(self._stopping.wait())
-        try:
-            await asyncio.wait({doing, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for each in (doing, stopping):
-                each.cancel()
-            await asyncio.wait({doing, stopping})
-        if doing.cancelled():
-            return False
-        doing.result()
-        return True
+        ended, _ = await first_of(work, self._stopping.wait())
+        return ended
 
     async def _mirror(self, goal: Mapping[TopicPartition, int] | None) -> None:
         settings = self.settings

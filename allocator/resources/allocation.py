@@ -7,7 +7,6 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from functools import partial
-from types import TracebackType
 from typing import Any, Union
 
 from allocator.assignors import Assignor, resolve
@@ -156,9 +155,7 @@ class Allocation:
         await self.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     @property
@@ -218,11 +215,9 @@ class Hold:
         await self._holdings.take(self)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._holdings.put_back(self)
-        if self.lost and error is None:
+        if self.lost and kind is None:
             raise ResourceLost(f"resource {self.name!r} was lost while it was held: the session ended")
 
 

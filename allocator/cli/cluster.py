@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -40,7 +40,10 @@ def cluster() -> None:
 )
 @zookeeper_version_option
 @click.option(
-    "--port", type=click.IntRange(1, 65535), help="Port of the first broker; the others follow (default: free ports)."
+    "--port",
+    "kafka_port",
+    type=click.IntRange(1, 65535),
+    help="Port of the first broker; the others follow (default: free ports).",
 )
 @click.option(
     "--zookeeper-port",
@@ -56,17 +59,7 @@ def cluster() -> None:
     "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Setting of server.properties; may be repeated."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON instead of text.")
-def up(
-    kafka: str,
-    brokers: int,
-    zookeepers: int,
-    zookeeper_version: str,
-    port: Optional[int],
-    zookeeper_port: Optional[int],
-    directory: Optional[str],
-    settings: tuple[str, ...],
-    as_json: bool,
-) -> None:
+def up(kafka: str, settings: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Start a cluster, print its addresses, and stop it at Ctrl-C or SIGTERM."""
     config = {}
     for setting in settings:
@@ -77,17 +70,7 @@ def up(
     with _told_to_stop():
         from allocator.testing import LocalCluster
 
-        version = None if kafka == "none" else kafka
-        with LocalCluster(
-            version,
-            brokers,
-            zookeepers,
-            zookeeper_version=zookeeper_version,
-            broker_config=config,
-            directory=directory,
-            kafka_port=port,
-            zookeeper_port=zookeeper_port,
-        ) as running:
+        with LocalCluster(None if kafka == "none" else kafka, broker_config=config, **options) as running:
             try:
                 click.echo(json.dumps(_described(running)) if as_json else _text(running))
                 sys.stdout.flush()

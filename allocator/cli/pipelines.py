@@ -9,6 +9,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional, Union
 
@@ -81,12 +82,24 @@ def _topic_options(command: Command) -> Command:
     )
 
 
+def _side_option(side: str) -> Command:
+    return click.option(
+        f"--{side}-option",
+        f"{side}_options",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help=f"Option for {side.upper()}, as -o of `archive`; may be repeated.",
+    )
+
+
+html_option = click.option("--html", help="Write the report to this HTML file.")
+
+
 @click.command()
 @click.argument("directory")
 @_topic_options
 @click.option(
     "--format",
-    "kind",
     type=click.Choice(FORMATS),
     default="parquet",
     show_default=True,
@@ -118,17 +131,14 @@ def archive(
     brokers: Optional[str],
     topics: tuple[str, ...],
     options: tuple[str, ...],
-    kind: str,
     key: Optional[str],
     value: Optional[str],
     transform: Optional[str],
-    offsets_per_commit: int,
-    allow_gaps: bool,
     compacting: bool,
     master: Optional[str],
-    dry_run: bool,
     quiet: bool,
     as_json: bool,
+    **chosen: Any,
 ) -> None:
     """Append new records of topics to the archive in DIRECTORY, each record exactly once.
 
@@ -143,30 +153,19 @@ def archive(
     """
     if not topics and not compacting:
         raise ConfigError("what is to be archived? Give --topic, or --compact to put together what is there")
-    if compacting and kind != "parquet":
+    if compacting and chosen["format"] != "parquet":
         raise ConfigError(
             "--compact merges files of Parquet archives; for a Delta table use its OPTIMIZE, for an Iceberg table its "
             "procedure rewrite_data_files"
         )
-    chosen = [_topic(brokers, name, options) for name in topics]
-    apply = transform_of(key, value, transform)
+    sources = [_topic(brokers, name, options) for name in topics]
+    chosen["transform"] = transform_of(key, value, transform)
+    dry_run = chosen["dry_run"]
     spark = None if dry_run else _session("allocator archive", master, quiet)
     reports: list[ArchiveReport] = []
-    for topic in chosen:
+    for topic in sources:
         with _bar(spark, f"archiving {topic.name}", "offsets", quiet) as report:
-            reports.append(
-                archive_topic(
-                    topic,
-                    directory,
-                    format=kind,
-                    transform=apply,
-                    offsets_per_commit=offsets_per_commit,
-                    allow_gaps=allow_gaps,
-                    dry_run=dry_run,
-                    progress=report,
-                    spark=spark,
-                )
-            )
+            reports.append(archive_topic(topic, directory, progress=report, spark=spark, **chosen))
     if compacting:
         there = sorted(path.name[len("topic=") :] for path in Path(directory).glob("topic=*"))
         for name in topics or there:
@@ -188,7 +187,7 @@ def archive(
 @click.option(
     "--members", type=click.IntRange(min=1), help="Also report how even the work of this many members would be."
 )
-@click.option("--html", help="Write the report to this HTML file.")
+@html_option
 @_run_options
 @plain_errors()
 def skew(
@@ -198,11 +197,7 @@ def skew(
     options: tuple[str, ...],
     hot: int,
     members: Optional[int],
-    html: Optional[str],
-    master: Optional[str],
-    dry_run: bool,
-    quiet: bool,
-    as_json: bool,
+    **run: Any,
 ) -> None:
     """Show how evenly records are distributed over partitions and keys, late records, and loads for assignors.
 
@@ -212,16 +207,8 @@ def skew(
     if len(named) != 1:
         raise ConfigError(f"name one topic, such as `allocator skew orders`, not {len(named)}")
     source = _topic(brokers, named[0], options)
-    _check_writable(html)
-    if dry_run:
-        _tell_extents([source], as_json)
-        return
-    spark = _session("allocator skew", master, quiet)
-    with _stages(spark, f"measuring {source.name}", quiet):
-        report = measure(source, hot=hot, members=members, spark=spark)
-    if html:
-        write_file(html, report.to_html())
-    click.echo(json.dumps(report.to_json(), indent=2) if as_json else report.to_text())
+    work = partial(measure, source, hot=hot, members=members)
+    _report("allocator skew", [source], f"measuring {source.name}", work, **run)
 
 
 @click.command()
@@ -242,21 +229,9 @@ def skew(
     type=click.IntRange(min=0),
     help="Number of examples to report of each kind of difference.",
 )
-@click.option(
-    "--left-option",
-    "left_options",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="Option for LEFT, as -o of `archive`; may be repeated.",
-)
-@click.option(
-    "--right-option",
-    "right_options",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="Option for RIGHT, as -o of `archive`; may be repeated.",
-)
-@click.option("--html", help="Write the report to this HTML file.")
+@_side_option("left")
+@_side_option("right")
+@html_option
 @_run_options
 @plain_errors()
 def audit(
@@ -267,11 +242,7 @@ def audit(
     samples: int,
     left_options: tuple[str, ...],
     right_options: tuple[str, ...],
-    html: Optional[str],
-    master: Optional[str],
-    dry_run: bool,
-    quiet: bool,
-    as_json: bool,
+    **run: Any,
 ) -> None:
     """Compare LEFT, the truth, with RIGHT: missing, duplicated, extra, moved, altered and reordered records.
 
@@ -285,17 +256,9 @@ def audit(
       3  different
     """
     sides = [_side(left, left_options), _side(right, right_options)]
-    _check_writable(html)
-    if dry_run:
-        _tell_extents(sides, as_json)
-        return
-    spark = _session("allocator audit", master, quiet)
-    with _stages(spark, "comparing", quiet):
-        report = audit_sides(sides[0], sides[1], by=by, ignore=ignore, samples=samples, spark=spark)
-    if html:
-        write_file(html, report.to_html())
-    click.echo(json.dumps(report.to_json(), indent=2) if as_json else report.to_text())
-    if not report.equal:
+    work = partial(audit_sides, *sides, by=by, ignore=ignore, samples=samples)
+    report = _report("allocator audit", sides, "comparing", work, **run)
+    if report is not None and not report.equal:
         sys.exit(DIFFERENT)
 
 
@@ -334,6 +297,30 @@ def _side(text: str, options: tuple[str, ...]) -> Union[Topic, Archive]:
 
 
 # -- output ------------------------------------------------------------------------------------------------------
+
+
+def _report(
+    name: str,
+    sides: list[Any],
+    what: str,
+    work: Callable[..., Any],
+    html: Optional[str],
+    master: Optional[str],
+    dry_run: bool,
+    quiet: bool,
+    as_json: bool,
+) -> Any:
+    """Does the work, and shows its report, which it returns. A dry run only shows what it would read."""
+    _check_writable(html)
+    if dry_run:
+        return _tell_extents(sides, as_json)
+    spark = _session(name, master, quiet)
+    with _stages(spark, what, quiet):
+        report = work(spark=spark)
+    if html:
+        write_file(html, report.to_html())
+    click.echo(json.dumps(report.to_json(), indent=2) if as_json else report.to_text())
+    return report
 
 
 def _tell_extents(sides: list[Any], as_json: bool) -> None:

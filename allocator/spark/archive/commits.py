@@ -92,6 +92,14 @@ class Manifest:
     def size(self) -> int:
         return sum(found.size for found in self.files)
 
+    @classmethod
+    def of_table(
+        cls, number: int, topic: str, ids: tuple[str | None, str | None], ends: Mapping[int, int], columns: Any
+    ) -> Manifest:
+        """The state of a table that keeps the offsets itself. `ids`: of cluster and topic; `ends`: the next offsets."""
+        ranges = {partition: (0, end) for partition, end in ends.items()}
+        return cls(number, "append", topic, ids[0] or None, ids[1] or None, ranges, (), "", "", columns=columns)
+
     def to_bytes(self) -> bytes:
         # convert first: in JSON, partitions are texts, which sort differently from numbers
         body = json.loads(json.dumps({"format": FORMAT, **asdict(self)}))

@@ -94,21 +94,10 @@ class DeltaStore:
         if not self._number:
             return []
         self._count = self._version("/partitions") or 0
-        ends = {p: self._version(f"/{p}") for p in range(self._count)}
-        return [
-            Manifest(
-                number=self._number,
-                kind="append",
-                topic=known["allocator.topic"],
-                cluster=known.get("allocator.cluster") or None,
-                topic_id=known.get("allocator.topic_id") or None,
-                ranges={p: (0, end) for p, end in ends.items() if end is not None},
-                files=(),
-                staged="",
-                at="",
-                columns=_columns(self._table.schema().to_json()),
-            )
-        ]
+        ends = {p: end for p in range(self._count) if (end := self._version(f"/{p}")) is not None}
+        ids = known.get("allocator.cluster"), known.get("allocator.topic_id")
+        columns = _columns(self._table.schema().to_json())
+        return [Manifest.of_table(self._number, known["allocator.topic"], ids, ends, columns)]
 
     def _version(self, name: str) -> int | None:
         found: int | None = self._table.transaction_version(self._app + name)

@@ -99,20 +99,9 @@ class IcebergStore:
         if "allocator.commit" not in known:
             return []
         ends = {int(partition): end for partition, end in json.loads(known["allocator.offsets"]).items()}
-        return [
-            Manifest(
-                number=int(known["allocator.commit"]),
-                kind="append",
-                topic=known["allocator.topic"],
-                cluster=known["allocator.cluster"] or None,
-                topic_id=known["allocator.topic-id"] or None,
-                ranges={partition: (0, end) for partition, end in ends.items()},
-                files=(),
-                staged="",
-                at="",
-                columns=json.loads(known["allocator.columns"]),
-            )
-        ]
+        ids = known["allocator.cluster"], known["allocator.topic-id"]
+        columns = json.loads(known["allocator.columns"])
+        return [Manifest.of_table(int(known["allocator.commit"]), known["allocator.topic"], ids, ends, columns)]
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:

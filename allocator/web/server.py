@@ -12,6 +12,7 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, Optional, TypeVar
 
@@ -109,16 +110,28 @@ class Site:
         return self.guard.read_only or not self.actions or (self.guard.login is not None and not user.operates)
 
 
-ROUTES: list[tuple[Operation, type[PageHandler], str]] = []
+ROUTES: list[tuple[Operation, type[PageHandler], Any]] = []
 H = TypeVar("H", bound="type[PageHandler]")
+Show = Callable[..., Awaitable[Any]]
 
 
-def route(path: str, summary: str, answer: Answer, *errors: int, what: str = "", **more: Any) -> Callable[[H], H]:
+def route(path: str, summary: str, answer: Answer, *errors: int, what: Any = "", **more: Any) -> Callable[[H], H]:
     """Adds an `Operation` to the API, which the decorated class answers. `what`: tells its operations apart."""
 
     def add(handler: H) -> H:
         ROUTES.append((Operation(path, summary, answer, errors, **more), handler, what))
         return handler
+
+    return add
+
+
+def shows(path: str, summary: str, answer: Answer, *errors: int, **more: Any) -> Callable[[Show], Show]:
+    """Adds an `Operation` to the API, which the decorated function answers with JSON. Its arguments: the handler, and
+    the parameters of the path."""
+
+    def add(show: Show) -> Show:
+        route(path, summary, answer, *errors, what=show, **more)(Json)
+        return show
 
     return add
 
@@ -129,7 +142,7 @@ class PageHandler(web.RequestHandler):
     site: Site
     user = User("", "viewer")
 
-    def initialize(self, site: Site, what: str = "") -> None:
+    def initialize(self, site: Site, what: Any = "") -> None:
         self.site = site
         self.what = what
 
@@ -154,6 +167,17 @@ class PageHandler(web.RequestHandler):
             raise Refused(403, f"user {shown(user.name)} is neither viewer nor operator here")
         self.user = user
 
+    def check_operator(self) -> None:
+        """Raises Refused for a sender that may not change anything."""
+        guard = self.site.guard
+        if guard.read_only:
+            raise Refused(403, "this server is read-only: it was started without a token, and without operators")
+        if not self.user.operates:
+            if guard.login is not None:
+                raise Refused(403, f"user {shown(self.user.name)} is no operator here")
+            self.set_header("WWW-Authenticate", "Bearer")
+            raise Refused(401, "the token is missing or wrong")
+
     def knows_host(self) -> bool:
         return self.site.guard.knows_host(self.request.headers.get("Host"))
 
@@ -174,27 +198,38 @@ class PageHandler(web.RequestHandler):
     def hang_up(self) -> None:
         self.request.connection.close()  # type: ignore[union-attr]
 
+    def send_error(self, status_code: int = 500, **kwargs: Any) -> None:
+        error = kwargs.get("exc_info", (None, None))[1]
+        change = self.request.method == "POST"
+        if isinstance(error, ConfigError) or (isinstance(error, TopicNotFound) and not change):
+            status_code = 400
+        elif isinstance(error, AllocatorError):
+            status_code = 409 if change else 503
+        super().send_error(status_code, **kwargs)
+
     def write_error(self, status_code: int, **kwargs: Any) -> None:
         error = kwargs.get("exc_info", (None, None))[1]
         message, retriable = self._reason, False
-        if isinstance(error, Refused):
-            message, retriable = error.message, error.retriable
+        if isinstance(error, (Refused, AllocatorError)):
+            message = error.message if isinstance(error, Refused) else str(error)
+            retriable = error.retriable and status_code != 400
         if status_code == 503:
             self.set_header("Retry-After", "5")
         self.answer({"error": {"message": message, "retriable": retriable}})
 
     def log_exception(self, kind: Any, value: Any, trace: Any) -> None:
-        if not isinstance(value, web.HTTPError):  # these errors are the client's
+        if not isinstance(value, (web.HTTPError, AllocatorError)):  # these errors are the client's, or a cluster's
             super().log_exception(kind, value, trace)
 
     def answer(self, value: Any) -> None:
+        """Sends JSON; a text is JSON already."""
         self.set_header("Content-Type", "application/json; charset=utf-8")
-        self.finish(snapshot.encode(value))
+        self.finish(value if isinstance(value, str) else snapshot.encode(value))
 
-    def note_read(self, what: str, request: Mapping[str, str], outcome: str) -> None:
-        """Adds a line to the audit log: a user read contents of records."""
-        detail = audit_detail(request, outcome)
-        self.watcher().log.add(Event(time.time(), "read", what, None, self.user.name, self.request.remote_ip, detail))
+    def note(self, kind: str, text: str, group: Optional[str], request: Mapping[str, Any], outcome: str) -> None:
+        """Adds an event, with the request for the audit log."""
+        who, address = self.user.name, self.request.remote_ip
+        self.watcher().log.add(Event(time.time(), kind, text, group, who, address, audit_detail(request, outcome)))
 
     def query(self, kind: type[T]) -> T:
         """The query of the URL; an empty argument counts as a missing one. Raises ConfigError."""
@@ -207,25 +242,26 @@ class PageHandler(web.RequestHandler):
         return self.site.watcher
 
     @contextlib.asynccontextmanager
-    async def watching(self) -> AsyncIterator[None]:
+    async def watching(self) -> AsyncIterator[Watcher]:
         """Keeps the groups watched during the block. Waits at first until they have been read, up to READ_S."""
         watcher = self.watcher()
         async with self.site.viewing():
             await watcher.until_ready(READ_S)
-            yield
+            yield watcher
 
-    def group(self, name: str) -> WatchedGroup:
-        group = self.watcher().groups.get(name)
-        if group is None or not group.seen:
-            raise Refused(404, f"no group {shown(name)} is known here", retriable=not self.watcher().ready)
-        return group
+    async def group(self, name: str) -> WatchedGroup:
+        async with self.watching() as watcher:
+            group = watcher.groups.get(name)
+            if group is None or not group.seen:
+                raise Refused(404, f"no group {shown(name)} is known here", retriable=not watcher.ready)
+            return group
 
-    async def rebalance(self, group: WatchedGroup, number: int) -> dict[str, Any] | None:
-        """One rebalance with its moves, from memory or from the history file."""
-        found = snapshot.rebalance(group, number)
-        if found is None and self.site.archive is not None:
-            found = await self.site.archive.read(self.site.archive.rebalance, group.name, number)
-        return found
+    def letters(self) -> LetterDesk:
+        """Only for operators, because letters contain records."""
+        self.check_operator()
+        if self.site.letters is None:
+            raise Refused(404, "this server knows no brokers, so it has no dead letters")
+        return self.site.letters
 
 
 class Page(PageHandler):
@@ -237,136 +273,112 @@ class Page(PageHandler):
         self.finish((STATIC / self.what).read_bytes())
 
 
-@route("/api/groups", "All groups", answers.OverviewJson, 404)
-class Overview(PageHandler):
-    async def get(self) -> None:
-        async with self.watching():
-            self.answer(snapshot.overview(self.watcher(), self.site.read_only(self.user)))
+class Json(PageHandler):
+    """Answers what the function of its route returns."""
+
+    async def get(self, *names: str) -> None:
+        self.answer(await self.what(self, *names))
 
 
-@route(
-    "/api/topics", "The topics of the cluster, with the groups that read them", answers.TopicsJson, 404, what="topics"
-)
-@route("/api/brokers", "The brokers of the cluster", answers.BrokersJson, 404, what="brokers")
-class ClusterList(PageHandler):
-    """The topics, or the brokers, of the Kafka cluster."""
-
-    async def get(self) -> None:
-        async with self.watching():
-            self.answer({"topics": snapshot.topics, "brokers": snapshot.brokers}[self.what](self.watcher()))
+@shows("/api/groups", "All groups", answers.OverviewJson, 404)
+async def overview(page: PageHandler) -> Any:
+    async with page.watching() as watcher:
+        return snapshot.overview(watcher, page.site.read_only(page.user))
 
 
-@route(GROUP, "One group", answers.GroupJson, 404)
-class Detail(PageHandler):
-    async def get(self, name: str) -> None:
-        async with self.watching():
-            group = self.group(name)
-        self.answer(
-            {
-                **snapshot.detail(group),
-                "loads": snapshot.loads(group),
-                "findings": snapshot.findings(group),
-                "rebalances": snapshot.rebalances(group),
-                "series": snapshot.series(group),
-                "orders": snapshot.orders(group),
-            }
-        )
+@shows("/api/topics", "The topics of the cluster, with the groups that read them", answers.TopicsJson, 404)
+async def topics(page: PageHandler) -> Any:
+    async with page.watching() as watcher:
+        return snapshot.topics(watcher)
 
 
-@route(f"{GROUP}/partitions", "Offsets and owner of each partition", answers.PartitionsJson, 404)
-class Partitions(PageHandler):
-    async def get(self, name: str) -> None:
-        async with self.watching():
-            report = self.group(name).report
-        self.answer({"partitions": [report.partition_to_json(partition) for partition in report.partitions]})
+@shows("/api/brokers", "The brokers of the cluster", answers.BrokersJson, 404)
+async def brokers(page: PageHandler) -> Any:
+    async with page.watching() as watcher:
+        return snapshot.brokers(watcher)
 
 
-@route(f"{GROUP}/offsets", "Offsets, lag and rates, as columns for each topic", answers.OffsetsJson, 404)
-class Offsets(PageHandler):
-    async def get(self, name: str) -> None:
-        async with self.watching():
-            group = self.group(name)
-        self.set_header("Content-Type", "application/json; charset=utf-8")
-        self.finish(snapshot.encoded(group, "offsets"))
+@shows(GROUP, "One group", answers.GroupJson, 404)
+async def detail(page: PageHandler, name: str) -> Any:
+    group = await page.group(name)
+    return {
+        **snapshot.detail(group),
+        "loads": snapshot.loads(group),
+        "findings": snapshot.findings(group),
+        "rebalances": snapshot.rebalances(group),
+        "series": snapshot.series(group),
+        "orders": snapshot.orders(group),
+    }
 
 
-@route(f"{GROUP}/rebalances/{{id}}", "One rebalance with all its moves", answers.RebalanceMovesJson, 404)
-class OneRebalance(PageHandler):
-    async def get(self, name: str, number: str) -> None:
-        async with self.watching():
-            found = await self.rebalance(self.group(name), int(number))
-        if found is None:
-            raise Refused(
-                404, f"group {shown(name)} has no rebalance {number}; the list of its rebalances has their ids"
-            )
-        self.answer(found)
+@shows(f"{GROUP}/partitions", "Offsets and owner of each partition", answers.PartitionsJson, 404)
+async def partitions(page: PageHandler, name: str) -> Any:
+    report = (await page.group(name)).report
+    return {"partitions": [report.partition_to_json(partition) for partition in report.partitions]}
 
 
-@route(f"{GROUP}/history", "Figures, rebalances and events between two times", answers.PastJson, 400, 404, query=Times)
-class PastAnswer(PageHandler):
-    """The history of a group between `from` and `to`, in epoch seconds."""
-
-    async def get(self, name: str) -> None:
-        since, until = self.times()
-        async with self.watching():
-            group = self.group(name)
-        points = [each for each in snapshot.series(group) if since <= each["at"] <= until]
-        archive = self.site.archive
-        if archive is not None:
-            older = await archive.read(archive.points, name, since, min(until, points[0]["at"] if points else until))
-            points = [*(each for each in older if not points or each["at"] < points[0]["at"]), *points]
-        events = [each for each in snapshot.events(self.watcher(), name) if since <= each["at"] <= until]
-        self.answer({"points": points, "rebalances": await self.rebalances(group, since, until), "events": events})
-
-    def times(self) -> tuple[float, float]:
-        try:
-            asked = self.query(Times)
-        except ConfigError as error:
-            raise Refused(400, str(error)) from error
-        until = time.time() if asked.to is None else asked.to
-        since = until - 3600 if asked.from_ is None else asked.from_
-        if since >= until:
-            raise Refused(400, f"from={since:g} is not before to={until:g}")
-        return since, until
-
-    async def rebalances(self, group: WatchedGroup, since: float, until: float) -> list[dict[str, Any]]:
-        """Rebalances, newest first."""
-        archive = self.site.archive
-        found = (
-            {}
-            if archive is None
-            else {each["id"]: each for each in await archive.read(archive.rebalances, group.name, since, until)}
-        )
-        found.update((each["id"], each) for each in snapshot.rebalances(group) if since <= each["began"] <= until)
-        return [found[number] for number in sorted(found, reverse=True)]
+@shows(f"{GROUP}/offsets", "Offsets, lag and rates, as columns for each topic", answers.OffsetsJson, 404)
+async def offsets(page: PageHandler, name: str) -> Any:
+    return snapshot.encoded(await page.group(name), "offsets")
 
 
-@route("/api/audit", "The changes, and reads of masked records; for operators", answers.ChangesJson, 403, 404)
-class Audit(PageHandler):
+@shows(f"{GROUP}/rebalances/{{id}}", "One rebalance with all its moves", answers.RebalanceMovesJson, 404)
+async def rebalance(page: PageHandler, name: str, number: str) -> Any:
+    archive = page.site.archive
+    found = snapshot.rebalance(await page.group(name), int(number))
+    if found is None and archive is not None:
+        found = await archive.read(archive.rebalance, name, int(number))
+    if found is None:
+        raise Refused(404, f"group {shown(name)} has no rebalance {number}; the list of its rebalances has their ids")
+    return found
+
+
+@shows(f"{GROUP}/history", "Figures, rebalances and events between two times", answers.PastJson, 400, 404, query=Times)
+async def past(page: PageHandler, name: str) -> Any:
+    asked = page.query(Times)
+    until = time.time() if asked.to is None else asked.to
+    since = until - 3600 if asked.from_ is None else asked.from_
+    if since >= until:
+        raise Refused(400, f"from={since:g} is not before to={until:g}")
+    group, archive = await page.group(name), page.site.archive
+    points = [each for each in snapshot.series(group) if since <= each["at"] <= until]
+    rebalances: dict[int, Any] = {}
+    if archive is not None:
+        first = points[0]["at"] if points else until
+        older = await archive.read(archive.points, name, since, first)
+        points = [*(each for each in older if not points or each["at"] < first), *points]
+        rebalances = {each["id"]: each for each in await archive.read(archive.rebalances, name, since, until)}
+    rebalances.update((each["id"], each) for each in snapshot.rebalances(group) if since <= each["began"] <= until)
+    return {
+        "points": points,
+        "rebalances": [rebalances[number] for number in sorted(rebalances, reverse=True)],
+        "events": [each for each in snapshot.events(page.watcher(), name) if since <= each["at"] <= until],
+    }
+
+
+@shows("/api/audit", "The changes, and reads of masked records; for operators", answers.ChangesJson, 403, 404)
+async def audit(page: PageHandler) -> Any:
     """Changes, and reads of masked records, newest first. Only for operators, because it shows names of users."""
+    if not page.user.operates:
+        raise Refused(403, "the audit log is for operators")
+    archive, live = page.site.archive, page.watcher().log.events
+    kept = [] if archive is None else [await archive.read(archive.events, 0.0, 1000, kind) for kind in AUDITED]
+    events = {(event.at, event.text): event for event in chain(*kept, live) if event.kind in AUDITED}
+    return {"changes": [event.to_json() for _, event in sorted(events.items(), reverse=True)]}
 
-    async def get(self) -> None:
-        if not self.user.operates:
-            raise Refused(403, "the audit log is for operators")
-        archive, watcher = self.site.archive, self.watcher()
-        kept: list[Event] = []
-        if archive is not None:
-            for kind in AUDITED:
-                kept += await archive.read(archive.events, 0.0, 1000, kind)
-        live = [event for event in watcher.log.events if event.kind in AUDITED]
-        events = {(event.at, event.text): event for event in (*kept, *live)}
-        self.answer({"changes": [event.to_json() for _, event in sorted(events.items(), reverse=True)]})
+
+@shows("/api/deadletters", "Topics that may have dead letters; for operators", answers.LetterTopicsJson, 401, 403)
+async def letter_topics(page: PageHandler) -> Any:
+    return {"topics": await page.letters().candidates()}
+
+
+@shows("/api/openapi.json", "This description", None)
+async def description(page: PageHandler) -> Any:
+    return describe(operations())
 
 
 @route(RECORDS, "Records, decoded and masked", answers.RecordsJson, *READING, query=RecordsQuery)
-@route(
-    f"{RECORDS}.jsonl",
-    "The same, whole, one JSON object a line",
-    LINES,
-    *READING,
-    query=RecordsQuery,
-    what="lines",
-)
+@route(f"{RECORDS}.jsonl", "The same, whole, as lines", LINES, *READING, query=RecordsQuery, what="lines")
 class Records(PageHandler):
     """Records of a topic, decoded and masked: JSON for the page, or JSON lines with `what` "lines"."""
 
@@ -383,14 +395,11 @@ class Records(PageHandler):
         try:
             asked = self.query(RecordsQuery)
             view = await page.viewer.view(asked.of(topic), asked.key_format, asked.value_format)
-        except (ConfigError, TopicNotFound) as error:
-            raise Refused(400, str(error)) from error
-        except AllocatorError as error:
-            raise Refused(503, str(error), retriable=error.retriable) from error
         finally:
             Records.reading -= 1
-        if page.viewer.masks:
-            self._note(topic, f"{len(view.records)} records")
+        if page.viewer.masks:  # masks mark sensitive data
+            request = {name: self.get_query_argument(name) for name in self.request.query_arguments}
+            self.note("read", "records", None, {"topic": topic, **request}, f"{len(view.records)} records")
         if self.what == "lines":
             self.set_header("Content-Type", f"{LINES}; charset=utf-8")
             self.set_header("Content-Disposition", 'attachment; filename="records.jsonl"')
@@ -408,17 +417,6 @@ class Records(PageHandler):
             raise Refused(403, "records are for operators; start the server with a token, or with --records viewers")
         self.set_header("WWW-Authenticate", "Bearer")
         raise Refused(401, "the token is missing or wrong; records are for operators")
-
-    def _note(self, topic: str, outcome: str) -> None:
-        """Adds a line to the audit log if fields are masked, because masks mark sensitive data."""
-        request = {name: self.get_query_argument(name) for name in self.request.query_arguments}
-        self.note_read("records", {"topic": topic, **request}, outcome)
-
-
-@route("/api/openapi.json", "This description", None)
-class Description(PageHandler):
-    def get(self) -> None:
-        self.answer(describe(operations()))
 
 
 @route("/metrics", "For Prometheus", "text/plain")
@@ -451,19 +449,6 @@ class HealthOf(PageHandler):
 class Change(PageHandler):
     """Requests that only an operator, or a sender with the token, may make."""
 
-    def check_operator(self) -> None:
-        guard = self.site.guard
-        if guard.read_only:
-            raise Refused(403, "this server is read-only: it was started without a token, and without operators")
-        if not self.user.operates:
-            if guard.login is not None:
-                raise Refused(403, f"user {shown(self.user.name)} is no operator here")
-            self.set_header("WWW-Authenticate", "Bearer")
-            raise Refused(401, "the token is missing or wrong")
-        if self.request.method == "POST" and guard.login is not None and self._kind() != "application/json":
-            # a form of another page cannot send this content type
-            raise Refused(415, "the body has to be application/json")
-
     async def do(self, what: str, about: str, group: str, act: Callable[[dict[str, Any]], Awaitable[Any]]) -> None:
         """Runs `act` on the request body, sends its result, and adds a change to the audit log. `about` is for the
         process log."""
@@ -472,33 +457,27 @@ class Change(PageHandler):
         log.warning("%s of %s is asked for by %s at %s: %s", what, shown(about), self.user.name, address, shown(given))
         try:
             done = await act(given)
-        except ConfigError as error:
-            raise Refused(400, str(error)) from error
         except AllocatorError as error:
-            self._note(group, what, given, f"refused: {error}")
-            raise Refused(409, str(error), retriable=error.retriable) from error
-        if done.get("executed", True):
+            if not isinstance(error, ConfigError):
+                self._note(group, what, given, f"refused: {error}")
+            raise
+        if done.get("executed", True):  # a plan that was only computed changes nothing
             self._note(group, what, given, "done")
         self.answer(done)
 
     def _note(self, group: str, what: str, given: dict[str, Any], outcome: str) -> None:
-        """Adds a line to the audit log. A plan that was only computed changes nothing and gets no line."""
-        kind = "deployment" if what == "note" and outcome == "done" else "order"
-        text = str(given.get("text", "")) if kind == "deployment" else what
-        detail = audit_detail(given, outcome)
-        self.watcher().log.add(Event(time.time(), kind, text, group, self.user.name, self.request.remote_ip, detail))
+        deployed = what == "note" and outcome == "done"
+        kind, text = ("deployment", str(given.get("text", ""))) if deployed else ("order", what)
+        self.note(kind, text, group, given, outcome)
         self.watcher().changed()
 
-    def _kind(self) -> str:
-        return self.request.headers.get("Content-Type", "").partition(";")[0].strip()
-
     def _body(self) -> dict[str, Any]:
-        if not self.request.body:
-            return {}
-        if self._kind() != "application/json":
+        kind = self.request.headers.get("Content-Type", "").partition(";")[0].strip()
+        # a form of another page cannot send this content type; where a proxy logs users in, nothing else keeps it out
+        if kind != "application/json" and (self.request.body or self.site.guard.login is not None):
             raise Refused(415, "the body has to be application/json")
         try:
-            given = json.loads(self.request.body)
+            given = json.loads(self.request.body or b"{}")
         except (ValueError, RecursionError) as error:
             raise Refused(400, f"the body is no JSON: {error}") from error
         if not isinstance(given, dict):
@@ -513,46 +492,21 @@ class Act(Change):
         if action is None:
             raise Refused(404, f"{shown(what)} cannot be done here; there are {', '.join(sorted(self.site.actions))}")
         async with self.watching():
-            self.group(name)
+            await self.group(name)
             await self.do(what, name, name, lambda given: action(name, given, self.user.name))
 
 
-class LetterHandler(Change):
-    """Only for operators, because letters contain records."""
-
-    def letters(self) -> LetterDesk:
-        self.check_operator()
-        if self.site.letters is None:
-            raise Refused(404, "this server knows no brokers, so it has no dead letters")
-        return self.site.letters
-
-
-@route("/api/deadletters", "Topics that may have dead letters; for operators", answers.LetterTopicsJson, 401, 403)
-class LetterTopics(LetterHandler):
-    """The topics that may contain dead letters."""
-
-    async def get(self) -> None:
-        letters = self.letters()
-        try:
-            self.answer({"topics": await letters.candidates()})
-        except AllocatorError as error:
-            raise Refused(503, str(error), retriable=error.retriable) from error
-
-
-class LettersOfTopic(LetterHandler):
+class LettersOfTopic(Change):
     """The dead letters of one topic."""
 
     async def post(self, topic: str, what: str) -> None:
         letters = self.letters()
         if what not in LETTER_POSTS:
             raise Refused(404, f"{shown(what)} cannot be done here; there are {', '.join(LETTER_POSTS)}")
-
-        async def act(given: dict[str, Any]) -> dict[str, Any]:
-            return await letters.act(what, topic, given, self.user.name)
-
-        await self.do(f"deadletters/{what}", topic, "", act)
+        name = self.user.name
+        await self.do(f"deadletters/{what}", topic, "", lambda given: letters.act(what, topic, given, name))
         if what == "show" and letters.viewer is not None and letters.viewer.masks:
-            self.note_read("dead letter", {"topic": topic}, "1 letter")
+            self.note("read", "dead letter", None, {"topic": topic}, "1 letter")
 
 
 @route("/api/events", EVENTS, "text/event-stream", 404, 503, query=EventsQuery)

@@ -27,8 +27,8 @@ from allocator.operate import GroupState, Lag, order_reports, order_text
 
 if TYPE_CHECKING:
     from allocator.cli.read import Access
-    from allocator.web.watch import WatchedGroup as Seen
-    from allocator.web.watch import Watcher
+    from allocator.web import WatchedGroup as Seen
+    from allocator.web import Watcher
 
 WORST = 10  # partitions shown, those with the most lag
 LINES = 3  # maximum lines of findings, of orders and of a plan
@@ -76,7 +76,7 @@ def top(name: Optional[str], once: bool, interval: float, access: Access, as_jso
 
 
 def _watcher(access: Access, chosen: Optional[str], interval_s: float) -> Watcher:
-    from allocator.web.watch import Watcher
+    from allocator.web import Watcher
 
     in_kafka = [] if access.brokers is None or chosen is None else [chosen]
     return Watcher(access, interval_s=interval_s, examine=False, kafka_groups=in_kafka)
@@ -93,7 +93,7 @@ async def _once(watcher: Watcher, access: Access, chosen: Optional[str], interva
 async def _print_frame(
     watcher: Watcher, access: Access, chosen: Optional[str], interval_s: float, as_json: bool
 ) -> None:
-    from allocator.web import snapshot
+    from allocator.web import terminal
 
     # seconds for the cluster to answer; afterwards the command reports what is missing
     await watcher.until(lambda: watcher.ready or watcher.source in watcher.problems, access.timeout_s + 5)
@@ -115,10 +115,7 @@ async def _print_frame(
             access.timeout_s + interval_s,
         )
     if as_json:
-        groups = [snapshot.figures(group) for _, group in sorted(watcher.groups.items())]
-        shown = watcher.groups.get(chosen or "")
-        detail = None if shown is None else {**snapshot.detail(shown), "series": snapshot.series(shown)}
-        print_json({"groups": groups, "group": detail, "problems": sorted(watcher.problems.values())})
+        print_json(terminal(watcher, chosen))
     else:
         out = console()
         with out.capture() as printed:
@@ -227,8 +224,6 @@ def _around(names: list[str], shown: Optional[str], room: int) -> list[str]:
 
 
 def _groups(watcher: Watcher, names: list[str], shown: Optional[str], width: int) -> Table:
-    from allocator.web.snapshot import figures
-
     heads = (
         *("  group", "state", "generation", "members", "partitions", "unowned", "lag", "behind"),
         *("committed/s", "written/s"),
@@ -236,19 +231,20 @@ def _groups(watcher: Watcher, names: list[str], shown: Optional[str], width: int
     rows = []
     for name in names:
         group = watcher.groups[name]
-        now = figures(group)
+        report = group.report
+        unowned, coordinated = len(report.unowned), report.state.coordinated is not None
         point = group.series.points[-1] if group.series.points else None
         row = (
             # the mark works without colours, too
             Text(f"{'>' if name == shown else ' '} {plain(name)}", style="bold reverse" if name == shown else ""),
             # without ZooKeeper the present state of the group is unknown
-            Text(now["phase"], style=STYLES[now["phase"]]) if watcher.ready else Text(f"{now['phase']}?", style="dim"),
-            _figure(now["generation"]),
-            Text(str(now["members"])),
-            Text(str(now["partitions"])),
-            Text(str(now["unowned"]), style="red bold" if now["unowned"] else ""),
-            _lag(group.report.lag),
-            Text(_age(now["lag_s"], now["lag_least_s"])),
+            Text(report.phase, style=STYLES[report.phase]) if watcher.ready else Text(f"{report.phase}?", style="dim"),
+            _figure(None if coordinated else report.state.generation),
+            Text(str(len(report.state.members))),
+            Text(str(len(report.partitions))),
+            Text(str(unowned), style="red bold" if unowned else ""),
+            _lag(report.lag),
+            Text(_age(group.age.s, group.age.least_s)),
             _figure(None if point is None else point.consumed),
             _figure(None if point is None else point.produced),
         )

@@ -17,8 +17,22 @@ if TYPE_CHECKING:
     from allocator.web.mirror_metrics import serve_mirror
     from allocator.web.page import PageOptions, run_page
     from allocator.web.requests import OrderRequest
+    from allocator.web.snapshot import terminal
+    from allocator.web.watch import WatchedGroup, Watcher
 
-__all__ = ["ClusterWork", "OrderRequest", "PageOptions", "beside", "run_page", "serve_mirror"]
+__all__ = [
+    "ClusterWork",
+    "OrderRequest",
+    "PageOptions",
+    "WatchedGroup",
+    "Watcher",
+    "beside",
+    "run_page",
+    "serve_mirror",
+    "terminal",
+]
+
+_WITHOUT_THE_EXTRA = {"WatchedGroup", "Watcher", "terminal"}  # for `allocator top`
 
 if not TYPE_CHECKING:  # a type checker would accept every name
     _names = lazy_names(
@@ -29,15 +43,19 @@ if not TYPE_CHECKING:  # a type checker would accept every name
             "mirror_metrics": "serve_mirror",
             "page": "PageOptions run_page",
             "requests": "OrderRequest",
+            "snapshot": "terminal",
+            "watch": "WatchedGroup Watcher",
         },
     )
 
     def __getattr__(name: str) -> Any:
-        try:
-            import msgspec  # noqa: F401
-            import prometheus_client  # noqa: F401
-        except ImportError as error:
-            raise MissingExtra(
-                "the page and the metrics need msgspec and prometheus-client: pip install 'zk-partition-allocator[web]'"
-            ) from error
+        if name in __all__ and name not in _WITHOUT_THE_EXTRA:
+            try:
+                import msgspec  # noqa: F401
+                import prometheus_client  # noqa: F401
+            except ImportError as error:
+                raise MissingExtra(
+                    "the page and the metrics need msgspec and prometheus-client: "
+                    "pip install 'zk-partition-allocator[web]'"
+                ) from error
         return _names(name)

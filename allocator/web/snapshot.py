@@ -31,6 +31,16 @@ def overview(watcher: Watcher, read_only: bool) -> dict[str, Any]:
     }
 
 
+def terminal(watcher: Watcher, chosen: str | None) -> dict[str, Any]:
+    """All groups, and details of the chosen one: what `allocator top --json` prints."""
+    group = watcher.groups.get(chosen or "")
+    return {
+        "groups": [figures(group) for _, group in sorted(watcher.groups.items())],
+        "group": None if group is None else {**detail(group), "series": series(group)},
+        "problems": sorted(watcher.problems.values()),
+    }
+
+
 def clusters(watcher: Watcher) -> list[dict[str, Any]]:
     """For each cluster that supplies data: whether it responds, and the time of its newest data."""
     return [

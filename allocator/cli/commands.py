@@ -192,7 +192,7 @@ def _fail(ctx: click.Context | None, error: BaseException, code: int, message: s
 
 def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     if wanted:
-        from allocator.core.record import accelerated
+        from allocator.core.fetch import accelerated
 
         click.echo(f"allocator, version {__version__}, decoder: {'compiled' if accelerated else 'plain'}")
         ctx.exit()

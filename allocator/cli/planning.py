@@ -15,12 +15,11 @@ from allocator.assignors import Assignor, GroupView, Member, wants
 from allocator.cli.output import Listing, console, print_json
 from allocator.core.client import KafkaClient
 from allocator.core.commands import Order, counting
-from allocator.core.errors import OrderRefused
 from allocator.core.membership import GroupViewBuilder, counts_of
 from allocator.core.offsets import GroupOffsets
 from allocator.core.text import plain
 from allocator.core.znodes import Paths
-from allocator.errors import ConfigError
+from allocator.errors import ConfigError, OrderRefused
 from allocator.operate import (
     NOT_OURS,
     GroupPlan,

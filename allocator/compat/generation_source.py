@@ -19,12 +19,11 @@ from allocator.core.aio import TaskGroup
 from allocator.core.client import KafkaClient
 from allocator.core.membership import LeaderSettings, ZooKeeperMembership, ZooKeeperSettings
 from allocator.core.offsets import Committer, Identity
-from allocator.core.types import NO_PARTITIONS, Partitions
 from allocator.core.znodes import AssignmentDocument, Paths
 from allocator.core.zookeeper import ZooKeeper
 from allocator.protocols.kafka_classic.membership import KafkaMembership
 from allocator.protocols.kafka_classic.settings import KafkaSettings
-from allocator.types import TopicPartition
+from allocator.types import NO_PARTITIONS, Partitions, TopicPartition
 
 T = TypeVar("T")
 

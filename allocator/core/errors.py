@@ -41,6 +41,7 @@ __all__ = [
     "NotAssigned",
     "NotOwned",
     "OffsetOutOfRange",
+    "OrderRefused",
     "RecordTooLarge",
     "ResourceLost",
     "SinkError",

@@ -27,6 +27,7 @@ else:
     from kafka.structs import OffsetAndMetadata
 
 __all__ = [
+    "NO_PARTITIONS",
     "Assignment",
     "Assignors",
     "ColumnDeserializer",
@@ -46,6 +47,7 @@ __all__ = [
     "Ordering",
     "PartitionKey",
     "PartitionLike",
+    "Partitions",
     "Record",
     "TopicPartition",
     "Workers",

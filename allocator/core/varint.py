@@ -31,6 +31,6 @@ def read_uvarint(data: Sequence[int], at: int, most: int) -> tuple[int, int]:
     raise ValueError(f"a number of more than {most} bytes")
 
 
-def zigzag(value: int) -> int:
-    """A number of 64 bits as one that is not negative: small if `value` is near 0."""
-    return (value << 1) ^ (value >> 63)
+def signed_varint(value: int) -> bytes:
+    """A number of 64 bits, zigzag encoded: short if it is near 0."""
+    return uvarint((value << 1) ^ (value >> 63))

@@ -31,7 +31,6 @@ from allocator.core.consumer import RecordProcessor
 from allocator.core.fetch import Batch
 from allocator.core.subscription import Committed, DoneSet, RecordsLost, joined, stamped, topic_of_offset
 from allocator.core.telemetry import Measures
-from allocator.core.types import Partitions
 from allocator.errors import AllocatorError, Closed, CommitFailed, HandlerCutOff, NotOwned
 from allocator.handlers.failures import DeadLetters, Failures
 from allocator.handlers.handlers import Handler
@@ -40,7 +39,7 @@ from allocator.handlers.partition_worker import InHandBytes, PartitionWorker, Wo
 from allocator.handlers.policy import ErrorPolicy, Retries
 from allocator.handlers.retry_topics import RetryTopics
 from allocator.handlers.settings import HANDLING_DEFAULT
-from allocator.types import Offset, OffsetAndMetadata, TopicPartition
+from allocator.types import Offset, OffsetAndMetadata, Partitions, TopicPartition
 
 log = logging.getLogger(__name__)
 

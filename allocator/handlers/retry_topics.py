@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from allocator.core.aio import wall_ms
-from allocator.core.client import TOPIC_RESOURCE, KafkaClient, create, describe_configs
+from allocator.core.client import KafkaClient, create, describe_configs
 from allocator.core.settings import check_topic, parse_delay
 from allocator.errors import AllocatorError, BrokerError, ConfigError
 from allocator.handlers.dead_letter import PREFIX, SPRING, headers_of, not_taken, outgoing
@@ -212,7 +212,7 @@ class RetryTopics:
     async def _check(self, client: KafkaClient, topic: str) -> None:
         """Raises ConfigError for a topic that would delete or compact records before they are due."""
         try:
-            found = await describe_configs(client, TOPIC_RESOURCE, topic, ["cleanup.policy", "retention.ms"])
+            found = await describe_configs(client, "topic", topic, ["cleanup.policy", "retention.ms"])
         except BrokerError as error:
             log.warning("the settings of the retry topic %s are not known: %s", topic, error)
             return
@@ -235,7 +235,7 @@ async def _room_for_headers(client: KafkaClient, topics: Iterable[str]) -> dict[
     largest = 0
     for topic in topics:
         try:
-            found = await describe_configs(client, TOPIC_RESOURCE, topic, ["max.message.bytes"])
+            found = await describe_configs(client, "topic", topic, ["max.message.bytes"])
         except BrokerError as error:
             log.warning("the retry topics get the max.message.bytes of the brokers: %s", error)
             return {}

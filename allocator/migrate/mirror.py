@@ -16,7 +16,6 @@ from allocator.core.consumer import ConsumerBase
 from allocator.core.fetch import Batch
 from allocator.core.offsets import GroupOffsets
 from allocator.core.subscription import NoPosition, RebalanceListener, compiled
-from allocator.core.types import Partitions
 from allocator.core.zookeeper import NoChroot, ZooKeeper
 from allocator.errors import AllocatorError, CommitFailed, ConfigError, LogTruncated, OffsetOutOfRange
 from allocator.migrate.mirror_settings import MirrorSettings
@@ -38,7 +37,7 @@ from allocator.migrate.topics import ZNODE, TopicIds, deletes_after, same_topic
 from allocator.migrate.translate import ends_of
 from allocator.producer.encode import Encoded, encode
 from allocator.producer.producer import Producer
-from allocator.types import OffsetAndMetadata, TopicPartition
+from allocator.types import OffsetAndMetadata, Partitions, TopicPartition
 
 __all__ = ["Mirror", "MirrorProgress", "MirrorSettings", "RecordsGone", "Throttle"]
 

@@ -21,13 +21,12 @@ from typing import Any, Final, NamedTuple, Optional
 from allocator.core.aio import wall_ms
 from allocator.core.client import KafkaClient, create
 from allocator.core.fetch import RangeReader
-from allocator.core.record import Record
 from allocator.core.text import shown
 from allocator.errors import AllocatorError
 from allocator.migrate.topics import same_topic
 from allocator.producer.encode import written
 from allocator.producer.producer import append
-from allocator.types import TopicPartition
+from allocator.types import Record, TopicPartition
 
 MOST: Final = 5000  # runs in one entry, which has to fit into a record batch
 # Of each SPAN mirrored records, at most MOST_RUNS runs are noted exactly. The map stays small on compacted topics, and

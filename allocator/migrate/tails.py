@@ -8,9 +8,8 @@ from hashlib import blake2b
 
 from allocator.core.client import KafkaClient
 from allocator.core.fetch import Batch, RangeReader
-from allocator.core.record import Record
 from allocator.migrate.offset_map import Run
-from allocator.types import TopicPartition
+from allocator.types import Record, TopicPartition
 
 
 def digest(record: Record, *, timed: bool = True) -> bytes:

@@ -16,7 +16,6 @@ from typing import Any, Final, NamedTuple, Optional
 from allocator.core.client import EpochEnd, KafkaClient, ends_of_epochs, is_supported
 from allocator.core.fetch import RangeReader
 from allocator.core.offsets import GroupOffsets
-from allocator.core.record import Record
 from allocator.core.settings import DEFAULT
 from allocator.errors import AllocatorError, BrokerError, TopicNotFound
 from allocator.migrate.mirror_settings import MirrorSettings
@@ -25,7 +24,7 @@ from allocator.migrate.positions import Target, target_lost
 from allocator.migrate.tails import digest, match_tails, read_tails
 from allocator.migrate.topics import same_topic
 from allocator.migrate.translate import Ends, ends_of
-from allocator.types import IsolationLevel, OffsetAndMetadata, TopicPartition
+from allocator.types import IsolationLevel, OffsetAndMetadata, Record, TopicPartition
 
 log = logging.getLogger(__name__)
 

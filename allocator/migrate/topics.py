@@ -13,7 +13,7 @@ from typing import Final
 
 from kafka.protocol.admin import DescribeConfigsRequest
 
-from allocator.core.client import TOPIC_RESOURCE, KafkaClient, add_partitions, create, describe_configs, set_on_topics
+from allocator.core.client import KafkaClient, add_partitions, create, describe_configs, set_on_topics
 from allocator.core.text import shown
 from allocator.core.zookeeper import NoZnode, ZooKeeper
 from allocator.errors import AllocatorError, ConfigError
@@ -99,7 +99,7 @@ async def _retention_ms(client: KafkaClient, topic: str) -> int | None:
     """The effective `retention.ms`; None if the topic has no such limit, or the brokers do not report it."""
     if client.api_version(DescribeConfigsRequest) is None:
         return None
-    found = await describe_configs(client, TOPIC_RESOURCE, topic, ["cleanup.policy", RETENTION])
+    found = await describe_configs(client, "topic", topic, ["cleanup.policy", RETENTION])
     limit = int(found.get(RETENTION, -1))
     return limit if "delete" in found.get("cleanup.policy", "delete") and limit >= 0 else None
 
@@ -143,7 +143,7 @@ async def make_alike(
             asked, here_of = _without(asked, RETENTION), _without(here_of, RETENTION)  # it keeps records longer
         differences += _unlike(name, asked, here_of)
         # the default of the cluster counts, too
-        if (await describe_configs(new, TOPIC_RESOURCE, name, [TIMES])).get(TIMES) == "LogAppendTime":
+        if (await describe_configs(new, "topic", name, [TIMES])).get(TIMES) == "LogAppendTime":
             differences.append(f"{name!r} has {TIMES}=LogAppendTime: times would be lost; set it to CreateTime")
     if differences:
         raise TopicsDiffer("the clusters differ, nothing was created: " + "; ".join(differences))

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Optional
 from allocator.core.client import KafkaClient, list_offsets
 from allocator.core.fetch import RangeReader
 from allocator.core.offsets import GroupOffsets
-from allocator.core.record import Record
 from allocator.core.settings import DEFAULT
 from allocator.errors import ConfigError
 from allocator.migrate.offset_map import OffsetMap, map_topic
 from allocator.migrate.positions import Target, target_lost
 from allocator.migrate.tails import digest
 from allocator.migrate.topics import TopicIds
-from allocator.types import IsolationLevel, OffsetAndMetadata, TopicPartition
+from allocator.types import IsolationLevel, OffsetAndMetadata, Record, TopicPartition
 
 if TYPE_CHECKING:
     from allocator.migrate.storage import OpenOffsetStore

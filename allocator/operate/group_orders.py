@@ -14,7 +14,6 @@ from typing import Any, Optional, Union
 
 from allocator.core.aio import wall_ms
 from allocator.core.commands import KINDS, Order, OrderKeeper, OrderStore, counting, members_named, process_name
-from allocator.core.errors import OrderRefused
 from allocator.core.settings import DEFAULT, check_topic, names_arguments
 from allocator.core.subscription import ANY_TOPIC
 from allocator.core.text import plain, shown
@@ -29,7 +28,7 @@ from allocator.core.znodes import (
     to_ranges,
 )
 from allocator.core.zookeeper import NoZnode, ZooKeeper
-from allocator.errors import ConfigError
+from allocator.errors import ConfigError, OrderRefused
 from allocator.operate.order_report import OrderReport, order_reports
 from allocator.types import PartitionLike
 

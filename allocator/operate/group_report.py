@@ -17,7 +17,6 @@ from allocator.core.settings import DEFAULT, GROUP_NAME
 from allocator.core.subscription import topic_pattern
 from allocator.core.text import SHOWN as SHOWN_ROWS
 from allocator.core.text import paragraph, plain, shown, table
-from allocator.core.types import NO_PARTITIONS, Partitions
 from allocator.core.znodes import (
     AssignmentDocument,
     Claim,
@@ -35,7 +34,7 @@ from allocator.core.znodes import (
 )
 from allocator.core.zookeeper import NoZnode, ZooKeeper
 from allocator.operate.order_report import OrderReport, order_reports, order_text
-from allocator.types import OffsetAndMetadata, TopicPartition
+from allocator.types import NO_PARTITIONS, OffsetAndMetadata, Partitions, TopicPartition
 
 
 @dataclass(frozen=True)

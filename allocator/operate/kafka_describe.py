@@ -15,7 +15,7 @@ from kafka.protocol.admin import DescribeConfigsRequest, DescribeGroupsRequest
 from kafka.protocol.broker_version_data import BrokerVersionData
 from kafka.protocol.metadata import ApiVersionsRequest, MetadataRequest
 
-from allocator.core.client import BROKER_RESOURCE, KafkaClient, describe_configs, for_code
+from allocator.core.client import KafkaClient, describe_configs, for_code
 from allocator.core.offsets import Coordinator
 from allocator.core.znodes import Claim, MemberInfo, member_name
 from allocator.errors import BrokerError
@@ -142,7 +142,7 @@ async def settings(client: KafkaClient, node: int) -> dict[str, str]:
     """Returns `WANTED_SETTINGS` of a broker; {} from brokers before 0.11, which do not report them."""
     if client.api_version(DescribeConfigsRequest) is None:
         return {}
-    return await describe_configs(client, BROKER_RESOURCE, str(node), WANTED_SETTINGS, node=node)
+    return await describe_configs(client, "broker", str(node), WANTED_SETTINGS, node=node)
 
 
 async def kafka_group(client: KafkaClient, name: str) -> DescribedGroup | None:

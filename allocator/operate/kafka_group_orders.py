@@ -9,9 +9,9 @@ from typing import Any
 
 from allocator.core.client import KafkaClient
 from allocator.core.commands import OWNERS_KINDS
-from allocator.core.errors import OrderRefused
 from allocator.core.settings import names_arguments
 from allocator.core.znodes import AssignmentDocument, MemberInfo
+from allocator.errors import OrderRefused
 from allocator.operate import kafka_describe
 from allocator.operate.group_orders import NOT_OURS, OrdersFromOutside
 from allocator.protocols.order_topic import OrderTopic

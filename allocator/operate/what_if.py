@@ -28,12 +28,11 @@ from allocator.core.commands import (
 from allocator.core.membership import GroupLoad, ViewBuilder, decide
 from allocator.core.settings import DEFAULT
 from allocator.core.text import paragraph, shown, table
-from allocator.core.types import Partitions
 from allocator.core.znodes import AssignmentDocument, MemberInfo, loads_of, member_name, sequence
 from allocator.errors import ConfigError
 from allocator.operate.group_report import GroupState
 from allocator.operate.order_report import OrderReport
-from allocator.types import TopicPartition
+from allocator.types import Partitions, TopicPartition
 
 ROUND_TRIPS = 5  # for one move: the document, its reading, the smaller claim, the next document, the larger claim
 MINUTE_S = 60.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
-from allocator.core.record import accelerated
+from allocator.core.fetch import accelerated
 from allocator.producer.builder import EncodeRows
 from allocator.producer.partitioner import RUN, Partitioner
 

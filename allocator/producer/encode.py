@@ -17,9 +17,9 @@ import cramjam
 from crc32c import crc32c
 
 from allocator.core.fetch import Batch
-from allocator.core.record import Record
-from allocator.core.varint import uvarint, zigzag
+from allocator.core.varint import signed_varint
 from allocator.errors import AllocatorError, CorruptRecordError
+from allocator.types import Record
 
 # base offset, length, leader epoch, magic, checksum; and what the checksum covers: attributes, last offset delta, base
 # and max timestamp, producer id and epoch, base sequence, record count
@@ -232,23 +232,23 @@ def encode_record(
 ) -> bytes:
     """One record of a v2 batch. `index` counts the batch's records; `delta` is the time after the batch's first."""
     short, most = _SHORT, len(_SHORT)
-    when = short[delta] if 0 <= delta < most else uvarint(zigzag(delta))
-    number = short[index] if index < most else uvarint(zigzag(index))
+    when = short[delta] if 0 <= delta < most else signed_varint(delta)
+    number = short[index] if index < most else signed_varint(index)
     if key is None:
         key, key_size = b"", _NULL
     else:
         length = len(key)
-        key_size = short[length] if length < most else uvarint(zigzag(length))
+        key_size = short[length] if length < most else signed_varint(length)
     if value is None:
         value, value_size = b"", _NULL
     else:
         length = len(value)
-        value_size = short[length] if length < most else uvarint(zigzag(length))
+        value_size = short[length] if length < most else signed_varint(length)
     body = b"".join(
         (_ATTRIBUTES, when, number, key_size, key, value_size, value, encode_headers(headers) if headers else _NONE)
     )
     length = len(body)
-    return (short[length] if length < most else uvarint(zigzag(length))) + body
+    return (short[length] if length < most else signed_varint(length)) + body
 
 
 def encode_headers(headers: Sequence[tuple[str, bytes | None]]) -> bytes:
@@ -265,7 +265,7 @@ def encode_headers(headers: Sequence[tuple[str, bytes | None]]) -> bytes:
 
 def _varint(value: int) -> bytes:
     """A zigzag varint."""
-    return _SHORT[value] if 0 <= value < len(_SHORT) else uvarint(zigzag(value))
+    return _SHORT[value] if 0 <= value < len(_SHORT) else signed_varint(value)
 
 
-_SHORT: Final = tuple(uvarint(zigzag(value)) for value in range(8192))
+_SHORT: Final = tuple(signed_varint(value) for value in range(8192))

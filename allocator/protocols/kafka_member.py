@@ -11,11 +11,10 @@ from allocator.core.client import ErrorCode, KafkaClient
 from allocator.core.membership import AssignmentListener, GroupMembership, stop_all
 from allocator.core.offsets import Committer, Identity
 from allocator.core.subscription import TopicSelection
-from allocator.core.types import NO_PARTITIONS, Partitions
 from allocator.errors import BrokersUnavailable, InstanceIdInUse
 from allocator.protocols.kafka_group import KafkaGroup
 from allocator.protocols.kafka_lease import KafkaLease
-from allocator.types import TopicPartition
+from allocator.types import NO_PARTITIONS, Partitions, TopicPartition
 
 log = logging.getLogger(__name__)
 

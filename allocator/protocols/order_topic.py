@@ -15,13 +15,12 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequen
 from typing import Any
 
 from allocator.core.aio import wait_for_event, wall_ms
-from allocator.core.client import TOPIC_RESOURCE, KafkaClient, create, describe_configs
+from allocator.core.client import KafkaClient, create, describe_configs
 from allocator.core.commands import NoSuchOrder, Order, OrderResult, Orders
 from allocator.core.consumer import ConsumerBase
-from allocator.core.errors import OrderRefused
 from allocator.core.fetch import RangeReader
 from allocator.core.settings import check_topic
-from allocator.errors import AllocatorError, BrokerError, ConfigError
+from allocator.errors import AllocatorError, BrokerError, ConfigError, OrderRefused
 from allocator.producer.producer import Producer
 from allocator.protocols.order_records import Entry, OrderRecords, result_record
 from allocator.types import TopicPartition
@@ -233,7 +232,7 @@ class OrderTopic:
         count = len(client.partitions(topic) or ())
         policy = "compact"
         with contextlib.suppress(BrokerError):  # some users may not read configurations
-            found = await describe_configs(client, TOPIC_RESOURCE, topic, ["cleanup.policy"])
+            found = await describe_configs(client, "topic", topic, ["cleanup.policy"])
             policy = found.get("cleanup.policy", policy)
         if count != 1 or policy != "compact":
             raise OrderRefused(

@@ -15,13 +15,12 @@ from allocator.core.assignors import built_in
 from allocator.core.membership import LeaderSettings, ZooKeeperMembership, ZooKeeperSettings
 from allocator.core.settings import DEFAULT, check_group, keyword_faults, names_arguments
 from allocator.core.subscription import ANY_TOPIC
-from allocator.core.types import Partitions
 from allocator.core.znodes import Paths, default_client_id
 from allocator.core.zookeeper import ZooKeeper
 from allocator.errors import AllocatorError, Closed, ConfigError, IllegalState, ResourceLost
 from allocator.resources.assignor import OverNames
 from allocator.resources.sources import NameSource, ResourceNames
-from allocator.types import TopicPartition
+from allocator.types import Partitions, TopicPartition
 
 log = logging.getLogger(__name__)
 

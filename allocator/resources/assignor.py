@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from allocator.assignors import Assignor, GroupView, wants
-from allocator.core.types import Partitions
-from allocator.types import TopicPartition
+from allocator.types import Partitions, TopicPartition
 
 TOPIC = "resources"
 

@@ -10,11 +10,10 @@ from typing import Any, Optional, Protocol
 
 from msgspec.structs import replace
 
-from allocator.core.errors import OrderRefused
 from allocator.core.settings import check_group
 from allocator.core.znodes import Paths, Store
 from allocator.core.zookeeper import BadVersion, ConnectionLost, NoZnode, ZooKeeper
-from allocator.errors import AllocatorError, ConfigError
+from allocator.errors import AllocatorError, ConfigError, OrderRefused
 from allocator.operate import NOT_OURS, OrdersFromOutside, OrdersOfGroup, choice_path, choose_cluster, read_choice
 from allocator.web import answers
 from allocator.web.requests import (

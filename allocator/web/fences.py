@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple, Optional
 
-from allocator.core.types import NO_PARTITIONS
 from allocator.core.znodes import Claim
-from allocator.types import TopicPartition
+from allocator.types import NO_PARTITIONS, TopicPartition
 
 
 class Fence(NamedTuple):

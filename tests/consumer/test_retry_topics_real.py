@@ -14,7 +14,7 @@ from allocator import Consumer, Record
 from allocator.cli.commands import main
 from allocator.core.aio.clock import wall_ms
 from allocator.core.client.client import KafkaClient
-from allocator.core.client.configs import TOPIC_RESOURCE, describe_configs
+from allocator.core.client.configs import describe_configs
 from allocator.errors import ConfigError
 from allocator.testing import LocalCluster, wait_until_async
 
@@ -61,7 +61,7 @@ async def test_records_wait_beside_the_others_and_come_again_as_they_were(
         assert due[bad] > wall_ms() + 3_000_000
         assert measures.dead_letters == 0
         async with KafkaClient(kafka_cluster.bootstrap) as client:
-            found = await describe_configs(client, TOPIC_RESOURCE, bad.topic, ["max.message.bytes"])
+            found = await describe_configs(client, "topic", bad.topic, ["max.message.bytes"])
         assert int(found["max.message.bytes"]) > 2_000_000, "records have more headers there"
 
         waits: dict[str, Any] = {}

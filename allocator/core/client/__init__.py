@@ -13,9 +13,6 @@ from __future__ import annotations
 
 from allocator.core.client.client import KafkaClient
 from allocator.core.client.configs import (
-    BROKER_RESOURCE,
-    GROUP_RESOURCE,
-    TOPIC_RESOURCE,
     describe_configs,
     set_on_topics,
 )
@@ -29,13 +26,10 @@ from allocator.core.client.pool import same_cluster
 from allocator.core.client.security import KEYS, check_security, mechanism_faults, tls_context
 
 __all__ = [
-    "BROKER_RESOURCE",
     "BY_NAME",
     "EARLIEST",
-    "GROUP_RESOURCE",
     "KEYS",
     "LATEST",
-    "TOPIC_RESOURCE",
     "EpochEnd",
     "ErrorCode",
     "FetchRequest",

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
 
 from kafka.protocol.admin import DescribeConfigsRequest
 
 from allocator.core.client.client import KafkaClient
 from allocator.core.client.errors import ErrorCode, for_code
 
-TOPIC_RESOURCE, BROKER_RESOURCE, GROUP_RESOURCE = 2, 4, 32
-KINDS = {TOPIC_RESOURCE: "topic", BROKER_RESOURCE: "broker", GROUP_RESOURCE: "group"}
+ResourceKind = Literal["topic", "broker", "group"]
+RESOURCE_TYPES: Mapping[ResourceKind, int] = {"topic": 2, "broker": 4, "group": 32}
 SET_ON_TOPIC = 1  # source of a setting
 
 
 async def describe_configs(
     client: KafkaClient,
-    kind: int,
+    kind: ResourceKind,
     name: str,
     keys: Sequence[str],
     *,
@@ -35,7 +35,7 @@ async def describe_configs(
 
 async def set_on_topics(client: KafkaClient, topics: Iterable[str]) -> dict[str, dict[str, str]]:
     """The settings of each topic itself, without the defaults of the cluster. Raises BrokerError."""
-    response = await _ask(client, TOPIC_RESOURCE, topics)
+    response = await _ask(client, "topic", topics)
     return {
         result.resource_name: {
             entry.name: entry.value
@@ -52,14 +52,16 @@ def _is_set_on_topic(entry: Any, version: int) -> bool:
 
 async def _ask(
     client: KafkaClient,
-    kind: int,
+    kind: ResourceKind,
     names: Iterable[str],
     keys: list[str] | None = None,
     node: int | None = None,
     timeout_s: float | None = None,
 ) -> Any:
     resources = [
-        DescribeConfigsRequest.DescribeConfigsResource(resource_type=kind, resource_name=name, configuration_keys=keys)
+        DescribeConfigsRequest.DescribeConfigsResource(
+            resource_type=RESOURCE_TYPES[kind], resource_name=name, configuration_keys=keys
+        )
         for name in names
     ]
     request = DescribeConfigsRequest(
@@ -71,7 +73,7 @@ async def _ask(
         response = await client.send(node, request, timeout_s)
     for result in response.results:
         if result.error_code:
-            error = for_code(result.error_code, f"settings of {KINDS[kind]} {result.resource_name!r}")
+            error = for_code(result.error_code, f"settings of {kind} {result.resource_name!r}")
             # a broker without a session with its ZooKeeper returns this code
             error.retriable = error.retriable or result.error_code == ErrorCode.UNKNOWN_SERVER_ERROR
             raise error

@@ -13,7 +13,7 @@ from kafka.protocol.consumer import HeartbeatRequest, JoinGroupRequest, SyncGrou
 from kafka.protocol.metadata import FindCoordinatorRequest
 
 from allocator.core.client.client import KafkaClient
-from allocator.core.client.configs import BROKER_RESOURCE, describe_configs
+from allocator.core.client.configs import describe_configs
 from allocator.core.client.errors import ErrorCode, for_code
 from allocator.core.client.offset_commit import OffsetCommit
 from allocator.core.errors import AllocatorError, BrokerError
@@ -115,7 +115,7 @@ class Coordinator:
             return None
         try:
             found = await describe_configs(
-                self._client, BROKER_RESOURCE, str(node), [RETENTION], node=node, timeout_s=PATIENCE_S
+                self._client, "broker", str(node), [RETENTION], node=node, timeout_s=PATIENCE_S
             )
             return float(found[RETENTION]) * 60
         except (AllocatorError, KeyError, ValueError) as error:
@@ -129,7 +129,7 @@ class Coordinator:
             return METADATA_BYTES
         try:
             found = await describe_configs(
-                self._client, BROKER_RESOURCE, str(node), [METADATA], node=node, timeout_s=PATIENCE_S
+                self._client, "broker", str(node), [METADATA], node=node, timeout_s=PATIENCE_S
             )
             return int(found[METADATA])
         except (AllocatorError, KeyError, ValueError) as error:

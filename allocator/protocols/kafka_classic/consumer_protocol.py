@@ -19,9 +19,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NoReturn
 
-from allocator.core.types import NO_PARTITIONS, Partitions
 from allocator.errors import AllocatorError
-from allocator.types import TopicPartition
+from allocator.types import NO_PARTITIONS, Partitions, TopicPartition
 
 PROTOCOL_TYPE = "consumer"
 NEWEST = 3

@@ -24,7 +24,6 @@ from allocator.core.client import KafkaClient
 from allocator.core.membership import AssignmentListener, GroupViewBuilder, Load, log_left_out
 from allocator.core.offsets import Coordinator
 from allocator.core.subscription import TopicSelection
-from allocator.core.types import NO_PARTITIONS, Partitions
 from allocator.errors import AllocatorError, ConfigError
 from allocator.protocols.kafka_classic.consumer_protocol import PROTOCOL_TYPE, Malformed, MemberAssignment
 from allocator.protocols.kafka_classic.group import GroupCoordinator
@@ -40,6 +39,7 @@ from allocator.protocols.kafka_classic.plan import (
 )
 from allocator.protocols.kafka_classic.settings import KafkaSettings
 from allocator.protocols.kafka_member import KafkaMember
+from allocator.types import NO_PARTITIONS, Partitions
 
 log = logging.getLogger(__name__)
 

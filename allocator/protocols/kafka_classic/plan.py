@@ -20,7 +20,6 @@ from typing import Any
 
 from allocator.assignors import Assignor, GroupView, Member, compute
 from allocator.core.assignors import first_step, give_back
-from allocator.core.types import NO_PARTITIONS, Partitions
 from allocator.errors import AllocatorError
 from allocator.protocols.kafka_classic.consumer_protocol import (
     NEWEST,
@@ -32,7 +31,7 @@ from allocator.protocols.kafka_classic.consumer_protocol import (
     generation_from,
 )
 from allocator.protocols.kafka_classic.messages import JoinedMember
-from allocator.types import TopicPartition
+from allocator.types import NO_PARTITIONS, Partitions, TopicPartition
 
 log = logging.getLogger(__name__)
 

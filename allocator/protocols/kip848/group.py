@@ -19,7 +19,6 @@ from typing import Protocol
 
 from allocator.core.aio import Backoff, TaskGroup, wait_for_event
 from allocator.core.client import (
-    GROUP_RESOURCE,
     ErrorCode,
     KafkaClient,
     Reaction,
@@ -357,7 +356,7 @@ class Kip848Group(KafkaGroup):
         self._session_asked = now
         try:
             found = await describe_configs(
-                self._client, GROUP_RESOURCE, self.group, [SESSION_TIMEOUT], timeout_s=RESPONSE_WITHIN_S
+                self._client, "group", self.group, [SESSION_TIMEOUT], timeout_s=RESPONSE_WITHIN_S
             )
             self._session_s = int(found[SESSION_TIMEOUT]) / 1000
         except (AllocatorError, KeyError, ValueError) as error:

@@ -33,7 +33,6 @@ from allocator.core.settings import DEFAULT
 from allocator.core.subscription import PartitionCountSource
 from allocator.core.telemetry import Measures
 from allocator.core.text import shown
-from allocator.core.types import NO_PARTITIONS, Partitions
 from allocator.core.znodes import InvalidZnode, Paths
 from allocator.core.zookeeper import (
     BadVersion,
@@ -48,7 +47,7 @@ from allocator.core.zookeeper import (
 )
 from allocator.errors import AllocatorError
 from allocator.protocols.legacy.owners import OwnersMembership, OwnersSettings
-from allocator.types import OffsetStorage, TopicPartition
+from allocator.types import NO_PARTITIONS, OffsetStorage, Partitions, TopicPartition
 
 log = logging.getLogger(__name__)
 

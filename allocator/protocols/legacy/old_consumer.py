@@ -33,12 +33,11 @@ from allocator.core.membership import AssignmentListener, MembershipLost
 from allocator.core.subscription import PartitionCountSource
 from allocator.core.telemetry import Measures
 from allocator.core.text import shown
-from allocator.core.types import NO_PARTITIONS, Partitions
 from allocator.core.znodes import InvalidZnode, Paths
 from allocator.core.zookeeper import ConnectionLost, NoZnode, Op, Watched, ZooKeeper
 from allocator.errors import AllocatorError
 from allocator.protocols.legacy.owners import RETRY_S, OwnersMembership, OwnersSettings
-from allocator.types import TopicPartition
+from allocator.types import NO_PARTITIONS, Partitions, TopicPartition
 
 log = logging.getLogger(__name__)
 

@@ -23,10 +23,9 @@ from allocator.core.membership import AssignmentListener, MembershipLost, Sessio
 from allocator.core.settings import DEFAULT
 from allocator.core.subscription import PartitionCountSource, TopicSelection
 from allocator.core.telemetry import Measures
-from allocator.core.types import Partitions
 from allocator.core.zookeeper import ConnectionLost, EphemeralZnodes, NoZnode, Op, Watched, ZnodeExists, ZooKeeper
 from allocator.errors import AllocatorError
-from allocator.types import TopicPartition
+from allocator.types import Partitions, TopicPartition
 
 log = logging.getLogger(__name__)
 

@@ -27,11 +27,10 @@ from allocator.core.consumer import MembershipConfig, lag
 from allocator.core.membership import Membership
 from allocator.core.offsets import Coordinator, GroupOffsets
 from allocator.core.subscription import stamped
-from allocator.core.types import Partitions
 from allocator.errors import BrokersUnavailable, CommitFailed, ZooKeeperUnavailable
 from allocator.spark.options import Options, member_keywords
 from allocator.spark.source.plan import begin_again
-from allocator.types import OffsetAndMetadata, TopicPartition
+from allocator.types import OffsetAndMetadata, Partitions, TopicPartition
 
 log = logging.getLogger(__name__)
 

@@ -8,14 +8,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
-from prometheus_client.core import GaugeMetricFamily, Metric, SummaryMetricFamily
+from prometheus_client.core import Metric, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
 from allocator import Consumer
 from allocator.core.aio import wall_ms
 from allocator.core.commands import budget_of
-from allocator.core.membership import in_flight, recent_moves
-from allocator.core.telemetry import Measure, Measures
 from allocator.operate import ORDER_STATES
 from allocator.types import TopicPartition
 from allocator.web.families import Sample, counter, gauge
@@ -25,16 +23,12 @@ from allocator.web.watch import WatchedGroup, Watcher
 __all__ = ["ConsumerCollector"]
 
 LABELS = ["group", "client_id"]
-# name in Kafka's own clients, description, measure
-TIMES: tuple[tuple[str, str, Callable[[Measures], Measure]], ...] = (
-    ("join_time", "a group rejoin", lambda m: m.join),
-    ("sync_time", "a group sync", lambda m: m.sync),
-    ("commit_latency", "a commit request", lambda m: m.commit),
-    (
-        "heartbeat_response_time",
-        "the response to a heartbeat (with ZooKeeper: a lease renewal)",
-        lambda m: m.heartbeat,
-    ),
+# name in Kafka's own clients, description, attribute of `Measures`
+TIMES = (
+    ("join_time", "a group rejoin", "join"),
+    ("sync_time", "a group sync", "sync"),
+    ("commit_latency", "a commit request", "commit"),
+    ("heartbeat_response_time", "the response to a heartbeat (with ZooKeeper: a lease renewal)", "heartbeat"),
 )
 CONSUMER_GAUGES: tuple[tuple[str, str, Callable[[Consumer], float | None]], ...] = (
     (
@@ -76,8 +70,8 @@ class ConsumerCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         each = [([consumer.group or "", consumer.client_id], consumer) for consumer in self._consumers]
-        for name, what, of in TIMES:
-            yield from _times(name, what, [(labels, of(consumer.measures)) for labels, consumer in each])
+        for name, what, measure in TIMES:
+            yield from _times(name, what, measure, each)
         for name, text, value in CONSUMER_GAUGES:
             yield gauge(f"allocator_{name}", text, LABELS, [(labels, value(consumer)) for labels, consumer in each])
         lags = [(labels, consumer.lag()) for labels, consumer in each]
@@ -112,23 +106,25 @@ def _of(labels: list[str], partition: TopicPartition) -> list[str]:
     return [*labels, partition.topic, str(partition.partition)]
 
 
-def _times(name: str, what: str, measured: Iterable[tuple[list[str], Measure]]) -> Iterator[Metric]:
-    average = GaugeMetricFamily(f"allocator_{name}_avg_seconds", f"Average time of {what}", labels=LABELS)
-    longest = GaugeMetricFamily(f"allocator_{name}_max_seconds", f"Longest time of {what}", labels=LABELS)
-    rate = GaugeMetricFamily(f"allocator_{name.split('_')[0]}_rate", f"Rate per second of {what}", labels=LABELS)
+def _times(name: str, what: str, measure: str, consumers: Iterable[tuple[list[str], Consumer]]) -> Iterator[Metric]:
+    measured = [(labels, getattr(consumer.measures, measure)) for labels, consumer in consumers]
+    for metric, text, figure in (
+        (f"{name}_avg_seconds", "Average time", "avg_s"),
+        (f"{name}_max_seconds", "Longest time", "max_s"),
+        (f"{name.split('_')[0]}_rate", "Rate per second", "rate"),
+    ):
+        samples = [(labels, getattr(each, figure)) for labels, each in measured]
+        yield gauge(f"allocator_{metric}", f"{text} of {what}", LABELS, samples)
     summary = SummaryMetricFamily(f"allocator_{name}_seconds", f"Times of {what} since the start", labels=LABELS)
-    for labels, measure in measured:
-        average.add_metric(labels, measure.avg_s)
-        longest.add_metric(labels, measure.max_s)
-        rate.add_metric(labels, measure.rate)
-        summary.add_metric(labels, count_value=measure.count, sum_value=measure.total_s)
-    yield from (average, longest, rate, summary)
+    for labels, each in measured:
+        summary.add_metric(labels, count_value=each.count, sum_value=each.total_s)
+    yield summary
 
 
 def moving(group: WatchedGroup) -> int:
     """The number of partitions that live members still have to release."""
     state = group.report.state
-    return 0 if state.document is None else in_flight(state.document, state.members.keys())
+    return 0 if state.document is None else state.document.in_flight(state.members.keys())
 
 
 GROUP_GAUGES: tuple[tuple[str, str, Callable[[WatchedGroup], float | None]], ...] = (
@@ -191,7 +187,7 @@ def _orders(groups: list[tuple[str, WatchedGroup]]) -> Iterator[Metric]:
             used.append(([name, "at_once"], moving(group)))
         if budget.per_minute is not None and document is not None:
             limits.append(([name, "per_minute"], budget.per_minute))
-            recent = recent_moves(document.moved, wall_ms())
+            recent = document.recent_moves(wall_ms())
             used.append(([name, "per_minute"], sum(number for _, number in recent)))
     for what, text, samples in (
         ("budget", "Partitions that the budget lets move at once, and in a minute", limits),

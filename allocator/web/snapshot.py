@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from allocator.core.commands import KINDS, Budget, budget_of
-from allocator.core.membership import in_flight
 from allocator.core.znodes import to_ranges
 from allocator.types import TopicPartition
 from allocator.web.history import REBALANCES
@@ -319,7 +318,7 @@ def budget(group: WatchedGroup) -> dict[str, Any] | None:
     return {
         "at_once": limits.at_once,
         "per_minute": limits.per_minute,
-        "moving": in_flight(state.document, state.members.keys()),
+        "moving": state.document.in_flight(state.members.keys()),
         "moved": [[when / 1000, number] for when, number in state.document.moved],
     }
 

@@ -25,7 +25,6 @@ from allocator.core.membership.view import GroupViewBuilder, Load, log_left_out
 from allocator.core.membership.zookeeper.decision import GroupLoad, ViewBuilder, counts_of, decide
 from allocator.core.membership.zookeeper.leader import LeaderSettings
 from allocator.core.membership.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
-from allocator.core.membership.zookeeper.plan import in_flight, recent_moves
 
 __all__ = [
     "AssignmentListener",
@@ -45,8 +44,6 @@ __all__ = [
     "ZooKeeperSettings",
     "counts_of",
     "decide",
-    "in_flight",
     "log_left_out",
-    "recent_moves",
     "stop_all",
 ]

@@ -18,7 +18,7 @@ import json
 import re
 import threading
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import repeat
 from typing import Any, NamedTuple
@@ -57,6 +57,7 @@ __all__ = [
 Counts = Callable[[str], "int | None"]
 """Returns the partition count of a topic, or None if it is not known."""
 
+MINUTE_MS = 60_000
 SHARD_BYTES = 900_000  # a znode may hold 1 MiB by default (jute.maxbuffer); the rest is for path and headers
 MEMBER_BYTES = 64_000  # a larger znode is refused when written and ignored when read
 # These limits, and those of `checked`, bound the memory that a hostile znode can take. A group of 1 000 members, 1 000
@@ -360,6 +361,15 @@ class AssignmentDocument:
     writes: int = 0
     """Version of the group's own znode, to which each write of the assignment adds 1. Unlike the version of the
     assignment's znode it does not start again when that znode is deleted. 0: the leader's version does not write it."""
+
+    def in_flight(self, alive: Collection[str]) -> int:
+        """Returns how many partitions live members still have to release."""
+        return sum(len(entry.partitions) for member, entry in self.waiting.items() if member in alive)
+
+    def recent_moves(self, now_ms: int) -> tuple[tuple[int, int], ...]:
+        """Returns those of `moved` in the last minute. A time in the future, which a leader with another clock wrote,
+        counts as now."""
+        return tuple((min(when, now_ms), number) for when, number in self.moved if when + MINUTE_MS > now_ms)
 
     def encode(self) -> bytes:
         return _deflate(

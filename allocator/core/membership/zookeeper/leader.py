@@ -19,7 +19,7 @@ from allocator.core.commands.steering import LEADERS_KINDS, Budget, budget_of, c
 from allocator.core.errors import AllocatorError
 from allocator.core.membership.view import GroupViewBuilder, Load, log_left_out
 from allocator.core.membership.zookeeper.decision import GroupDecision, GroupLoad, counts_of, decide
-from allocator.core.membership.zookeeper.plan import MINUTE_MS, adopt, advance, in_flight, portion, recent_moves
+from allocator.core.membership.zookeeper.plan import adopt, advance, portion
 from allocator.core.membership.zookeeper.seats import (
     GraceTimer,
     absent,
@@ -34,6 +34,7 @@ from allocator.core.subscription.patterns import PartitionCountSource, topic_pat
 from allocator.core.text.quoting import plain, shown
 from allocator.core.types import Partitions
 from allocator.core.znodes.documents import (
+    MINUTE_MS,
     AssignmentDocument,
     Claim,
     InflateBudget,
@@ -316,7 +317,7 @@ class Leader:
                 if successor is not None and decision.load_history is not None:
                     successor = successor.but(load_history=decision.load_history)
                 if successor is not None and begun and self._budget_of_moves.per_minute is not None:
-                    successor = successor.but(moved=_with_moves(document.moved, now_ms, begun))
+                    successor = successor.but(moved=_with_moves(document, now_ms, begun))
         after = successor or document
         states = self._states(after, alive)
         if states is not None and states != after.orders:
@@ -384,9 +385,9 @@ class Leader:
         budget = self._budget_of_moves
         allowed = []
         if budget.at_once is not None:
-            allowed.append(budget.at_once - in_flight(document, alive))
+            allowed.append(budget.at_once - document.in_flight(alive))
         if budget.per_minute is not None:
-            allowed.append(budget.per_minute - sum(number for _, number in recent_moves(document.moved, now_ms)))
+            allowed.append(budget.per_minute - sum(number for _, number in document.recent_moves(now_ms)))
         return max(0, min(allowed)) if allowed else None
 
     def _states(self, document: AssignmentDocument, alive: set[str]) -> dict[str, OrderState] | None:
@@ -397,7 +398,7 @@ class Leader:
         told = {}
         for order in self._counting:
             if order.kind == "budget":
-                moving = f"{in_flight(document, alive)} partitions are on the move, {self._later} wait for their turn"
+                moving = f"{document.in_flight(alive)} partitions are on the move, {self._later} wait for their turn"
                 told[order.id] = OrderState("kept", moving)
         return {**states_of(self._counting, self._infos, document, decision.target, told), **self._pending}
 
@@ -409,7 +410,7 @@ class Leader:
             self._alarm = None
         moments = [self._known_orders.next_expiry(now_ms)]
         if self._later and self._budget_of_moves.per_minute is not None:
-            moments += [when + MINUTE_MS for when, _ in recent_moves(document.moved, now_ms)[:1]]
+            moments += [when + MINUTE_MS for when, _ in document.recent_moves(now_ms)[:1]]
         # limits the delay, so that a clock that is set back does not delay the leader for hours
         delays_s = [min(max(moment - now_ms, 0) / 1000, MINUTE_MS / 1000) for moment in moments if moment is not None]
         grace_s = self._graces.remaining_s()
@@ -663,9 +664,9 @@ def _stands(target: Mapping[str, Partitions], decision: GroupDecision, document:
     )
 
 
-def _with_moves(moved: tuple[tuple[int, int], ...], now_ms: int, number: int) -> tuple[tuple[int, int], ...]:
+def _with_moves(document: AssignmentDocument, now_ms: int, number: int) -> tuple[tuple[int, int], ...]:
     """Adds moves to the recent ones. Moves within one second become one entry, with the time of the last move."""
-    recent = recent_moves(moved, now_ms)
+    recent = document.recent_moves(now_ms)
     if recent and now_ms - recent[-1][0] < 1000:
         return (*recent[:-1], (now_ms, recent[-1][1] + number))
     return (*recent, (now_ms, number))

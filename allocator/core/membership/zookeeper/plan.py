@@ -15,8 +15,6 @@ from heapq import heapify, heappop, heappush
 from allocator.core.types import NO_PARTITIONS, Partitions, TopicPartition
 from allocator.core.znodes.documents import AssignmentDocument, Claim, Waiting
 
-MINUTE_MS = 60_000
-
 
 def advance(
     document: AssignmentDocument,
@@ -86,17 +84,6 @@ def advance(
     if next_document.but(leader=document.leader) == document:
         return None
     return next_document.but(revision=revision)
-
-
-def in_flight(document: AssignmentDocument, alive: Collection[str]) -> int:
-    """Returns how many partitions live members still have to release."""
-    return sum(len(entry.partitions) for member, entry in document.waiting.items() if member in alive)
-
-
-def recent_moves(moved: tuple[tuple[int, int], ...], now_ms: int) -> tuple[tuple[int, int], ...]:
-    """Returns the moves of the last minute. A time in the future, which a leader with another clock wrote,
-    counts as now."""
-    return tuple((min(when, now_ms), number) for when, number in moved if when + MINUTE_MS > now_ms)
 
 
 def portion(

@@ -11,7 +11,6 @@ from allocator.assignors import Assignor
 from allocator.core.client import EARLIEST, LATEST, KafkaClient
 from allocator.core.consumer import MembershipConfig, assignors_of
 from allocator.core.settings import DEFAULT, SETTINGS, Faults, keyword_faults, names_arguments
-from allocator.core.telemetry import spans_of
 from allocator.core.text import shown
 from allocator.core.znodes import default_client_id
 from allocator.core.zookeeper import ZooKeeper
@@ -148,7 +147,7 @@ def client_of(config: ConsumerGroupConfig) -> KafkaClient:
     # brokers of 0.9 make a JMX name of the client's, which has no colon
     name = re.sub(r"[^A-Za-z0-9._-]", "-", config.client_id)
     client = KafkaClient(config.brokers, client_id=name, security=config.security, request_timeout_s=config.timeout_s)
-    client.measures.spans = spans_of(config.group, config.client_id)
+    client.measures.trace(config.group, config.client_id)
     return client
 
 

@@ -19,7 +19,7 @@ from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.core.record import Record
 from allocator.core.telemetry.measures import Measures
-from allocator.core.telemetry.tracing import handling, spans_of
+from allocator.core.telemetry.tracing import handling
 from allocator.errors import CommitFailed
 from allocator.handlers.handlers import Handler, traced
 from allocator.testing import LocalCluster, ProducedRecord, produce
@@ -111,7 +111,7 @@ async def test_a_commit_that_fails_is_an_error_in_its_span(
     spans: Kept, kafka_cluster: LocalCluster, group: str
 ) -> None:
     async with KafkaClient(kafka_cluster.bootstrap) as client:
-        client.measures.spans = spans_of(group, "it")
+        client.measures.trace(group, "it")
         nowhere = TopicPartition("no-such-topic", 0)
         with pytest.raises(CommitFailed):
             await GroupOffsets(client, group, timeout_s=1.0).commit({nowhere: OffsetAndMetadata(0, "", -1)})
@@ -209,8 +209,8 @@ def test_without_a_provider_there_is_nothing_between() -> None:
 
     handler = Handler("plain", plain)
     assert traced(handler, "billing") is handler
-    assert spans_of("billing", "it") is None
     measures = Measures()
+    measures.trace("billing", "it")
     assert measures.span("fetch", partitions=1) is measures.span("commit")
     with handling(record()):
         pass

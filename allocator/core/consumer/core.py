@@ -39,7 +39,6 @@ from allocator.core.subscription.listener import RebalanceListener, check_listen
 from allocator.core.subscription.loss import Committed, OutOfTurn, RecordsLost, stamped, topic_of_offset
 from allocator.core.subscription.patterns import topic_pattern, with_topics
 from allocator.core.subscription.state import SubscriptionState
-from allocator.core.telemetry.tracing import spans_of
 from allocator.core.types import Listener, OffsetAndMetadata, OffsetReset, OnCommit, Partitions, TopicPartition
 from allocator.core.zookeeper.client import ZooKeeper
 
@@ -187,7 +186,7 @@ class ConsumerCore:
         self._one_commit = asyncio.Lock()
         self._started = True
         joining, topics = self._joining, self._topics()
-        self.client.measures.spans = spans_of(self.group, joining.client_id)
+        self.client.measures.trace(self.group, joining.client_id)
         try:
             self._exits.push_async_callback(self.client.close)
             self.client.on_metadata(self._check_chosen)

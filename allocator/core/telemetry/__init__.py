@@ -1,12 +1,8 @@
-"""Figures and spans of a running consumer. Both cost nothing until somebody reads them."""
+"""Figures and spans of a running consumer. Both cost nothing until something reads them."""
 
 from __future__ import annotations
 
-from allocator.core.telemetry.measures import Measure, Measures
-from allocator.core.telemetry.tracing import spans_of
+from allocator.core.telemetry.measures import Effort, Measure, Measures
+from allocator.core.telemetry.tracing import handling, tracing_wanted
 
-__all__ = [
-    "Measure",
-    "Measures",
-    "spans_of",
-]
+__all__ = ["Effort", "Measure", "Measures", "handling", "tracing_wanted"]

@@ -7,9 +7,8 @@ from collections.abc import Callable, Container, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Optional
 
+from allocator.core.telemetry.tracing import spans_of
 from allocator.core.types import TopicPartition
-
-__all__ = ["Effort", "Measure", "Measures"]
 
 _NOTHING: AbstractContextManager[Any] = nullcontext()
 
@@ -114,6 +113,10 @@ class Measures:
         """Handler seconds for the records that are done; None: not measured."""
         self.spans: Optional[Callable[[str, Mapping[str, Any]], AbstractContextManager[Any]]] = None
         """Starts the span of a "fetch", "commit" or "rebalance"; None: tracing is off."""
+
+    def trace(self, group: str | None, client_id: str) -> None:
+        """From now on requests and rebalances have spans, if the process has a tracer provider."""
+        self.spans = spans_of(group, client_id)
 
     def span(self, what: str, **about: Any) -> AbstractContextManager[Any]:
         """Traces a request or rebalance. Single records have no spans."""

@@ -18,8 +18,6 @@ from typing import Any, Optional
 
 from allocator.core.text.quoting import text_of
 
-__all__ = ["handling"]
-
 OPERATIONS = {"fetch": "receive", "commit": "settle"}  # names in the conventions
 # a commit belongs to the span of its caller; the others run in the background, so the current span does not matter
 BACKGROUND = frozenset({"fetch", "rebalance"})
@@ -27,7 +25,7 @@ LINKED = 128  # records of a batch; OpenTelemetry's SDK keeps no more links of a
 Begin = Callable[[str, Mapping[str, Any]], AbstractContextManager[Any]]
 
 
-def wanted() -> bool:
+def tracing_wanted() -> bool:
     """Whether the process has a tracer provider."""
     return _tracer() is not None
 

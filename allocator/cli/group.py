@@ -94,7 +94,7 @@ def describe_command(name: str | None, access: Access, as_json: bool) -> None:
                 out.print()
                 out.print(table)
         _print_problems(report, out)
-    if report.logs.problems:
+    if not report.complete:
         sys.exit(ERROR)
 
 
@@ -221,7 +221,7 @@ def show_command(name: str | None, access: Access, as_json: bool) -> None:
         out = console()
         out.print(offsets_table(report))
         _print_problems(report, out)
-    if report.logs.problems:
+    if not report.complete:
         sys.exit(ERROR)
 
 

@@ -16,7 +16,6 @@ from allocator.cli.output import Listing, console, print_json
 from allocator.core.client import KafkaClient
 from allocator.core.commands import Order, counting
 from allocator.core.membership import GroupViewBuilder, counts_of
-from allocator.core.offsets import GroupOffsets
 from allocator.core.text import plain
 from allocator.core.znodes import Paths
 from allocator.errors import ConfigError, OrderRefused
@@ -25,17 +24,16 @@ from allocator.operate import (
     GroupPlan,
     GroupState,
     KafkaGroupOrders,
-    Logs,
     OrderReport,
     OrdersFromOutside,
     OrdersOfGroup,
     Scenario,
     describe,
     kafka_group,
+    measure,
     name_of,
     old_layouts,
     plan_of,
-    read_logs,
     subscribed,
 )
 from allocator.protocols.order_topic import orders_topic
@@ -205,7 +203,7 @@ async def planned(access: Access, name: str, changes: Iterable[Change], acts: It
         counts: dict[str, int] = {}
         for partition in subscribed(state, client):
             counts[partition.topic] = max(counts.get(partition.topic, 0), partition.partition + 1)
-        lag = await _lag(access, client, state)
+        lag = await _lag(client, state)
 
         async def load(partitions: Collection[TopicPartition]) -> dict[TopicPartition, float]:
             return {partition: float(lag[partition]) for partition in partitions if partition in lag}
@@ -230,9 +228,8 @@ async def _plain_view(assignor: Assignor, members: tuple[Member, ...], counts: A
     return GroupView(members, dict(counts), owned)
 
 
-async def _lag(access: Access, client: KafkaClient, state: GroupState) -> dict[TopicPartition, int]:
-    committed = await GroupOffsets(client, state.group, timeout_s=access.timeout_s).fetch(None)
-    logs: Logs = await read_logs(client, subscribed(state, client), committed, access.timeout_s)
+async def _lag(client: KafkaClient, state: GroupState) -> dict[TopicPartition, int]:
+    logs = (await measure(client, state)).logs
     found = {partition: logs.lag(partition) for partition in logs.end}
     return {partition: records for partition, records in found.items() if records is not None}
 

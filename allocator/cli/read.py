@@ -19,18 +19,17 @@ from allocator.errors import AllocatorError, ConfigError, TopicNotFound
 from allocator.operate import (
     KIEL,
     OLD_CONSUMERS,
+    GroupReader,
     GroupRemains,
     GroupState,
     OldLayouts,
     WaitingRecords,
-    choice_path,
     delete_group,
     describe,
-    elsewhere,
     kafka_group,
     list_groups,
+    measure,
     old_layouts,
-    read_choice,
     read_logs,
     read_waiting,
     remains,
@@ -168,45 +167,38 @@ async def read_group(access: Access, group: str) -> GroupReport:
     Members are those in ZooKeeper, or if there are none, those that Kafka's coordinator has. Members in the znodes of
     kiel or of Kafka 0.8's consumer appear as a problem. Raises NoSuchGroup if nothing else of the group exists.
     """
-    state, other, older, known = None, None, None, list[str]()
+    state, older, known = None, None, list[str]()
+    nobody = GroupState(group, {}, {}, None)
     if access.zookeeper is not None or access.brokers is None:
         async with access.ensemble() as zk:
             state = await describe(zk, group, access.root)
-            try:
-                other = elsewhere(await read_choice(zk, choice_path(access.root, group)), access.brokers)
-            except ConfigError as error:
-                other = str(error)
-            if state is None or not state.members:
+            nobody = state or await GroupReader(zk, group, access.root).read_without_members()
+            if not nobody.members:
                 older = _older(await old_layouts(zk, group), group)
             known = await list_groups(zk, access.root)
-    logs, existing = Logs(), frozenset[TopicPartition]()
+    found = GroupReport(nobody, brokers=access.brokers)
     if access.brokers is not None:
         try:
             async with access.cluster() as client:
                 state = await _with_kafkas(state, client, group)
-                existing = subscribed(state, client)
-                offsets = GroupOffsets(client, group, timeout_s=access.timeout_s)
-                committed = await offsets.fetch(None)
-                wanted = {*existing, *committed, *(state.assigned if state is not None else ())}
-                logs = await read_logs(client, wanted, committed, access.timeout_s)
+                if state is not None and state.coordinated is not None:
+                    state = replace(state, problems=nobody.problems, choice=nobody.choice)
+                found = await measure(client, state or nobody, access.brokers)
         except AllocatorError as error:
             if state is None or isinstance(error, ConfigError):
                 raise
-            logs = Logs(problems=(f"offsets are not known: {error}",))
-    logs = replace(logs, problems=(*logs.problems, *filter(None, (other, older))))
-    if state is None:
-        if not logs.committed:
-            if access.zookeeper is None:
-                raise NoSuchGroup(f"Kafka has neither members nor offsets of group {group!r}")
-            if older is not None:
-                raise NoSuchGroup(older)
-            raise NoSuchGroup(
-                f"ZooKeeper has no group {group!r} under {access.root}"
-                + (", and Kafka neither members nor offsets of it" if access.brokers is not None else "")
-                + (f"; there are {', '.join(known)}" if known else "; there is none")
-            )
-        state = GroupState(group, {}, {}, None)
-    return GroupReport(state, logs, existing)
+            found = replace(found, state=state, logs=Logs(problems=(f"offsets are not known: {error}",)))
+    if state is None and not found.logs.committed:
+        if access.zookeeper is None:
+            raise NoSuchGroup(f"Kafka has neither members nor offsets of group {group!r}")
+        if older is not None:
+            raise NoSuchGroup(older)
+        raise NoSuchGroup(
+            f"ZooKeeper has no group {group!r} under {access.root}"
+            + (", and Kafka neither members nor offsets of it" if access.brokers is not None else "")
+            + (f"; there are {', '.join(known)}" if known else "; there is none")
+        )
+    return found if older is None else replace(found, logs=found.logs + Logs(problems=(older,)))
 
 
 async def read_retries(access: Access, report: GroupReport) -> list[WaitingRecords]:
@@ -340,7 +332,7 @@ async def read_partitions(
 async def _all_logs(
     client: KafkaClient, access: Access, wanted: Collection[TopicPartition], committed: Mapping[Any, OffsetAndMetadata]
 ) -> Logs:
-    logs = await read_logs(client, wanted, committed, access.timeout_s)
+    logs = await read_logs(client, wanted, committed)
     if set(logs.end) != set(wanted):
         raise ConfigError(f"not all partitions can be asked, so nothing is planned: {'; '.join(logs.problems)}")
     return logs

@@ -20,7 +20,7 @@ from allocator.core.znodes import Paths
 from allocator.core.zookeeper import ConnectionLost, NoZnode, Op, ZooKeeper, ZooKeeperError
 from allocator.errors import AllocatorError
 from allocator.operate import kafka_describe
-from allocator.operate.group_report import describe
+from allocator.operate.group_reader import describe
 from allocator.operate.layouts import old_layouts
 
 TRIES = 3  # attempts. more: tolerates more changes of the group during the deletion; less: fails sooner

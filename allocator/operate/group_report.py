@@ -1,38 +1,19 @@
-"""Describes a group from outside: it does not join, and only reads."""
+"""A group as seen from outside: members, owners, progress and problems. Immutable; `group_reader` reads it."""
 
 from __future__ import annotations
 
-import asyncio
 import datetime
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, Optional
 
-from allocator.core.aio import wall_ms
 from allocator.core.assignors import LoadAssignor, MemberLoads, built_in, member_loads
-from allocator.core.client import EARLIEST, LATEST, KafkaClient, list_offsets
-from allocator.core.commands import Orders, OrderStore
-from allocator.core.settings import DEFAULT, GROUP_NAME
-from allocator.core.subscription import topic_pattern
+from allocator.core.commands import Orders
 from allocator.core.text import SHOWN as SHOWN_ROWS
 from allocator.core.text import paragraph, plain, shown, table
-from allocator.core.znodes import (
-    AssignmentDocument,
-    Claim,
-    InflateBudget,
-    InvalidZnode,
-    LoadReport,
-    MemberInfo,
-    Paths,
-    Store,
-    in_join_order,
-    loads_of,
-    member_name,
-    to_ranges,
-    valid,
-)
-from allocator.core.zookeeper import NoZnode, ZooKeeper
+from allocator.core.znodes import AssignmentDocument, Claim, LoadReport, MemberInfo, loads_of, member_name, to_ranges
+from allocator.operate.cluster_choice import ClusterChoice, elsewhere
 from allocator.operate.order_report import OrderReport, order_reports, order_text
 from allocator.types import NO_PARTITIONS, OffsetAndMetadata, Partitions, TopicPartition
 
@@ -62,6 +43,10 @@ class GroupState:
     """When this was read, in milliseconds since the epoch."""
     loads: Mapping[str, LoadReport] = field(default_factory=dict)
     """The load reports of the members (`follow_load`)."""
+    joined: Mapping[str, float] = field(default_factory=dict)
+    """When each member joined, in seconds since the epoch by ZooKeeper's clock."""
+    choice: ClusterChoice | None = field(default_factory=ClusterChoice)
+    """Which cluster the members are told to read; None if its znode is invalid."""
     coordinated: Coordinated | None = None
     """None for a group in ZooKeeper. A group in Kafka has no document, and its coordinator does not name the leader."""
 
@@ -128,51 +113,6 @@ class GroupState:
         return frozenset().union(*self.document.owners.values(), *self.document.promised.values())
 
 
-async def list_groups(zk: ZooKeeper, root: str = DEFAULT["root"]) -> list[str]:
-    """Returns the groups under a root, sorted. Ignores znodes whose names are not valid group names."""
-    try:
-        return sorted(filter(GROUP_NAME.match, await zk.get_children(root)))
-    except NoZnode:
-        return []
-
-
-async def describe(zk: ZooKeeper, group: str, root: str = DEFAULT["root"]) -> GroupState | None:
-    """The state of a group; None if it does not exist. `problems` lists invalid znodes."""
-    store = Store(zk, Paths(root, group))
-    problems: list[str] = []
-    try:
-        names = await store.member_names()
-    except NoZnode:
-        return None
-    for name in set(names) - set(in_join_order(names)):
-        problems.append(f"znode {store.paths.member(name)} is not a member of this library")
-    members: dict[str, MemberInfo] = {}
-    claims: dict[str, Claim] = {}
-    loads: dict[str, LoadReport] = {}
-    budget = InflateBudget.of_claims()
-
-    async def read(name: str) -> None:
-        try:
-            info, claim = await store.member(name), await store.claim(name, budget=budget)
-        except InvalidZnode as error:
-            problems.append(str(error))
-            return
-        if info is not None:
-            members[name] = info
-            report = None if info.load_tolerance is None else await valid(store.load_report(name), problems)
-            if report is not None:
-                loads[name] = report
-        if claim is not None:
-            claims[name] = claim
-
-    await asyncio.gather(*(read(name) for name in in_join_order(names)))
-    document, _ = await valid(store.document(), problems) or (None, 0)
-    orders = await valid(OrderStore(zk, store.paths).read(), problems) or Orders()
-    problems += reported_problems(document, members)
-    ordered = {name: members[name] for name in in_join_order(members)}
-    return GroupState(group, ordered, claims, document, tuple(problems), orders, wall_ms(), loads)
-
-
 def reported_problems(document: AssignmentDocument | None, members: Mapping[str, MemberInfo]) -> list[str]:
     """The problems that the leader reports in the assignment."""
     if document is None:
@@ -210,6 +150,14 @@ class Logs:
     start: Mapping[TopicPartition, int] = field(default_factory=dict)
     end: Mapping[TopicPartition, int] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
+
+    def __add__(self, other: Logs) -> Logs:
+        return Logs(
+            {**self.committed, **other.committed},
+            {**self.start, **other.start},
+            {**self.end, **other.end},
+            (*self.problems, *other.problems),
+        )
 
     def lag(self, partition: TopicPartition) -> Optional[int]:
         """Records between the committed offset and the end of the log; None if unknown.
@@ -249,6 +197,18 @@ class GroupReport:
     logs: Logs = Logs()
     subscribed: Collection[TopicPartition] = ()
     """All existing partitions of the members' subscriptions."""
+    brokers: str | None = None
+    """The addresses of the cluster that `logs` are of, as the reader was given them."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether the offsets are those that the members use, and all are known."""
+        return not self.logs.problems and self.state.choice is not None and self.elsewhere is None
+
+    @property
+    def elsewhere(self) -> str | None:
+        """A hint if the members are told to read another cluster than the one of `logs`."""
+        return None if self.state.choice is None else elsewhere(self.state.choice, self.brokers)
 
     @cached_property
     def partitions(self) -> list[TopicPartition]:
@@ -321,7 +281,7 @@ class GroupReport:
 
     @cached_property
     def problems(self) -> list[str]:
-        found = [*self.state.problems, *self.logs.problems]
+        found = [*self.state.problems, *self.logs.problems, *filter(None, [self.elsewhere])]
         for partition in self.partitions:
             committed = self.logs.committed.get(partition)
             start, end = self.logs.start.get(partition), self.logs.end.get(partition)
@@ -475,48 +435,6 @@ class GroupReport:
         places = [f"{topic}:{ranges}" for topic, ranges in to_ranges(unknown).items()]
         listed = ", ".join(places[:SHOWN]) + (", ..." if len(places) > SHOWN else "")
         return f"lag {self.lag.known} in {known} partitions, unknown in {len(unknown)} ({listed})"
-
-
-async def read_logs(
-    client: KafkaClient,
-    partitions: Iterable[TopicPartition],
-    committed: Mapping[TopicPartition, OffsetAndMetadata],
-    timeout_s: float,
-) -> Logs:
-    """Returns both ends of the log of each partition with a leader, and adds other partitions to `problems`."""
-    readable: list[TopicPartition] = []
-    missing: list[TopicPartition] = []
-    leaderless: list[TopicPartition] = []
-    for partition in sorted(partitions):
-        exists = partition.partition in (client.partitions(partition.topic) or ())
-        (missing if not exists else leaderless if client.leader(partition) is None else readable).append(partition)
-    problems = [*_each(missing, "does not exist (any more)"), *_each(leaderless, "has no leader")]
-    start, end = await asyncio.gather(
-        *(list_offsets(client, dict.fromkeys(readable, when), timeout_s=timeout_s) for when in (EARLIEST, LATEST))
-    )
-    return Logs(
-        committed,
-        {p: found.offset for p, found in start.items() if found is not None},
-        {p: found.offset for p, found in end.items() if found is not None},
-        tuple(problems),
-    )
-
-
-def subscribed(state: GroupState | None, client: KafkaClient) -> frozenset[TopicPartition]:
-    if state is None:
-        return frozenset()
-    topics: set[str] = set()
-    for info in state.members.values():
-        topics |= info.topics
-        if info.pattern is not None:
-            topics |= set(filter(topic_pattern(info.pattern).matches, client.topics()))
-    return frozenset(TopicPartition(topic, p) for topic in topics for p in client.partitions(topic) or ())
-
-
-def _each(partitions: Iterable[TopicPartition], what: str) -> Iterator[str]:
-    """Formats partitions as one line for each topic, since a topic may have thousands."""
-    for topic, ranges in to_ranges(partitions).items():
-        yield f"{topic}:{ranges} {what}"
 
 
 def _some(partitions: Sequence[TopicPartition]) -> str:

@@ -10,7 +10,7 @@ from typing import Final
 from allocator.core.client import KafkaClient
 from allocator.core.zookeeper import ZooKeeper
 from allocator.errors import BrokerError
-from allocator.operate.group_report import describe
+from allocator.operate.group_reader import describe
 from allocator.operate.kafka_describe import kafka_group
 from allocator.operate.layouts import old_layouts
 

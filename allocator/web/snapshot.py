@@ -172,7 +172,7 @@ def _member(group: WatchedGroup, member: str) -> dict[str, Any]:
         version=info.version,
         rack=info.rack,
         weight=info.weight,
-        joined=_rounded(group.joined.get(member)),
+        joined=_rounded(state.joined.get(member)),
         session_timeout_s=info.session_timeout_s,
         topics=sorted(info.topics)[:SUBSCRIBED],
         pattern=info.pattern,

@@ -10,37 +10,20 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Optional, Protocol
 
-from allocator.core.aio import TaskGroup, wait_for_event, wall_ms
+from allocator.core.aio import TaskGroup, wait_for_event
 from allocator.core.client import KafkaClient, Metadata
-from allocator.core.commands import Orders, OrderStore
-from allocator.core.offsets import GroupOffsets
-from allocator.core.settings import GROUP_NAME
-from allocator.core.znodes import (
-    AssignmentDocument,
-    Claim,
-    InflateBudget,
-    InvalidZnode,
-    LoadReport,
-    MemberInfo,
-    Paths,
-    Store,
-    in_join_order,
-    valid,
-)
 from allocator.core.zookeeper import NoZnode, Watched, ZooKeeper
 from allocator.errors import AllocatorError, ConfigError
 from allocator.operate import (
+    GroupReader,
     GroupReport,
     GroupState,
     Logs,
-    choice_path,
-    elsewhere,
-    read_choice,
-    read_logs,
-    reported_problems,
-    subscribed,
+    list_groups,
+    measure,
 )
 from allocator.operate.doctor import ClusterConnections, Finding, Observation, Severity, diagnose, observe
+from allocator.types import TopicPartition
 from allocator.web.events import Event, EventLog
 from allocator.web.fences import Fences
 from allocator.web.history import History, News, Past, Point, Series
@@ -56,7 +39,6 @@ DOCTOR_PAUSE_S = 2.0
 SHOWN_PROBLEMS = 20
 OUTAGE_S = 2.0  # a shorter outage is no event
 LOADS_S = 5.0  # between two reads of load reports. more: the page shows them later; less: more reads of a large group
-EVENT_S = 2.0  # delay between a response without a znode and the event of its deletion
 # period over which a growing lag or missing progress becomes a finding. more: later findings; less: false alarms
 TREND_S = 90.0
 TRENDS = frozenset({"no-progress", "lag-grows"})
@@ -75,9 +57,9 @@ class ClusterAccess(ClusterConnections, Protocol):
 class WatchedGroup:
     """The latest known state of one group. `version` has a counter for each part; each change increments it."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, brokers: Optional[str] = None) -> None:
         self.name = name
-        self.report = GroupReport(GroupState(name, {}, {}, None))
+        self.report = GroupReport(GroupState(name, {}, {}, None), brokers=brokers)
         self.history = History()
         self.past: list[dict[str, Any]] = []
         """Rebalances before the start of this server, newest first."""
@@ -88,10 +70,8 @@ class WatchedGroup:
         self.measured_at: Optional[float] = None
         """When Kafka last answered."""
         self.fences = Fences()
-        self.joined: dict[str, float] = {}
-        """When each member joined, by the clock of ZooKeeper."""
-        self.paused = False
-        """Whether its members are paused (`ClusterChoice.frozen`)."""
+        self.measured = False
+        """Whether `report` has offsets that Kafka sent with its last answer."""
         self.seen = False
         """Whether the group has been read."""
         self.examined = -1
@@ -100,11 +80,17 @@ class WatchedGroup:
         """The latest findings of the doctor."""
         self.noted: list[Finding] = []
         """Findings of the process that shows the group."""
-        self._besides: Optional[tuple[GroupState, bool, dict[str, float]]] = None
+        self._besides: Optional[GroupState] = None
         """What was known last, besides load."""
         self.version = {"state": 0, "loads": 0, "lag": 0, "history": 0, "findings": 0}
         self.cache: dict[str, tuple[tuple[int, ...], str]] = {}
         """The latest rendered texts: part -> (versions, text)."""
+
+    @property
+    def paused(self) -> bool:
+        """Whether its members are told to read no cluster."""
+        choice = self.report.state.choice
+        return choice is not None and choice.frozen
 
     @property
     def problems(self) -> list[Finding]:
@@ -135,19 +121,20 @@ class WatchedGroup:
     def learn(self, state: GroupState, now: float, news: Optional[News] = None) -> None:
         """Sets the state. Called when a watch on ZooKeeper fires."""
         # reports of load alone are no reason to examine the group again, or to send all of it to each page
-        before, self._besides = self._besides, (replace(state, loads={}, read_ms=0), self.paused, self.joined)
+        before, self._besides = self._besides, replace(state, loads={}, read_ms=0)
         self.seen = True
-        self.report = GroupReport(state, self.report.logs, self.report.subscribed)
+        self.report = replace(self.report, state=state)
         self.fences.learn(state.claims)
         self.version["loads" if before == self._besides else "state"] += 1
         if self.history.observe(state, now, news):
             self.version["history"] += 1
 
-    def measure(self, logs: Logs, existing: Any, now: float) -> None:
+    def measure(self, logs: Logs, existing: Collection[TopicPartition], now: float) -> None:
         """Sets the offsets. Called after each poll of Kafka."""
         if existing != self.report.subscribed:
             self.version["state"] += 1
-        self.report = GroupReport(self.report.state, logs, existing)
+        self.report = replace(self.report, logs=logs, subscribed=existing)
+        self.measured = True
         self.offsets.add(logs, now)
         self.age = oldest(self.offsets.age(partition, logs) for partition in self.report.current)
         self.series.add(logs, self.report.lag.total, now, self.report.current, self.age.s)
@@ -156,39 +143,22 @@ class WatchedGroup:
 
     def unmeasured(self, now: float) -> None:
         """Forgets the offsets. Called after a failed poll of Kafka, because old offsets must not look current."""
-        self.report = GroupReport(self.report.state, Logs(), self.report.subscribed)
+        self.report = replace(self.report, logs=Logs())
+        self.measured = False
         self.age = Age(None)
         self.series.unknown(now)
         self.version["lag"] += 1
 
 
 class GroupWatch:
-    """Reads one group again whenever a watch fires.
+    """Reads one group again whenever a watch fires."""
 
-    Without changes it costs five watches. A rebalance costs one read for each changed document and claim.
-    """
-
-    def __init__(self, zk: ZooKeeper, access: ClusterAccess, group: WatchedGroup, changed: Callable[[], None]) -> None:
-        root = access.root
-        self._brokers = access.brokers
-        self._store = Store(zk, Paths(root, group.name))
+    def __init__(self, zk: ZooKeeper, root: str, group: WatchedGroup, changed: Callable[[], None]) -> None:
+        self._reader = GroupReader(zk, group.name, root, self._poke, self._load_reported)
         self._group = group
         self._tell = changed
         self._changed = asyncio.Event()
         self._told_at: Optional[float] = None
-        poke = self._poke
-        self._names = Watched(self._store.member_names, poke)
-        self._claim_names = Watched(self._store.claim_names, poke)
-        path = choice_path(root, group.name)
-        self._choice = Watched(partial(read_choice, zk, path), poke)
-        self._document: Watched[tuple[AssignmentDocument | None, int]] = Watched(self._store.document, poke)
-        self._orders = Watched(OrderStore(zk, self._store.paths).read, poke)
-        self._infos: dict[str, MemberInfo] = {}
-        self._claims: dict[str, Claim] = {}
-        self._budget = InflateBudget.of_claims()
-        self._watched: dict[str, _WatchedClaim] = {}
-        self._crashed: set[str] = set()
-        self._loads: dict[str, Watched[LoadReport | None]] = {}
         self._loads_due: Optional[asyncio.TimerHandle] = None
 
     def _poke(self) -> None:
@@ -216,114 +186,24 @@ class GroupWatch:
 
     async def _run(self) -> None:
         first = True
+        store, crashed = self._reader.store, self._reader.crashed
         while True:
             told_at, self._told_at = self._told_at, None
             self._changed.clear()
             try:
-                state = await self._read()
+                state = await self._reader.read()
             except NoZnode:
                 await asyncio.sleep(RETRY_S)
-                if await self._store.zk.exists(self._store.paths.members) is None:
+                if await store.zk.exists(store.paths.members) is None:
                     return
                 continue
             # changes before the first read are unknown
-            self._group.learn(state, time.time(), News(None if first else told_at, frozenset(self._crashed)))
+            news = News(None if first else told_at, frozenset(crashed))
+            self._group.learn(replace(state, problems=state.problems[:SHOWN_PROBLEMS]), time.time(), news)
             first = False
-            self._crashed.clear()
+            crashed.clear()
             self._tell()
             await self._changed.wait()
-
-    async def _read(self) -> GroupState:
-        problems: list[str] = []
-        document, _ = await valid(self._document.get(), problems) or (None, 0)
-        # read the members after the document: otherwise a member that has left seems to be present, and its
-        # partitions seem to move without a reason
-        names = await self._names.get()
-        ours = in_join_order(names)
-        problems += [f"znode {self._store.paths.member(name)} is not a member of ours" for name in set(names) - {*ours}]
-        # a member without a znode still owns the partitions in its claim
-        claiming = in_join_order({*ours, *await self._claim_names.get()})
-        await asyncio.gather(*(self._read_info(name, problems) for name in ours if name not in self._infos))
-        await asyncio.gather(*(self._read_claim(name, problems) for name in claiming))
-        for name in set(self._claims).difference(claiming):
-            await self._notice_end(name)
-        self._infos = {name: self._infos[name] for name in ours if name in self._infos}
-        self._group.joined = {name: at for name, at in self._group.joined.items() if name in self._infos}
-        self._claims = {name: self._claims[name] for name in claiming if name in self._claims}
-        self._budget.keep(map(self._store.paths.claim, claiming))
-        self._watched = {name: self._watched[name] for name in claiming if name in self._watched}
-        problems += reported_problems(document, self._infos)
-        loads = await self._read_loads(problems)
-        orders = await valid(self._orders.get(), problems) or Orders()
-        try:
-            choice = await self._choice.get()
-            self._group.paused = choice.frozen
-            problems += filter(None, [elsewhere(choice, self._brokers)])
-        except ConfigError as error:
-            problems.append(str(error))
-        # copies: an earlier GroupState must not change
-        infos, claims = dict(self._infos), dict(self._claims)
-        shown = tuple(problems[:SHOWN_PROBLEMS])
-        return GroupState(self._group.name, infos, claims, document, shown, orders, wall_ms(), loads)
-
-    async def _read_info(self, name: str, problems: list[str]) -> None:
-        info = await valid(self._store.member(name), problems)
-        if info is None:
-            return
-        stat = await self._store.zk.exists(self._store.paths.member(name))
-        if stat is not None:
-            self._infos[name] = info
-            self._group.joined[name] = stat.created_ms / 1000
-
-    async def _read_claim(self, name: str, problems: list[str]) -> None:
-        watched = self._watched.get(name)
-        if watched is None:
-            watched = self._watched[name] = _WatchedClaim(self._store, name, self._budget, self._poke)
-        try:
-            claim = await watched.get()
-        except InvalidZnode as error:
-            problems.append(str(error))
-            return
-        if claim is not None:
-            self._claims[name] = claim
-            return
-        if name in self._claims:
-            await self._notice_end(name)
-
-    async def _read_loads(self, problems: list[str]) -> dict[str, LoadReport]:
-        """Returns the load reports of the members."""
-        self._loads = {
-            name: self._loads.get(name) or Watched(partial(self._store.load_report, name), self._load_reported)
-            for name, info in self._infos.items()
-            if info.load_tolerance is not None
-        }
-        reports = await asyncio.gather(*(valid(watched.get(), problems) for watched in self._loads.values()))
-        return {name: report for name, report in zip(self._loads, reports) if report is not None}
-
-    async def _notice_end(self, name: str) -> None:
-        """Handles a deleted claim."""
-        watched, claim = self._watched[name], self._claims.pop(name)
-        # kazoo delivers responses and events in two threads: the list may come before the event
-        if claim.held and await wait_for_event(watched.fired, EVENT_S) and watched.deleted:
-            self._crashed.add(name)
-
-
-class _WatchedClaim(Watched["Claim | None"]):
-    """The claim of a member. A member that leaves cleanly empties its claim before it deletes it."""
-
-    def __init__(self, store: Store, member: str, budget: InflateBudget, changed: Callable[[], None]) -> None:
-        self.deleted = False
-        """Whether it was deleted with its latest content."""
-        self.fired = asyncio.Event()
-        self._poke = changed
-        super().__init__(partial(store.claim, member, budget=budget, deleted=self._gone), self._told)
-
-    def _told(self) -> None:
-        self.fired.set()
-        self._poke()
-
-    def _gone(self) -> None:
-        self.deleted = True
 
 
 class Watcher:
@@ -499,7 +379,7 @@ class Watcher:
 
     async def _follow_groups(self, zk: ZooKeeper, tasks: TaskGroup) -> None:
         poked = asyncio.Event()
-        listed = Watched(partial(_children, zk, self._access.root), poked.set)
+        listed = Watched(partial(list_groups, zk, self._access.root), poked.set)
         watched: dict[str, asyncio.Task[None]] = {}
         while True:
             poked.clear()
@@ -509,7 +389,7 @@ class Watcher:
             for name in names:
                 if name not in watched or watched[name].done():
                     group = await self._group(name)
-                    watched[name] = tasks.start(GroupWatch(zk, self._access, group, self.changed).run(), name)
+                    watched[name] = tasks.start(GroupWatch(zk, self._access.root, group, self.changed).run(), name)
             for name in set(watched) - {*names}:
                 watched.pop(name).cancel()
             for name in set(self.groups) - {*names}:
@@ -521,7 +401,7 @@ class Watcher:
 
     async def _group(self, name: str) -> WatchedGroup:
         if name not in self.groups:
-            group = WatchedGroup(name)
+            group = WatchedGroup(name, self._access.brokers)
             if self._past is not None:
                 group.recall(await self._past(name), time.time())
             self.groups.setdefault(name, group)  # another task may have made it meanwhile
@@ -592,13 +472,8 @@ class Watcher:
             self.changed()
 
     async def _measure(self, client: KafkaClient, group: WatchedGroup) -> None:
-        timeout_s = self._access.timeout_s
-        state = group.report.state
-        existing = subscribed(state, client)
-        offsets = GroupOffsets(client, group.name, timeout_s=timeout_s)
-        committed = await offsets.fetch(None)
-        wanted = {*existing, *committed, *state.assigned}
-        group.measure(await read_logs(client, wanted, committed, timeout_s), existing, time.time())
+        found = await measure(client, group.report.state)
+        group.measure(found.logs, found.subscribed, time.time())
         self.changed()
 
     # -- the doctor ----------------------------------------------------------------------------------------------
@@ -612,11 +487,17 @@ class Watcher:
                     continue
                 if self.zk is None and self.source == "zookeeper":
                     continue
-                if self._client is None and self._access.brokers is not None:
-                    continue  # `problems` already says that Kafka does not answer
+                if self._access.brokers is not None and (self._client is None or not group.measured):
+                    continue  # not read yet, or `problems` already says that Kafka does not answer
                 version = group.version["state"]
                 zookeepers = [] if self.zk is None else [self.zk]
-                now = await observe(group.name, client=self._client, zookeepers=zookeepers, root=self._access.root)
+                now = await observe(
+                    group.name,
+                    client=self._client,
+                    zookeepers=zookeepers,
+                    root=self._access.root,
+                    report=group.report,
+                )
                 trends = self._trends.setdefault(group.name, DoctorTrends(self._access.root))
                 group.judge(trends.judge(now), version)
                 self.changed()
@@ -631,16 +512,6 @@ class Watcher:
         if last is None or 1000 * time.time() - last.ended_ms >= 1000 * DOCTOR_S:
             return True
         return group.examined != group.version["state"] and group.history.open is None
-
-
-async def _children(zk: ZooKeeper, root: str, watch: Callable[[], None]) -> list[str]:
-    while True:
-        try:
-            # ignore znodes that are not groups
-            return sorted(filter(GROUP_NAME.match, await zk.get_children(root, watch)))
-        except NoZnode:
-            if await zk.exists(root, watch) is None:
-                return []
 
 
 class DoctorTrends:

@@ -21,7 +21,8 @@ from allocator.core.fetch import accelerated
 from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.core.zookeeper.client import ZooKeeper
 from allocator.errors import AllocatorError
-from allocator.operate.group_report import GroupState, describe
+from allocator.operate.group_reader import describe
+from allocator.operate.group_report import GroupState
 from allocator.testing import LocalCluster
 from allocator.types import TopicPartition
 

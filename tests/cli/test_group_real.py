@@ -21,7 +21,7 @@ from allocator.cli.commands import main
 from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.core.zookeeper.client import ZooKeeper
-from allocator.operate.switching import ClusterChoice, choice_path, choose_cluster
+from allocator.operate.cluster_choice import ClusterChoice, choice_path, choose_cluster
 from allocator.testing import LocalCluster, produce, wait_until_async
 from allocator.testing.batches import ProducedRecord
 from allocator.types import OffsetAndMetadata, TopicPartition

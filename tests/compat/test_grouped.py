@@ -16,7 +16,7 @@ from allocator.core.client.client import KafkaClient
 from allocator.core.zookeeper.client import ZooKeeper
 from allocator.errors import BrokersUnavailable, CommitFailed, ZooKeeperUnavailable
 from allocator.operate import kafka_group
-from allocator.operate.switching import ClusterChoice, choice_path, choose_cluster
+from allocator.operate.cluster_choice import ClusterChoice, choice_path, choose_cluster
 from allocator.testing import LocalCluster, wait_until_async
 
 

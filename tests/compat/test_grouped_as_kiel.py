@@ -28,7 +28,8 @@ from allocator.errors import (
     NotOwned,
     TopicAuthorizationFailed,
 )
-from allocator.operate.group_report import GroupReport, describe
+from allocator.operate.group_reader import describe
+from allocator.operate.group_report import GroupReport
 from allocator.testing import LocalCluster, wait_until_async
 
 Topics = Callable[..., str]

@@ -14,7 +14,8 @@ from allocator import GroupedConsumer
 from allocator.core.zookeeper.client import SessionState, ZooKeeper
 from allocator.errors import AllocatorError, Closed
 from allocator.operate import switching
-from allocator.operate.switching import ChoiceWatcher, ClusterChoice, SwitchingConsumer, choice_path, choose_cluster
+from allocator.operate.cluster_choice import ClusterChoice, choice_path, choose_cluster
+from allocator.operate.switching import ChoiceWatcher, SwitchingConsumer
 from allocator.testing import LocalCluster, produce, wait_until_async
 
 pytestmark = pytest.mark.deadline(120)

@@ -22,7 +22,7 @@ from allocator.core.subscription.done import done_of
 from allocator.core.zookeeper.client import ZooKeeper
 from allocator.errors import BrokerError
 from allocator.handlers.dead_letter import DeadLetterTopic
-from allocator.operate.group_report import describe
+from allocator.operate.group_reader import describe
 from allocator.testing import LocalCluster, wait_until, wait_until_async
 from allocator.types import Record, TopicPartition
 

@@ -13,7 +13,7 @@ import pytest
 from daemon_processes import Setup, stopped
 
 from allocator.core.zookeeper.client import NoZnode, ZooKeeper
-from allocator.operate.switching import ClusterChoice, choice_path, choose_cluster
+from allocator.operate.cluster_choice import ClusterChoice, choice_path, choose_cluster
 from allocator.testing import wait_until_async
 
 pytestmark = pytest.mark.deadline(200)

@@ -31,7 +31,8 @@ from allocator.core.znodes.load_reader import loads_of
 from allocator.core.znodes.load_report import LoadMeter, LoadReport
 from allocator.core.zookeeper.client import ZooKeeper
 from allocator.errors import ConfigError
-from allocator.operate.group_report import GroupReport, GroupState, describe
+from allocator.operate.group_reader import describe
+from allocator.operate.group_report import GroupReport, GroupState
 from allocator.operate.what_if import Scenario, plan_of
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.types import LoadSource, Record, TopicPartition

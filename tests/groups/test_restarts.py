@@ -18,7 +18,8 @@ from allocator.core.znodes.documents import AssignmentDocument
 from allocator.core.znodes.store import Store
 from allocator.core.zookeeper.client import ZooKeeper
 from allocator.errors import InstanceIdInUse
-from allocator.operate.group_report import GroupReport, describe
+from allocator.operate.group_reader import describe
+from allocator.operate.group_report import GroupReport
 from allocator.testing import wait_until_async
 
 SEEDS = 40

@@ -13,7 +13,7 @@ from kazoo.exceptions import NoNodeError, NotEmptyError
 from members import History, StaticTopics, TestMember, settled
 
 from allocator.core.zookeeper.client import ZooKeeper
-from allocator.operate.switching import ClusterChoice, choice_path, choose_cluster, read_choice
+from allocator.operate.cluster_choice import ClusterChoice, choice_path, choose_cluster, read_choice
 from allocator.testing import wait_until_async
 
 STEPS = 100  # more than a member takes to own everything

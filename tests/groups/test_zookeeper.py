@@ -18,7 +18,7 @@ from allocator.core.znodes.documents import AssignmentDocument
 from allocator.core.znodes.store import Store
 from allocator.core.zookeeper.client import ZooKeeper
 from allocator.errors import InconsistentAssignor, ZooKeeperUnavailable
-from allocator.operate.group_report import describe, list_groups
+from allocator.operate.group_reader import describe, list_groups
 from allocator.testing import wait_until_async
 from allocator.types import TopicPartition
 

@@ -16,7 +16,7 @@ from allocator.cli.cutover import audit_topic
 from allocator.core.zookeeper.client import ZooKeeper
 from allocator.errors import BrokersUnavailable, ConfigError
 from allocator.migrate.cutover import STEPS, Cutover, CutoverFailed
-from allocator.operate.switching import ClusterChoice, choice_path, choose_cluster
+from allocator.operate.cluster_choice import ClusterChoice, choice_path, choose_cluster
 from allocator.testing import wait_until_async
 from allocator.testing.versions import NEWEST
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Optional
 
 from written_group import dealt, member_id, parts
@@ -13,6 +14,7 @@ from allocator.cli.read import Access
 from allocator.core.client.metadata import Broker, Metadata, PartitionMetadata, TopicMetadata
 from allocator.core.types import Partitions
 from allocator.core.znodes.documents import AssignmentDocument, Claim, MemberInfo
+from allocator.operate import ClusterChoice
 from allocator.operate.doctor import Finding, Severity
 from allocator.operate.group_report import GroupState, Logs
 from allocator.types import OffsetAndMetadata, TopicPartition
@@ -120,8 +122,9 @@ def group_of(
         group.learn(state_of(name, 3, joined, claimed={**after, ids[members]: frozenset()}, topics=names), began)
         group.learn(state_of(name, 3, joined, claimed=released, topics=names), began + 0.4)
         group.learn(state_of(name, 3, joined, topics=names), began + 0.6)
-        group.joined = {member: now - 86_400.0 + 60 * number for number, member in enumerate(joined)}
-        group.joined[ids[members]] = began
+        times = {member: now - 86_400.0 + 60 * number for number, member in enumerate(joined)}
+        joined_at = {**times, ids[members]: began}
+        group.learn(replace(group.report.state, joined=joined_at), began + 0.7)
     speeds = [chance.choice((0, 3, 20, 50)) for _ in partitions]
     slow = {number for number in range(len(partitions)) if chance.random() < 0.03}
     existing = frozenset(partitions)
@@ -173,7 +176,8 @@ def watcher_of(groups: int = 50, members: int = 100, partitions: int = 10_000) -
             name, 1 + number % 9, {f"topic-{number:02d}": 8 + 4 * (number % 11)}, now, seed=number
         )
     if groups > 4:
-        watcher.groups[NAMES[2]].paused = True
+        paused = watcher.groups[NAMES[2]]
+        paused.learn(replace(paused.report.state, choice=ClusterChoice(frozen=True)), now)
         quiet = watcher.groups[NAMES[3]]
         quiet.judge([FINDINGS[1]], quiet.version["state"])
         watcher.groups[NAMES[4]].unmeasured(now)

@@ -19,7 +19,8 @@ from written_group import WrittenGroup, dealt, member_id, parts
 
 from allocator import Consumer
 from allocator.core.zookeeper.client import ZooKeeper
-from allocator.operate.switching import ClusterChoice, SwitchingConsumer, choice_path, choose_cluster
+from allocator.operate.cluster_choice import ClusterChoice, choice_path, choose_cluster
+from allocator.operate.switching import SwitchingConsumer
 from allocator.testing import LocalCluster
 from allocator.testing.waiting import wait_until_async
 from allocator.types import TopicPartition

@@ -14,6 +14,7 @@ from allocator.core.client.metadata import Broker, Metadata, PartitionMetadata, 
 from allocator.core.commands.orders import Order, Orders
 from allocator.core.znodes.documents import AssignmentDocument, Claim, MemberInfo, OrderState, Waiting
 from allocator.core.znodes.load_report import LoadReport
+from allocator.operate import ClusterChoice
 from allocator.operate.group_report import GroupState, Logs
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.web.fences import Fence, Fences
@@ -149,8 +150,7 @@ def test_a_report_of_load_sends_the_loads_again_and_nothing_else() -> None:
     assert [part for part in PARTS if encoded(known, part) != texts[part]] == ["loads"]
     assert known.version["state"] == version, "the doctor would examine the group at each report"
     known.learn(replace(known.report.state, problems=("a spoilt znode",)), 3.0)
-    known.paused = True
-    known.learn(known.report.state, 4.0)
+    known.learn(replace(known.report.state, choice=ClusterChoice(frozen=True)), 4.0)
     assert known.version["state"] == version + 2
 
 

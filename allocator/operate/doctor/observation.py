@@ -21,8 +21,9 @@ from allocator.core.zookeeper import NoZnode, Stat, ZooKeeper
 from allocator.errors import AllocatorError
 from allocator.operate import kafka_describe as requests
 from allocator.operate.doctor.fixes import leftover_groups
-from allocator.operate.group_report import GroupReport, GroupState, Logs, describe, list_groups, read_logs, subscribed
-from allocator.operate.kafka_describe import BrokerSeen, DescribedGroup, Replicas
+from allocator.operate.group_reader import describe, list_groups, read_logs, subscribed
+from allocator.operate.group_report import GroupReport, GroupState, Logs
+from allocator.operate.kafka_describe import BrokerSeen, DescribedGroup, Replicas, kafka_group
 from allocator.operate.layouts import OldLayouts, children, old_layouts
 from allocator.types import OffsetAndMetadata, TopicPartition
 
@@ -110,19 +111,24 @@ async def observe(
     client: KafkaClient | None,
     zookeepers: Collection[ZooKeeper],
     root: str = DEFAULT["root"],
+    report: GroupReport | None = None,
     clock: Callable[[], float] = time.time,
 ) -> Observation:
-    """Polls once. `zookeepers`: the ensemble of the group first, then others that may have Kafka's own znodes."""
+    """Polls once. `zookeepers`: the ensemble of the group first, then others that may have Kafka's own znodes.
+
+    `report`: the group as the caller has just read it; None: reads it.
+    """
     began = clock() * 1000
     collector = _Collector()
     zk = next(iter(zookeepers), None)
     if zk is not None:
         collector.fields.update(requested_session_s=zk.requested_timeout_s, granted_session_s=zk.session_timeout_s)
-    state = None
+    state = None if report is None or report.state.coordinated is not None else report.state
     if group is not None and zk is not None:
         async with collector.check("the group in ZooKeeper"):
-            state = await describe(zk, group, root)
-            collector.fields["known_groups"] = tuple(await list_groups(zk, root)) if state is None else ()
+            if report is None:
+                state = await describe(zk, group, root)
+                collector.fields["known_groups"] = tuple(await list_groups(zk, root)) if state is None else ()
             if state is not None:
                 collector.fields["modified"] = await _modified(zk, Paths(root, group), state)
     if group is None and zk is not None:
@@ -132,15 +138,16 @@ async def observe(
     for each in zookeepers:
         async with collector.check("old layouts and brokers in ZooKeeper"):
             await _old_layouts(each, group, collector.fields)
-    logs = Logs()
-    existing: frozenset[TopicPartition] = frozenset()
+    # without members in ZooKeeper: Kafka's coordinator has them, see `kafka`
+    known = GroupReport(state or GroupState(group or "", {}, {}, None))
+    if report is not None:
+        known = replace(known, logs=report.logs, subscribed=report.subscribed)
     if client is not None:
         await _cluster(client, collector)
         if group is not None:
-            logs, existing = await _kafka_group(client, group, state, collector, clock)
-    known = state is not None or collector.fields.get("kafka") is not None
-    if group is not None and (known or logs.committed):
-        collector.fields["report"] = GroupReport(state or GroupState(group, {}, {}, None), logs, existing)
+            known = await _kafka_group(client, known, collector, clock, measured=report is not None)
+    if group is not None and (state or collector.fields.get("kafka") or known.logs.committed):
+        collector.fields["report"] = known
     return Observation(group, began, clock() * 1000, tuple(collector.failed_checks), **collector.fields)
 
 
@@ -179,25 +186,31 @@ async def _cluster(client: KafkaClient, collector: _Collector) -> None:
 
 
 async def _kafka_group(
-    client: KafkaClient, group: str, state: GroupState | None, collector: _Collector, clock: Callable[[], float]
-) -> tuple[Logs, frozenset[TopicPartition]]:
-    """Returns offsets and logs, and all partitions that the members subscribe to."""
-    kafka: Optional[DescribedGroup] = None
+    client: KafkaClient, report: GroupReport, collector: _Collector, clock: Callable[[], float], *, measured: bool
+) -> GroupReport:
+    """Returns the group with offsets and logs, and with all partitions that members of any protocol subscribe to.
+
+    `measured`: the report has the offsets already.
+    """
+    group, logs = report.state.group, report.logs
     async with collector.check("the group in Kafka"):
-        kafka = collector.fields["kafka"] = await requests.kafka_group(client, group)
-    existing = set(subscribed(state, client))
+        collector.fields["kafka"] = await kafka_group(client, group)
+    kafka: Optional[DescribedGroup] = collector.fields.get("kafka")
+    existing = {*report.subscribed, *subscribed(report.state, client)}
     for member in kafka.members if kafka is not None else ():
         existing |= {TopicPartition(topic, n) for topic in member.topics for n in client.partitions(topic) or ()}
     old: OldLayouts = collector.fields.get("old", OldLayouts())
-    existing |= {partition for partition in collector.fields.get("replicas", ()) if old.reads(partition)}
-    logs = Logs()
-    stored = {partition for partition in collector.fields.get("replicas", ()) if partition.topic in old.stored}
-    wanted = {*existing, *stored, *(state.assigned if state is not None else ())}
+    replicas: Collection[TopicPartition] = collector.fields.get("replicas", ())
+    existing |= {partition for partition in replicas if old.reads(partition)}
+    stored = {partition for partition in replicas if partition.topic in old.stored}
+    wanted = {*existing, *stored, *report.state.assigned}
     async with collector.check("committed offsets"):
-        committed = await GroupOffsets(client, group, timeout_s=client.request_timeout_s).fetch(None)
-        wanted |= set(committed)
-        logs = Logs(committed)
-        logs = await read_logs(client, wanted, committed, client.request_timeout_s)
+        if not measured:
+            logs = Logs(await GroupOffsets(client, group, timeout_s=client.request_timeout_s).fetch(None))
+        wanted |= set(logs.committed)
+        missing = wanted - set(report.partitions) if measured else wanted
+        if missing:
+            logs += await read_logs(client, missing, {})
     bare = wanted - set(logs.committed)
     if bare and client.broker_version >= (0, 8, 2):  # before 0.8.2, `GroupOffsets` reads ZooKeeper
         async with collector.check("offsets in ZooKeeper"):
@@ -208,4 +221,4 @@ async def _kafka_group(
             when = int((clock() + AHEAD_S) * 1000)
             late = await list_offsets(client, dict.fromkeys(logs.end, when), timeout_s=client.request_timeout_s)
             collector.fields["future_timestamps"] = {p: at.timestamp for p, at in late.items() if at is not None}
-    return logs, frozenset(existing)
+    return replace(report, logs=logs, subscribed=frozenset(existing))

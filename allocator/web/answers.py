@@ -433,7 +433,7 @@ class MoveJson(Answer):
 class PlannedMemberJson(Answer):
     id: str
     name: str
-    change: Literal["joins", "leaves", "fails", None]
+    change: Optional[Literal["joins", "leaves", "fails"]]
     partitions_before: Count
     partitions_after: Count
     lag_before: MaybeCount

@@ -105,5 +105,5 @@ def _query(kind: Optional[type[Struct]]) -> Iterator[dict[str, Any]]:
         for name, schema in msgspec.json.schema(kind)["$defs"][kind.__name__]["properties"].items():
             if schema["default"] is None:  # left out: a URL has no null
                 del schema["default"]
-                schema.update(schema.pop("anyOf")[0])
+                schema.update(next(each for each in schema.pop("anyOf") if each != {"type": "null"}))
             yield {"name": name, "in": "query", "required": False, "schema": schema}

@@ -10,9 +10,9 @@ import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Optional
 
-from mirroring import killed, mirroring, settings
+from mirroring import contents, killed, mirroring, settings
 
 from allocator.core.zookeeper.client import ZooKeeper
 from allocator.errors import AllocatorError, Closed
@@ -33,6 +33,14 @@ def command(plan: Path) -> Iterator[subprocess.Popen[bytes]]:
         killed(process)
 
 
+class Place(NamedTuple):
+    """Where a service has read a record."""
+
+    brokers: Optional[str]
+    partition: int
+    offset: int
+
+
 class World:
     """One topic and one group that move from `old` to `new`."""
 
@@ -41,6 +49,7 @@ class World:
         self.zookeeper = f"{old.zookeeper}/{group}"
         self.written: dict[str, list[int]] = {"old": [], "new": []}
         self.seen: Counter[int] = Counter()
+        self.places: dict[int, list[Place]] = {}
         self.read_from: set[str | None] = set()
         self.path = directory / "plan.toml"
         self.partitions: list[int] | None = None
@@ -78,10 +87,6 @@ class World:
     def seen_all(self) -> bool:
         return all(self.seen[number] for number in self.all_written)
 
-    @property
-    def duplicates(self) -> int:
-        return sum(count - 1 for count in self.seen.values())
-
     @contextlib.asynccontextmanager
     async def running(self, services: int = 2) -> AsyncIterator[None]:
         """Producers, services and the mirror work while the block does."""
@@ -111,6 +116,19 @@ class World:
         """Numbers up to `last` that were produced and never read."""
         return [number for number in self.all_written if not self.seen[number] and number <= last]
 
+    async def repeats(self) -> list[str]:
+        """Numbers that the services handled more often than the producer wrote them, and where they read them.
+
+        The producer is not idempotent: it writes again what a broker has not acknowledged.
+        """
+        several = {number for number, count in self.seen.items() if count > 1}
+        produced: Counter[int] = Counter()
+        for side, cluster in (("old", self.old), ("new", self.new)) if several else ():
+            wanted = several.intersection(self.written[side])
+            for rows in (await contents(cluster, self.topic)).values():
+                produced.update(number for number in (int(row[3]) for row in rows) if number in wanted)
+        return [f"{number}: {self.places[number]}" for number in several if self.seen[number] > produced[number]]
+
     async def _serve(self, stop: asyncio.Event) -> None:
         async with SwitchingConsumer(
             self.topic,
@@ -130,7 +148,12 @@ class World:
                     continue
                 if batch is not None:
                     self.read_from.add(consumer.brokers)
-                    self.seen.update(int(record.value) for record in batch)
+                    for record in batch:
+                        number = int(record.value)
+                        self.seen[number] += 1
+                        self.places.setdefault(number, []).append(
+                            Place(consumer.brokers, record.partition, record.offset)
+                        )
 
     async def _write(self, stop: asyncio.Event) -> None:
         watcher = ChoiceWatcher(ZooKeeper(self.zookeeper), "/producers")

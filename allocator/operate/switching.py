@@ -146,6 +146,7 @@ class SwitchingConsumer:
         self._consumer: Consumer | None = None
         self._last: Consumer | None = None  # also while it is being closed
         self._reads: ClusterChoice | None = None
+        self._started = False
         self._closed = False
         self._closing = ClosesOnce()
 
@@ -156,6 +157,9 @@ class SwitchingConsumer:
 
     async def start(self) -> None:
         """Connects to ZooKeeper, and joins the group unless it is frozen."""
+        if self._closed:
+            raise Closed(f"the consumer of group {self.group!r} is closed")
+        self._started = True
         await self._watcher.start()
         try:
             await self._follow()
@@ -171,6 +175,8 @@ class SwitchingConsumer:
         await self._closing.run(partial(self._close, restart))
 
     async def _close(self, restart: bool) -> None:
+        if not self._started:
+            return
         self._watcher.changed.set()
         await self._leave(restart=restart)
         await self._watcher.close()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from allocator import Consumer, OffsetAndMetadata, RebalanceListener, TopicPartition
-from allocator.errors import AllocatorError, CommitFailed, ConfigError, IllegalState, NotOwned
+from allocator.errors import AllocatorError, Closed, CommitFailed, ConfigError, IllegalState, NotOwned
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.testing.versions import NEWEST
 
@@ -477,3 +477,35 @@ def test_a_wrong_choice_is_named_before_anything_is_touched(settings: dict[str, 
 def test_what_another_membership_needs_is_not_looked_at() -> None:
     Consumer("t", brokers="b:1", group="a/b", membership="kafka")
     Consumer("t", brokers="b:1", group=None, membership="fixed", assignor=[])
+
+
+@each("zookeeper", "kafka", "fixed", "kiel")
+async def test_a_close_during_the_start_ends_both(service: Service) -> None:
+    before = asyncio.all_tasks()
+    for turns in (1, 3, 10, 30, 60, 100):
+        consumer = service.consumer()
+        starting = asyncio.ensure_future(consumer.start())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        if starting.done():
+            await consumer.close()
+            break
+        await asyncio.wait_for(consumer.close(), 30)
+        await asyncio.wait({starting}, timeout=1)
+        await asyncio.wait({starting}, timeout=1)
+        assert starting.done(), "it starts on"
+        with pytest.raises(Closed, match="closed while it started"):
+            await starting
+        assert asyncio.all_tasks() == before
+        with pytest.raises(Closed):
+            await consumer.getbatch(0)
+    async with service.consumer() as successor:
+        await owns(successor, 4)
+
+
+@each("fixed")
+async def test_a_closed_consumer_does_not_start(service: Service) -> None:
+    consumer = service.consumer()
+    await consumer.close()
+    with pytest.raises(Closed, match="make a new one"):
+        await consumer.start()

@@ -271,3 +271,17 @@ async def test_a_fault_while_the_znode_is_read_is_logged_and_the_next_look_comes
     finally:
         await watcher.close()
         await ensemble.close()
+
+
+async def test_one_that_is_closed_before_or_during_its_start_does_not_start() -> None:
+    nowhere = {"brokers": "127.0.0.1:1", "group": "g", "zookeeper": "127.0.0.1:1"}
+    consumer = SwitchingConsumer("t", **nowhere)
+    await consumer.close()
+    with pytest.raises(Closed):
+        await consumer.start()
+    consumer = SwitchingConsumer("t", **nowhere)
+    starting = asyncio.ensure_future(consumer.start())
+    await asyncio.sleep(0)
+    await consumer.close()
+    with pytest.raises(Closed, match="closed while it connected"):
+        await asyncio.wait_for(starting, 10)

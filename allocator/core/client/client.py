@@ -137,7 +137,8 @@ class KafkaClient:
             await self._bootstrap(timeout_s)
         except BaseException:
             pool, self._pool = self._pool, None
-            await pool.aclose()
+            if pool is not None:  # `close` has not closed it meanwhile
+                await pool.aclose()
             raise
         self._refresher.start()
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, ClassVar, TypeVar
 
-from allocator.core.aio.tasks import ClosesOnce, warn_unclosed
+from allocator.core.aio.tasks import ClosesOnce, ends, warn_unclosed
 from allocator.core.client.log_offsets import EARLIEST, LATEST, Found, list_offsets
 from allocator.core.consumer.arguments import as_offset, as_offsets, as_partition, as_partitions, as_topics
 from allocator.core.consumer.core import ConsumerCore
@@ -139,6 +140,7 @@ class ConsumerBase:
         self._deserializers = key_deserializer, value_deserializer
         self._reading = Reading(self._engine, self._deserializers)
         self._started = False
+        self._starting: asyncio.Future[None] | None = None
         self._closed = False
         self._closing = ClosesOnce()
 
@@ -148,14 +150,21 @@ class ConsumerBase:
         """Connects and joins the group.
 
         Raises BrokersUnavailable or ZooKeeperUnavailable within `connect_timeout_s`, and InstanceIdInUse if another
-        member of a Kafka group still has the `instance_id` then. If a topic does not exist, logs a warning and waits
-        for it.
+        member of a Kafka group still has the `instance_id` then, and Closed if `close` is called meanwhile. If a topic
+        does not exist, logs a warning and waits for it.
         """
         if self._started:
             raise RuntimeError("start() was called already; make a new Consumer")
+        if self._closed:
+            raise Closed("this consumer is closed; make a new one")
         self._started = True
+        self._starting = asyncio.ensure_future(self._engine.start())
         try:
-            await self._engine.start()
+            await ends(self._starting)
+            if self._closed:
+                cause = None if self._starting.cancelled() else self._starting.exception()
+                raise Closed("the consumer was closed while it started") from cause
+            self._starting.result()
         except BaseException:
             self._closed = True
             self._reading.close()
@@ -180,7 +189,15 @@ class ConsumerBase:
             return
         self._closed = True
         self._reading.close()  # again in each call: the reader itself may be the second caller
-        await self._closing.run(partial(self._engine.close, commit=commit, restart=restart))
+        await self._closing.run(partial(self._close, commit=commit, restart=restart))
+
+    async def _close(self, **how: bool) -> None:
+        try:
+            await self._engine.close(**how)
+        finally:
+            if self._starting is not None and not self._starting.done():
+                self._starting.cancel()
+                await asyncio.wait({self._starting})
 
     async def stop(self) -> None:
         """Like `close`, under aiokafka's name."""

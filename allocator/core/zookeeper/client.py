@@ -23,7 +23,7 @@ from kazoo.retry import KazooRetry
 from allocator.core.aio.backoff import Backoff
 from allocator.core.aio.clock import boot_clock
 from allocator.core.aio.tasks import within
-from allocator.core.errors import AllocatorError, ConfigError, ZooKeeperUnavailable
+from allocator.core.errors import AllocatorError, Closed, ConfigError, ZooKeeperUnavailable
 from allocator.core.settings.names import parse_ensemble
 from allocator.core.settings.table import DEFAULT
 from allocator.core.text.limits import limit_reached
@@ -198,7 +198,8 @@ class ZooKeeper:
         """Opens the session. `make_chroot`: create a missing chroot; use False to read existing data, so that a
         mistyped chroot is not created.
 
-        Raises ZooKeeperUnavailable if no node responds within `timeout_s` (None: no limit), NoChroot.
+        Raises ZooKeeperUnavailable if no node responds within `timeout_s` (None: no limit), NoChroot, and Closed if
+        `close` is called meanwhile.
         """
         self._loop = asyncio.get_running_loop()
         self._connected = asyncio.Event()
@@ -213,6 +214,8 @@ class ZooKeeper:
                 await within(self._connected.wait(), timeout_s)
             except asyncio.TimeoutError:
                 raise ZooKeeperUnavailable(f"ZooKeeper {self.hosts}: {self._why_not(timeout_s)}") from None
+            if self._client is None:
+                raise Closed(f"ZooKeeper {self.hosts}: closed while it connected")
             if self.chroot and make_chroot:
                 await self._ensure(self.chroot)
             elif self.chroot and await self.exists("") is None:
@@ -248,6 +251,8 @@ class ZooKeeper:
             self._reopening.cancel()
         if client is None or self._loop is None:
             return
+        assert self._connected is not None
+        self._connected.set()  # `connect` may wait for it
         # kazoo's stop joins its threads, which takes seconds if the ensemble does not respond
         self._dead.append(self._loop.run_in_executor(None, _stop, client))
         await asyncio.shield(asyncio.gather(*self._dead))

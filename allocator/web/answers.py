@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Optional, Union
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from allocator.operate import ORDER_STATES
+from allocator.viewer import ReadWindow
 
 Count = Annotated[int, Meta(ge=0)]
 MaybeCount = Optional[Count]
@@ -287,17 +288,20 @@ class GroupJson(FiguresJson):
     budget: Annotated[Optional[BudgetJson], says("The limits of the order `budget`, and what counts against them.")]
 
 
-class PartitionJson(Answer):
+class OffsetsOfPartition(Answer):
     topic: str
     partition: Count
-    owner: MaybeText
     owner_name: MaybeText
-    client_id: MaybeText
     committed: MaybeCount
-    metadata: MaybeText
     log_start: MaybeCount
     log_end: MaybeCount
     lag: MaybeCount
+
+
+class PartitionJson(OffsetsOfPartition):
+    owner: MaybeText
+    client_id: MaybeText
+    metadata: MaybeText
 
 
 class PartitionsJson(Answer):
@@ -355,19 +359,11 @@ class SeenRecordJson(Answer):
     headers: list[HeaderJson]
 
 
-class WindowJson(Answer):
-    partition: Count
-    first: Count
-    next: Count
-    begin: Count
-    end: Count
-
-
 class RecordsJson(Answer):
     topic: str
     records: list[SeenRecordJson]
     windows: Annotated[
-        list[WindowJson], says("Looked at: offsets `first` to `next` - 1, of the log's `begin` to `end` - 1.")
+        list[ReadWindow], says("Looked at: offsets `first` to `next` - 1, of the log's `begin` to `end` - 1.")
     ]
     scanned: Annotated[Count, says("Records that were looked at.")]
     stopped: Annotated[
@@ -459,14 +455,7 @@ class PlanJson(Answer):
     applied: Annotated[Union[list[str], UnsetType], says("The ids of the given orders.")] = UNSET
 
 
-class PreviewedPartitionJson(Answer):
-    topic: str
-    partition: Count
-    owner_name: MaybeText
-    committed: MaybeCount
-    log_start: MaybeCount
-    log_end: MaybeCount
-    lag: MaybeCount
+class PreviewedPartitionJson(OffsetsOfPartition):
     to: Annotated[MaybeCount, says("Where a seek leads to.")]
 
 

@@ -1,8 +1,8 @@
 """Plans what a group would do after a change of members, weights, racks, the function, partition counts, or orders.
 
-The plan comes from `decide`, which the leader calls too, applied to the group's present document. So the group does
-what the plan says, unless something else changes first. There is one exception: the id of a member that will join is
-not known. If a function breaks a tie by ids, another partition may move to that member; their number is the same.
+The plan comes from `preview`, which decides as the leader does, applied to the present document of the group. So the
+group does what the plan says, unless something else changes first. There is one exception: the id of a member that will
+join is not known. If a function breaks a tie by ids, another partition may move there; their number is the same.
 """
 
 from __future__ import annotations
@@ -12,23 +12,11 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Any, NamedTuple, Optional
 
-from allocator.assignors import resolve
-from allocator.core.assignors import LoadAssignor, choose
-from allocator.core.commands import (
-    KINDS,
-    LEADERS_KINDS,
-    Budget,
-    Order,
-    Orders,
-    budget_of,
-    counting,
-    members_named,
-    states_of,
-)
-from allocator.core.membership import GroupLoad, ViewBuilder, decide
+from allocator.core.commands import KINDS, Budget, Order, Orders, members_named
+from allocator.core.membership import ViewBuilder, preview
 from allocator.core.settings import DEFAULT
 from allocator.core.text import paragraph, shown, table
-from allocator.core.znodes import AssignmentDocument, MemberInfo, loads_of, member_name, sequence
+from allocator.core.znodes import AssignmentDocument, MemberInfo, member_name, sequence
 from allocator.errors import ConfigError
 from allocator.operate.group_report import GroupState
 from allocator.operate.order_report import OrderReport
@@ -280,22 +268,23 @@ async def plan_of(
         raise ConfigError(f"group {state.group!r} would have no member, so no member would get a partition")
     if scenario.function is not None:
         members = {member: replace(info, strategies=(scenario.function,)) for member, info in members.items()}
-    strategy, _ = choose([(member, info.strategies) for member, info in members.items()])
     document = state.document or AssignmentDocument()
     # a member removed by the scenario does not come back to its seat; restarting members may
     gone = state.members.keys() - members.keys()
     document = document.but(seats={member: seat for member, seat in document.seats.items() if member not in gone})
-    counted, pending = counting(scenario.orders.in_force(state.read_ms, LEADERS_KINDS), members, document.orders)
-    function = resolve(strategy)
-    functions = {strategy: function}
-    load = None
-    if isinstance(function, LoadAssignor):
-        # the leader waits until an imbalance has lasted; every other change is decided without load moves
-        unchanged = scenario.members == state.members and scenario.orders == state.orders and scenario.function is None
-        load = GroupLoad(loads_of(state.loads, function.source), unchanged, state.read_ms)
-    decision = await decide(members, scenario.counts, document, counted, functions, build, load)
-    after = AssignmentDocument(owners={member: parts for member, parts in decision.target.items() if parts})
-    states = {**states_of(counted, members, after, decision.target, {}), **pending}
+    # the leader waits until an imbalance has lasted; every other change is decided without load moves
+    unchanged = scenario.members == state.members and scenario.orders == state.orders and scenario.function is None
+    decision = await preview(
+        members,
+        scenario.counts,
+        document,
+        scenario.orders,
+        state.loads,
+        build,
+        uneven=unchanged,
+        now_ms=state.read_ms,
+    )
+    states = decision.orders
     everyone = {**state.members, **members}
     names = {member: member_name(member, info) for member, info in everyone.items()}
     before = _present(document)
@@ -307,7 +296,7 @@ async def plan_of(
     ]
     return GroupPlan(
         group=state.group,
-        function=strategy,
+        function=decision.strategy,
         moves=tuple(moves),
         members=tuple(
             PlannedMember(
@@ -320,7 +309,7 @@ async def plan_of(
             for member in everyone
         ),
         orders=tuple(OrderReport(order, *states[order.id]) for order in scenario.orders.entries if order.id in states),
-        budget=budget_of(counted),
+        budget=decision.budget,
         names=names,
         round_trip_s=round_trip_s,
         failed_s=max(lost_s, default=None),

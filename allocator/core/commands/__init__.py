@@ -23,18 +23,15 @@ from allocator.core.commands.orders import (
 )
 from allocator.core.commands.record_orders import Quarantined, RecordOrders
 from allocator.core.commands.steering import (
-    LEADERS_KINDS,
     Budget,
     budget_of,
     counting,
     members_named,
     process_name,
-    states_of,
 )
 
 __all__ = [
     "KINDS",
-    "LEADERS_KINDS",
     "MAX_ORDERS",
     "MAX_RESULTS",
     "ORDERS_BYTES",
@@ -55,5 +52,4 @@ __all__ = [
     "order_text",
     "process_name",
     "result_of",
-    "states_of",
 ]

@@ -22,14 +22,13 @@ from allocator.core.membership.lease import Confirmations, Lease, MembershipLost
 from allocator.core.membership.membership import AssignmentListener, GroupMembership, Membership, stop_all
 from allocator.core.membership.session import SessionMembership
 from allocator.core.membership.view import GroupViewBuilder, Load, log_left_out
-from allocator.core.membership.zookeeper.decision import GroupLoad, ViewBuilder, counts_of, decide
+from allocator.core.membership.zookeeper.decision import ViewBuilder, counts_of, preview
 from allocator.core.membership.zookeeper.leader import LeaderSettings
 from allocator.core.membership.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
 
 __all__ = [
     "AssignmentListener",
     "Confirmations",
-    "GroupLoad",
     "GroupMembership",
     "GroupViewBuilder",
     "LeaderSettings",
@@ -43,7 +42,7 @@ __all__ = [
     "ZooKeeperMembership",
     "ZooKeeperSettings",
     "counts_of",
-    "decide",
     "log_left_out",
+    "preview",
     "stop_all",
 ]

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Optional
 
-from allocator.core.assignors import Assignor, GroupView, Member, choose, left_out
+from allocator.core.assignors import Assignor, GroupView, Member, choose, left_out, resolve
 from allocator.core.assignors.constraints import Constraints, steer
 from allocator.core.assignors.load import LoadAssignor, balance, moved
-from allocator.core.commands.orders import Order
-from allocator.core.commands.steering import constraints_of
+from allocator.core.commands.orders import Order, Orders
+from allocator.core.commands.steering import LEADERS_KINDS, Budget, budget_of, constraints_of, counting, states_of
 from allocator.core.errors import AllocatorError
 from allocator.core.membership.zookeeper.seats import away, standby, view_ids
 from allocator.core.settings.table import DEFAULT
@@ -26,6 +26,8 @@ from allocator.core.text.quoting import shown
 from allocator.core.types import NO_PARTITIONS, Partitions, TopicPartition
 from allocator.core.znodes.documents import SMALL_PARTITIONS, AssignmentDocument, MemberInfo
 from allocator.core.znodes.following import LoadHistory
+from allocator.core.znodes.load_reader import loads_of
+from allocator.core.znodes.load_report import LoadReport
 
 ViewBuilder = Callable[
     [Assignor, "tuple[Member, ...]", Mapping[str, int], Mapping[str, Partitions]], Awaitable[GroupView]
@@ -172,6 +174,43 @@ class _ByLoad:
             if moves:
                 self.history = self._before.with_moves((move.partition for move in moves), total, now_ms)
         return found
+
+
+@dataclass(frozen=True)
+class Preview:
+    """A decision that nobody carries out."""
+
+    target: Mapping[str, Partitions]
+    strategy: str
+    orders: Mapping[str, tuple[str, str]]
+    """Order -> its state after the last move, and the reason."""
+    budget: Budget
+
+
+async def preview(
+    members: Mapping[str, MemberInfo],
+    counts: Mapping[str, int],
+    document: AssignmentDocument,
+    orders: Orders,
+    reports: Mapping[str, LoadReport],
+    build: ViewBuilder,
+    *,
+    uneven: bool,
+    now_ms: int,
+) -> Preview:
+    """What a leader with these members would decide at `now_ms`.
+
+    `reports`: the loads of the members. `uneven`: an imbalance counts as lasting. Raises as `decide`, and AssignorError
+    for a function that cannot be loaded here.
+    """
+    strategy, _ = choose([(member, info.strategies) for member, info in members.items()])
+    function = resolve(strategy)
+    load = GroupLoad(loads_of(reports, function.source), uneven, now_ms) if isinstance(function, LoadAssignor) else None
+    counted, pending = counting(orders.in_force(now_ms, LEADERS_KINDS), members, document.orders)
+    decision = await decide(members, counts, document, counted, {strategy: function}, build, load)
+    after = AssignmentDocument(owners={member: parts for member, parts in decision.target.items() if parts})
+    states = {**states_of(counted, members, after, decision.target, {}), **pending}
+    return Preview(decision.target, strategy, states, budget_of(counted))
 
 
 def counts_of(document: AssignmentDocument) -> dict[str, int]:

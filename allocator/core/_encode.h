@@ -1,7 +1,7 @@
 /* Rows of columns written as the records of a v2 batch. No Python here, as in `_records.h`, whose columns these are,
  * or Arrow's.
  *
- * Format: https://kafka.apache.org/documentation/#record. `producer/encode.py` does the same in Python, under the
+ * Format: https://kafka.apache.org/documentation/#record. `producer/encoding.py` does the same in Python, under the
  * same tests. Two passes over the same rows: how many bytes they take, so that there is memory of just that size, and
  * the bytes.
  */

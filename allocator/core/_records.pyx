@@ -2,7 +2,7 @@
 # cython: freethreading_compatible=True
 """The compiled decoder of record sets, the `Record` that it hands out, and the encoder of records that are produced.
 
-The same promises as `core/fetch/decode_plain.py`, `record.py` and `producer/encode.py`, which stand in where this was not
+The same promises as `core/fetch/decode_plain.py`, `record.py` and `producer/encoding.py`, which stand in where this was not
 built. All that walks bytes is in `_records.h` and `_encode.h`, and runs without the interpreter's lock when there is
 much of it. Memory that outlives a call is in
 `bytes` objects, so whoever holds a view of it (a record, an Arrow buffer) holds the object too, and nothing is freed
@@ -649,7 +649,7 @@ cdef class _Records:
         return record
 
     def write(self, int64_t target):
-        """The next of these as the records of a v2 batch, as `allocator.producer.encode.Writer.write`."""
+        """The next of these as the records of a v2 batch, as `allocator.producer.encoding.Writer.write`."""
         with cython.critical_section(self):
             self._begin()
             try:

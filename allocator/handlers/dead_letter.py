@@ -10,7 +10,7 @@ from typing import Any, Optional
 from allocator.core.text import text_of, utf8
 from allocator.errors import AllocatorError, BrokerError
 from allocator.handlers.late_producer import LateProducer, Outgoing
-from allocator.producer.producer import DeliveryFailed
+from allocator.producer import DeliveryFailed
 from allocator.types import Record
 
 PREFIX = "allocator."

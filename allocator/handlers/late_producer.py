@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
 from allocator.core.client import KafkaClient
-from allocator.producer.producer import Producer
+from allocator.producer import Producer
 
 TIMEOUT_S = 30.0
 BATCH_BYTES = 16 << 10  # bytes of a batch. more: fewer requests; less: fits topics with a small max.message.bytes

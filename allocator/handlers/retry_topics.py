@@ -23,7 +23,7 @@ from allocator.errors import AllocatorError, BrokerError, ConfigError
 from allocator.handlers.dead_letter import PREFIX, SPRING, headers_of, not_taken, outgoing
 from allocator.handlers.handlers import Handler
 from allocator.handlers.late_producer import LateProducer, Outgoing
-from allocator.producer.producer import Producer
+from allocator.producer import Producer
 from allocator.types import Record
 
 log = logging.getLogger(__name__)

@@ -24,8 +24,7 @@ from allocator.core.fetch import RangeReader
 from allocator.core.text import shown
 from allocator.errors import AllocatorError
 from allocator.migrate.topics import same_topic
-from allocator.producer.encode import written
-from allocator.producer.producer import append
+from allocator.producer import append
 from allocator.types import Record, TopicPartition
 
 MOST: Final = 5000  # runs in one entry, which has to fit into a record batch
@@ -302,8 +301,7 @@ class OffsetMap:
                 key, value = pack(entry)
                 records.append(Record(self.topic, 0, len(records), now, 0, key, value, []))
             try:
-                for batch in written(iter(records), 0):
-                    await append(self._client, self._at, batch)
+                await append(self._client, self._at, records)
             except BaseException:
                 for entry in slices:
                     same = entry.incarnation.number == self.incarnation(entry.partition).number

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple, Optional
 
 from allocator.core.subscription import stamped
 from allocator.migrate.topics import same_topic
-from allocator.producer.encode import Encoded
+from allocator.producer import Encoded
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 _TEXT: Final = re.compile(r"mirrored (\d+) to (\d+)(?: of (\S+))?(?: topic \S+)?")

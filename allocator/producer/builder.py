@@ -1,6 +1,6 @@
 """Records of one partition collected into a batch, in the format that the brokers accept.
 
-v2 is written by `producer.encode`. Message sets of v0 and v1 are for brokers before 0.11:
+v2 is written by `producer.encoding`. Message sets of v0 and v1 are for brokers before 0.11:
 https://kafka.apache.org/documentation/#messageformat ("Old Message Format"), KIP-32 for v1.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Union
 
 from allocator.core.fetch import lz4_of_old
-from allocator.producer.encode import CODECS, Encoded, compress, encode_record
+from allocator.producer.encoding import CODECS, Encoded, compress, encode_record
 
 _LZ4: Final = CODECS["lz4"]
 _NULL: Final = b"\xff\xff\xff\xff"

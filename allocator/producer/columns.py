@@ -21,7 +21,7 @@ Buffers = Optional[tuple[int, int, int, int, bool]]
 class ColumnsToSend(NamedTuple):
     """Records as Arrow arrays of `binary` or `string`, or their large forms. None: every row is null.
 
-    `headers` has those of a record as `producer.encode.encode_headers` writes them.
+    `headers` has those of a record as `producer.encoding.encode_headers` writes them.
     """
 
     keys: Optional[pa.Array]

@@ -22,10 +22,11 @@ from kafka.protocol.producer import InitProducerIdRequest, ProduceRequest
 
 from allocator.core.aio import BackgroundTasks, Backoff, wait_for_event, wall_ms
 from allocator.core.client import ErrorCode, KafkaClient, for_code
+from allocator.core.record import Record
 from allocator.errors import AllocatorError, BrokerError, Closed, ConfigError, TopicNotFound
 from allocator.producer.builder import BatchBuilder
 from allocator.producer.columns import ColumnsToSend, accelerated, by_partition
-from allocator.producer.encode import CODECS, TARGET_BYTES, Encoded
+from allocator.producer.encoding import CODECS, TARGET_BYTES, Encoded, written
 from allocator.producer.partitioner import Partitioner
 from allocator.types import TopicPartition
 
@@ -635,12 +636,13 @@ class Producer:
         self._progress.set()
 
 
-async def append(client: KafkaClient, partition: TopicPartition, encoded: Encoded, timeout_s: float = 30.0) -> int:
-    """Appends one record batch, without sequence numbers, and returns the offset of its first record. After a lost
-    response it may be stored twice.
+async def append(client: KafkaClient, partition: TopicPartition, records: Iterable[Record]) -> None:
+    """Appends records, without sequence numbers: after a lost response they may be stored twice. Raises BrokerError."""
+    for encoded in written(iter(records), 0):
+        await _append(client, partition, encoded)
 
-    Raises BrokerError.
-    """
+
+async def _append(client: KafkaClient, partition: TopicPartition, encoded: Encoded, timeout_s: float = 30.0) -> None:
     deadline = asyncio.get_running_loop().time() + timeout_s
     where = f"{partition.topic}:{partition.partition}"
     corrupt = 0
@@ -655,7 +657,7 @@ async def append(client: KafkaClient, partition: TopicPartition, encoded: Encode
             else:
                 (found,) = (part for topic in answer.responses for part in topic.partition_responses)
                 if not found.error_code:
-                    return int(found.base_offset)
+                    return
                 error = for_code(found.error_code, where)
                 corrupt += found.error_code == ErrorCode.CORRUPT_MESSAGE
                 error.retriable = error.retriable or 0 < corrupt < CORRUPT_TRIES

@@ -19,7 +19,7 @@ from kafka.protocol.producer import AddPartitionsToTxnRequest, EndTxnRequest, In
 from allocator.core.client import ErrorCode, KafkaClient, Reaction, for_code, reaction_to
 from allocator.errors import AllocatorError, BrokerError, ConfigError, TopicNotFound
 from allocator.producer.builder import BatchBuilder
-from allocator.producer.encode import Encoded
+from allocator.producer.encoding import Encoded
 from allocator.types import TopicPartition
 
 TRANSACTION: Final = 1  # the kind of coordinator: for transactions

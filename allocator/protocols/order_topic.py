@@ -21,7 +21,7 @@ from allocator.core.consumer import ConsumerBase
 from allocator.core.fetch import RangeReader
 from allocator.core.settings import check_topic
 from allocator.errors import AllocatorError, BrokerError, ConfigError, OrderRefused
-from allocator.producer.producer import Producer
+from allocator.producer import Producer
 from allocator.protocols.order_records import Entry, OrderRecords, result_record
 from allocator.types import TopicPartition
 

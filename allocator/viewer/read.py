@@ -18,7 +18,7 @@ from allocator.core.client import KafkaClient
 from allocator.core.fetch import Batch, RangeReader
 from allocator.core.settings import DEFAULT
 from allocator.errors import ConfigError, TopicNotFound
-from allocator.producer.partitioner import Partitioner
+from allocator.producer import Partitioner
 from allocator.types import IsolationLevel, Record, TopicPartition
 
 Offsets = Mapping[TopicPartition, int]

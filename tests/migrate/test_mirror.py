@@ -24,7 +24,7 @@ from allocator.errors import BrokerError, ConfigError
 from allocator.migrate.mirror import Mirror
 from allocator.migrate.takeover import NotEmpty
 from allocator.migrate.topics import TopicsDiffer, settings_of
-from allocator.producer.encode import written
+from allocator.producer.encoding import written
 from allocator.producer.producer import Producer
 from allocator.testing import LocalCluster, ProducedRecord, produce, wait_until_async
 from allocator.testing.versions import NEWEST

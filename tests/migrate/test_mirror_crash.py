@@ -30,7 +30,7 @@ from allocator.migrate.positions import PartitionPosition, Target
 from allocator.migrate.storage import OffsetStore
 from allocator.migrate.tails import Tail, digest
 from allocator.migrate.topics import TopicsDiffer
-from allocator.producer.encode import Encoded
+from allocator.producer.encoding import Encoded
 from allocator.testing import LocalCluster, produce, wait_until, wait_until_async
 from allocator.testing.versions import NEWEST
 from allocator.types import OffsetAndMetadata, TopicPartition

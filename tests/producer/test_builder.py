@@ -13,7 +13,7 @@ from allocator.core.fetch.batch import Batch
 from allocator.core.fetch.decode import scan
 from allocator.producer.builder import BatchBuilder
 from allocator.producer.columns import ColumnsToSend, accelerated, by_partition
-from allocator.producer.encode import CODECS, encode_headers
+from allocator.producer.encoding import CODECS, encode_headers
 from allocator.producer.partitioner import RUN, Partitioner, murmur2
 from allocator.testing.batches import ProducedRecord
 from allocator.testing.batches import encode as produced

@@ -10,7 +10,7 @@ from crc32c import crc32c
 
 from allocator.core.fetch.batch import Batch
 from allocator.core.fetch.decode import scan
-from allocator.producer.encode import TARGET_BYTES, encode
+from allocator.producer.encoding import TARGET_BYTES, encode
 from allocator.testing.batches import ProducedRecord
 from allocator.testing.batches import encode as produced
 

@@ -18,8 +18,8 @@ from kafka.record.memory_records import MemoryRecords
 from allocator.core.fetch.batch import Batch
 from allocator.core.record import Record
 from allocator.errors import CorruptRecordError
-from allocator.producer import encode as encoding
-from allocator.producer.encode import BatchTooLarge, Encoded, encode
+from allocator.producer import encoding
+from allocator.producer.encoding import BatchTooLarge, Encoded, encode
 
 # more examples for a search of rare cases
 TIMES = int(os.environ.get("ALLOCATOR_FUZZ_TIMES", "1"))

@@ -15,7 +15,7 @@ from allocator import Consumer
 from allocator.core.client.client import KafkaClient
 from allocator.errors import TopicNotFound
 from allocator.producer.columns import ColumnsToSend
-from allocator.producer.encode import CODECS
+from allocator.producer.encoding import CODECS
 from allocator.producer.producer import DeliveryFailed, Producer
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.types import TopicPartition

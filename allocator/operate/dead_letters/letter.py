@@ -17,7 +17,7 @@ from allocator.core.aio import milliseconds
 from allocator.core.text import plain
 from allocator.errors import ConfigError
 from allocator.handlers.dead_letter import CONNECT, FIRST_TIMESTAMP, PREFIX, REDRIVES, SPRING, own_headers
-from allocator.producer.transaction import NewRecord
+from allocator.producer import NewRecord
 from allocator.types import Record, TopicPartition
 
 

@@ -24,7 +24,7 @@ from allocator.core.fetch import RangeReader
 from allocator.core.settings import names_arguments
 from allocator.errors import ConfigError, TopicNotFound
 from allocator.operate.dead_letters.letter import Letter, LetterFilter, Note, Settled, redriven
-from allocator.producer.transaction import NewRecord, TooLargeForTopic, TransactionalWriter
+from allocator.producer import NewRecord, TooLargeForTopic, TransactionalWriter
 from allocator.types import Record, TopicPartition
 
 log = logging.getLogger(__name__)

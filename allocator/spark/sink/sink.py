@@ -15,9 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Optional
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from allocator.errors import ConfigError, TopicNotFound
-from allocator.producer.columns import ColumnsToSend
-from allocator.producer.encode import encode_headers
-from allocator.producer.producer import DeliveryFailed, Producer
+from allocator.producer import ColumnsToSend, DeliveryFailed, Producer, encode_headers
 from allocator.spark.errors import SchemaMismatch, WriteFailed
 from allocator.spark.link import ClusterLink
 from allocator.spark.options import Options

@@ -21,8 +21,7 @@ from allocator.core.membership import LeaderSettings, ZooKeeperMembership, ZooKe
 from allocator.core.offsets import Committer, Identity
 from allocator.core.znodes import AssignmentDocument, Paths
 from allocator.core.zookeeper import ZooKeeper
-from allocator.protocols.kafka_classic.membership import KafkaMembership
-from allocator.protocols.kafka_classic.settings import KafkaSettings
+from allocator.protocols.kafka_classic import KafkaMembership, KafkaSettings
 from allocator.types import NO_PARTITIONS, Partitions, TopicPartition
 
 T = TypeVar("T")

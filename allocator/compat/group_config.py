@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from allocator.assignors import Assignor
 from allocator.core.client import EARLIEST, LATEST, KafkaClient
-from allocator.core.consumer import MembershipConfig, assignors_of
+from allocator.core.consumer import MembershipConfig
 from allocator.core.settings import DEFAULT, SETTINGS, Faults, keyword_faults, names_arguments
 from allocator.core.text import shown
 from allocator.core.znodes import default_client_id
 from allocator.core.zookeeper import ZooKeeper
 from allocator.errors import AllocatorError
-from allocator.protocols.kafka_classic.settings import KafkaGroupSettings
+from allocator.protocols.kafka_classic import KafkaGroupSettings
 from allocator.types import Assignors
 
 START_OFFSETS: Final = {"earliest": EARLIEST, "latest": LATEST}
@@ -85,7 +85,7 @@ class ConsumerGroupConfig:
 
     def assignors(self) -> dict[str, Assignor]:
         """By their names, the preferred one first."""
-        return assignors_of(self.assignor)
+        return self._membership().assignors()
 
     @property
     def topic_poll_s(self) -> float:
@@ -116,9 +116,6 @@ class ConsumerGroupConfig:
 
     def _parts(self, faults: Faults) -> None:
         """Settings that contradict each other, or that their part refuses."""
-        apart = ("topics", "brokers", "security")
-        values = {name: value for name, value in vars(self).items() if name in SETTINGS and name not in apart}
-        values.update((name, None if name == "group" else DEFAULT[name]) for name in faults.keys & values.keys())
         attempts: list[tuple[str, Callable[[], Any]]] = []
         if not faults.keys & {"brokers", "security"}:
             attempts.append(("security", lambda: KafkaClient(self.brokers, security=self.security)))
@@ -133,10 +130,16 @@ class ConsumerGroupConfig:
                 faults.add(name, str(error))
         if "membership" in faults.keys:
             return
-        topics = () if "topics" in faults.keys else self.topics
-        for fault in MembershipConfig.of(**values, topics=topics).faults():
+        for fault in self._membership(faults.keys).faults():
             if not faults.keys.intersection(fault.settings):
                 faults.add(fault.settings[0], fault.text(vars(self)))
+
+    def _membership(self, wrong: Collection[str] = ()) -> MembershipConfig:
+        """`wrong`: settings that have faults, so that their defaults count."""
+        apart = ("brokers", "security")
+        values = {name: value for name, value in vars(self).items() if name in SETTINGS and name not in apart}
+        defaults = {**DEFAULT, "group": None, "topics": ()}
+        return MembershipConfig.of(**{**values, **{name: defaults[name] for name in values.keys() & set(wrong)}})
 
 
 def client_of(config: ConsumerGroupConfig) -> KafkaClient:

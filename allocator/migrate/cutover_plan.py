@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +12,6 @@ from pathlib import Path
 from typing import Any, Final, Optional
 
 from allocator.core.client import same_cluster
-from allocator.core.settings import KAFKA_PORT, ZOOKEEPER_PORT, parse_address
 from allocator.errors import ConfigError
 from allocator.migrate.storage import OffsetStore
 
@@ -20,6 +20,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+KAFKA_PORT, ZOOKEEPER_PORT = 9092, 2181
 # section -> key -> (type, default); ... means required
 _KEYS: Final[Mapping[str, Mapping[str, tuple[type, Any]]]] = {
     "cutover": {
@@ -151,12 +152,10 @@ def _digest(values: Mapping[str, Any]) -> str:
 def _servers(text: str, port: int) -> str:
     """The list of addresses in one spelling: sorted, in lower case, with ports; a chroot stays at the end."""
     addresses, slash, chroot = text.partition("/")
-    try:
-        found = {parse_address(each.lower(), port) for each in addresses.split(",")}
-    except ConfigError:
-        return text  # the connection names the fault
+    found = {each.strip().lower() for each in addresses.split(",")}
+    found = {each if re.search(r":\d+$", each) else f"{each}:{port}" for each in found}
     chroot = chroot.strip("/")
-    return ",".join(f"{host}:{number}" for host, number in sorted(found)) + (f"/{chroot}" if slash and chroot else "")
+    return ",".join(sorted(found)) + (f"/{chroot}" if slash and chroot else "")
 
 
 _WORDS: Final = {

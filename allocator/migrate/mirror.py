@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import time
 from collections import Counter, deque
 from collections.abc import Coroutine, Iterable, Mapping
 from typing import Any, Final, NamedTuple, Optional
 
 from allocator.core.aio import TaskGroup, first_of, wait_for_event, wall_ms, within
-from allocator.core.client import BY_NAME, LATEST, FetchRequest, KafkaClient, list_offsets
+from allocator.core.client import BY_NAME, FetchRequest, KafkaClient
 from allocator.core.consumer import ConsumerBase
 from allocator.core.fetch import Batch
 from allocator.core.offsets import GroupOffsets
-from allocator.core.subscription import NoPosition, RebalanceListener, compiled
+from allocator.core.subscription import NoPosition, RebalanceListener
 from allocator.core.zookeeper import NoChroot, ZooKeeper
 from allocator.errors import AllocatorError, CommitFailed, ConfigError, LogTruncated, OffsetOutOfRange
 from allocator.migrate.mirror_settings import MirrorSettings
@@ -35,8 +36,7 @@ from allocator.migrate.takeover import (
 from allocator.migrate.topic_sync import TopicSync, refuse_same_cluster
 from allocator.migrate.topics import ZNODE, TopicIds, deletes_after, same_topic
 from allocator.migrate.translate import ends_of
-from allocator.producer.encode import Encoded, encode
-from allocator.producer.producer import Producer
+from allocator.producer import Encoded, Producer, encode
 from allocator.types import OffsetAndMetadata, Partitions, TopicPartition
 
 __all__ = ["Mirror", "MirrorProgress", "MirrorSettings", "RecordsGone", "Throttle"]
@@ -492,8 +492,7 @@ class Mirror(RebalanceListener):
         await self._old.refresh(self.settings.topics)
         topics = self.settings.topics or [t for t in self._old.topics() if self._matches(t)]
         wanted = [TopicPartition(topic, n) for topic in topics for n in self._old.partitions(topic) or ()]
-        found = await list_offsets(self._old, dict.fromkeys(wanted, LATEST))
-        return {partition: end.offset for partition, end in found.items() if end is not None}
+        return {partition: log.end for partition, log in (await ends_of(self._old, wanted)).items()}
 
     async def _reached(self, goal: Mapping[TopicPartition, int]) -> bool:
         mine = self._consumer.assignment()
@@ -710,8 +709,7 @@ class Mirror(RebalanceListener):
         return 0 if position is None else position.acked
 
     def _matches(self, topic: str) -> bool:
-        pattern = compiled(self.settings.pattern)
-        return pattern is not None and pattern.match(topic) is not None
+        return re.match(self.settings.pattern or "", topic) is not None
 
 
 async def _reach(hosts: str, create: bool) -> None:

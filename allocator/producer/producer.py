@@ -22,13 +22,12 @@ from kafka.protocol.producer import InitProducerIdRequest, ProduceRequest
 
 from allocator.core.aio import BackgroundTasks, Backoff, wait_for_event, wall_ms
 from allocator.core.client import ErrorCode, KafkaClient, for_code
-from allocator.core.record import Record
 from allocator.errors import AllocatorError, BrokerError, Closed, ConfigError, TopicNotFound
 from allocator.producer.builder import BatchBuilder
 from allocator.producer.columns import ColumnsToSend, accelerated, by_partition
 from allocator.producer.encoding import CODECS, TARGET_BYTES, Encoded, written
 from allocator.producer.partitioner import Partitioner
-from allocator.types import TopicPartition
+from allocator.types import Record, TopicPartition
 
 log = logging.getLogger(__name__)
 

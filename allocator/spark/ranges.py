@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, Optional, Union
 
 from allocator.core.aio import milliseconds
-from allocator.core.subscription import checked
+from allocator.core.settings import check_topic
 from allocator.spark.errors import CheckpointMismatch
 from allocator.types import TopicPartition
 
@@ -198,7 +198,7 @@ def partitions_of(text: str) -> tuple[TopicPartition, ...]:
     """{"orders": [0, 1]}, as Spark's `assign` has it. Raises ValueError."""
     found = []
     for topic, numbers in _object(text).items():
-        checked([topic])
+        check_topic(topic)
         if not isinstance(numbers, list) or not numbers:
             raise ValueError(f"{topic!r} needs a list of partition numbers, not {json.dumps(numbers)}")
         found += [TopicPartition(topic, _number(topic, number)) for number in numbers]
@@ -213,7 +213,7 @@ def partitions_of(text: str) -> tuple[TopicPartition, ...]:
 def _by_partition(text: str) -> dict[TopicPartition, int]:
     found: dict[TopicPartition, int] = {}
     for topic, numbers in _object(text).items():
-        checked([topic])
+        check_topic(topic)
         if not isinstance(numbers, Mapping) or not numbers:
             raise ValueError(f"{topic!r} needs an object of partition numbers, not {json.dumps(numbers)}")
         for number, value in numbers.items():
@@ -275,8 +275,9 @@ class StreamOffsets(NamedTuple):
         topics = dict(given)
         begin, ids = topics.pop(BEGIN, {}), topics.pop(IDS, {})
         try:
-            checked(ids)
-            return cls(_partitions(topics), _partitions(begin), {topic: str(known) for topic, known in ids.items()})
+            return cls(
+                _partitions(topics), _partitions(begin), {_topic(each): str(known) for each, known in ids.items()}
+            )
         except (AttributeError, TypeError, ValueError) as error:
             raise CheckpointMismatch(
                 f"the checkpoint has no offsets of topics ({error}): another source wrote it; give the query its own "
@@ -313,9 +314,13 @@ def _by_topic(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]
 
 
 def _partitions(topics: Mapping[str, Any]) -> dict[TopicPartition, int]:
-    checked(topics)
     return {
-        TopicPartition(topic, int(number)): int(offset)
+        TopicPartition(_topic(topic), int(number)): int(offset)
         for topic, numbers in topics.items()
         for number, offset in numbers.items()
     }
+
+
+def _topic(name: str) -> str:
+    check_topic(name)
+    return name

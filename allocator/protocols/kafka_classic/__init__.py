@@ -7,3 +7,10 @@ May touch: the group on its coordinator; no record and no offset.
 SyncGroup, `messages` composes the requests. `plan` computes the leader's assignment, without I/O; `consumer_protocol`
 has the bytes that members send each other through the coordinator.
 """
+
+from __future__ import annotations
+
+from allocator.protocols.kafka_classic.membership import KafkaMembership
+from allocator.protocols.kafka_classic.settings import KafkaGroupSettings, KafkaSettings
+
+__all__ = ["KafkaGroupSettings", "KafkaMembership", "KafkaSettings"]

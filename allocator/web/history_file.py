@@ -13,7 +13,6 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, TimeoutError
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, TypeVar
 
@@ -279,7 +278,7 @@ class _Written(NamedTuple):
 
 def _fresh(name: str, group: WatchedGroup, before: _Written, entries: _Entries) -> _Written:
     """Adds the entries that the file does not have yet to `entries`. Returns the entries that it has then."""
-    entries.points += [(name, point) for point in group.series.points if point.at > before.point]
+    entries.points.extend((name, point) for point in group.series.points if point.at > before.point)
     versions = {}
     for rebalance in group.history.rebalances:
         version = versions[rebalance.id] = (rebalance.ended, rebalance.generation, len(rebalance.moves))
@@ -293,12 +292,13 @@ def _fresh(name: str, group: WatchedGroup, before: _Written, entries: _Entries) 
     return _Written(newest, versions, assignment if remembered is not None else before.assignment)
 
 
-@dataclass
-class _Entries:
-    points: list[tuple[str, Point]] = field(default_factory=list)
-    rebalances: list[tuple[str, Mapping[str, Any], Mapping[str, Any]]] = field(default_factory=list)
-    events: list[Event] = field(default_factory=list)
-    assignments: list[tuple[str, float, Remembered]] = field(default_factory=list)
+class _Entries(NamedTuple):
+    """The arguments of `HistoryFile.add`."""
+
+    points: list[tuple[str, Point]]
+    rebalances: list[tuple[str, Mapping[str, Any], Mapping[str, Any]]]
+    events: list[Event]
+    assignments: list[tuple[str, float, Remembered]]
 
 
 async def keep(watcher: Watcher, archive: HistoryFile) -> None:
@@ -312,7 +312,7 @@ async def keep(watcher: Watcher, archive: HistoryFile) -> None:
     events, tidied = 0, 0.0
 
     def collect() -> tuple[_Entries, dict[str, _Written], int]:
-        entries, now = _Entries(events=watcher.log.since(events)), {}
+        entries, now = _Entries([], [], watcher.log.since(events), []), {}
         for name, group in watcher.groups.items():
             if group.seen:
                 now[name] = _fresh(name, group, written.get(name, _Written(began)), entries)
@@ -321,26 +321,20 @@ async def keep(watcher: Watcher, archive: HistoryFile) -> None:
     def write(entries: _Entries, now: dict[str, _Written], count: int) -> None:
         # in the thread of the file: a cancelled task does not see that its write succeeded, and would repeat it
         nonlocal written, events
-        archive.add(entries.points, entries.rebalances, entries.events, entries.assignments)
-        written, events = now, count
-
-    def leave_out(error: Exception, what: _Entries, now: dict[str, _Written], count: int) -> None:
-        nonlocal written, events
-        left = len(what.points) + len(what.rebalances) + len(what.events) + len(what.assignments)
-        log.error("the history %s leaves out %d entries: %s", archive.path, left, shown(error), exc_info=error)
+        try:
+            archive.add(*entries)
+        except sqlite3.Error:
+            raise
+        except Exception as error:
+            left = len(entries.points) + len(entries.rebalances) + len(entries.events) + len(entries.assignments)
+            log.error("the history %s leaves out %d entries: %s", archive.path, left, shown(error), exc_info=error)
         written, events = now, count
 
     try:
         while True:
             await asyncio.sleep(WRITE_S)
-            entries = collect()
             try:
-                try:
-                    await archive.do(write, *entries)
-                except (sqlite3.Error, asyncio.CancelledError):
-                    raise
-                except Exception as error:  # noqa: BLE001 - one entry must not keep later ones out of the file
-                    leave_out(error, *entries)
+                await archive.do(write, *collect())
                 if time.monotonic() - tidied > TIDY_S:
                     await archive.do(archive.tidy, time.time())
                     tidied = time.monotonic()

@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-import struct
-import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
-from allocator.core.text import text_of, utf8
 from allocator.errors import AllocatorError, BrokerError
 from allocator.handlers.late_producer import LateProducer, Outgoing
+from allocator.handlers.letter_headers import headers_of
 from allocator.producer import DeliveryFailed
 from allocator.types import Record
-
-PREFIX = "allocator."
-# the names that Spring Kafka's DeadLetterPublishingRecoverer and Kafka Connect write, because tools know them
-SPRING = "kafka_dlt-"
-CONNECT = "__connect.errors."
-REDRIVES = "allocator.redrives"  # counts how often the record was written back to its topic
-FIRST_TIMESTAMP = "allocator.first_timestamp"  # of a redriven record: its timestamp before the first redrive, in ms
-ERROR_BYTES = 1000  # bytes of the error's text; a longer text could make a large record exceed the limit of the topic
-STACK_BYTES = 4000
 
 
 class DeadLetterTopic:
@@ -69,54 +58,3 @@ def not_taken(what: str, record: Record, failure: AllocatorError) -> BrokerError
         code=getattr(refusal, "code", None),
         retriable=True,
     )
-
-
-def headers_of(record: Record, group: str, error: BaseException, attempts: int) -> list[tuple[str, Optional[bytes]]]:
-    """The record's own headers, then `allocator.topic`, `.partition`, `.offset`, `.timestamp`, `.group`, `.error` and
-    `.attempts` as text, then the same and the stack under Spring Kafka's names, with its binary numbers.
-
-    If the record was a dead letter before, its earlier headers are left out, except those of redrives.
-    """
-    kind = f"{type(error).__module__}.{type(error).__qualname__}"
-    text = text_of(error)
-    ours = {
-        "topic": record.topic,
-        "partition": str(record.partition),
-        "offset": str(record.offset),
-        "timestamp": str(record.timestamp),
-        "group": group,
-        "error": f"{kind}: {text}",
-        "attempts": str(attempts),
-    }
-    if record.key is None and record.value is None:
-        ours["null_value"] = "true"
-    stack = utf8("".join(traceback.format_exception(type(error), error, error.__traceback__)))
-    time_type = (
-        "NoTimestampType" if record.timestamp_type is None else ("CreateTime", "LogAppendTime")[record.timestamp_type]
-    )
-    springs = {
-        "original-topic": utf8(record.topic),
-        "original-partition": struct.pack(">i", record.partition),
-        "original-offset": struct.pack(">q", record.offset),
-        "original-timestamp": struct.pack(">q", record.timestamp),
-        "original-timestamp-type": time_type.encode(),
-        "original-consumer-group": utf8(group),
-        "exception-fqcn": utf8(kind),
-        "exception-message": utf8(text)[:ERROR_BYTES],
-        # keep the end of the stack: it has the innermost call and the error
-        "exception-stacktrace": stack[-STACK_BYTES:],
-    }
-    return [
-        *own_headers(record),
-        *((PREFIX + name, utf8(each)[:ERROR_BYTES]) for name, each in ours.items()),
-        *((SPRING + name, data) for name, data in springs.items()),
-    ]
-
-
-def own_headers(record: Record) -> list[tuple[str, Optional[bytes]]]:
-    """Returns the headers that a record had before it became a dead letter, and those of earlier redrives."""
-    return [
-        (name, value)
-        for name, value in record.headers
-        if name in (REDRIVES, FIRST_TIMESTAMP) or not name.startswith((PREFIX, SPRING, CONNECT))
-    ]

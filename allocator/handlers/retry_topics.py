@@ -4,8 +4,8 @@ A group has one retry topic for each delay, `<group>.retry-10m`, whatever topics
 topics beside their own. A record goes from its topic to the first retry topic, from there to the next, and from the
 last to the dead letters. Each retry topic makes one attempt.
 
-Headers of a record there: those of a dead letter (`dead_letter.headers_of`), `allocator.retries` (the number of retry
-topics that the record has been in) and `allocator.due` (milliseconds since the epoch, by the clock of the sender).
+Headers of a record there: those of a dead letter (`letter_headers.py`), `allocator.retries` (the number of retry topics
+that the record has been in) and `allocator.due` (milliseconds since the epoch, by the clock of the sender).
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from allocator.core.aio import wall_ms
 from allocator.core.client import KafkaClient, create, describe_configs
 from allocator.core.settings import check_topic, parse_delay
 from allocator.errors import AllocatorError, BrokerError, ConfigError
-from allocator.handlers.dead_letter import PREFIX, SPRING, headers_of, not_taken, outgoing
+from allocator.handlers.dead_letter import not_taken, outgoing
 from allocator.handlers.handlers import Handler
 from allocator.handlers.late_producer import LateProducer, Outgoing
+from allocator.handlers.letter_headers import PREFIX, SPRING, headers_of
 from allocator.producer import Producer
 from allocator.types import Record
 

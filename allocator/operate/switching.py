@@ -16,7 +16,7 @@ from allocator.core.settings import DEFAULT, names_arguments
 from allocator.core.subscription import check_listener
 from allocator.core.zookeeper import SessionState, ZooKeeper, ZooKeeperError, retrying
 from allocator.errors import AllocatorError, Closed, ConfigError
-from allocator.handlers.consumer import Consumer
+from allocator.handlers import Consumer
 from allocator.operate.cluster_choice import ClusterChoice, choice_path, read_choice
 from allocator.types import Offset, OffsetAndMetadata, PartitionKey, PartitionLike, TopicPartition
 

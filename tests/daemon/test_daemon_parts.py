@@ -20,8 +20,8 @@ import pytest
 from allocator.daemon import process as logs
 from allocator.daemon.notify import Notifier
 from allocator.errors import ConfigError
-from allocator.handlers.dead_letter import headers_of
 from allocator.handlers.handlers import load_handler
+from allocator.handlers.letter_headers import headers_of
 from allocator.types import Record
 
 MODULE = """

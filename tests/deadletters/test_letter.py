@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from allocator.handlers.dead_letter import headers_of
+from allocator.handlers.letter_headers import headers_of
 from allocator.operate.dead_letters import Letter, LetterFilter, Settled
 from allocator.operate.dead_letters.letter import Note, redriven
 from allocator.types import Record, TopicPartition

@@ -20,10 +20,10 @@ from allocator.core.subscription.patterns import topic_pattern, with_topics
 from allocator.core.telemetry.measures import Measures
 from allocator.errors import BrokerError, ConfigError
 from allocator.handlers import due
-from allocator.handlers.dead_letter import headers_of
 from allocator.handlers.due import DueGate
 from allocator.handlers.handlers import Handler
 from allocator.handlers.late_producer import Outgoing
+from allocator.handlers.letter_headers import headers_of
 from allocator.handlers.policy import ErrorPolicy, Retries
 from allocator.handlers.processor import Processor, ProcessSettings
 from allocator.handlers.retry_topics import RetryPlan, RetryTopics

@@ -1,22 +1,15 @@
-"""One dead letter: the record, and what its headers say of its first place and of the error. Pure.
-
-Headers of three writers are read: this library's `allocator.*`, Spring Kafka's `kafka_dlt-*` (numbers are big-endian
-integers of 4 and 8 bytes) and Kafka Connect's `__connect.errors.*` (numbers are text).
-"""
+"""One dead letter: the record, and what its headers say of its first place and of the error. Pure."""
 
 from __future__ import annotations
 
 import json
 import re
-import struct
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Optional
 
 from allocator.core.aio import milliseconds
-from allocator.core.text import plain
 from allocator.errors import ConfigError
-from allocator.handlers.dead_letter import CONNECT, FIRST_TIMESTAMP, PREFIX, REDRIVES, SPRING, own_headers
+from allocator.handlers import origin_of, restored
 from allocator.producer import NewRecord
 from allocator.types import Record, TopicPartition
 
@@ -90,22 +83,19 @@ class Letter:
     @classmethod
     def of(cls, record: Record, settled: Settled | None = None) -> Letter:
         """Reads the headers; of several with one name the last counts."""
-        headers = {name: value for name, value in record.headers if value is not None}
-        topic = _text(headers, PREFIX + "topic", SPRING + "original-topic", CONNECT + "topic")
-        number = _number(headers, "partition", ">i")
-        timestamp = _number(headers, "timestamp", ">q")
+        origin = origin_of(record)
         return cls(
             TopicPartition(record.topic, record.partition),
             record.offset,
             record,
-            TopicPartition(topic, number) if topic and number is not None else None,
-            _number(headers, "offset", ">q"),
-            record.timestamp if timestamp is None else timestamp,
-            _text(headers, PREFIX + "group", SPRING + "original-consumer-group", CONNECT + "connector.name"),
-            _error(headers),
-            _text(headers, SPRING + "exception-stacktrace", CONNECT + "exception.stacktrace", lines=True),
-            _integer(headers.get(PREFIX + "attempts")),
-            _integer(headers.get(REDRIVES)) or 0,
+            origin.partition,
+            origin.offset,
+            record.timestamp if origin.timestamp is None else origin.timestamp,
+            origin.group,
+            origin.error,
+            origin.stack,
+            origin.attempts,
+            origin.redrives,
             settled,
         )
 
@@ -173,13 +163,8 @@ def redriven(letter: Letter, now_ms: int) -> NewRecord:
 
     Its timestamp is `now_ms`: the retention of its topic could delete an old one at once.
     """
-    record = letter.record
-    null = dict(record.headers).get(PREFIX + "null_value") == b"true"
-    own = own_headers(record)
-    headers = [each for each in own if each[0] not in (REDRIVES, FIRST_TIMESTAMP)]
-    first_ms = dict(own).get(FIRST_TIMESTAMP) or b"%d" % letter.original_timestamp
-    headers += [(FIRST_TIMESTAMP, first_ms), (REDRIVES, b"%d" % (letter.redrives + 1))]
-    return NewRecord(record.key, None if null else record.value, now_ms, headers)
+    value, headers = restored(letter.record)
+    return NewRecord(letter.record.key, value, now_ms, headers)
 
 
 def parse_place(name: str) -> tuple[int, int]:
@@ -196,35 +181,3 @@ def parse_time(option: str, text: str | None) -> int | None:
         return milliseconds(text) if text else None
     except ValueError as error:
         raise ConfigError(f"{option} {text!r} is not a time such as 2026-01-31T12:00:00Z ({error})") from None
-
-
-def _error(headers: Mapping[str, bytes]) -> str:
-    ours = _text(headers, PREFIX + "error")
-    if ours:
-        return ours
-    kind = _text(headers, SPRING + "exception-fqcn", CONNECT + "exception.class.name")
-    message = _text(headers, SPRING + "exception-message", CONNECT + "exception.message")
-    return ": ".join(filter(None, (kind, message)))
-
-
-def _text(headers: Mapping[str, bytes], *names: str, lines: bool = False) -> str:
-    found = next((headers[name] for name in names if name in headers), b"")
-    return plain(found.decode(errors="replace"), lines=lines)
-
-
-def _number(headers: Mapping[str, bytes], name: str, format: str) -> int | None:
-    springs = headers.get(SPRING + "original-" + name)
-    for text in (headers.get(PREFIX + name), headers.get(CONNECT + name)):
-        number = _integer(text)
-        if number is not None:
-            return number
-    if springs is not None and len(springs) == struct.calcsize(format):
-        return int(struct.unpack(format, springs)[0])
-    return None
-
-
-def _integer(text: bytes | None) -> int | None:
-    try:
-        return None if text is None else int(text)
-    except ValueError:
-        return None

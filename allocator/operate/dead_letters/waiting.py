@@ -13,7 +13,7 @@ from typing import Any, Optional
 from allocator.core.aio import within
 from allocator.core.client import KafkaClient
 from allocator.core.fetch import RangeReader
-from allocator.handlers.retry_topics import due_ms, is_retry_topic
+from allocator.handlers import due_ms, is_retry_topic
 from allocator.operate.group_report import Logs
 from allocator.types import TopicPartition
 

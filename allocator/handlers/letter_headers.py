@@ -1,0 +1,153 @@
+"""The headers that say where a dead letter comes from: how they are written, and how they are read again. Pure.
+
+Headers of three writers are read: this library's `allocator.*`, Spring Kafka's `kafka_dlt-*` (numbers are big-endian
+integers of 4 and 8 bytes) and Kafka Connect's `__connect.errors.*` (numbers are text).
+"""
+
+from __future__ import annotations
+
+import struct
+import traceback
+from collections.abc import Mapping
+from typing import NamedTuple, Optional
+
+from allocator.core.text import plain, text_of, utf8
+from allocator.types import Record, TopicPartition
+
+PREFIX = "allocator."
+# the names that Spring Kafka's DeadLetterPublishingRecoverer and Kafka Connect write, because tools know them
+SPRING = "kafka_dlt-"
+CONNECT = "__connect.errors."
+REDRIVES = "allocator.redrives"  # counts how often the record was written back to its topic
+FIRST_TIMESTAMP = "allocator.first_timestamp"  # of a redriven record: its timestamp before the first redrive, in ms
+ERROR_BYTES = 1000  # bytes of the error's text; a longer text could make a large record exceed the limit of the topic
+STACK_BYTES = 4000
+
+
+class Origin(NamedTuple):
+    """What the headers of a dead letter say. None, or "" for texts: they do not say it."""
+
+    partition: Optional[TopicPartition]
+    offset: Optional[int]
+    timestamp: Optional[int]
+    """Milliseconds since the epoch."""
+    group: str
+    error: str
+    """The error's class and message."""
+    stack: str
+    attempts: Optional[int]
+    redrives: int
+    """How often the record was written back to its topic before."""
+
+
+def headers_of(record: Record, group: str, error: BaseException, attempts: int) -> list[tuple[str, Optional[bytes]]]:
+    """The record's own headers, then `allocator.topic`, `.partition`, `.offset`, `.timestamp`, `.group`, `.error` and
+    `.attempts` as text, then the same and the stack under Spring Kafka's names, with its binary numbers.
+
+    If the record was a dead letter before, its earlier headers are left out, except those of redrives.
+    """
+    kind = f"{type(error).__module__}.{type(error).__qualname__}"
+    text = text_of(error)
+    ours = {
+        "topic": record.topic,
+        "partition": str(record.partition),
+        "offset": str(record.offset),
+        "timestamp": str(record.timestamp),
+        "group": group,
+        "error": f"{kind}: {text}",
+        "attempts": str(attempts),
+    }
+    if record.key is None and record.value is None:
+        ours["null_value"] = "true"
+    stack = utf8("".join(traceback.format_exception(type(error), error, error.__traceback__)))
+    time_type = (
+        "NoTimestampType" if record.timestamp_type is None else ("CreateTime", "LogAppendTime")[record.timestamp_type]
+    )
+    springs = {
+        "original-topic": utf8(record.topic),
+        "original-partition": struct.pack(">i", record.partition),
+        "original-offset": struct.pack(">q", record.offset),
+        "original-timestamp": struct.pack(">q", record.timestamp),
+        "original-timestamp-type": time_type.encode(),
+        "original-consumer-group": utf8(group),
+        "exception-fqcn": utf8(kind),
+        "exception-message": utf8(text)[:ERROR_BYTES],
+        # keep the end of the stack: it has the innermost call and the error
+        "exception-stacktrace": stack[-STACK_BYTES:],
+    }
+    return [
+        *own_headers(record),
+        *((PREFIX + name, utf8(each)[:ERROR_BYTES]) for name, each in ours.items()),
+        *((SPRING + name, data) for name, data in springs.items()),
+    ]
+
+
+def own_headers(record: Record) -> list[tuple[str, Optional[bytes]]]:
+    """Returns the headers that a record had before it became a dead letter, and those of earlier redrives."""
+    return [
+        (name, value)
+        for name, value in record.headers
+        if name in (REDRIVES, FIRST_TIMESTAMP) or not name.startswith((PREFIX, SPRING, CONNECT))
+    ]
+
+
+def origin_of(record: Record) -> Origin:
+    """Reads the headers; of several with one name the last counts."""
+    headers = {name: value for name, value in record.headers if value is not None}
+    topic = _text(headers, PREFIX + "topic", SPRING + "original-topic", CONNECT + "topic")
+    number = _number(headers, "partition", ">i")
+    return Origin(
+        TopicPartition(topic, number) if topic and number is not None else None,
+        _number(headers, "offset", ">q"),
+        _number(headers, "timestamp", ">q"),
+        _text(headers, PREFIX + "group", SPRING + "original-consumer-group", CONNECT + "connector.name"),
+        _error(headers),
+        _text(headers, SPRING + "exception-stacktrace", CONNECT + "exception.stacktrace", lines=True),
+        _integer(headers.get(PREFIX + "attempts")),
+        _integer(headers.get(REDRIVES)) or 0,
+    )
+
+
+def restored(record: Record) -> tuple[Optional[bytes], list[tuple[str, Optional[bytes]]]]:
+    """Returns the value and the headers of the record as it was, and two headers more: its first timestamp, and how
+    often it was redriven."""
+    origin, own = origin_of(record), own_headers(record)
+    headers = [each for each in own if each[0] not in (REDRIVES, FIRST_TIMESTAMP)]
+    first_ms = record.timestamp if origin.timestamp is None else origin.timestamp
+    headers += [
+        (FIRST_TIMESTAMP, dict(own).get(FIRST_TIMESTAMP) or b"%d" % first_ms),
+        (REDRIVES, b"%d" % (origin.redrives + 1)),
+    ]
+    return None if dict(record.headers).get(PREFIX + "null_value") == b"true" else record.value, headers
+
+
+def _error(headers: Mapping[str, bytes]) -> str:
+    ours = _text(headers, PREFIX + "error")
+    if ours:
+        return ours
+    kind = _text(headers, SPRING + "exception-fqcn", CONNECT + "exception.class.name")
+    message = _text(headers, SPRING + "exception-message", CONNECT + "exception.message")
+    return ": ".join(filter(None, (kind, message)))
+
+
+def _text(headers: Mapping[str, bytes], *names: str, lines: bool = False) -> str:
+    found = next((headers[name] for name in names if name in headers), b"")
+    return plain(found.decode(errors="replace"), lines=lines)
+
+
+def _number(headers: Mapping[str, bytes], name: str, format: str) -> int | None:
+    springs = headers.get(SPRING + "original-" + name)
+    for text in (headers.get(PREFIX + name), headers.get(CONNECT + name)):
+        number = _integer(text)
+        if number is not None:
+            return number
+    if springs is not None and len(springs) == struct.calcsize(format):
+        return int(struct.unpack(format, springs)[0])
+    return None
+
+
+def _integer(text: bytes | None) -> int | None:
+    try:
+        return None if text is None else int(text)
+    except ValueError:
+        return None

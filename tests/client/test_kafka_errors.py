@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import kafka.errors as kafka_errors
 
-from allocator.core.client.errors import ErrorCode, RequestFailed, Unsupported, WrongResponse, broker_error, for_code
+from allocator.core.client.errors import (
+    OTHERS,
+    ErrorCode,
+    RequestFailed,
+    Unsupported,
+    WrongResponse,
+    broker_error,
+    for_code,
+)
 
 # kafka-python's name -> Kafka's
 RENAMED = {
@@ -21,7 +29,9 @@ def test_the_table_has_the_codes_of_kafka_python_under_kafkas_names() -> None:
     theirs = {kind.errno: kind for kind in vars(kafka_errors).values() if getattr(kind, "errno", None) is not None}
     assert len(theirs) > 120
     expected = {code: (RENAMED.get(kind.message, kind.message), bool(kind.retriable)) for code, kind in theirs.items()}
-    ours = {int(code): (code.name, for_code(code, "x").retriable) for code in ErrorCode}
+    names = {**{int(code): code.name for code in ErrorCode}, **OTHERS}
+    assert len(names) == len(ErrorCode) + len(OTHERS)
+    ours = {code: (name, for_code(code, "x").retriable) for code, name in names.items()}
     assert {code: ours.get(code) for code in expected} == expected
     # newer than kafka-python's table, up to Kafka 4.2
     assert sorted(set(ours) - set(expected)) == list(range(max(expected) + 1, 134))

@@ -37,7 +37,8 @@ RETRY, REFRESH, REFIND, FAIL = Reaction.RETRY, Reaction.REFRESH, Reaction.REFIND
 
 
 class ErrorCode(enum.IntEnum):
-    """An error code of Kafka's protocol under Kafka's name, with the usual reaction and what the code means."""
+    """An error code of Kafka's protocol under Kafka's name, with the usual reaction and what the code means. `OTHERS`
+    has the codes that clients only report."""
 
     reaction: Reaction
     meaning: str
@@ -59,14 +60,12 @@ class ErrorCode(enum.IntEnum):
     # never take
     CORRUPT_MESSAGE = 2, FAIL, "damaged on the way, or a record that the topic never takes, as one without a key"
     UNKNOWN_TOPIC_OR_PARTITION = 3, REFRESH, "the broker does not have it, or this user may not see it"
-    INVALID_FETCH_SIZE = 4
     LEADER_NOT_AVAILABLE = 5, REFRESH, "its replicas elect a leader"
     NOT_LEADER_OR_FOLLOWER = 6, REFRESH, "another broker leads the partition"
     REQUEST_TIMED_OUT = 7, RETRY, "the broker could not do it in time"
     BROKER_NOT_AVAILABLE = 8
     REPLICA_NOT_AVAILABLE = 9, REFRESH
     MESSAGE_TOO_LARGE = 10, FAIL, "larger than max.message.bytes of the topic"
-    STALE_CONTROLLER_EPOCH = 11
     OFFSET_METADATA_TOO_LARGE = 12, FAIL, "larger than offset.metadata.max.bytes of the broker"
     NETWORK_EXCEPTION = 13, REFRESH
     COORDINATOR_LOAD_IN_PROGRESS = 14, RETRY, "the coordinator reads its log"
@@ -76,7 +75,6 @@ class ErrorCode(enum.IntEnum):
     RECORD_LIST_TOO_LARGE = 18, FAIL, "larger than segment.bytes of the topic"
     NOT_ENOUGH_REPLICAS = 19, RETRY, "fewer replicas are in sync than min.insync.replicas"
     NOT_ENOUGH_REPLICAS_AFTER_APPEND = 20, RETRY, "written, but to fewer replicas than min.insync.replicas"
-    INVALID_REQUIRED_ACKS = 21
     ILLEGAL_GENERATION = 22, FAIL, "that generation of the group is over"
     INCONSISTENT_GROUP_PROTOCOL = 23, FAIL, "the members have no assignor or no group protocol in common"
     INVALID_GROUP_ID = 24, FAIL, "no valid name of a group"
@@ -94,8 +92,6 @@ class ErrorCode(enum.IntEnum):
     TOPIC_ALREADY_EXISTS = 36, FAIL, "there is a topic of this name"
     INVALID_PARTITIONS = 37
     INVALID_REPLICATION_FACTOR = 38, FAIL, "the cluster has fewer brokers"
-    INVALID_REPLICA_ASSIGNMENT = 39
-    INVALID_CONFIG = 40
     NOT_CONTROLLER = 41, RETRY, "another broker is the controller"
     INVALID_REQUEST = 42, FAIL, "the broker's log has the cause"
     UNSUPPORTED_FOR_MESSAGE_FORMAT = 43, FAIL, "the topic has an older record format"
@@ -107,32 +103,18 @@ class ErrorCode(enum.IntEnum):
     INVALID_PRODUCER_ID_MAPPING = 49, FAIL, "another producer has this transactional id"
     INVALID_TRANSACTION_TIMEOUT = 50, FAIL, "longer than transaction.max.timeout.ms of the broker"
     CONCURRENT_TRANSACTIONS = 51, RETRY, "the previous transaction of this id still ends"
-    TRANSACTION_COORDINATOR_FENCED = 52
     TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53, FAIL, "grant this user the right to use the transactional id"
-    SECURITY_DISABLED = 54
-    OPERATION_NOT_ATTEMPTED = 55
     KAFKA_STORAGE_ERROR = 56, REFRESH, "the broker's disk fails"
-    LOG_DIR_NOT_FOUND = 57
     SASL_AUTHENTICATION_FAILED = 58
     UNKNOWN_PRODUCER_ID = 59, FAIL, "the broker knows nothing of this producer any more"
     REASSIGNMENT_IN_PROGRESS = 60, FAIL, "the partition moves to other brokers"
-    DELEGATION_TOKEN_AUTH_DISABLED = 61
-    DELEGATION_TOKEN_NOT_FOUND = 62
-    DELEGATION_TOKEN_OWNER_MISMATCH = 63
-    DELEGATION_TOKEN_REQUEST_NOT_ALLOWED = 64
-    DELEGATION_TOKEN_AUTHORIZATION_FAILED = 65
-    DELEGATION_TOKEN_EXPIRED = 66
-    INVALID_PRINCIPAL_TYPE = 67
     NON_EMPTY_GROUP = 68, FAIL, "the group has members"
     GROUP_ID_NOT_FOUND = 69, FAIL, "there is no group of this name"
     FETCH_SESSION_ID_NOT_FOUND = 70, RETRY
     INVALID_FETCH_SESSION_EPOCH = 71, RETRY
     LISTENER_NOT_FOUND = 72, REFRESH, "the leader has no listener of this name"
-    TOPIC_DELETION_DISABLED = 73
     FENCED_LEADER_EPOCH = 74, REFRESH, "the partition has a newer leader"
     UNKNOWN_LEADER_EPOCH = 75, REFRESH, "the broker does not know the newest leader yet"
-    UNSUPPORTED_COMPRESSION_TYPE = 76
-    STALE_BROKER_EPOCH = 77
     OFFSET_NOT_AVAILABLE = 78, RETRY, "a new leader does not know its high watermark yet"
     MEMBER_ID_REQUIRED = 79
     PREFERRED_LEADER_NOT_AVAILABLE = 80, REFRESH
@@ -140,56 +122,47 @@ class ErrorCode(enum.IntEnum):
     FENCED_INSTANCE_ID = 82, FAIL, "another process has this instance id"
     ELIGIBLE_LEADERS_NOT_AVAILABLE = 83, REFRESH
     ELECTION_NOT_NEEDED = 84, REFRESH
-    NO_REASSIGNMENT_IN_PROGRESS = 85
     GROUP_SUBSCRIBED_TO_TOPIC = 86, FAIL, "members of the group read the topic"
     INVALID_RECORD = 87, FAIL, "the topic does not take this record, as one without a key if it is compacted"
     UNSTABLE_OFFSET_COMMIT = 88, RETRY, "an open transaction may still commit an offset"
     THROTTLING_QUOTA_EXCEEDED = 89, RETRY
     PRODUCER_FENCED = 90, FAIL, "another producer has taken over this transactional id"
-    RESOURCE_NOT_FOUND = 91
-    DUPLICATE_RESOURCE = 92
-    UNACCEPTABLE_CREDENTIAL = 93
-    INCONSISTENT_VOTER_SET = 94
-    INVALID_UPDATE_VERSION = 95
-    FEATURE_UPDATE_FAILED = 96
-    PRINCIPAL_DESERIALIZATION_FAILURE = 97
-    SNAPSHOT_NOT_FOUND = 98
-    POSITION_OUT_OF_RANGE = 99
     UNKNOWN_TOPIC_ID = 100, REFRESH, "the broker has no topic of this id"
-    DUPLICATE_BROKER_REGISTRATION = 101
-    BROKER_ID_NOT_REGISTERED = 102
     INCONSISTENT_TOPIC_ID = 103, REFRESH, "the topic was deleted and created again"
-    INCONSISTENT_CLUSTER_ID = 104
-    TRANSACTIONAL_ID_NOT_FOUND = 105
     FETCH_SESSION_TOPIC_ID_ERROR = 106, RETRY
-    INELIGIBLE_REPLICA = 107
-    NEW_LEADER_ELECTED = 108
-    OFFSET_MOVED_TO_TIERED_STORAGE = 109
     FENCED_MEMBER_EPOCH = 110, FAIL, "the group has removed this member"
     UNRELEASED_INSTANCE_ID = 111, FAIL, "another member has this instance id and has not left"
     UNSUPPORTED_ASSIGNOR = 112, FAIL, "the broker has no such assignor"
     STALE_MEMBER_EPOCH = 113, FAIL, "the member has a newer epoch"
-    MISMATCHED_ENDPOINT_TYPE = 114
-    UNSUPPORTED_ENDPOINT_TYPE = 115
-    UNKNOWN_CONTROLLER_ID = 116
-    UNKNOWN_SUBSCRIPTION_ID = 117
-    TELEMETRY_TOO_LARGE = 118
-    INVALID_REGISTRATION = 119
-    TRANSACTION_ABORTABLE = 120
-    INVALID_RECORD_STATE = 121
     SHARE_SESSION_NOT_FOUND = 122, RETRY
     INVALID_SHARE_SESSION_EPOCH = 123, RETRY
-    FENCED_STATE_EPOCH = 124
-    INVALID_VOTER_KEY = 125
-    DUPLICATE_VOTER = 126
-    VOTER_NOT_FOUND = 127
     INVALID_REGULAR_EXPRESSION = 128, FAIL, "the broker cannot read the pattern"
-    REBOOTSTRAP_REQUIRED = 129
-    STREAMS_INVALID_TOPOLOGY = 130
-    STREAMS_INVALID_TOPOLOGY_EPOCH = 131
-    STREAMS_TOPOLOGY_FENCED = 132
-    SHARE_SESSION_LIMIT_REACHED = 133
 
+
+OTHERS: Final = {
+    int(code): name
+    for code, name in re.findall(
+        r"(\d+) (\w+)",
+        """
+    4 INVALID_FETCH_SIZE 11 STALE_CONTROLLER_EPOCH 21 INVALID_REQUIRED_ACKS 39 INVALID_REPLICA_ASSIGNMENT
+    40 INVALID_CONFIG 52 TRANSACTION_COORDINATOR_FENCED 54 SECURITY_DISABLED 55 OPERATION_NOT_ATTEMPTED
+    57 LOG_DIR_NOT_FOUND 61 DELEGATION_TOKEN_AUTH_DISABLED 62 DELEGATION_TOKEN_NOT_FOUND
+    63 DELEGATION_TOKEN_OWNER_MISMATCH 64 DELEGATION_TOKEN_REQUEST_NOT_ALLOWED
+    65 DELEGATION_TOKEN_AUTHORIZATION_FAILED 66 DELEGATION_TOKEN_EXPIRED 67 INVALID_PRINCIPAL_TYPE
+    73 TOPIC_DELETION_DISABLED 76 UNSUPPORTED_COMPRESSION_TYPE 77 STALE_BROKER_EPOCH 85 NO_REASSIGNMENT_IN_PROGRESS
+    91 RESOURCE_NOT_FOUND 92 DUPLICATE_RESOURCE 93 UNACCEPTABLE_CREDENTIAL 94 INCONSISTENT_VOTER_SET
+    95 INVALID_UPDATE_VERSION 96 FEATURE_UPDATE_FAILED 97 PRINCIPAL_DESERIALIZATION_FAILURE 98 SNAPSHOT_NOT_FOUND
+    99 POSITION_OUT_OF_RANGE 101 DUPLICATE_BROKER_REGISTRATION 102 BROKER_ID_NOT_REGISTERED
+    104 INCONSISTENT_CLUSTER_ID 105 TRANSACTIONAL_ID_NOT_FOUND 107 INELIGIBLE_REPLICA 108 NEW_LEADER_ELECTED
+    109 OFFSET_MOVED_TO_TIERED_STORAGE 114 MISMATCHED_ENDPOINT_TYPE 115 UNSUPPORTED_ENDPOINT_TYPE
+    116 UNKNOWN_CONTROLLER_ID 117 UNKNOWN_SUBSCRIPTION_ID 118 TELEMETRY_TOO_LARGE 119 INVALID_REGISTRATION
+    120 TRANSACTION_ABORTABLE 121 INVALID_RECORD_STATE 124 FENCED_STATE_EPOCH 125 INVALID_VOTER_KEY
+    126 DUPLICATE_VOTER 127 VOTER_NOT_FOUND 129 REBOOTSTRAP_REQUIRED 130 STREAMS_INVALID_TOPOLOGY
+    131 STREAMS_INVALID_TOPOLOGY_EPOCH 132 STREAMS_TOPOLOGY_FENCED 133 SHARE_SESSION_LIMIT_REACHED
+""",
+    )
+}
+"""The names of the other codes: a retry does not help, and the name says it all."""
 
 # int -> member: cheaper than `ErrorCode(code)`, and a newer broker may send a code that is not in the table
 BY_CODE: Final = {int(code): code for code in ErrorCode}
@@ -292,7 +265,7 @@ class Unsupported(RequestFailed):
 def refused(code: int, why: str = "") -> RequestFailed:
     """The broker refused a request with this code. `why`: the cause, if it is known better than by the code."""
     known = BY_CODE.get(code)
-    name = f"error {code}, which this client does not know" if known is None else known.name
+    name = known.name if known is not None else OTHERS.get(code, f"error {code}, which this client does not know")
     meaning = f" ({known.meaning})" if known is not None and known.meaning else ""
     failed = RequestFailed(f"{name}: {why}" if why else f"{name}{meaning}")
     failed.code, failed.retriable = code, reaction_to(code, {}) not in (FAIL, Reaction.DONE)

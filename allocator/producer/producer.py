@@ -27,11 +27,11 @@ from allocator.producer.builder import BatchBuilder
 from allocator.producer.columns import ColumnsToSend, accelerated, by_partition
 from allocator.producer.encoding import CODECS, TARGET_BYTES, Encoded, written
 from allocator.producer.partitioner import Partitioner
+from allocator.producer.requests import init_request, produce_request, produced
 from allocator.types import Record, TopicPartition
 
 log = logging.getLogger(__name__)
 
-MAX_VERSION: Final = 12  # later versions use topic ids
 V1, V2, ZSTD = 2, 3, 7  # the first Produce versions with message sets of v1, with batches of v2, and with zstd
 # Brokers remember this many batches per producer and partition. With more under way, they might not recognise a
 # repeated one.
@@ -409,15 +409,8 @@ class Producer:
         """A producer id and its epoch; -1 for both where brokers have none. Raises BrokerError."""
         if self.magic < 2:
             return -1, -1
-        request = InitProducerIdRequest(
-            transactional_id=None,
-            transaction_timeout_ms=60_000,
-            producer_id=-1,
-            producer_epoch=-1,
-            max_version=4,
-        )
         while True:
-            answer = await self._client.send_any(request, self._request_timeout_s)
+            answer = await self._client.send_any(init_request(), self._request_timeout_s)
             if not answer.error_code:
                 return answer.producer_id, answer.producer_epoch
             error = for_code(answer.error_code, "the brokers give no producer id")
@@ -487,18 +480,14 @@ class Producer:
                 for partition, item in items.items()
             }
             answer = await self._client.send(
-                leader, _produce(stamped, self._request_timeout_s), self._request_timeout_s + 5.0
+                leader, produce_request(stamped, self._request_timeout_s), self._request_timeout_s + 5.0
             )
         except BrokerError as error:
             if not error.retriable:
                 raise
             why = error
         else:
-            codes = {
-                TopicPartition(topic.name, part.index): (part.error_code, part.base_offset)
-                for topic in answer.responses
-                for part in topic.partition_responses
-            }
+            codes = {partition: (code, base) for partition, code, base in produced(answer)}
         finally:
             self._under_way[leader] -= 1
             self._wake.set()
@@ -650,35 +639,21 @@ async def _append(client: KafkaClient, partition: TopicPartition, encoded: Encod
         error = BrokerError(f"{where} has no leader", retriable=True)
         if leader is not None:
             try:
-                answer = await client.send(leader, _produce({partition: encoded.stamped(-1, -1, -1)}, timeout_s))
+                request = produce_request({partition: encoded.stamped(-1, -1, -1)}, timeout_s)
+                ((_, code, _),) = produced(await client.send(leader, request))
             except BrokerError as failed:
                 error = failed
             else:
-                (found,) = (part for topic in answer.responses for part in topic.partition_responses)
-                if not found.error_code:
+                if not code:
                     return
-                error = for_code(found.error_code, where)
-                corrupt += found.error_code == ErrorCode.CORRUPT_MESSAGE
+                error = for_code(code, where)
+                corrupt += code == ErrorCode.CORRUPT_MESSAGE
                 error.retriable = error.retriable or 0 < corrupt < CORRUPT_TRIES
         if not error.retriable or asyncio.get_running_loop().time() > deadline:
             raise error
         await asyncio.sleep(client.retry_backoff_s)
         with contextlib.suppress(AllocatorError):  # if no broker answers, the next attempt shows it
             await client.refresh([partition.topic])
-
-
-def _produce(records: dict[TopicPartition, bytes], timeout_s: float) -> Any:
-    topics: dict[str, list[Any]] = defaultdict(list)
-    data = ProduceRequest.TopicProduceData
-    for partition, encoded in records.items():
-        topics[partition.topic].append(data.PartitionProduceData(index=partition.partition, records=encoded))
-    return ProduceRequest(
-        transactional_id=None,
-        acks=-1,
-        timeout_ms=int(timeout_s * 1000),
-        topic_data=[data(name=name, partition_data=parts) for name, parts in topics.items()],
-        max_version=MAX_VERSION,
-    )
 
 
 def _retrieve(delivered: asyncio.Future[None]) -> None:

@@ -13,19 +13,19 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Optional
 
-from kafka.protocol.metadata import FindCoordinatorRequest
-from kafka.protocol.producer import AddPartitionsToTxnRequest, EndTxnRequest, InitProducerIdRequest, ProduceRequest
+from kafka.protocol.producer import AddPartitionsToTxnRequest, EndTxnRequest
 
 from allocator.core.client import ErrorCode, KafkaClient, Reaction, for_code, reaction_to
+from allocator.core.offsets import Coordinator
 from allocator.errors import AllocatorError, BrokerError, ConfigError, TopicNotFound
 from allocator.producer.builder import BatchBuilder
 from allocator.producer.encoding import Encoded
+from allocator.producer.requests import init_request, produce_request, produced
 from allocator.types import TopicPartition
 
-TRANSACTION: Final = 1  # the kind of coordinator: for transactions
 TRANSACTIONAL: Final = 0x10  # the attribute that marks a transactional batch
 # the newest versions with a separate request to add partitions, and with an epoch that a commit does not change
-ADD_VERSION, PRODUCE_VERSION, END_VERSION, INIT_VERSION = 3, 11, 4, 4
+ADD_VERSION, PRODUCE_VERSION, END_VERSION = 3, 11, 4
 TOO_LARGE: Final = frozenset((ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE))
 REPLACED: Final = frozenset((ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.PRODUCER_FENCED))
 
@@ -55,7 +55,7 @@ class TransactionalWriter:
         self._client = client
         self._name = name
         self._timeout_s = timeout_s
-        self._coordinator: int | None = None
+        self._coordinator = Coordinator(client, name, client.retry_backoff_s, for_transactions=True)
         self._identity: tuple[int, int] | None = None
         self._sequences: dict[TopicPartition, int] = defaultdict(int)
 
@@ -64,13 +64,7 @@ class TransactionalWriter:
         if self._client.api_version(EndTxnRequest) is None:
             name = ".".join(map(str, self._client.broker_version))
             raise ConfigError(f"transactions need brokers of Kafka 0.11 or newer; these are {name}")
-        request = InitProducerIdRequest(
-            transactional_id=self._name,
-            transaction_timeout_ms=int(self._timeout_s * 1000),
-            producer_id=-1,
-            producer_epoch=-1,
-            max_version=INIT_VERSION,
-        )
+        request = init_request(self._name, self._timeout_s)
         answer = await self._ask(request, lambda response: response.error_code)
         self._identity = answer.producer_id, answer.producer_epoch
         self._sequences.clear()
@@ -143,9 +137,9 @@ class TransactionalWriter:
             for leader in by_leader.keys() - {-1}:
                 some = by_leader[leader]
                 try:
-                    codes = await self._send(
-                        leader, {p: encoded[p].stamped(*identity, self._sequences[p]) for p in some}
-                    )
+                    stamped = {p: encoded[p].stamped(*identity, self._sequences[p]) for p in some}
+                    request = produce_request(stamped, self._timeout_s, self._name, PRODUCE_VERSION)
+                    codes = {p: code for p, code, _ in produced(await self._client.send(leader, request))}
                 except BrokerError as lost:
                     error, codes, failed = lost, {}, True
                 for partition, code in codes.items():
@@ -184,25 +178,6 @@ class TransactionalWriter:
         if too_large is not None:
             raise too_large
 
-    async def _send(self, leader: int, data: Mapping[TopicPartition, bytes]) -> dict[TopicPartition, int]:
-        kind = ProduceRequest.TopicProduceData
-        topics: dict[str, list[Any]] = defaultdict(list)
-        for partition, records in data.items():
-            topics[partition.topic].append(kind.PartitionProduceData(index=partition.partition, records=records))
-        request = ProduceRequest(
-            transactional_id=self._name,
-            acks=-1,
-            timeout_ms=int(self._timeout_s * 1000),
-            topic_data=[kind(name=name, partition_data=parts) for name, parts in topics.items()],
-            max_version=PRODUCE_VERSION,
-        )
-        response = await self._client.send(leader, request)
-        return {
-            TopicPartition(topic.name, each.index): each.error_code
-            for topic in response.responses
-            for each in topic.partition_responses
-        }
-
     async def _end(self, identity: tuple[int, int], *, commit: bool) -> None:
         request = EndTxnRequest(
             transactional_id=self._name,
@@ -218,29 +193,18 @@ class TransactionalWriter:
         deadline = time.monotonic() + self._timeout_s
         while True:
             try:
-                if self._coordinator is None:
-                    self._coordinator = await self._find()
-                response = await self._client.send(self._coordinator, request)
+                response = await self._coordinator.ask(request, deadline, self._client.request_timeout_s)
                 code = code_of(response)
                 if not code:
                     return response
                 error = self._refusal(code, f"transaction {self._name!r}")
                 if reaction_to(code, {}) is Reaction.REFIND:
-                    self._coordinator = None
+                    self._coordinator.forget()
             except BrokerError as failed:
-                self._coordinator = None
                 error = failed
             if not error.retriable or time.monotonic() > deadline:
                 raise error
             await asyncio.sleep(self._client.retry_backoff_s)
-
-    async def _find(self) -> int:
-        request = FindCoordinatorRequest(key=self._name, key_type=TRANSACTION, max_version=3)
-        response = await self._client.send_any(request)
-        if response.error_code:
-            raise for_code(response.error_code, f"transaction {self._name!r}: cannot find its coordinator")
-        self._client.note_broker(response.node_id, response.host, response.port)
-        return int(response.node_id)
 
     def _refusal(self, code: int, what: str) -> BrokerError:
         if code in REPLACED:

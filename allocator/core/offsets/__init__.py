@@ -12,15 +12,13 @@ of the records that the user has done.
 
 from __future__ import annotations
 
-from allocator.core.offsets.coordinator import MAX_VERSION, PATIENCE_S, Coordinator
+from allocator.core.offsets.coordinator import Coordinator
 from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.core.offsets.idle import IdleOffsets, commit_again
 from allocator.core.offsets.messages import Committer, Identity
 from allocator.core.offsets.storage import fetch_old_offsets
 
 __all__ = [
-    "MAX_VERSION",
-    "PATIENCE_S",
     "Committer",
     "Coordinator",
     "GroupOffsets",

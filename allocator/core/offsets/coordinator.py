@@ -21,8 +21,6 @@ from allocator.core.telemetry.measures import Measure, Measures
 
 log = logging.getLogger(__name__)
 
-MAX_VERSION = 3  # from v4 on, one request can name many groups; this client names its own
-
 # seconds for one request. more: a hung broker is replaced later; less: a slow one gets the request twice
 PATIENCE_S = 10.0
 
@@ -41,14 +39,19 @@ MEASURED: dict[int, Callable[[Measures], Measure]] = {
 
 
 class Coordinator:
-    """The coordinator of `group`: found when needed, forgotten when it moved or died.
+    """The coordinator of `group`, or of the transactional id of that name: found when needed, forgotten when it moved
+    or died.
 
     Before 0.8.2 there is none: any broker writes the offsets to ZooKeeper (`ask` sends to the least busy one).
     """
 
-    def __init__(self, client: KafkaClient, group: str, retry_backoff_s: float) -> None:
+    def __init__(
+        self, client: KafkaClient, group: str, retry_backoff_s: float, *, for_transactions: bool = False
+    ) -> None:
         self._client = client
         self._group = group
+        self._key_type = int(for_transactions)
+        self._what = f"{'transaction' if for_transactions else 'group'} {group!r}"
         self._retry_backoff_s = retry_backoff_s
         self._node: int | None = None
         self._finding: asyncio.Lock | None = None
@@ -87,6 +90,15 @@ class Coordinator:
             MEASURED[request.API_KEY](measures).add(measures.clock() - started)
         return answer
 
+    @property
+    def patience_s(self) -> float:
+        """How long a response may take."""
+        return min(self._client.request_timeout_s, PATIENCE_S)
+
+    async def probe(self, deadline: float) -> None:
+        """Sends a request that a coordinator of any version answers at once. Raises `BrokerError`."""
+        await self.ask(self._question(), deadline)
+
     async def settled(self, request_class: Any) -> None:
         """Returns once no request of this kind is under way, whichever task sent it."""
         await self._client.settled(request_class)
@@ -98,7 +110,7 @@ class Coordinator:
 
     def _timeout(self, deadline: float, patience_s: float | None = None) -> float:
         if patience_s is None:
-            patience_s = min(self._client.request_timeout_s, PATIENCE_S)
+            patience_s = self.patience_s
         return max(0.1, min(patience_s, deadline - time.monotonic()))
 
     async def retention_s(self) -> float | None:
@@ -110,31 +122,28 @@ class Coordinator:
         """
         if self._client.api_version(DescribeConfigsRequest) is None:
             return SHORTEST_RETENTION_S
-        node = self._node
-        if node is None:
+        if self._node is None:
             return None
         try:
-            found = await describe_configs(
-                self._client, "broker", str(node), [RETENTION], node=node, timeout_s=PATIENCE_S
-            )
-            return float(found[RETENTION]) * 60
+            return float(await self._setting(RETENTION)) * 60
         except (AllocatorError, KeyError, ValueError) as error:
             log.debug("%s: the offset retention cannot be read: %s", self._group, error)
             return None if getattr(error, "retriable", False) else SHORTEST_RETENTION_S
 
     async def metadata_bytes(self) -> int:
         """The largest metadata of a commit, in bytes; Kafka's default where the coordinator does not tell its limit."""
-        node = self._node
-        if node is None or self._client.api_version(DescribeConfigsRequest) is None:
+        if self._node is None or self._client.api_version(DescribeConfigsRequest) is None:
             return METADATA_BYTES
         try:
-            found = await describe_configs(
-                self._client, "broker", str(node), [METADATA], node=node, timeout_s=PATIENCE_S
-            )
-            return int(found[METADATA])
+            return int(await self._setting(METADATA))
         except (AllocatorError, KeyError, ValueError) as error:
             log.debug("%s: the limit of a commit's metadata cannot be read: %s", self._group, error)
             return METADATA_BYTES
+
+    async def _setting(self, name: str) -> str:
+        node = self._node
+        found = await describe_configs(self._client, "broker", str(node), [name], node=node, timeout_s=PATIENCE_S)
+        return found[name]
 
     async def find(self, deadline: float) -> int | None:
         """Node id, looked up if unknown; None before 0.8.2. Raises `BrokerError` when refused or time is up."""
@@ -152,20 +161,22 @@ class Coordinator:
                     self.failure = exc
                     if not exc.retriable or time.monotonic() >= deadline:
                         raise
-                    log.debug("group %s: no coordinator yet: %s", self._group, exc)
+                    log.debug("%s: no coordinator yet: %s", self._what, exc)
                     await asyncio.sleep(self._retry_backoff_s)
             return self._node
 
     async def _ask_once(self, deadline: float) -> int:
-        # `key_type` 0 (a group) is the default and does not exist in v0
-        request = FindCoordinatorRequest(key=self._group, max_version=MAX_VERSION)
-        response = await self._client.send_any(request, self._timeout(deadline))
+        response = await self._client.send_any(self._question(), self._timeout(deadline))
         if response.error_code:
-            error = for_code(response.error_code, f"group {self._group!r}: cannot find its coordinator")
+            error = for_code(response.error_code, f"{self._what}: cannot find its coordinator")
             # 0.8.2, while it creates its offsets topic
             error.retriable = error.retriable or response.error_code == ErrorCode.UNKNOWN_SERVER_ERROR
             raise error
         self.failure = None
-        log.info("group %s: coordinator is broker %s", self._group, response.node_id)
+        log.info("%s: coordinator is broker %s", self._what, response.node_id)
         self._client.note_broker(response.node_id, response.host, response.port)
         return int(response.node_id)
+
+    def _question(self) -> Any:
+        # v0 has no `key_type`, and finds groups only. From v4 on, one request can name many groups
+        return FindCoordinatorRequest(key=self._group, key_type=self._key_type, max_version=3)

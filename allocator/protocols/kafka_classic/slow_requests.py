@@ -10,11 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from kafka.protocol.consumer import JoinGroupRequest
-from kafka.protocol.metadata import FindCoordinatorRequest
 
 from allocator.core.aio import within
 from allocator.core.client import KafkaClient
-from allocator.core.offsets import MAX_VERSION, Coordinator, Identity
+from allocator.core.offsets import Coordinator, Identity
 from allocator.errors import AllocatorError, BrokerError
 from allocator.protocols.kafka_classic.messages import MEMBER_ID_FIRST, join_request, sync_request
 from allocator.protocols.kafka_classic.settings import KafkaGroupSettings
@@ -114,10 +113,8 @@ class SlowRequests:
         while True:
             await asyncio.sleep(settings.heartbeat_interval_s)
             if not self._heartbeats_go():
-                # brokers of every version respond to this one at once
-                question = FindCoordinatorRequest(key=self._group, max_version=MAX_VERSION)
                 with contextlib.suppress(BrokerError):  # the coordinator is forgotten then
-                    await self._coordinator.ask(question, time.monotonic() + settings.session_timeout_s / 3)
+                    await self._coordinator.probe(time.monotonic() + settings.session_timeout_s / 3)
             if self._coordinator.node not in (None, node):
                 log.info("%s: the coordinator moved while a request of ours was pending", self._group)
                 moved.set()

@@ -26,7 +26,7 @@ from allocator.core.client import (
     for_code,
     reaction_to,
 )
-from allocator.core.offsets import PATIENCE_S, Coordinator, Identity
+from allocator.core.offsets import Coordinator, Identity
 from allocator.errors import AllocatorError, BrokerError
 from allocator.protocols.heartbeat import HeartbeatTimer
 from allocator.protocols.kafka_group import Interrupted, KafkaGroup, KafkaGroupParticipant, repeat_leave, unless
@@ -301,11 +301,11 @@ class Kip848Group(KafkaGroup):
         """Raises `BrokerError` when the heartbeat is to be repeated."""
         await self._ask_session_timeout()
         # a response proves nothing about the time before its request was sent
-        await self._coordinator.find(time.monotonic() + PATIENCE_S)
+        await self._coordinator.find(time.monotonic() + self._coordinator.patience_s)
         epoch, assigned, reported = self.epoch, self._assigned, self._reported
         state = MemberState(self._participant.topics(), self._owned)
         # a third of the session: if the coordinator hangs, the rest is enough to find its successor
-        patience_s = PATIENCE_S if self._session_s is None else min(PATIENCE_S, self._session_s / 3)
+        patience_s = min(self._coordinator.patience_s, (self._session_s or 3600.0) / 3)
         request = heartbeat_request(self.group, self.member_id, epoch, self._settings, state, reported)
         started = self.heartbeat.sent_heartbeat()
         response = heartbeat_response(await self._coordinator.ask(request, time.monotonic() + patience_s, patience_s))

@@ -10,10 +10,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any, Protocol, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol, TypeVar
 
-from allocator.core.client import KafkaClient, Reaction, for_code, reaction_to
+from allocator.core.aio import TaskGroup
+from allocator.core.client import ErrorCode, KafkaClient, Reaction, for_code, reaction_to
 from allocator.core.offsets import Coordinator, Identity
+from allocator.core.settings import DEFAULT, SECONDS, check_keywords
 from allocator.errors import AllocatorError, BrokerError
 from allocator.protocols.heartbeat import HeartbeatLoop, HeartbeatTimer
 from allocator.protocols.reactions import MEMBER_COMMIT, GroupReaction, Reactions
@@ -37,8 +40,55 @@ class KafkaGroupParticipant(Protocol):
         """Pass this error to the user."""
 
 
+@dataclass(frozen=True)
+class GroupSettings:
+    """How a member speaks either protocol. Times in seconds. Raises `ConfigError`."""
+
+    rebalance_timeout_s: float = DEFAULT["rebalance_timeout_s"]
+    max_poll_interval_s: float | None = None  # None: the user may poll at any interval
+    # of a static member (KIP-345): the group keeps its partitions for its successor until its session ends
+    instance_id: str | None = None
+    retry_backoff_s: float = 0.1
+    failure_pause_s: float = 1.0  # after an error that a retry does not cure; the user has been notified of it
+
+    def __post_init__(self) -> None:
+        check_keywords(vars(self), retry_backoff_s=SECONDS, failure_pause_s=SECONDS)
+
+    def pause_s(self, error: AllocatorError) -> float:
+        """Seconds to wait before a retry after `error`."""
+        return self.retry_backoff_s if passes(error) else self.failure_pause_s
+
+
+@dataclass
+class Signals:
+    """Created when the member begins to run: before Python 3.10 an event belongs to the loop that is current then."""
+
+    changed: asyncio.Event = field(default_factory=asyncio.Event)  # there is something to do
+    lost: asyncio.Event = field(default_factory=asyncio.Event)
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
+    acknowledged: asyncio.Event = field(default_factory=asyncio.Event)  # KIP-848: the coordinator knows what is owned
+
+
+@dataclass(frozen=True)
+class LostMembership:
+    """Another process or the coordinator ended the membership, or the user was silent for too long."""
+
+    why: str
+    to: Any
+    """The phase in which the member is then."""
+    forget_id: bool = True
+
+
 class KafkaGroup:
-    """One member of one group by either protocol. `KafkaMember` runs it."""
+    """One member of one group by either protocol. `KafkaMember` runs it.
+
+    `phase` is the member's state: `OUT` while it is no member and may join, `CLOSED` when it is over.
+    """
+
+    OUT: ClassVar[Any]
+    CLOSED: ClassVar[Any]
+    phase: Any
+    member_id: str
 
     def __init__(
         self,
@@ -46,7 +96,7 @@ class KafkaGroup:
         group: str,
         participant: KafkaGroupParticipant,
         coordinator: Coordinator | None,
-        retry_backoff_s: float,
+        settings: GroupSettings,
         timer: HeartbeatTimer,
     ) -> None:
         self.group = group
@@ -55,7 +105,11 @@ class KafkaGroup:
         """The times of the heartbeats, for metrics."""
         self._client = client
         self._listener = participant
-        self._coordinator = coordinator or Coordinator(client, group, retry_backoff_s)
+        self._settings = settings
+        self._coordinator = coordinator or Coordinator(client, group, settings.retry_backoff_s)
+        self._signals: Signals
+        self._begun = False
+        self._loss: LostMembership | None = None
         self._failure: BrokerError | None = None
         self._loop = HeartbeatLoop(
             timer, wanted=self._keeps_alive, send=self._send_heartbeat, failed=self._heartbeat_failed, idle=self._idle
@@ -81,7 +135,22 @@ class KafkaGroup:
     async def run(self, joined: asyncio.Future[None]) -> None:
         """Joins, takes part, and leaves. Resolves `joined` at the first assignment, or with the error that prevents
         it."""
-        raise NotImplementedError
+        self._signals, self._begun = Signals(), True
+        self._joined = joined
+        self.heartbeat.polled()
+        if self.closing:
+            self._signals.stop.set()
+        try:
+            self._check()
+            await TaskGroup().run(self._take_part(), heartbeats=self._loop.run())
+        except Exception as error:
+            if not isinstance(error, AllocatorError):
+                log.exception("%s: the membership of %s ended", self.group, self.member_id)
+            await self._cannot_go_on(error)
+        finally:
+            self._close()
+            if not joined.done():
+                joined.cancel()
 
     def polled(self) -> None:
         """Call it when the user asks for records. A member that left because the user did not ask joins again."""
@@ -89,7 +158,10 @@ class KafkaGroup:
 
     def leave(self) -> None:
         """Makes `run` release everything, leave and end."""
-        raise NotImplementedError
+        self.closing = True
+        if self._begun:
+            self._signals.stop.set()
+        self._poke()
 
     def refused(self, code: int, sent: Identity) -> bool | None:
         """Implements `Committer.refused`: whether the membership is still the same. Then partitions that are still held
@@ -101,6 +173,23 @@ class KafkaGroup:
             self._commit_refused(reaction, f"a commit was refused: {for_code(code, 'the coordinator')}")
         now = self.identity
         return now is not None and sent.member_id == now.member_id and sent.generation >= self._since
+
+    # -- implemented by the protocol ------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        """Raises `ConfigError` if the brokers lack the protocol."""
+        raise NotImplementedError
+
+    async def _take_part(self) -> None:
+        """Runs until the phase is `CLOSED`."""
+        raise NotImplementedError
+
+    async def _cannot_go_on(self, error: Exception) -> None:
+        self._report(error)
+
+    def _close(self) -> None:
+        """The member's task ends: it has no identity any more."""
+        raise NotImplementedError
 
     def _commit_refused(self, reaction: GroupReaction, why: str) -> None:
         """A commit of the present membership was refused."""
@@ -120,7 +209,29 @@ class KafkaGroup:
     def _idle(self) -> None:
         raise NotImplementedError
 
-    # -------------------------------------------------------------------------------------------------------------
+    # -- the end of a membership ----------------------------------------------------------------------------------
+
+    def _lose(self, reaction: object, why: str) -> None:
+        to = self.OUT
+        if reaction is GroupReaction.FENCED:
+            to = self.CLOSED
+            why = f"another process runs as instance {self._settings.instance_id!r} of group {self.group!r}"
+        self._end_membership(LostMembership(why, to, reaction is not GroupReaction.LOST))
+
+    def _end_membership(self, loss: LostMembership) -> None:
+        if self._loss is None and self._begun:
+            self._loss = loss
+            self._signals.lost.set()
+            self._poke()
+
+    def _report_fenced(self, loss: LostMembership) -> None:
+        why = f"{loss.why}; give each process an instance id of its own"
+        self._report(BrokerError(why, code=ErrorCode.FENCED_INSTANCE_ID))
+
+    def _poke(self) -> None:
+        if self._begun:
+            self._signals.changed.set()
+            self._loop.poke()
 
     def _report(self, error: Exception) -> None:
         if not self._joined.done():

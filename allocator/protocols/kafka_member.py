@@ -8,13 +8,13 @@ from collections.abc import Callable
 
 from allocator.core.aio import TaskGroup
 from allocator.core.client import ErrorCode, KafkaClient
-from allocator.core.membership import AssignmentListener, GroupMembership, stop_all
+from allocator.core.membership import AssignmentListener, GroupMembership
 from allocator.core.offsets import Committer, Identity
 from allocator.core.subscription import TopicSelection
 from allocator.errors import BrokersUnavailable, InstanceIdInUse
 from allocator.protocols.kafka_group import KafkaGroup
 from allocator.protocols.kafka_lease import KafkaLease
-from allocator.types import NO_PARTITIONS, Partitions, TopicPartition
+from allocator.types import Partitions, TopicPartition
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,6 @@ class KafkaMember(GroupMembership):
         connect_timeout_s: float | None,
         clock: Callable[[], float],
     ) -> None:
-        self.ended: BaseException | None = None
         self._client = client
         self._group_name = group
         self._listener = listener
@@ -41,16 +40,9 @@ class KafkaMember(GroupMembership):
         self._selection = selection
         self._wanted = selection.topics
         """The topics that the last subscription reported to the coordinator names."""
-        self._held: Partitions = NO_PARTITIONS
-        self._draining: Partitions = NO_PARTITIONS
         self._fences: dict[TopicPartition, int] = {}
         self._lease = KafkaLease(group, listener, clock)
         self._last_error: BaseException | None = None
-        self._task: asyncio.Task[None] | None = None
-
-    @property
-    def held(self) -> Partitions:
-        return self._held
 
     def may_act(self) -> bool:
         # a member without an identity was removed by the coordinator: its partitions may have another owner by now
@@ -112,21 +104,7 @@ class KafkaMember(GroupMembership):
         if self._task is None:
             return
         self._group.leave()
-        try:
-            await asyncio.shield(self._task)
-        except asyncio.CancelledError:
-            # the caller gave up: stop at once, since the end of the session releases the partitions
-            await self._abandon()
-            raise
-        self._task = None
-
-    async def _abandon(self) -> None:
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.wait({task})
-            if not task.cancelled():
-                task.exception()
+        await self._until_left()
 
     async def _run(self, joined: asyncio.Future[None]) -> None:
         remove = self._client.on_metadata(self._metadata_came)
@@ -176,7 +154,7 @@ class KafkaMember(GroupMembership):
 
     async def lost(self, why: str) -> None:
         self._lease.end()
-        lost, self._held, self._draining = self._held | self._draining, NO_PARTITIONS, NO_PARTITIONS
+        lost = self._take_all()
         if lost:
             log.warning("%s: lost %d partitions: %s", self._group_name, len(lost), why)
             await self._listener.lost(lost)
@@ -191,7 +169,7 @@ class KafkaMember(GroupMembership):
         self._held -= partitions
         self._draining |= partitions
         try:
-            await stop_all(self._listener, partitions)
+            await self._stop_all(partitions)
         except Exception:
             # the next owner reads uncommitted records again; keeping the partitions would stop the whole group
             log.exception("%s: releasing %d partitions failed", self._group_name, len(partitions))

@@ -18,31 +18,29 @@ Kafka protocols), `patterns`, `names`, `view`. `describe` and `kafka_describe` s
 
 from __future__ import annotations
 
-from allocator.core.membership.lease import Confirmations, Lease, MembershipLost, Suspension
-from allocator.core.membership.membership import AssignmentListener, GroupMembership, Membership, stop_all
+from allocator.core.membership.lease import Lease, MemberLease, MembershipLost
+from allocator.core.membership.membership import AssignmentListener, GroupMembership, MemberSettings, Membership
 from allocator.core.membership.session import SessionMembership
-from allocator.core.membership.view import GroupViewBuilder, Load, log_left_out
+from allocator.core.membership.view import GroupViewBuilder, Load
 from allocator.core.membership.zookeeper.decision import ViewBuilder, counts_of, preview
 from allocator.core.membership.zookeeper.leader import LeaderSettings
 from allocator.core.membership.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
 
 __all__ = [
     "AssignmentListener",
-    "Confirmations",
     "GroupMembership",
     "GroupViewBuilder",
     "LeaderSettings",
     "Lease",
     "Load",
+    "MemberLease",
+    "MemberSettings",
     "Membership",
     "MembershipLost",
     "SessionMembership",
-    "Suspension",
     "ViewBuilder",
     "ZooKeeperMembership",
     "ZooKeeperSettings",
     "counts_of",
-    "log_left_out",
     "preview",
-    "stop_all",
 ]

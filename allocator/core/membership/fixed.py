@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 from allocator.core.aio.tasks import TaskGroup, wait_for_event
 from allocator.core.errors import AllocatorError, ConfigError
-from allocator.core.membership.membership import AssignmentListener, GroupMembership, stop_all
+from allocator.core.membership.membership import AssignmentListener, GroupMembership
 from allocator.core.subscription.patterns import PartitionCountSource, TopicSelection
 from allocator.core.types import NO_PARTITIONS, Partitions, TopicPartition
 
@@ -52,21 +52,12 @@ class FixedMembership(GroupMembership):
         self.member_id = name
         self.generation = 0
         """Grows with each change of the held partitions."""
-        self.ended: BaseException | None = None
         self._client = client
         self._listener = listener
         self._selection = TopicSelection(topics, pattern)
         self._partitions = frozenset(partitions)
         self._topic_poll_s = topic_poll_s
-        self._held: Partitions = NO_PARTITIONS
-        self._leaving: Partitions = NO_PARTITIONS
-        """Revoked partitions that are still being drained."""
         self._active = False
-        self._task: asyncio.Task[None] | None = None
-
-    @property
-    def held(self) -> Partitions:
-        return self._held
 
     def fence(self, partition: TopicPartition) -> int:
         return 0  # without a group, no order of owners exists
@@ -100,7 +91,7 @@ class FixedMembership(GroupMembership):
         if gained:
             self.generation += 1
             self._held |= gained
-            self._leaving -= gained
+            self._draining -= gained
         return gained
 
     def _choose(self, selection: TopicSelection, partitions: Partitions) -> None:
@@ -108,7 +99,7 @@ class FixedMembership(GroupMembership):
         if self._active:
             revoked = self._held - self._wanted()
             self._held -= revoked
-            self._leaving |= revoked
+            self._draining |= revoked
             self._follow()
             self._changed.set()
 
@@ -134,13 +125,9 @@ class FixedMembership(GroupMembership):
         self._stop.set()
         self._changed.set()
         try:
-            await asyncio.shield(self._task)
-        except asyncio.CancelledError:
-            self._task.cancel()
-            await asyncio.wait({self._task})
-            raise
+            await self._until_left()
         finally:
-            self._task, self._active = None, False
+            self._active = False
 
     async def _run(self) -> None:
         remove = self._client.on_metadata(self._changed.set)
@@ -152,7 +139,7 @@ class FixedMembership(GroupMembership):
             self._listener.failed(error)
         finally:
             remove()
-            held, self._held, self._leaving = self._held | self._leaving, NO_PARTITIONS, NO_PARTITIONS
+            held = self._take_all()
             if held:
                 await self._listener.lost(held)
 
@@ -164,14 +151,14 @@ class FixedMembership(GroupMembership):
         await self._take()
 
     async def _take(self) -> None:
-        self._leaving |= self._held - self._wanted()
-        self._held -= self._leaving
-        revoked = self._leaving
+        self._draining |= self._held - self._wanted()
+        self._held -= self._draining
+        revoked = self._draining
         if revoked:
             self.generation += 1
-            await stop_all(self._listener, revoked)
-            self._leaving -= revoked
-        gained = self._wanted() - self._held - self._leaving  # the choice may have changed in the meantime
+            await self._stop_all(revoked)
+            self._draining -= revoked
+        gained = self._wanted() - self._held - self._draining  # the choice may have changed in the meantime
         if gained:
             self.generation += 1
             log.info("starts %d partitions", len(gained))

@@ -82,62 +82,77 @@ class EnsembleLease(Lease):
         self.renew(min(started, reported + margin), session_timeout_s)
 
 
-class Confirmations:
-    """Callers that wait for a proof of life which began after they asked."""
+class MemberLease:
+    """Whether a member may act. Calls `suspended` of the listener when the lease lapses, and `resumed` after the next
+    proof. Subclasses define how long it lasts."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    lapse = "its lease has lapsed"
+    """Why a lapsed lease suspends, for the log and the listener."""
+
+    def __init__(self, group: str, listener: AssignmentListener, clock: Callable[[], float]) -> None:
+        self.suspended = False
+        self._group = group
+        self._listener = listener
         self._clock = clock
+        self._timer: asyncio.TimerHandle | None = None
+        # callers that wait for a proof of life which began after they asked
         self._waiting: list[tuple[float, asyncio.Future[bool]]] = []
 
+    @property
+    def remaining_s(self) -> float:
+        """Seconds left, negative when the lease has lapsed."""
+        raise NotImplementedError
+
     async def confirm(self) -> bool:
-        """False: the session ended first."""
+        """Implements `Membership.confirm`."""
         future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._waiting.append((self._clock(), future))
         return await future
 
-    def proved(self, started: float) -> None:
-        """An exchange that began at `started` was acknowledged."""
-        for asked, future in self._waiting:
-            if asked <= started and not future.done():
-                future.set_result(True)
-        self._waiting = [each for each in self._waiting if not each[1].done()]
-
-    def end(self) -> None:
-        for _, future in self._waiting:
-            if not future.done():
-                future.set_result(False)
-        self._waiting.clear()
-
-
-class Suspension:
-    """Calls `suspended` and `resumed` of a listener, in turn, and a function when the lease lapses."""
-
-    def __init__(self, group: str, listener: AssignmentListener) -> None:
-        self.active = False
-        self._group = group
-        self._listener = listener
-        self._timer: asyncio.TimerHandle | None = None
-
     def suspend(self, why: str) -> None:
-        if not self.active:
-            self.active = True
+        """Stops until the next proof."""
+        if not self.suspended:
+            self.suspended = True
             log.warning("%s: this member pauses: %s", self._group, why)
             self._listener.suspended(why)
 
-    def resume(self) -> None:
-        if self.active:
-            self.active = False
+    def end(self) -> None:
+        """The membership is over or lost."""
+        self._stop_timer()
+        self._answer(float("inf"), False)
+
+    def _proved(self, started: float, *, resume: bool = True) -> bool:
+        """An exchange that began at `started` was acknowledged. Returns False if that took longer than the lease
+        lasts."""
+        if self.remaining_s <= 0:
+            return False
+        self._answer(started, True)
+        self._plan()
+        if resume and self.suspended:
+            self.suspended = False
             self._listener.resumed()
+        return True
 
-    def call_after(self, delay_s: float, lapsed: Callable[[], None]) -> None:
-        """Replaces the call that was planned before."""
-        self.stop()
-        self._timer = asyncio.get_running_loop().call_later(delay_s, lapsed)
+    def _answer(self, until: float, answer: bool) -> None:
+        for asked, future in self._waiting:
+            if asked <= until and not future.done():
+                future.set_result(answer)
+        self._waiting = [each for each in self._waiting if not each[1].done()]
 
-    def stop(self) -> None:
+    def _plan(self) -> None:
+        self._stop_timer()
+        self._timer = asyncio.get_running_loop().call_later(self.remaining_s, self._lapsed)
+
+    def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _lapsed(self) -> None:
+        if self.remaining_s > 0:  # uvloop's timers may fire a millisecond early
+            self._plan()
+        else:
+            self.suspend(self.lapse)
 
 
 # -- ZooKeeper ----------------------------------------------------------------------------------------------------
@@ -151,32 +166,36 @@ class MembershipLost(Exception):
     """The session has ended, or the member's znode is gone. The membership catches this and joins again."""
 
 
-class LeaseRenewer:
+class LeaseRenewer(MemberLease):
     """Renews the lease by writing the member's own znode about every quarter of the session timeout.
 
     A write, because a server that is cut off from its ensemble goes on serving reads for a while, and the rest of the
     ensemble may expire the session in that time. Only a write proves that a majority still knows the session. It also
     proves that the znode still exists.
 
-    Calls `suspended` of the listener when the lease lapses or the connection is lost, and `resumed` after the next
-    proof.
+    A lost connection suspends it as well.
     """
+
+    lapse = "its lease has lapsed, because ZooKeeper did not acknowledge a write in time"
 
     def __init__(
         self, zk: ZooKeeper, group: str, listener: AssignmentListener, clock: Callable[[], float], measures: Measures
     ) -> None:
+        super().__init__(group, listener, clock)
         self.lease = EnsembleLease(clock)
         self._zk = zk
         self._measures = measures
-        self._suspension = Suspension(group, listener)
-        self._confirmations = Confirmations(clock)
         self._over = False  # True from the end of a session until the next one begins
         self._sooner: asyncio.Event
         self._granted: asyncio.Event
 
     @property
     def may_act(self) -> bool:
-        return self.lease.valid and not self._over and not self._suspension.active
+        return self.lease.valid and not self._over and not self.suspended
+
+    @property
+    def remaining_s(self) -> float:
+        return self.lease.remaining_s
 
     def begin(self) -> None:
         """Starts a session. Call it in the event loop, before `keep`."""
@@ -217,17 +236,12 @@ class LeaseRenewer:
                 await wait_for_event(self._sooner, pause)
 
     async def confirm(self) -> bool:
-        """Implements `Membership.confirm`."""
         self.prove_now()
-        return await self._confirmations.confirm()
+        return await super().confirm()
 
     def prove_now(self) -> None:
         """The connection is back: writes the next proof at once."""
         self._sooner.set()
-
-    def suspend(self, why: str) -> None:
-        """Stops until the next proof."""
-        self._suspension.suspend(why)
 
     def revoke(self) -> None:
         """Ends the lease of this session for good: no response that is still under way renews it.
@@ -240,23 +254,11 @@ class LeaseRenewer:
         """Ends the renewal, because the session is over."""
         self.revoke()
         self.lease.end()
-        self._suspension.stop()
-        self._confirmations.end()
+        super().end()
 
     def _renew(self, started: float) -> None:
         if self._over:
             return
         self.lease.prove(started, self._zk.session_timeout_s, self._zk.connected_at)
-        if not self.lease.valid:
-            return  # the response took longer than the lease lasts
-        self._confirmations.proved(started)
-        self._suspension.call_after(self.lease.remaining_s, self._lapsed)
-        if self._zk.state is SessionState.CONNECTED:
-            self._suspension.resume()
-        self._granted.set()
-
-    def _lapsed(self) -> None:
-        if self.lease.valid:  # uvloop's timers may fire a millisecond early
-            self._suspension.call_after(self.lease.remaining_s, self._lapsed)
-        else:
-            self.suspend("its lease has lapsed, because ZooKeeper did not acknowledge a write in time")
+        if self._proved(started, resume=self._zk.state is SessionState.CONNECTED):
+            self._granted.set()

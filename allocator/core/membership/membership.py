@@ -7,13 +7,26 @@ have. Code above this module does not depend on the protocol of the group.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from allocator.core.errors import IllegalState
 from allocator.core.offsets.messages import Committer
-from allocator.core.types import Partitions, TopicPartition
+from allocator.core.settings.table import DEFAULT
+from allocator.core.types import NO_PARTITIONS, Partitions, TopicPartition
 from allocator.core.zookeeper.client import ZooKeeper
+
+
+@dataclass(frozen=True)
+class MemberSettings:
+    """The settings that the members of all groups have. Times in seconds."""
+
+    name: str = ""
+    topics: frozenset[str] = frozenset()
+    pattern: str | None = None
+    connect_timeout_s: float | None = DEFAULT["connect_timeout_s"]  # limit of `join`; None: no limit
 
 
 class AssignmentListener(Protocol):
@@ -40,13 +53,6 @@ class AssignmentListener(Protocol):
 
     def failed(self, error: BaseException) -> None:
         """Pass this error to the user. No call of the user caused it."""
-
-
-async def stop_all(listener: AssignmentListener, partitions: Partitions) -> None:
-    """Calls `revoked` until none of these partitions is in use."""
-    left: Partitions | None = partitions
-    while left:
-        left = await listener.revoked(left)
 
 
 class Membership(Protocol):
@@ -131,10 +137,51 @@ class Membership(Protocol):
 
 
 class GroupMembership:
-    """The parts of `Membership` that all group protocols but one share."""
+    """The parts of `Membership` that memberships share. `join` starts the life of the member as `_task`."""
 
+    ended: BaseException | None = None
+    _listener: AssignmentListener
+    _held: Partitions = NO_PARTITIONS
+    _draining: Partitions = NO_PARTITIONS
+    """Partitions that were revoked and are still being drained."""
     _fences: dict[TopicPartition, int]
     """Fencing tokens of the partitions that this member holds or has held."""
+    _task: asyncio.Task[None] | None = None
+
+    @property
+    def held(self) -> Partitions:
+        return self._held
+
+    async def _stop_all(self, partitions: Partitions) -> None:
+        """Calls `revoked` until none of these partitions is in use."""
+        left: Partitions | None = partitions
+        while left:
+            left = await self._listener.revoked(left)
+
+    def _take_all(self) -> Partitions:
+        """The partitions of this member, which has none from now on."""
+        lost, self._held, self._draining = self._held | self._draining, NO_PARTITIONS, NO_PARTITIONS
+        return lost
+
+    async def _until_left(self) -> None:
+        """Waits for the end of a member that was told to leave."""
+        assert self._task is not None
+        try:
+            await asyncio.shield(self._task)
+        except asyncio.CancelledError:
+            # the caller gave up: stop at once, since the end of the session releases the partitions
+            await self._abandon()
+            raise
+        self._task = None
+
+    async def _abandon(self) -> None:
+        """Cancels the member's life, and waits for its end."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait({task})
+            if not task.cancelled():
+                task.exception()
 
     def fence(self, partition: TopicPartition) -> int:
         return self._fences[partition]

@@ -55,7 +55,6 @@ class SessionMembership(GroupMembership):
     ) -> None:
         self.member_id = ""
         self.generation = 0
-        self.ended: BaseException | None = None
         self.admitted: Callable[[ZooKeeper], Awaitable[bool]] | None = None
         """Called in each session but the first, before the member registers. The member waits while this
         returns False."""
@@ -64,8 +63,6 @@ class SessionMembership(GroupMembership):
         self._base = base
         self._listener = listener
         self._settings = settings
-        self._held: Partitions = NO_PARTITIONS
-        self._draining: Partitions = NO_PARTITIONS
         self._starting: Partitions = NO_PARTITIONS  # a part of `_held` for which `assigned` has not returned
         self._started: asyncio.Future[None] | None = None
         self._fences: dict[TopicPartition, int] = {}
@@ -73,7 +70,6 @@ class SessionMembership(GroupMembership):
         self._renewing = False  # leaving, to come back with another subscription
         self._polls = PollTimer(settings.max_poll_interval_s, clock)
         self._opened = False
-        self._task: asyncio.Task[None] | None = None
         self._keeper = LeaseRenewer(zk, group, listener, clock, measures or Measures())
 
     # -- implemented by a layout ---------------------------------------------------------------------------------
@@ -103,10 +99,6 @@ class SessionMembership(GroupMembership):
     def shown(self) -> str:
         """The display name of the member; empty before it joined."""
         return self.member_id
-
-    @property
-    def held(self) -> Partitions:
-        return self._held
 
     def may_act(self) -> bool:
         return self._keeper.may_act
@@ -164,21 +156,10 @@ class SessionMembership(GroupMembership):
             return
         self._changed.set()
         self._connected.set()
-        try:
-            await asyncio.shield(self._task)
-        except asyncio.CancelledError:
-            # the caller gave up: stop at once, since the end of the session releases the partitions
-            await self._abandon()
-            raise
-        self._task = None
+        await self._until_left()
 
     async def _abandon(self) -> None:
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.wait({task})
-            if not task.cancelled():
-                task.exception()
+        await super()._abandon()
         await self._zk.close()
 
     # -- sessions ------------------------------------------------------------------------------------------------
@@ -265,8 +246,7 @@ class SessionMembership(GroupMembership):
 
     async def _end_session(self) -> None:
         self._keeper.end()
-        lost, self._held, self._draining = self._held | self._draining, NO_PARTITIONS, NO_PARTITIONS
-        self._starting = NO_PARTITIONS
+        lost, self._starting = self._take_all(), NO_PARTITIONS
         # the member may not act any more, so the next owners need not wait until its user knows
         deleted = asyncio.ensure_future(self._delete_znodes(released=not lost))
         try:

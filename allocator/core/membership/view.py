@@ -85,19 +85,18 @@ class GroupViewBuilder:
         except AllocatorError as error:
             log.warning("%s: the load of some partitions is unknown: %s", self._group, error)
 
-
-def log_left_out(group: str, strategy: str, partitions: Collection[TopicPartition]) -> None:
-    """Logs the partitions that an allocator function omits. The leader calls it when they change."""
-    if not partitions:
-        log.info("%s: allocator function %r omits no partition any more", group, strategy)
-        return
-    names = ", ".join(f"{topic}:{number}" for topic, number in sorted(partitions)[:SHOWN])
-    more = f" and {len(partitions) - SHOWN} more" if len(partitions) > SHOWN else ""
-    log.warning(
-        "%s: allocator function %r omits %d partitions: %s%s; no member reads them",
-        group,
-        strategy,
-        len(partitions),
-        names,
-        more,
-    )
+    def log_left_out(self, assignor: str, partitions: Collection[TopicPartition]) -> None:
+        """Logs the partitions that an allocator function omits. The leader calls it when they change."""
+        if not partitions:
+            log.info("%s: allocator function %r omits no partition any more", self._group, assignor)
+            return
+        names = ", ".join(f"{topic}:{number}" for topic, number in sorted(partitions)[:SHOWN])
+        more = f" and {len(partitions) - SHOWN} more" if len(partitions) > SHOWN else ""
+        log.warning(
+            "%s: allocator function %r omits %d partitions: %s%s; no member reads them",
+            self._group,
+            assignor,
+            len(partitions),
+            names,
+            more,
+        )

@@ -6,19 +6,17 @@ leads, and receives the member's own assignment. The consumer's is `allocator.pr
 
 from __future__ import annotations
 
-import asyncio
 import enum
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
 from kafka.protocol.consumer import JoinGroupRequest
 
-from allocator.core.aio import TaskGroup, wait_for_event
-from allocator.core.client import ErrorCode, KafkaClient, Reaction, for_code, reaction_to
+from allocator.core.aio import wait_for_event
+from allocator.core.client import KafkaClient, Reaction, for_code, reaction_to
 from allocator.core.offsets import Coordinator, Identity
 from allocator.errors import AllocatorError, BrokerError
 from allocator.protocols.heartbeat import HeartbeatTimer
@@ -32,7 +30,15 @@ from allocator.protocols.kafka_classic.messages import (
 )
 from allocator.protocols.kafka_classic.settings import KafkaGroupSettings
 from allocator.protocols.kafka_classic.slow_requests import SlowRequests
-from allocator.protocols.kafka_group import Interrupted, KafkaGroup, KafkaGroupParticipant, passes, repeat_leave, unless
+from allocator.protocols.kafka_group import (
+    Interrupted,
+    KafkaGroup,
+    KafkaGroupParticipant,
+    LostMembership,
+    passes,
+    repeat_leave,
+    unless,
+)
 from allocator.protocols.reactions import HEARTBEAT, JOIN, LEAVE, REMOVED, SYNC, GroupReaction, Reactions
 
 log = logging.getLogger(__name__)
@@ -61,15 +67,6 @@ MOVES = {
     GroupPhase.AWAY: {GroupPhase.OUT, GroupPhase.CLOSED},
     GroupPhase.CLOSED: set(),
 }
-
-
-@dataclass(frozen=True)
-class LostMembership:
-    """Another process or the coordinator ended the membership."""
-
-    why: str
-    to: GroupPhase
-    forget_id: bool
 
 
 class Participant(KafkaGroupParticipant, Protocol):
@@ -115,6 +112,9 @@ class GroupCoordinator(KafkaGroup):
     `run` is the member's life; its caller awaits it. The constructor does no I/O.
     """
 
+    OUT, CLOSED = GroupPhase.OUT, GroupPhase.CLOSED
+    _settings: KafkaGroupSettings
+
     def __init__(
         self,
         client: KafkaClient,
@@ -131,16 +131,14 @@ class GroupCoordinator(KafkaGroup):
             interval_s=settings.heartbeat_interval_s,
             max_poll_interval_s=settings.max_poll_interval_s,
         )
-        super().__init__(client, group, participant, coordinator, settings.retry_backoff_s, timer)
+        super().__init__(client, group, participant, coordinator, settings, timer)
         self.phase = GroupPhase.OUT
         self._participant = participant
-        self._settings = settings
         self._clock = clock
-        self._member_id = ""
+        self.member_id = ""
         self._generation = -1
         self._rejoin: str | None = "first join"  # why the last preparation is out of date; None: it is not
         self._why = ""  # of the rebalance under way
-        self._loss: LostMembership | None = None
         self._slow = SlowRequests(
             client, self._coordinator, group, participant.protocol_type, settings, self._keeps_alive
         )
@@ -173,44 +171,29 @@ class GroupCoordinator(KafkaGroup):
         if self.phase is GroupPhase.AWAY:
             self._poke()
 
-    def leave(self) -> None:
-        self.closing = True
-        self._poke(stop=True)
+    def _check(self) -> None:
+        self._settings.check(self.group, self._client.api_version(JoinGroupRequest))
 
-    async def run(self, joined: asyncio.Future[None]) -> None:
-        self._changed = asyncio.Event()
-        self._lost = asyncio.Event()
-        self._stop = asyncio.Event()
-        self._joined = joined
-        self.heartbeat.polled()
-        if self.closing:
-            self._stop.set()
-        try:
-            self._settings.check(self.group, self._client.api_version(JoinGroupRequest))
-            await TaskGroup().run(self._take_part(), heartbeats=self._loop.run())
-        except Exception as error:
-            if not isinstance(error, AllocatorError):
-                log.exception("%s: the membership of %s ended", self.group, self._member_id)
-            if self._joined.done():
-                self._report(error)
-                await self._give_up()
-            else:
-                await self._give_up()  # first: the caller that gets the error cancels this task
-                self._report(error)
-        finally:
-            if self.phase is not GroupPhase.CLOSED:
-                self._generation = -1
-                self._move(GroupPhase.CLOSED, "the task ended")
-            if not joined.done():
-                joined.cancel()
+    async def _cannot_go_on(self, error: Exception) -> None:
+        if self._joined.done():
+            self._report(error)
+            await self._give_up()
+        else:
+            await self._give_up()  # first: the caller that gets the error cancels this task
+            self._report(error)
+
+    def _close(self) -> None:
+        if self.phase is not GroupPhase.CLOSED:
+            self._generation = -1
+            self._move(GroupPhase.CLOSED, "the task ended")
 
     # -- rebalances -----------------------------------------------------------------------------------------------
 
     async def _take_part(self) -> None:
         while self.phase is not GroupPhase.CLOSED:
-            self._changed.clear()
+            self._signals.changed.clear()
             if not self.closing:
-                self._stop.clear()
+                self._signals.stop.clear()
             try:
                 if self._loss is not None:
                     await self._handle_loss(self._loss)
@@ -218,11 +201,11 @@ class GroupCoordinator(KafkaGroup):
                     await self._depart()
                 elif self.phase is GroupPhase.AWAY:
                     if self.heartbeat.idle_too_long:
-                        await self._changed.wait()
+                        await self._signals.changed.wait()
                     else:
                         self._move(GroupPhase.OUT, "the user is back")
                 elif self.phase is GroupPhase.STABLE and self._rejoin is None:
-                    await self._changed.wait()
+                    await self._signals.changed.wait()
                 else:
                     await self._rebalance()
             except Interrupted:
@@ -237,7 +220,7 @@ class GroupCoordinator(KafkaGroup):
                 else:
                     raise
                 self._back_to_joining()
-                await wait_for_event(self._stop, self._settings.pause_s(error))
+                await wait_for_event(self._signals.stop, self._settings.pause_s(error))
 
     async def _rebalance(self) -> None:
         if self.phase is not GroupPhase.JOINING:
@@ -260,13 +243,13 @@ class GroupCoordinator(KafkaGroup):
             return
         if not self._joined.done():
             self._joined.set_result(None)
-        await unless(self._participant.joined(joined.generation, joined.protocol, assignment), self._lost)
+        await unless(self._participant.joined(joined.generation, joined.protocol, assignment), self._signals.lost)
 
     async def _prepare(self) -> None:
         """Repeats the preparation until no new request arrives while it runs."""
         while True:
             self._rejoin = None
-            await unless(self._participant.prepare(), self._lost)
+            await unless(self._participant.prepare(), self._signals.lost)
             if self._rejoin is None:
                 return
 
@@ -275,23 +258,23 @@ class GroupCoordinator(KafkaGroup):
         if self.closing:
             raise Interrupted
         offers = self._participant.offers()
-        await self._slow.ready(self._lost, self._stop)
+        await self._slow.ready(self._signals.lost, self._signals.stop)
         started = self._clock()
         try:
-            response = await self._slow.join(self._member_id, offers, self._why, self._lost, self._stop)
+            response = await self._slow.join(self.member_id, offers, self._why, self._signals.lost, self._signals.stop)
         except Interrupted as interruption:
-            self._member_id = self._member_id or interruption.member_id
+            self.member_id = self.member_id or interruption.member_id
             raise
         if response.error_code:
             if reaction_to(response.error_code, JOIN) is GroupReaction.TAKE_ID:
-                self._member_id = response.member_id
+                self.member_id = response.member_id
                 return None
             await self._react(JOIN, response.error_code, "cannot join")
             return None
         joined = join_result(response)
         if self._generation < 0:
             self._since = joined.generation
-        self._member_id, self._generation = joined.member_id, joined.generation
+        self.member_id, self._generation = joined.member_id, joined.generation
         self._failure = None
         self.heartbeat.reset_session_timeout()
         self._participant.acknowledged(started, rebalancing=False)
@@ -311,10 +294,12 @@ class GroupCoordinator(KafkaGroup):
         if joined.leads and not joined.skip_assignment:
             log.info("%s: leads %d members (generation %d)", self.group, len(joined.members), joined.generation)
             assignments = await unless(
-                self._participant.compute_assignment(joined.protocol, joined.members), self._lost, self._stop
+                self._participant.compute_assignment(joined.protocol, joined.members),
+                self._signals.lost,
+                self._signals.stop,
             )
         started = self._clock()
-        response = await self._slow.sync(self._me, joined.protocol, assignments, self._lost, self._stop)
+        response = await self._slow.sync(self._me, joined.protocol, assignments, self._signals.lost, self._signals.stop)
         if response.error_code:
             self._why = "not synced"
             await self._react(SYNC, response.error_code, "cannot sync")
@@ -340,7 +325,7 @@ class GroupCoordinator(KafkaGroup):
             if reaction is Reaction.REFIND:
                 self._coordinator.forget()
             if reaction is not GroupReaction.REJOIN:
-                await wait_for_event(self._stop, self._settings.retry_backoff_s)
+                await wait_for_event(self._signals.stop, self._settings.retry_backoff_s)
 
     # -- the end of a membership ----------------------------------------------------------------------------------
 
@@ -355,40 +340,24 @@ class GroupCoordinator(KafkaGroup):
         elif reaction in REMOVED:
             self._lose(reaction, why)
 
-    def _lose(self, reaction: object, why: str) -> None:
-        if reaction is GroupReaction.FENCED:
-            why = f"another process runs as instance {self._settings.instance_id!r} of group {self.group!r}"
-        if self._loss is None:
-            to = GroupPhase.CLOSED if reaction is GroupReaction.FENCED else GroupPhase.OUT
-            self._end_membership(LostMembership(why, to, reaction is not GroupReaction.LOST))
-
-    def _end_membership(self, loss: LostMembership) -> None:
-        self._loss = loss
-        self._poke()
-        self._lost.set()
-
     async def _handle_loss(self, loss: LostMembership) -> None:
         left = self._me
         self._generation = -1
         if loss.forget_id:
-            self._member_id = ""
+            self.member_id = ""
         self._rejoin = loss.why
         self._move(loss.to, loss.why)
         self._loss = None
-        self._lost.clear()
+        self._signals.lost.clear()
         await self._participant.lost(loss.why)
         if loss.to is GroupPhase.AWAY:
             await self._leave_group(left, loss.why)
         elif loss.to is GroupPhase.CLOSED:
-            self._report(
-                BrokerError(
-                    f"{loss.why}; give each process an instance id of its own", code=ErrorCode.FENCED_INSTANCE_ID
-                )
-            )
+            self._report_fenced(loss)
 
     async def _depart(self) -> None:
         if self.phase in (GroupPhase.STABLE, GroupPhase.PREPARING, GroupPhase.JOINING, GroupPhase.SYNCING):
-            await unless(self._participant.leaving(), self._lost)
+            await unless(self._participant.leaving(), self._signals.lost)
         left = self._me
         self._generation = -1
         self._move(GroupPhase.CLOSED, "closing")
@@ -407,7 +376,7 @@ class GroupCoordinator(KafkaGroup):
 
     async def _leave_group(self, member: Identity, why: str) -> None:
         if member.member_id and member.instance_id is None:
-            self._member_id = ""
+            self.member_id = ""
             request = partial(leave_request, self.group, member, why)
             name = f"{self.group}: {member.member_id}"
             await repeat_leave(self._coordinator, request, leave_code, LEAVE, name, why, self._settings.retry_backoff_s)
@@ -457,7 +426,7 @@ class GroupCoordinator(KafkaGroup):
     def _idle(self) -> None:
         if self.phase in (GroupPhase.STABLE, GroupPhase.PREPARING):
             why = f"the user asked for nothing for {self._settings.max_poll_interval_s:g} s"
-            self._end_membership(LostMembership(why, GroupPhase.AWAY, forget_id=True))
+            self._end_membership(LostMembership(why, GroupPhase.AWAY))
         else:
             self.heartbeat.polled()  # the user could not poll while the member joins
 
@@ -465,7 +434,7 @@ class GroupCoordinator(KafkaGroup):
 
     @property
     def _me(self) -> Identity:
-        return Identity(self._generation, self._member_id, self._settings.instance_id)
+        return Identity(self._generation, self.member_id, self._settings.instance_id)
 
     def _back_to_joining(self) -> None:
         if self.phase is GroupPhase.SYNCING:
@@ -477,10 +446,3 @@ class GroupCoordinator(KafkaGroup):
         log.info("%s: %s -> %s: %s", self.group, self.phase.name, to.name, why)
         self.phase = to
         self._loop.poke()
-
-    def _poke(self, *, stop: bool = False) -> None:
-        if hasattr(self, "_changed"):  # otherwise `run` has not begun
-            self._changed.set()
-            self._loop.poke()
-            if stop:
-                self._stop.set()

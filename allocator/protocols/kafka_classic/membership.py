@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from allocator.assignors import Assignor, left_out
 from allocator.core.aio import boot_clock, wait_for_event
 from allocator.core.client import KafkaClient
-from allocator.core.membership import AssignmentListener, GroupViewBuilder, Load, log_left_out
+from allocator.core.membership import AssignmentListener, GroupViewBuilder, Load
 from allocator.core.offsets import Coordinator
 from allocator.core.subscription import TopicSelection
 from allocator.errors import AllocatorError, ConfigError
@@ -154,7 +154,7 @@ class KafkaMembership(KafkaMember):
         else:
             without = left_out(view, decision.target)
             if without != self._left_out:
-                log_left_out(self._group_name, assignor.name, without)
+                self._surroundings.log_left_out(assignor.name, without)
             self._left_out = without
         self._target = decision.target
         self._counts = counts

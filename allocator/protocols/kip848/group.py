@@ -7,17 +7,15 @@ them by name and processes them; the consumer's is `allocator.protocols.kip848.m
 
 from __future__ import annotations
 
-import asyncio
 import enum
 import logging
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from allocator.core.aio import Backoff, TaskGroup, wait_for_event
+from allocator.core.aio import Backoff, wait_for_event
 from allocator.core.client import (
     ErrorCode,
     KafkaClient,
@@ -29,7 +27,14 @@ from allocator.core.client import (
 from allocator.core.offsets import Coordinator, Identity
 from allocator.errors import AllocatorError, BrokerError
 from allocator.protocols.heartbeat import HeartbeatTimer
-from allocator.protocols.kafka_group import Interrupted, KafkaGroup, KafkaGroupParticipant, repeat_leave, unless
+from allocator.protocols.kafka_group import (
+    Interrupted,
+    KafkaGroup,
+    KafkaGroupParticipant,
+    LostMembership,
+    repeat_leave,
+    unless,
+)
 from allocator.protocols.kip848.messages import (
     JOIN_EPOCH,
     ConsumerGroupHeartbeatRequest,
@@ -93,16 +98,6 @@ class Kip848Participant(KafkaGroupParticipant, Protocol):
         """
 
 
-@dataclass
-class Signals:
-    """Created when the member begins to run: before Python 3.10 an event belongs to the loop that is current then."""
-
-    changed: asyncio.Event = field(default_factory=asyncio.Event)  # there is something to do
-    lost: asyncio.Event = field(default_factory=asyncio.Event)
-    stop: asyncio.Event = field(default_factory=asyncio.Event)
-    acknowledged: asyncio.Event = field(default_factory=asyncio.Event)  # the coordinator knows of the last release
-
-
 class Kip848Group(KafkaGroup):
     """One member of one group.
 
@@ -115,6 +110,9 @@ class Kip848Group(KafkaGroup):
     `run` is the member's life; its caller awaits it. The constructor does no I/O.
     """
 
+    OUT, CLOSED = Kip848Phase.JOINING, Kip848Phase.CLOSED
+    _settings: Kip848GroupSettings
+
     def __init__(
         self,
         client: KafkaClient,
@@ -126,20 +124,17 @@ class Kip848Group(KafkaGroup):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         timer = HeartbeatTimer(clock, max_poll_interval_s=settings.max_poll_interval_s)
-        super().__init__(client, group, participant, coordinator, settings.retry_backoff_s, timer)
+        super().__init__(client, group, participant, coordinator, settings, timer)
         self.phase = Kip848Phase.JOINING
         self.member_id = str(uuid.uuid4())
         self.epoch = JOIN_EPOCH
         self._participant = participant
-        self._settings = settings
-        self._signals: Signals | None = None
         self._session_s: float | None = None  # as configured on the broker; None: not known
         self._session_asked = float("-inf")
         self._reported: MemberState | None = None  # acknowledged by the coordinator; None: report everything
         self._assigned: IdPartitions | None = None  # the newest assignment; None: none yet in this life
         self._reached: IdPartitions | None = None  # the assignment that the member carried out last
         self._owned = NONE
-        self._loss: tuple[str, Kip848Phase] | None = None
         self._namesake_backoff = Backoff(settings.retry_backoff_s, NAMESAKE_RETRY_MAX_S)
 
     # -- called by the membership ---------------------------------------------------------------------------------
@@ -159,72 +154,53 @@ class Kip848Group(KafkaGroup):
         if self.phase is Kip848Phase.AWAY:
             self._poke()
 
-    def leave(self) -> None:
-        self.closing = True
-        if self._signals is not None:
-            self._signals.stop.set()
-        self._poke()
-
     def _commit_refused(self, reaction: GroupReaction, why: str) -> None:
         if reaction is GroupReaction.NEW_EPOCH:
             self._loop.send_now()
         elif reaction in REMOVED:
             self._lose(reaction, why)
 
-    async def run(self, joined: asyncio.Future[None]) -> None:
-        self._signals = Signals()
-        self._joined = joined
-        self.heartbeat.polled()
-        if self.closing:
-            self._signals.stop.set()
-        try:
-            if self._client.api_version(ConsumerGroupHeartbeatRequest) is None:
-                raise unsupported(self.group)
-            await TaskGroup().run(self._take_part(self._signals), heartbeats=self._loop.run())
-        except AllocatorError as error:
-            self._report(error)
-        except Exception as error:
-            log.exception("%s: the membership of %s ended", self.group, self.member_id)
-            self._report(error)
-        finally:
-            self.epoch = JOIN_EPOCH
-            if self.phase is not Kip848Phase.CLOSED:
-                self._move(Kip848Phase.CLOSED, "the task ended")
-            if not joined.done():
-                joined.cancel()
+    def _check(self) -> None:
+        if self._client.api_version(ConsumerGroupHeartbeatRequest) is None:
+            raise unsupported(self.group)
+
+    def _close(self) -> None:
+        self.epoch = JOIN_EPOCH
+        if self.phase is not Kip848Phase.CLOSED:
+            self._move(Kip848Phase.CLOSED, "the task ended")
 
     # -- taking and releasing partitions --------------------------------------------------------------------------
 
-    async def _take_part(self, signals: Signals) -> None:
+    async def _take_part(self) -> None:
         while self.phase is not Kip848Phase.CLOSED:
-            signals.changed.clear()
+            self._signals.changed.clear()
             try:
                 if self._loss is not None:
-                    await self._handle_loss(*self._loss)
+                    await self._handle_loss(self._loss)
                 elif self.closing:
-                    await self._depart(signals)
+                    await self._depart()
                 elif self.phase is Kip848Phase.AWAY and not self.heartbeat.idle_too_long:
                     self._move(Kip848Phase.JOINING, "the user is back")
                     self._loop.send_now()
                 elif self._assigned is not None and self._assigned != self._reached:
-                    await self._reconcile(signals, self._assigned)
+                    await self._reconcile(self._assigned)
                 else:
-                    await signals.changed.wait()
+                    await self._signals.changed.wait()
             except Interrupted:
                 pass
 
-    async def _reconcile(self, signals: Signals, assigned: IdPartitions) -> None:
+    async def _reconcile(self, assigned: IdPartitions) -> None:
         """One step towards `assigned`: release all partitions that are not in it, or else take the new ones."""
         if self._owned - assigned:
             self._move(Kip848Phase.RECONCILING, f"{len(self._owned - assigned)} partitions to release")
-            await self._release(signals, self._owned - assigned)
+            await self._release(self._owned - assigned)
             # other members wait for these; once the coordinator knows that they are free, it may assign more to this
             # member
-            signals.acknowledged.clear()
+            self._signals.acknowledged.clear()
             self._loop.send_now()
-            await unless(signals.acknowledged.wait(), signals.lost, signals.stop)
+            await unless(self._signals.acknowledged.wait(), self._signals.lost, self._signals.stop)
             return
-        complete = await unless(self._participant.take(assigned), signals.lost)
+        complete = await unless(self._participant.take(assigned), self._signals.lost)
         if not self._joined.done():
             self.heartbeat.polled()
             self._joined.set_result(None)
@@ -233,48 +209,32 @@ class Kip848Group(KafkaGroup):
             self._move(Kip848Phase.STABLE, f"{len(assigned)} partitions at epoch {self.epoch}")
         else:
             self._move(Kip848Phase.RECONCILING, "some topics are not known yet")
-            await wait_for_event(signals.changed, UNNAMED_RETRY_S)
+            await wait_for_event(self._signals.changed, UNNAMED_RETRY_S)
 
-    async def _release(self, signals: Signals, revoked: IdPartitions) -> None:
-        await unless(self._participant.release(revoked), signals.lost)
+    async def _release(self, revoked: IdPartitions) -> None:
+        await unless(self._participant.release(revoked), self._signals.lost)
         # partitions that this member got again in the meantime start again
         self._owned = (self._owned - revoked) | (self._assigned or NONE)
         self._reached = None
 
     # -- the end of a membership ----------------------------------------------------------------------------------
 
-    def _lose(self, reaction: object, why: str) -> None:
-        to = Kip848Phase.JOINING
-        if reaction is GroupReaction.FENCED:
-            to = Kip848Phase.CLOSED
-            why = f"another process runs as instance {self._settings.instance_id!r} of group {self.group!r}"
-        self._end_membership(why, to)
-
-    def _end_membership(self, why: str, to: Kip848Phase) -> None:
-        if self._loss is None and self._signals is not None:
-            self._loss = (why, to)
-            self._signals.lost.set()
-            self._poke()
-
-    async def _handle_loss(self, why: str, to: Kip848Phase) -> None:
+    async def _handle_loss(self, loss: LostMembership) -> None:
         was_member = self.epoch > 0
         self.epoch, self._reported, self._assigned, self._reached, self._owned = JOIN_EPOCH, None, None, None, NONE
-        self._move(to, why)
-        await self._participant.lost(why)
+        self._move(loss.to, loss.why)
+        await self._participant.lost(loss.why)
         self._loss = None
-        if self._signals is not None:
-            self._signals.lost.clear()
-        if to is Kip848Phase.AWAY and was_member:
-            await self._leave_group(why)
-        elif to is Kip848Phase.CLOSED:
-            self._report(
-                BrokerError(f"{why}; give each process an instance id of its own", code=ErrorCode.FENCED_INSTANCE_ID)
-            )
+        self._signals.lost.clear()
+        if loss.to is Kip848Phase.AWAY and was_member:
+            await self._leave_group(loss.why)
+        elif loss.to is Kip848Phase.CLOSED:
+            self._report_fenced(loss)
         self._loop.send_now()
 
-    async def _depart(self, signals: Signals) -> None:
+    async def _depart(self) -> None:
         if self.epoch > 0:
-            await self._release(signals, self._owned)
+            await self._release(self._owned)
         was_member = self.phase is not Kip848Phase.AWAY and self.heartbeat.last_sent > float("-inf")
         self.epoch = JOIN_EPOCH
         self._move(Kip848Phase.CLOSED, "closing")
@@ -305,7 +265,9 @@ class Kip848Group(KafkaGroup):
         epoch, assigned, reported = self.epoch, self._assigned, self._reported
         state = MemberState(self._participant.topics(), self._owned)
         # a third of the session: if the coordinator hangs, the rest is enough to find its successor
-        patience_s = min(self._coordinator.patience_s, (self._session_s or 3600.0) / 3)
+        patience_s = self._coordinator.patience_s
+        if self._session_s is not None:
+            patience_s = min(patience_s, self._session_s / 3)
         request = heartbeat_request(self.group, self.member_id, epoch, self._settings, state, reported)
         started = self.heartbeat.sent_heartbeat()
         response = heartbeat_response(await self._coordinator.ask(request, time.monotonic() + patience_s, patience_s))
@@ -323,7 +285,7 @@ class Kip848Group(KafkaGroup):
         revoking = unsure or (assigned is not None and bool(state.owned - assigned))
         self._reported = state
         self._participant.acknowledged(started, self.heartbeat.session_timeout_s, revoking=revoking)
-        if self._signals is not None and not state.owned - self._owned:
+        if not state.owned - self._owned:
             self._signals.acknowledged.set()
 
     def _adopt(self, response: HeartbeatResponse) -> None:
@@ -413,16 +375,11 @@ class Kip848Group(KafkaGroup):
     def _idle(self) -> None:
         if self._joined.done() and self.epoch > 0 and not self.closing:
             why = f"the user asked for nothing for {self._settings.max_poll_interval_s:g} s"
-            self._end_membership(why, Kip848Phase.AWAY)
+            self._end_membership(LostMembership(why, Kip848Phase.AWAY))
         else:
             self.heartbeat.polled()  # the user could not poll while the member joins or leaves
 
     # -------------------------------------------------------------------------------------------------------------
-
-    def _poke(self) -> None:
-        if self._signals is not None:
-            self._signals.changed.set()
-            self._loop.poke()
 
     def _move(self, to: Kip848Phase, why: str) -> None:
         if to is not self.phase:

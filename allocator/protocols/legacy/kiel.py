@@ -22,13 +22,13 @@ import logging
 import os
 import re
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from allocator.core.aio import TaskGroup, boot_clock
 from allocator.core.assignors import KielFunction, naive_allocator
-from allocator.core.membership import AssignmentListener, GroupMembership, Membership
+from allocator.core.membership import AssignmentListener, Membership
 from allocator.core.settings import DEFAULT
 from allocator.core.subscription import PartitionCountSource
 from allocator.core.telemetry import Measures
@@ -71,8 +71,8 @@ class KielSettings(OwnersSettings):
     settle_s: float = DEFAULT["settle_s"]
 
 
-class KielMembership(GroupMembership):
-    """One member of a kiel group; after the move, of the group in the new layout.
+class KielMembership(Membership if TYPE_CHECKING else object):  # type: ignore[misc]
+    """One member of a kiel group; after the move, of the group in the new layout. Forwards to the present one.
 
     `function`: the `partition_allocator` of kiel's members. `next_member` creates the membership under the root to
     which the group moves. The constructor does no I/O.
@@ -101,36 +101,8 @@ class KielMembership(GroupMembership):
         self._newest: Membership = self._old
         """The membership that the user's settings reach: the one in the new layout already while it joins."""
 
-    @property
-    def member_id(self) -> str:
-        return self._current.member_id
-
-    @property
-    def generation(self) -> int:
-        return self._current.generation
-
-    @property
-    def ended(self) -> BaseException | None:
-        return self._current.ended
-
-    @property
-    def held(self) -> Partitions:
-        return self._current.held
-
-    def may_act(self) -> bool:
-        return self._current.may_act()
-
-    def fence(self, partition: TopicPartition) -> int:
-        return self._current.fence(partition)
-
-    async def confirm(self) -> bool:
-        return await self._current.confirm()
-
-    async def next_owners(self, partitions: Partitions) -> Mapping[TopicPartition, str]:
-        return await self._current.next_owners(partitions)
-
-    def polled(self) -> None:
-        self._current.polled()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._current, name)
 
     def subscribe(self, topics: Iterable[str], pattern: str | None = None) -> None:
         chosen = frozenset(topics)
@@ -143,13 +115,6 @@ class KielMembership(GroupMembership):
 
     def leave_for_good(self) -> None:
         self._newest.leave_for_good()
-
-    async def connect(self) -> None:
-        await self._old.connect()
-
-    async def join(self) -> None:
-        """Joins the kiel group, or the group in the new layout if the group has moved."""
-        await self._old.join()
 
     async def leave(self) -> None:
         if self._current is not self._old:

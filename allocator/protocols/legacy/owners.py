@@ -19,8 +19,7 @@ from functools import partial
 from itertools import chain, islice
 
 from allocator.core.aio import TaskGroup, boot_clock, wait_for_event
-from allocator.core.membership import AssignmentListener, MembershipLost, SessionMembership
-from allocator.core.settings import DEFAULT
+from allocator.core.membership import AssignmentListener, MemberSettings, MembershipLost, SessionMembership
 from allocator.core.subscription import PartitionCountSource, TopicSelection
 from allocator.core.telemetry import Measures
 from allocator.core.zookeeper import ConnectionLost, EphemeralZnodes, NoZnode, Op, Watched, ZnodeExists, ZooKeeper
@@ -35,13 +34,9 @@ GATHER_S = 0.05  # pause that collects several changes of claims into one
 
 
 @dataclass(frozen=True)
-class OwnersSettings:
+class OwnersSettings(MemberSettings):
     """Settings of a member. Times in seconds."""
 
-    name: str = ""
-    topics: frozenset[str] = frozenset()
-    pattern: str | None = None
-    connect_timeout_s: float | None = DEFAULT["connect_timeout_s"]  # of `join`; None: no limit
     max_poll_interval_s: float | None = None  # longest time between two polls of the user; None: no limit
     topic_poll_s: float = 10.0  # interval of metadata requests that find new topics and partitions
 

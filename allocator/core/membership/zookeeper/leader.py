@@ -17,7 +17,7 @@ from allocator.core.commands.order_store import OrderStore
 from allocator.core.commands.orders import Order, Orders
 from allocator.core.commands.steering import LEADERS_KINDS, Budget, budget_of, counting, states_of
 from allocator.core.errors import AllocatorError
-from allocator.core.membership.view import GroupViewBuilder, Load, log_left_out
+from allocator.core.membership.view import GroupViewBuilder, Load
 from allocator.core.membership.zookeeper.decision import GroupDecision, GroupLoad, counts_of, decide
 from allocator.core.membership.zookeeper.plan import adopt, advance, portion
 from allocator.core.membership.zookeeper.seats import (
@@ -490,7 +490,7 @@ class Leader:
                 called = plain(member_name(member, members[member]))
                 log.error("%s: member %s gets no partitions: %s", group, called, plain(reason))
         if decision.left_out != document.left_out:
-            log_left_out(group, decision.strategy, decision.left_out)
+            self._surroundings.log_left_out(decision.strategy, decision.left_out)
         return decision
 
     # -- load ----------------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from allocator.core.commands.order_store import OrderStore
 from allocator.core.commands.orders import KINDS, OrderKeeper, Orders
 from allocator.core.errors import InconsistentAssignor, InstanceIdInUse
 from allocator.core.membership.lease import MembershipLost
-from allocator.core.membership.membership import AssignmentListener
+from allocator.core.membership.membership import AssignmentListener, MemberSettings
 from allocator.core.membership.session import SessionMembership
 from allocator.core.membership.view import Load
 from allocator.core.membership.zookeeper.leader import Leader, LeaderSettings
@@ -62,15 +62,11 @@ ORDERS_AGAIN_S = 60.0  # how long a member waits before it reads unreadable orde
 
 
 @dataclass(frozen=True)
-class ZooKeeperSettings:
+class ZooKeeperSettings(MemberSettings):
     """The settings of one member. Times in seconds."""
 
-    name: str = ""
-    topics: frozenset[str] = frozenset()
-    pattern: str | None = None
     weight: float = DEFAULT["weight"]
     rack: str | None = None
-    connect_timeout_s: float | None = DEFAULT["connect_timeout_s"]  # limit of `join`; None: no limit
     # a member that does not poll for longer loses its partitions; None: no limit
     max_poll_interval_s: float | None = None
     instance_id: str | None = DEFAULT["instance_id"]

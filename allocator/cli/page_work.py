@@ -32,7 +32,7 @@ from allocator.core.commands import KINDS
 from allocator.core.text import shown
 from allocator.errors import ConfigError
 from allocator.operate import GroupState, Logs, OrderReport, OrdersFromOutside, describe, kafka_group
-from allocator.protocols.order_topic import orders_topic
+from allocator.protocols import orders_topic
 from allocator.types import TopicPartition
 
 if TYPE_CHECKING:

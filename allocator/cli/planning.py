@@ -36,7 +36,7 @@ from allocator.operate import (
     plan_of,
     subscribed,
 )
-from allocator.protocols.order_topic import orders_topic
+from allocator.protocols import orders_topic
 from allocator.types import TopicPartition
 
 if TYPE_CHECKING:

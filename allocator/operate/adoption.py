@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from allocator.core.zookeeper import ZooKeeper, retrying
 from allocator.errors import AllocatorError
 from allocator.operate.group_reader import describe
-from allocator.protocols.legacy.kiel import AdoptionRefused, HandoverPhase, KielPaths, read_group, seal
+from allocator.protocols.legacy import AdoptionRefused, HandoverPhase, KielPaths, read_group, seal
 
 POLL_S = 0.2
 

@@ -20,8 +20,8 @@ from allocator.core.offsets import Coordinator
 from allocator.core.znodes import Claim, MemberInfo, member_name
 from allocator.errors import BrokerError
 from allocator.operate.group_report import Coordinated, GroupState
-from allocator.protocols.kafka_classic.consumer_protocol import PROTOCOL_TYPE, Malformed, MemberAssignment, Subscription
-from allocator.protocols.kip848.messages import ConsumerGroupDescribeRequest
+from allocator.protocols.kafka_classic import PROTOCOL_TYPE, Malformed, MemberAssignment, Subscription
+from allocator.protocols.kip848 import ConsumerGroupDescribeRequest
 from allocator.types import TopicPartition
 
 HAS_API_VERSIONS = (0, 10)  # the first broker version that knows ApiVersions

@@ -14,7 +14,7 @@ from allocator.core.znodes import AssignmentDocument, MemberInfo
 from allocator.errors import OrderRefused
 from allocator.operate import kafka_describe
 from allocator.operate.group_orders import NOT_OURS, OrdersFromOutside
-from allocator.protocols.order_topic import OrderTopic
+from allocator.protocols import OrderTopic
 
 
 @names_arguments

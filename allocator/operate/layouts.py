@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from allocator.core.znodes import InvalidZnode
 from allocator.core.zookeeper import NoZnode, ZooKeeper
-from allocator.protocols.legacy.kiel import KielPaths, read_shared
-from allocator.protocols.legacy.old_consumer import OldSubscription
+from allocator.protocols.legacy import KielPaths, OldSubscription, read_shared
 from allocator.types import TopicPartition
 
 KIEL = "/kiel/groups/{}/members"

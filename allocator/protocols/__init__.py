@@ -1,5 +1,18 @@
 """Further memberships: Kafka's two group protocols, and the layouts of older libraries.
 
-In: see the packages inside.
-Out: their faces.
+`order_topic` keeps the orders of operators for groups of Kafka's own protocols.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from allocator import lazy_names
+
+if TYPE_CHECKING:
+    from allocator.protocols.order_topic import OrderTopic, orders_topic
+
+__all__ = ["OrderTopic", "orders_topic"]
+
+if not TYPE_CHECKING:  # a type checker would accept every name
+    __getattr__ = lazy_names(__name__, {"order_topic": "OrderTopic orders_topic"})

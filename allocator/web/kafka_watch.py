@@ -12,7 +12,7 @@ from allocator.core.client import KafkaClient
 from allocator.core.commands import Orders
 from allocator.errors import AllocatorError
 from allocator.operate import Coordinated, GroupState, kafka_group
-from allocator.protocols.order_topic import OrderTopic
+from allocator.protocols import OrderTopic
 
 
 class KafkaGroupWatch:

@@ -10,7 +10,16 @@ has the bytes that members send each other through the coordinator.
 
 from __future__ import annotations
 
+from allocator.protocols.kafka_classic.consumer_protocol import PROTOCOL_TYPE, Malformed, MemberAssignment, Subscription
 from allocator.protocols.kafka_classic.membership import KafkaMembership
 from allocator.protocols.kafka_classic.settings import KafkaGroupSettings, KafkaSettings
 
-__all__ = ["KafkaGroupSettings", "KafkaMembership", "KafkaSettings"]
+__all__ = [
+    "PROTOCOL_TYPE",
+    "KafkaGroupSettings",
+    "KafkaMembership",
+    "KafkaSettings",
+    "Malformed",
+    "MemberAssignment",
+    "Subscription",
+]

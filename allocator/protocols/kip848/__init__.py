@@ -5,3 +5,9 @@ May touch: the group on its coordinator; no record and no offset.
 
 `membership` is the entrance, with `settings`. `group` is the state machine, `messages` composes the requests.
 """
+
+from __future__ import annotations
+
+from allocator.protocols.kip848.messages import ConsumerGroupDescribeRequest
+
+__all__ = ["ConsumerGroupDescribeRequest"]

@@ -4,5 +4,27 @@ In: a `ZooKeeper` session, partition counts. Out: calls to an `AssignmentListene
 May touch: the znodes of those libraries, in their layout.
 
 `owners` is common to all layouts: one ephemeral znode for each owned partition. `kiel` and `old_consumer` are the
-layouts, `adopt` moves a kiel group to the new layout, `describe` shows such groups without joining them.
+layouts.
 """
+
+from __future__ import annotations
+
+from allocator.protocols.legacy.kiel import (
+    AdoptionRefused,
+    HandoverPhase,
+    KielPaths,
+    read_group,
+    read_shared,
+    seal,
+)
+from allocator.protocols.legacy.old_consumer import OldSubscription
+
+__all__ = [
+    "AdoptionRefused",
+    "HandoverPhase",
+    "KielPaths",
+    "OldSubscription",
+    "read_group",
+    "read_shared",
+    "seal",
+]

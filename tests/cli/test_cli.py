@@ -39,7 +39,7 @@ def completed(*words: str) -> list[str]:
 
 def test_the_version_is_that_of_the_package_and_tells_the_decoder(monkeypatch: pytest.MonkeyPatch) -> None:
     for accelerated, decoder in ((True, "compiled"), (False, "plain")):
-        monkeypatch.setattr("allocator.core.record.accelerated", accelerated)
+        monkeypatch.setattr("allocator.core.fetch.accelerated", accelerated)
         result = CliRunner().invoke(main, ["--version"])
         assert result.exit_code == 0
         assert result.output == f"allocator, version {allocator.__version__}, decoder: {decoder}\n"

@@ -27,6 +27,13 @@ CORE = (
     ("membership",),
     ("consumer",),
 )
+# (importing package, modules that are no face): why.
+INNER = {
+    ("daemon", "allocator.core.memberships"): "a registry; the daemon reads its settings from the class of a name",
+    ("producer", "allocator.core.varint"): "one function of the record format, for the encoder",
+    ("daemon", "allocator.handlers"): "it puts a processor together itself, until handlers offer one function for it",
+}
+SEAM = 215  # names that packages outside of `core` take from it; a change makes them fewer
 # Public short paths, for code that lives deeper; and what no tier holds.
 FACES = {"assignors": "core", "errors": "core", "types": "core", "sinks": "handlers", "schemas": "handlers"}
 FREE = {"", "_files", "__version__", "lazy_names"}
@@ -98,3 +105,34 @@ def test_the_packages_of_core_form_a_chain() -> None:
 def test_few_doors_lead_into_the_package() -> None:
     doors = {path.name for path in PACKAGE.iterdir() if path.suffix in ("", ".py")} - {"__init__.py", "__pycache__"}
     assert len(doors) <= 20, "a stranger reads this list first: put a new module into a package"
+
+
+def names_from_elsewhere() -> Iterator[tuple[Path, str, str]]:
+    """(file, module, name) for each name that a file takes from another package than its own; core counts as one."""
+    for path in sources():
+        if path.parent == PACKAGE:
+            continue  # hands names on
+        for node in ast.walk(ast.parse(path.read_text())):
+            module = node.module if isinstance(node, ast.ImportFrom) else None
+            if module and part(module, 0) == "allocator" and part(module, 1) != part(module_name(path), 1):
+                yield from ((path, module, alias.name) for alias in node.names)
+
+
+def is_face(module: str) -> bool:
+    path = PACKAGE.joinpath(*module.split(".")[1:])
+    return module.count(".") <= 1 or (module.count(".") == 2 and path.is_dir())
+
+
+def test_other_packages_import_faces() -> None:
+    inner = [
+        f"{path}: {module}.{name}"
+        for path, module, name in names_from_elsewhere()
+        if not is_face(module)
+        and not any(part(module_name(path), 1) == who and f"{module}.".startswith(f"{what}.") for who, what in INNER)
+    ]
+    assert not inner, "import what the __init__ of the package lists, or add what is missing there"
+
+
+def test_what_leaves_core_stays_small() -> None:
+    names = {name for _, module, name in names_from_elsewhere() if part(module, 1) == "core"}
+    assert len(names) <= SEAM

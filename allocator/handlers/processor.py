@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -97,6 +97,9 @@ class RecordSource(Protocol):
     def may_act(self) -> bool: ...
 
     async def until_may_act(self) -> None: ...
+
+    async def until_confirmed(self) -> None:
+        """Like `until_may_act`, but gives up once the member cannot own its partitions any more."""
 
 
 @dataclass(frozen=True)
@@ -319,7 +322,7 @@ class Processor(RecordProcessor):
             return
         workers = [worker for worker in workers if worker.has_ended and self._workers.get(worker.partition) is worker]
         try:
-            await self._commit(workers)
+            await self._commit_last(workers)
         except AllocatorError as error:
             log.warning("%d revoked partitions: what was handled is handled again by others: %s", len(workers), error)
         # catch every error: a stopped worker that stays here would block the partition if the member gets it again
@@ -435,6 +438,12 @@ class Processor(RecordProcessor):
                 # nothing is lost: the next turn commits a later offset
                 failing.warn("commit put off: %s", error)
 
+    async def _commit_last(self, workers: Collection[PartitionWorker]) -> None:
+        """Commits the progress of workers that end, if their partitions are still this member's."""
+        if any(worker.may_commit and worker.progress() != worker.committed for worker in workers):
+            await self._source.until_confirmed()
+        await self._commit([worker for worker in workers if self._workers.get(worker.partition) is worker])
+
     async def _commit(self, workers: Iterable[PartitionWorker]) -> None:
         # one at a time: if an earlier commit arrived after a later one, the committed offset would go back
         async with self._committing:
@@ -489,7 +498,7 @@ class Processor(RecordProcessor):
         try:
             workers = list(self._workers.values())
             await self._drain_all([*workers, *self._past.values()])
-            await self._commit([worker for worker in workers if self._workers.get(worker.partition) is worker])
+            await self._commit_last(workers)
         except AllocatorError as error:
             log.error("the last commit failed, so some records will be handled again: %s", error)
             if not self._failed.done():

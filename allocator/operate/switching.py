@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from types import TracebackType
 from typing import Any
 
-from allocator.core.aio import ClosesOnce, wait_for_event
+from allocator.core.aio import ClosesOnce, wait_for_event, within
 from allocator.core.consumer import join_again_if
 from allocator.core.fetch import Batch
 from allocator.core.settings import DEFAULT, names_arguments
@@ -137,9 +138,10 @@ class SwitchingConsumer:
         self._securities = {} if securities is None else securities
         self._make = partial(Consumer, *topics, group=group, zookeeper=zookeeper, root=root, **options)
         self._auto = options.get("auto_commit_interval_s", DEFAULT["auto_commit_interval_s"]) is not None
+        self._session_timeout_s = options.get("session_timeout_s", DEFAULT["session_timeout_s"])
         ensemble = ZooKeeper(
             zookeeper,
-            session_timeout_s=options.get("session_timeout_s", DEFAULT["session_timeout_s"]),
+            session_timeout_s=self._session_timeout_s,
             options=options.get("zookeeper_options"),
         )
         self._watcher = ChoiceWatcher(ensemble, choice_path(root, group))
@@ -270,6 +272,10 @@ class SwitchingConsumer:
             return
         try:
             if self._auto and not self._closed:
+                if consumer.assignment():
+                    # while the connection to ZooKeeper is lost, the commit would be refused
+                    with contextlib.suppress(asyncio.TimeoutError):
+                        await within(consumer.until_may_act(), self._session_timeout_s)
                 # a call for more marks the batch as done; after `close` there are no more calls
                 await consumer.commit()
         except AllocatorError as error:

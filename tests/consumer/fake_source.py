@@ -273,6 +273,9 @@ class FakeSource:
             self._changed.clear()
             await self._changed.wait()
 
+    async def until_confirmed(self) -> None:
+        """Gives up at once."""
+
     def wake(self) -> None:
         self._changed.set()
 

@@ -18,7 +18,7 @@ from allocator.core.aio.reminder import Reminder
 from allocator.core.aio.tasks import BackgroundTasks, wait_for_event, within
 from allocator.core.client.client import KafkaClient
 from allocator.core.consumer.measures import OwnLoad, lag
-from allocator.core.consumer.membership_config import MembershipConfig, OrderSource
+from allocator.core.consumer.membership_config import EnsembleOptions, MembershipConfig, OrderSource
 from allocator.core.consumer.operator_orders import OperatorOrders
 from allocator.core.consumer.ownership import Ownership
 from allocator.core.consumer.record_processor import RecordProcessor
@@ -116,7 +116,7 @@ class ConsumerCore:
             self.progress,
             self.committed,
             self.fetcher,
-            self.commit_progress,
+            self._commit_last,
             self.commits_settled,
             self.client.measures,
             auto_commit=commit_on_revoke and self.group is not None,
@@ -300,6 +300,18 @@ class ConsumerCore:
         """Returns once records may be handled and offsets committed; at once if they may already."""
         while not self.membership.may_act():
             await self.fetcher.news()  # `resumed` wakes the fetcher
+
+    async def until_confirmed(self) -> None:
+        """Like `until_may_act`, but gives up once the ZooKeeper session cannot be alive any more.
+
+        Call it before the last commit of a partition: while the connection to ZooKeeper is lost, commits are refused.
+        A member of a Kafka group need not wait: a coordinator that does not confirm it takes no commit either.
+        """
+        options, now = self._joining.options, asyncio.get_running_loop().time()
+        if isinstance(options, EnsembleOptions) and not self.membership.may_act():
+            left_s = (self._ownership.suspended_at or now) + options.session_timeout_s - now
+            with contextlib.suppress(asyncio.TimeoutError):
+                await within(self.until_may_act(), max(0.0, left_s))
 
     def polled(self) -> None:
         """The user requests records."""
@@ -585,6 +597,12 @@ class ConsumerCore:
             await self.commit({p: OffsetAndMetadata(o, "", -1) for p, o in offsets.items()})
             # compute the offsets only now: a partition that moves is released when it is done, after this commit
             self.progress.finish_up_to(offsets)
+
+    async def _commit_last(self, partitions: Iterable[TopicPartition]) -> None:
+        """Commits the done offsets of partitions that leave this member."""
+        if self.progress.uncommitted(partitions):
+            await self.until_confirmed()
+        await self.commit_progress(partitions)
 
     def commit_async(self, offsets: Offsets, callback: OnCommit | None = None) -> None:
         """Like `commit`, but returns at once. Commits keep the order of the calls. `close` waits for them."""

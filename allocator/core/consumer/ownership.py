@@ -89,7 +89,8 @@ class Ownership:
         self._retry_backoff_s = retry_backoff_s
         self._began = began
         self._sink = sink
-        self._suspended = False
+        self.suspended_at: float | None = None
+        """The loop's time since which no commit is allowed; None while commits are allowed."""
         self._opening = 0
         self._draining: Partitions = frozenset()
         # the look-up of committed offsets that began before the claim of these partitions
@@ -108,7 +109,7 @@ class Ownership:
     @property
     def closed_gate(self) -> bool:
         """Whether no record may be delivered at this moment."""
-        return self._suspended or self._opening > 0
+        return self.suspended_at is not None or self._opening > 0
 
     def assign(self, partitions: Partitions) -> None:
         """Like `assigned`, for partitions that the user chose: they are assigned when this returns.
@@ -153,10 +154,11 @@ class Ownership:
             await self._lost(partitions)
 
     def suspended(self, why: str) -> None:
-        self._suspended = True
+        if self.suspended_at is None:
+            self.suspended_at = asyncio.get_running_loop().time()
 
     def resumed(self) -> None:
-        self._suspended = False
+        self.suspended_at = None
         self._fetcher.wake()
 
     def failed(self, error: BaseException) -> None:

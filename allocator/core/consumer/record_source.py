@@ -92,6 +92,9 @@ class OwnConsumer:
     async def until_may_act(self) -> None:
         await self._consumer.until_may_act()
 
+    async def until_confirmed(self) -> None:
+        await self._engine.until_confirmed()
+
 
 class RunningConsumer(OwnConsumer):
     """A `RecordSource` that neither starts nor closes its consumer.

@@ -1,0 +1,73 @@
+"""Done records are committed before a member leaves, although its connection to ZooKeeper is lost for a moment."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from allocator import Consumer
+from allocator.core.zookeeper.client import ZooKeeper
+from allocator.operate.cluster_choice import ClusterChoice, choice_path, choose_cluster
+from allocator.operate.switching import SwitchingConsumer
+from allocator.testing import FaultProxy, LocalCluster, produce, wait_until_async
+
+pytestmark = pytest.mark.deadline(150)
+
+
+@pytest.mark.parametrize("kind", ["reader", "process", "switching"])
+async def test_a_lost_connection_to_zookeeper_costs_no_commit_of_a_member_that_leaves(
+    kind: str,
+    kafka_cluster: LocalCluster,
+    zk_chroot: str,
+    topic_factory: Callable[..., str],
+    group: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    topic = await asyncio.to_thread(topic_factory, 1)
+    await asyncio.to_thread(produce, kafka_cluster.bootstrap, topic, [b"v"] * 9)
+    address, _, chroot = zk_chroot.partition("/")
+    seen: list[int] = []
+    async with FaultProxy(int(address.rpartition(":")[2])) as proxy:
+        where: dict[str, Any] = {
+            "brokers": kafka_cluster.bootstrap,
+            "group": group,
+            "zookeeper": f"{proxy.address}/{chroot}",
+            "session_timeout_s": 20.0,
+            "auto_commit_interval_s": 60.0,
+        }
+        consumer: Any = (SwitchingConsumer if kind == "switching" else Consumer)(topic, **where)
+        await consumer.start()
+        work: list[asyncio.Future[Any]] = []
+        if kind == "process":
+            work.append(
+                asyncio.ensure_future(consumer.process(lambda each: seen.append(each.offset), commit_interval_s=60.0))
+            )
+        else:
+            seen += [each.offset for each in await consumer.getbatch(60)]
+        await wait_until_async(lambda: len(seen) == 9, 60, "the records to be handled")
+        if kind == "switching":
+            ensemble = ZooKeeper(zk_chroot)
+            await ensemble.connect()
+            await choose_cluster(ensemble, choice_path("/allocator", group), ClusterChoice(frozen=True))
+            await ensemble.close()
+            await wait_until_async(lambda: "frozen=True" in caplog.text, 60, "the choice to be noticed")
+        elif kind == "reader":
+            await consumer.getbatch(0)  # they are done
+        proxy.drop()
+        proxy.reset()
+        await wait_until_async(lambda: not consumer.may_act(), 60, "the loss of the connection to be noticed")
+        leaving = asyncio.ensure_future(consumer.getbatch(0) if kind == "switching" else consumer.close())
+        done, _ = await asyncio.wait({leaving}, timeout=0.5)
+        assert not done
+        proxy.heal()
+        await asyncio.wait_for(asyncio.gather(leaving, *work), 60)
+        await consumer.close()
+    async with Consumer(brokers=kafka_cluster.bootstrap, group=group, membership="fixed") as reader:
+        found = await reader.committed((topic, 0))
+    assert found is not None
+    assert found.offset == 9

@@ -404,7 +404,7 @@ def a_leader_that_moves_all_at_once(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_leader_that_forgets_the_moves_of_the_last_one(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(leader, "recent_moves", lambda moved, now_ms: ())
+    patch.setattr(AssignmentDocument, "recent_moves", lambda document, now_ms: ())
 
 
 def a_leader_that_moves_what_is_frozen(patch: pytest.MonkeyPatch) -> None:

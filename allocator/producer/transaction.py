@@ -93,6 +93,9 @@ class TransactionalWriter:
                 await self._end(identity, commit=False)
             raise
         await self._end(identity, commit=True)
+        # The coordinator answers before the partitions have the markers, without which readers see nothing. It refuses
+        # the repetition until they have them
+        await self._end(identity, commit=True)
         self._identity = identity
 
     # ------------------------------------------------------------------------------------------------------------

@@ -9,9 +9,9 @@ from typing import Any, Optional
 
 import click
 
+from allocator.cli.access import Access
 from allocator.cli.options import NOTHING_CHANGED, Command, decorated, execute_option, with_brokers
 from allocator.cli.output import Listing, console, print_json
-from allocator.cli.read import Access
 from allocator.core.text import plain
 from allocator.errors import ConfigError
 from allocator.operate.dead_letters import (

@@ -20,7 +20,7 @@ from allocator.errors import ConfigError
 from allocator.operate.doctor import Finding, Severity, apply_fixes, examine_clusters
 
 if TYPE_CHECKING:
-    from allocator.cli.read import Access
+    from allocator.cli.access import Access
 
 HEALTHY, NOT_SEEN, ILL = 0, 1, 3  # 2 is wrong usage, in all commands
 COLOURS = {Severity.CRITICAL: "bold red", Severity.WARNING: "yellow", Severity.INFO: "cyan"}

@@ -13,22 +13,19 @@ from rich.console import Console
 from allocator.cli.options import ERROR, GROUP, NOTHING_CHANGED, Seconds, execute_option, with_clusters
 from allocator.cli.output import console, print_json
 from allocator.cli.report import (
-    TARGETS,
-    GroupReport,
-    ResetPlan,
     groups_table,
     members_table,
     offsets_table,
     orders_table,
-    parse_target,
     reset_table,
     retries_table,
 )
 from allocator.core.text import plain
+from allocator.operate import TARGETS
 
 if TYPE_CHECKING:
-    from allocator.cli.read import Access
-    from allocator.operate import GroupRemains
+    from allocator.cli.access import Access
+    from allocator.operate import GroupRemains, GroupReport, ResetPlan
 
 
 @click.group()
@@ -44,9 +41,9 @@ def group() -> None:
 @with_clusters
 def list_command(access: Access, as_json: bool) -> None:
     """List all groups with their members and generation."""
-    from allocator.cli.read import read_all
+    from allocator.operate import read_groups
 
-    reports = asyncio.run(read_all(access))
+    reports = asyncio.run(read_groups(access))
     if as_json:
         summaries = [
             {
@@ -72,7 +69,7 @@ def list_command(access: Access, as_json: bool) -> None:
 @with_clusters
 def describe_command(name: str | None, access: Access, as_json: bool) -> None:
     """Show members, owners, positions, lag and problems of GROUP. For a group of Kafka's own, give only --brokers."""
-    from allocator.cli.read import read_group, read_retries
+    from allocator.operate import read_group, read_retries
 
     async def read() -> tuple[GroupReport, list[Any]]:
         report = await read_group(access, access.chosen_group(name))
@@ -135,13 +132,13 @@ def adopt_command(name: str, wait: float, execute: bool, access: Access, as_json
 @with_clusters
 def release_command(name: str, instance_id: str, access: Access, as_json: bool) -> None:
     """End the reservation of INSTANCE, whose process does not come back: its partitions move to other members."""
-    from allocator.core.znodes import Paths, Store
+    from allocator.operate import GroupReader
 
-    async def run() -> Any:
+    async def run() -> int:
         async with access.ensemble() as zk:
-            return await Store(zk, Paths(access.root, name)).end_reservation(instance_id)
+            return len(await GroupReader(zk, name, access.root).store.end_reservation(instance_id))
 
-    released = len(asyncio.run(run()))
+    released = asyncio.run(run())
     if as_json:
         print_json({"group": name, "instance_id": instance_id, "released": released})
     else:
@@ -161,17 +158,17 @@ def delete_command(name: str, keep_offsets: bool, execute: bool, access: Access,
     Refused while the group has members, in ZooKeeper or in Kafka. For a group that is not in ZooKeeper, give
     --zookeeper none.
     """
-    from allocator.cli.read import check_members_known, delete
+    from allocator.operate import delete
 
     async def work() -> GroupRemains:
-        await check_members_known(access, name)
+        await access.check_members_known(name)
         return await delete(access, name, keep_offsets=keep_offsets, execute=execute)
 
     found = asyncio.run(work())
     if as_json:
         print_json({**found.to_json(executed=execute), **_places(access)})
         return
-    click.echo(access.describe())
+    click.echo(access.shown())
     offsets = "unknown" if found.committed is None else str(found.committed)
     click.echo(f"{name}: {len(found.znodes)} znodes, {offsets} committed offsets in Kafka")
     if found.offsets_stay:
@@ -208,7 +205,7 @@ def offsets() -> None:
 @with_clusters
 def show_command(name: str | None, access: Access, as_json: bool) -> None:
     """Show the committed offset, log end and lag of each partition."""
-    from allocator.cli.read import read_group
+    from allocator.operate import read_group
 
     access.need_brokers()
     report = asyncio.run(read_group(access, access.chosen_group(name)))
@@ -248,12 +245,12 @@ def reset_command(
 
     For a group that is not in ZooKeeper, give --zookeeper none.
     """
-    from allocator.cli.read import check_members_known, execute_reset, plan_reset
+    from allocator.operate import execute_reset, parse_target, plan_reset
 
     chosen, target = access.chosen_group(name), parse_target(to)
 
     async def work() -> ResetPlan:
-        await check_members_known(access, chosen)
+        await access.check_members_known(chosen)
         return await (execute_reset if execute else plan_reset)(access, chosen, target, topics)
 
     plan = asyncio.run(work())
@@ -261,7 +258,7 @@ def reset_command(
         print_json({**plan.to_json(executed=execute), **_places(access)})
         return
     out = console()
-    out.print(access.describe(), markup=False)
+    out.print(access.shown(), markup=False)
     out.print(reset_table(plan))
     if execute:
         out.print(f"\n{len(plan.after)} offsets of {chosen} committed", markup=False)

@@ -15,9 +15,9 @@ from typing import Any, Optional
 
 import click
 
+from allocator.cli.access import Access
 from allocator.cli.options import Seconds, config_option
 from allocator.cli.progress import Meter, is_shown, progress, quiet_option, say
-from allocator.cli.read import Access
 from allocator.core.aio import TaskGroup
 from allocator.errors import AllocatorError
 from allocator.migrate import Mirror, MirrorSettings

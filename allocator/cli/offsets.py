@@ -9,10 +9,10 @@ from typing import Any, Optional
 
 import click
 
+from allocator.cli.access import NOWHERE, Access
 from allocator.cli.options import GROUP, NOTHING_CHANGED, config_option, execute_option, json_option
 from allocator.cli.output import Listing, console, print_json
 from allocator.cli.progress import Step, progress, quiet_option
-from allocator.cli.read import NOWHERE, Access
 from allocator.errors import ConfigError
 from allocator.migrate import CopyPlan, OffsetStore, copy_offsets, restore_offsets
 

@@ -16,7 +16,7 @@ from click.shell_completion import CompletionItem
 from allocator.errors import AllocatorError, ConfigError
 
 if TYPE_CHECKING:
-    from allocator.cli.read import Access
+    from allocator.cli.access import Access
 
 Command = Callable[..., Any]
 
@@ -124,7 +124,7 @@ def with_brokers(gives: str) -> Callable[[Command], Command]:
     def add(command: Command) -> Command:
         @functools.wraps(command)
         def with_access(config: str | None, brokers: str | None, timeout: float, **given: Any) -> None:
-            from allocator.cli.read import Access
+            from allocator.cli.access import Access
 
             access = Access.of(config, brokers=brokers, timeout_s=timeout)
             access.need_brokers()
@@ -138,7 +138,7 @@ def with_brokers(gives: str) -> Callable[[Command], Command]:
 def _access(
     config: str | None, zookeeper: str | None, root: str | None, brokers: str | None, timeout_s: float
 ) -> Access:
-    from allocator.cli.read import Access
+    from allocator.cli.access import Access
 
     access = Access.of(config, zookeeper, root, brokers, timeout_s)
     if access.zookeeper is None and access.brokers is None:

@@ -14,20 +14,18 @@ import click
 from allocator.cli.group import group
 from allocator.cli.options import GROUP, Command, decorated, with_clusters
 from allocator.cli.output import console, print_json
-from allocator.cli.report import TARGETS, listing_of_orders, parse_target
+from allocator.cli.report import listing_of_orders
 from allocator.core.aio import milliseconds, wall_ms
 from allocator.core.settings import check_topic
 from allocator.core.text import plain
 from allocator.errors import ConfigError
+from allocator.operate import TARGETS, parse_target
 from allocator.types import TopicPartition
 
 if TYPE_CHECKING:
-    from allocator.cli.planning import Act
-    from allocator.cli.read import Access
+    from allocator.cli.access import Access
     from allocator.core.commands import Order
-    from allocator.operate import OrderReport
-
-__all__ = ["group", "parse_expiry", "parse_partitions"]
+    from allocator.operate import Act, OrderReport
 
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -99,13 +97,14 @@ def _order(command_name: str, *parameters: Command) -> Callable[[Command], Comma
         def command(
             name: str, access: Access, as_json: bool, dry_run: bool, why: str, expires: str | None, **given: Any
         ) -> None:
-            from allocator.cli import planning
+            from allocator.cli.planning import show_plan
+            from allocator.operate import give, planned
 
             act = function(told=_told(why, expires), **given)
             if dry_run:
-                planning.show_plan(asyncio.run(planning.planned(access, name, [], [act])), as_json)
+                show_plan(asyncio.run(planned(access, name, [], [act])), as_json)
             else:
-                _show_given(name, asyncio.run(planning.given(access, name, act)), as_json)
+                _show_given(name, asyncio.run(give(access, name, act, by_leader=True)), as_json)
 
         dry_run_option = click.option("--dry-run", is_flag=True, help="Show what would move, and give no order.")
         return _registered(command_name, command, *parameters, *TOLD_OPTIONS, dry_run_option)
@@ -121,11 +120,10 @@ def _record_order(command_name: str, *parameters: Command) -> Callable[[Command]
         def command(
             name: str, access: Access, as_json: bool, create: bool, why: str, expires: str | None, **given: Any
         ) -> None:
-            from allocator.cli.planning import given_about_records
-            from allocator.operate import OrderReport
+            from allocator.operate import OrderReport, give
 
             act = function(told=_told(why, expires), **given)
-            outcome = asyncio.run(given_about_records(access, name, act, create=create))
+            outcome = asyncio.run(give(access, name, act, create=create))
             if isinstance(outcome, OrderReport):  # a tuple too
                 _show_given(name, outcome, as_json)
             else:
@@ -153,10 +151,9 @@ def _withdrawal(command_name: str, *parameters: Command) -> Callable[[Command], 
 
 
 def _withdraw(access: Access, name: str, as_json: bool, act: Act) -> None:
-    from allocator.cli.planning import given_about_records
-    from allocator.operate import OrderReport
+    from allocator.operate import OrderReport, give
 
-    outcome = asyncio.run(given_about_records(access, name, act))
+    outcome = asyncio.run(give(access, name, act))
     # `promote` of one member changes the order
     _show_withdrawn(name, (outcome.order,) if isinstance(outcome, OrderReport) else outcome, as_json)
 
@@ -187,12 +184,12 @@ def _show_withdrawn(name: str, orders: Collection[Order], as_json: bool) -> None
 @with_clusters
 def orders_command(name: str, remove: tuple[str, ...], access: Access, as_json: bool) -> None:
     """List the orders of GROUP with their states, or withdraw some by id."""
-    from allocator.cli.planning import listed
+    from allocator.operate import give
 
     if remove:
         _withdraw(access, name, as_json, lambda orders: orders.remove(*remove))
         return
-    found = [each.to_json() for each in asyncio.run(listed(access, name))]
+    found = [each.to_json() for each in asyncio.run(give(access, name, methodcaller("list")))]
     if as_json:
         print_json({"group": name, "orders": found})
     elif found:
@@ -363,16 +360,17 @@ def plan_command(
     Without an option: what the leader would do now. With --brokers the plan knows lag, racks of brokers and topics that
     the group has not read yet.
     """
-    from allocator.cli import planning
+    from allocator.cli.planning import show_plan
+    from allocator.operate import changes_of, give, pair, planned
 
-    changes = planning.changes_of(given, function)
+    changes = changes_of(given, function)
     orders = [
         *(methodcaller("cordon", member, why=why) for member in given["cordon"]),
         *(methodcaller("evacuate", member, why=why) for member in given["evacuate"]),
-        *(methodcaller("swap", *planning.pair(text, "--swap"), why=why) for text in given["swap"]),
+        *(methodcaller("swap", *pair(text, "--swap"), why=why) for text in given["swap"]),
     ]
     for text in given["pin"]:
-        partitions, place = planning.pair(text, "--pin")
+        partitions, place = pair(text, "--pin")
         orders.append(methodcaller("pin", parse_partitions(partitions), place, why=why))
     if freeze:
         orders.append(methodcaller("freeze", why=why))
@@ -382,9 +380,9 @@ def plan_command(
         raise ConfigError(
             "--apply gives orders; the plan must consist of orders (--cordon, --evacuate, --pin, ...) alone"
         )
-    plan = asyncio.run(planning.planned(access, name, changes, orders))
-    planning.show_plan(plan, as_json)
+    plan = asyncio.run(planned(access, name, changes, orders))
+    show_plan(plan, as_json)
     if apply:
         for order in orders:
-            report = asyncio.run(planning.given(access, name, order))
+            report = asyncio.run(give(access, name, order, by_leader=True))
             click.echo(plain(f"{name}: {report.to_json()['text']} ({report.order.id}): {report.state}"), err=as_json)

@@ -11,9 +11,9 @@ from typing import Any, Optional
 import click
 from rich.text import Text
 
+from allocator.cli.access import Access
 from allocator.cli.options import with_brokers
 from allocator.cli.output import Indented, console, print_json
-from allocator.cli.read import Access
 from allocator.core.settings import DEFAULT
 from allocator.core.text import plain
 from allocator.errors import ConfigError

@@ -26,7 +26,7 @@ from allocator.errors import AllocatorError
 from allocator.operate import GroupState, Lag, order_reports, order_text
 
 if TYPE_CHECKING:
-    from allocator.cli.read import Access
+    from allocator.cli.access import Access
     from allocator.web import WatchedGroup as Seen
     from allocator.web import Watcher
 

@@ -14,7 +14,7 @@ from allocator.errors import ConfigError
 from allocator.testing import Recording
 
 if TYPE_CHECKING:
-    from allocator.cli.read import Access
+    from allocator.cli.access import Access
 
 
 @click.group()

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Optional
 
 import click
 
+from allocator.cli.access import Access
 from allocator.cli.options import GROUP, Seconds, with_clusters
-from allocator.cli.read import Access
 from allocator.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -111,7 +111,6 @@ def web(
 
     Exit codes: 0 stopped by a signal; 1 the address is taken; 2 wrong usage or settings.
     """
-    from allocator.cli.page_work import page_work
     from allocator.cli.records import make_viewer
     from allocator.daemon import configure_logs
     from allocator.web import PageOptions, run_page
@@ -126,7 +125,7 @@ def web(
     groups = _kafka_groups(access, kafka_groups)
     configure_logs("warning", "text")  # the log needs times, to show when a user changed something
     logging.getLogger("kazoo").setLevel(logging.CRITICAL)  # unreachable servers are reported once
-    run_page(access, PageOptions(**options), page_work(access), groups, viewer, readers, tell)
+    run_page(access, PageOptions(**options), groups, viewer, readers, tell)
 
 
 def _kafka_groups(access: Access, named: Collection[str]) -> Collection[str]:
@@ -151,7 +150,6 @@ def beside(settings: Config) -> Beside:
 
     Raises ConfigError for invalid settings, MissingExtra without `zk-partition-allocator[web]`.
     """
-    from allocator.cli.page_work import page_work
     from allocator.web import beside as beside_daemon
 
     web, zookeeper, group, access = settings.web, settings.zookeeper, settings.group, None
@@ -160,5 +158,4 @@ def beside(settings: Config) -> Beside:
         brokers, security = ",".join(settings.kafka.brokers), settings.kafka.security() or None
         hosts = zookeeper.hosts if over_zookeeper else None
         access = Access(hosts, zookeeper.root, zookeeper.options() or None, brokers, security)
-    page = None if access is None else (access, page_work(access))
-    return beside_daemon(web.allow_hosts or (), web.token, web.host, web.port or 0, group.name, page)
+    return beside_daemon(web.allow_hosts or (), web.token, web.host, web.port or 0, group.name, access)

@@ -41,7 +41,7 @@ class CutoverFailed(AllocatorError):
     """A step failed. Completed steps stay done: correct the cause and run the cutover again, or roll back."""
 
 
-class Clusters(NamedTuple):
+class CutoverClusters(NamedTuple):
     """The connections of a cutover: both clusters, the ensemble of the groups, the offset map of the mirror."""
 
     plan: Plan
@@ -97,7 +97,7 @@ class Clusters(NamedTuple):
 
 
 @contextlib.asynccontextmanager
-async def opened(plan: Plan) -> AsyncIterator[Clusters]:
+async def opened(plan: Plan) -> AsyncIterator[CutoverClusters]:
     """Connects; closes at the end of the block. Raises CutoverFailed if there is no mirror."""
     async with contextlib.AsyncExitStack() as stack:
         old = await connected(stack, plan.old_brokers, plan.old_security)
@@ -109,7 +109,7 @@ async def opened(plan: Plan) -> AsyncIterator[Clusters]:
         if new.partitions(offset_map.topic) is None:
             raise CutoverFailed(f"the new cluster has no {offset_map.topic!r}: start the mirror, `allocator mirror`")
         await offset_map.open()
-        yield Clusters(plan, old, new, ensemble, offset_map)
+        yield CutoverClusters(plan, old, new, ensemble, offset_map)
 
 
 async def until(
@@ -200,7 +200,7 @@ class Cutover:
         if until not in STEPS:
             raise ConfigError(f"there is no step {until!r}; steps are {', '.join(STEPS)}")
         done = self.load()
-        steps: dict[str, Callable[[Clusters], Awaitable[dict[str, Any]]]] = {
+        steps: dict[str, Callable[[CutoverClusters], Awaitable[dict[str, Any]]]] = {
             "check": self._check,
             "freeze": self._freeze,
             "drain": self._drain,
@@ -251,7 +251,7 @@ class Cutover:
 
     # -- steps ----------------------------------------------------------------------------------------------------
 
-    async def _check(self, on: Clusters) -> dict[str, Any]:
+    async def _check(self, on: CutoverClusters) -> dict[str, Any]:
         faults = []
         for topic in self.plan.topics:
             count, there = len(on.old.partitions(topic) or ()), len(on.new.partitions(topic) or ())
@@ -288,7 +288,7 @@ class Cutover:
             raise CutoverFailed(f"nothing was touched: {'; '.join(faults)}")
         return {"members": members, "lag": await on.mirror_lag(), "empty": empty}
 
-    async def _freeze(self, on: Clusters) -> dict[str, Any]:
+    async def _freeze(self, on: CutoverClusters) -> dict[str, Any]:
         for group in self.plan.groups:
             path = choice_path(self.plan.root, group)
             before = await read_choice(on.ensemble, path)
@@ -323,7 +323,7 @@ class Cutover:
                 committed = await old.committed(empty)
                 await old.commit({each: end for each, end in empty.items() if each not in committed}, "was empty")
 
-    async def _drain(self, on: Clusters) -> dict[str, Any]:
+    async def _drain(self, on: CutoverClusters) -> dict[str, Any]:
         wanted: dict[TopicPartition, int] = {}
         for group in self.plan.groups:
             for each, offset in (await on.committed(self.plan.old(group))).items():
@@ -342,7 +342,7 @@ class Cutover:
             raise CutoverFailed(f"the mirror is behind the groups: {some}. Check that it is running")
         return {"partitions": len(wanted)}
 
-    async def _offsets(self, on: Clusters) -> dict[str, Any]:
+    async def _offsets(self, on: CutoverClusters) -> dict[str, Any]:
         moved = {}
         for group in self.plan.groups:
             file = self._restore_file(group)
@@ -354,12 +354,12 @@ class Cutover:
             moved[group] = len(done.rows)
         return {"offsets": moved}
 
-    async def _start(self, on: Clusters) -> dict[str, Any]:
+    async def _start(self, on: CutoverClusters) -> dict[str, Any]:
         for group in self.plan.groups:
             await choose_cluster(on.ensemble, choice_path(self.plan.root, group), ClusterChoice(self.plan.new_brokers))
         return {}
 
-    async def _verify(self, on: Clusters) -> dict[str, Any]:
+    async def _verify(self, on: CutoverClusters) -> dict[str, Any]:
         """Waits until every group has members, its partitions have owners, and it commits progress."""
         before = self._state["steps"].get("check", {}).get("members", {})
         for group in self.plan.groups:
@@ -396,7 +396,7 @@ class Cutover:
                 raise CutoverFailed(f"group {group!r} does not work on the new cluster: {'; '.join(left[:5])}")
         return {"lag": await on.mirror_lag()}
 
-    async def _producers(self, on: Clusters) -> dict[str, Any]:
+    async def _producers(self, on: CutoverClusters) -> dict[str, Any]:
         if "opened" not in self._state["steps"]:  # not repeated after a killed run: producers may have started there
             if self.plan.producers is not None:
                 await choose_cluster(on.ensemble, self.plan.producers, ClusterChoice(frozen=True))
@@ -410,7 +410,7 @@ class Cutover:
             await choose_cluster(on.ensemble, self.plan.producers, ClusterChoice(self.plan.new_brokers))
         return {"partitions": len(self._state["steps"]["opened"]["ends"])}
 
-    async def _quiet(self, on: Clusters) -> dict[TopicPartition, int]:
+    async def _quiet(self, on: CutoverClusters) -> dict[TopicPartition, int]:
         """Waits until nobody writes to the old topics and all is mirrored. Returns their ends."""
         deadline = time.monotonic() + self.plan.producers_s
         last: dict[TopicPartition, int] = {}
@@ -433,7 +433,7 @@ class Cutover:
                 )
             await asyncio.sleep(POLL_S)
 
-    async def _finish(self, on: Clusters) -> dict[str, Any]:
+    async def _finish(self, on: CutoverClusters) -> dict[str, Any]:
         if not self.plan.audit:
             return {"audit": "disabled"}
         if self._audit is None:

@@ -13,63 +13,78 @@ from allocator import lazy_names
 if TYPE_CHECKING:
     from allocator.operate.adoption import adopt, candidate
     from allocator.operate.cluster_choice import ClusterChoice, choice_path, choose_cluster, read_choice
-    from allocator.operate.dead_letters.waiting import WaitingRecords, read_waiting
-    from allocator.operate.deletion import GroupRemains, delete_group, remains
+    from allocator.operate.clusters import Clusters
+    from allocator.operate.dead_letters.waiting import WaitingRecords, read_retries
+    from allocator.operate.deletion import GroupRemains, delete
     from allocator.operate.group_orders import NOT_OURS, WITHDRAWN_BY_PARTITION, OrdersFromOutside, OrdersOfGroup
-    from allocator.operate.group_reader import GroupReader, describe, list_groups, measure, read_logs, subscribed
-    from allocator.operate.group_report import SHOWN, Coordinated, GroupReport, GroupState, Lag, Logs, name_of
+    from allocator.operate.group_reader import GroupReader, describe, list_groups, measure, read_group, read_groups
+    from allocator.operate.group_report import Coordinated, GroupReport, GroupState, Lag, Logs, name_of
     from allocator.operate.kafka_describe import kafka_group
-    from allocator.operate.kafka_group_orders import KafkaGroupOrders
-    from allocator.operate.layouts import KIEL, OLD_CONSUMERS, OldLayouts, old_layouts
     from allocator.operate.liveness import live_members
+    from allocator.operate.offset_changes import (
+        check_members_known,
+        copy_offsets,
+        execute_reset,
+        plan_reset,
+        read_partitions,
+    )
     from allocator.operate.order_report import ORDER_STATES, OrderReport, order_reports, order_text
+    from allocator.operate.reset_plan import TARGETS, ResetPlan, parse_target
+    from allocator.operate.steering import Act, Steered, changes_of, give, pair, planned, steered
     from allocator.operate.switching import ChoiceWatcher
-    from allocator.operate.what_if import GroupPlan, Scenario, plan_of
+    from allocator.operate.what_if import GroupPlan
 
 __all__ = [
-    "KIEL",
     "NOT_OURS",
-    "OLD_CONSUMERS",
     "ORDER_STATES",
-    "SHOWN",
+    "TARGETS",
     "WITHDRAWN_BY_PARTITION",
+    "Act",
     "ChoiceWatcher",
     "ClusterChoice",
+    "Clusters",
     "Coordinated",
     "GroupPlan",
     "GroupReader",
     "GroupRemains",
     "GroupReport",
     "GroupState",
-    "KafkaGroupOrders",
     "Lag",
     "Logs",
-    "OldLayouts",
     "OrderReport",
     "OrdersFromOutside",
     "OrdersOfGroup",
-    "Scenario",
+    "ResetPlan",
+    "Steered",
     "WaitingRecords",
     "adopt",
     "candidate",
+    "changes_of",
+    "check_members_known",
     "choice_path",
     "choose_cluster",
-    "delete_group",
+    "copy_offsets",
+    "delete",
     "describe",
+    "execute_reset",
+    "give",
     "kafka_group",
     "list_groups",
     "live_members",
     "measure",
     "name_of",
-    "old_layouts",
     "order_reports",
     "order_text",
-    "plan_of",
+    "pair",
+    "parse_target",
+    "plan_reset",
+    "planned",
     "read_choice",
-    "read_logs",
-    "read_waiting",
-    "remains",
-    "subscribed",
+    "read_group",
+    "read_groups",
+    "read_partitions",
+    "read_retries",
+    "steered",
 ]
 
 if not TYPE_CHECKING:  # a type checker would accept every name
@@ -78,17 +93,19 @@ if not TYPE_CHECKING:  # a type checker would accept every name
         {
             "adoption": "adopt candidate",
             "cluster_choice": "ClusterChoice choice_path choose_cluster read_choice",
-            "dead_letters.waiting": "WaitingRecords read_waiting",
-            "deletion": "GroupRemains delete_group remains",
-            "group_orders": "NOT_OURS OrdersFromOutside OrdersOfGroup WITHDRAWN_BY_PARTITION",
-            "group_reader": "GroupReader describe list_groups measure read_logs subscribed",
-            "group_report": "Coordinated GroupReport GroupState Lag Logs SHOWN name_of",
+            "clusters": "Clusters",
+            "dead_letters.waiting": "WaitingRecords read_retries",
+            "deletion": "GroupRemains delete",
+            "group_orders": "NOT_OURS WITHDRAWN_BY_PARTITION OrdersFromOutside OrdersOfGroup",
+            "group_reader": "GroupReader describe list_groups measure read_group read_groups",
+            "group_report": "Coordinated GroupReport GroupState Lag Logs name_of",
             "kafka_describe": "kafka_group",
-            "kafka_group_orders": "KafkaGroupOrders",
-            "layouts": "KIEL OLD_CONSUMERS OldLayouts old_layouts",
             "liveness": "live_members",
+            "offset_changes": "check_members_known copy_offsets execute_reset plan_reset read_partitions",
             "order_report": "ORDER_STATES OrderReport order_reports order_text",
+            "reset_plan": "TARGETS ResetPlan parse_target",
+            "steering": "Act Steered changes_of give pair planned steered",
             "switching": "ChoiceWatcher",
-            "what_if": "GroupPlan Scenario plan_of",
+            "what_if": "GroupPlan",
         },
     )

@@ -8,6 +8,7 @@ Protocol: DeleteGroups (KIP-229, from Kafka 1.1 on).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from dataclasses import dataclass
 from typing import Any, Optional
@@ -20,6 +21,7 @@ from allocator.core.znodes import Paths
 from allocator.core.zookeeper import ConnectionLost, NoZnode, Op, ZooKeeper, ZooKeeperError
 from allocator.errors import AllocatorError
 from allocator.operate import kafka_describe
+from allocator.operate.clusters import Clusters
 from allocator.operate.group_reader import describe
 from allocator.operate.layouts import old_layouts
 
@@ -97,6 +99,16 @@ async def remains(
     if not (members or znodes or committed):
         raise NothingToDelete(f"there are neither znodes of group {group!r} under {root} nor offsets in Kafka")
     return GroupRemains(group, tuple(members), tuple(znodes), committed, stay)
+
+
+async def delete(clusters: Clusters, group: str, *, keep_offsets: bool = False, execute: bool = False) -> GroupRemains:
+    """Deletes a group, or only reports what a delete removes. Raises GroupHasMembers, NothingToDelete."""
+    async with contextlib.AsyncExitStack() as stack:
+        asked = clusters.zookeeper is not None or clusters.brokers is None
+        zk = await stack.enter_async_context(clusters.ensemble()) if asked else None
+        client = None if clusters.brokers is None else await stack.enter_async_context(clusters.cluster())
+        work = delete_group if execute else remains
+        return await work(zk, client, group, clusters.root, keep_offsets=keep_offsets)
 
 
 async def delete_group(

@@ -345,16 +345,13 @@ class OrdersFromOutside:
 class OrdersOfGroup(OrdersFromOutside):
     """The orders of a group in ZooKeeper, over a session that the caller has opened."""
 
-    def __init__(self, zk: ZooKeeper, paths: Paths, who: Optional[str] = None) -> None:
-        super().__init__(OrderStore(zk, paths), paths.group, who)
+    def __init__(
+        self, zk: ZooKeeper, paths: Paths, who: Optional[str] = None, orders: Optional[OrderKeeper] = None
+    ) -> None:
+        super().__init__(orders or OrderStore(zk, paths), paths.group, who)
         self._zk = zk
         self._paths = paths
         self._store = Store(zk, paths)
-
-    @property
-    def path(self) -> str:
-        """The znode of the orders."""
-        return self._paths.orders
 
     async def _put(self, order: Order) -> OrderReport:
         with _as_refusal(self._paths):

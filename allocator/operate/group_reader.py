@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -26,15 +27,22 @@ from allocator.core.znodes import (
     valid,
 )
 from allocator.core.zookeeper import NoZnode, Watched, ZooKeeper
-from allocator.errors import ConfigError
+from allocator.errors import AllocatorError, ConfigError
 from allocator.operate.cluster_choice import ClusterChoice, choice_path, read_choice
+from allocator.operate.clusters import Clusters
 from allocator.operate.group_report import GroupReport, GroupState, Logs, reported_problems
+from allocator.operate.kafka_describe import kafka_group
+from allocator.operate.layouts import KIEL, OLD_CONSUMERS, old_layouts
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 T = TypeVar("T")
 Watch = Callable[[], None]
 
 EVENT_S = 2.0  # delay between a response without a znode and the event of its deletion
+
+
+class NoSuchGroup(AllocatorError):
+    """The group exists neither in ZooKeeper nor in Kafka, as far as their addresses were given."""
 
 
 class GroupReader:
@@ -250,3 +258,78 @@ async def list_groups(zk: ZooKeeper, root: str = DEFAULT["root"], watch: Watch |
             # a failed call leaves no watch
             if watch is None or await zk.exists(root, watch) is None:
                 return []
+
+
+async def read_groups(clusters: Clusters) -> list[GroupReport]:
+    """Every group under the root, without offsets."""
+    async with clusters.ensemble() as zk:
+        names = await list_groups(zk, clusters.root)
+        states = await asyncio.gather(*(describe(zk, group, clusters.root) for group in names))
+    return [GroupReport(state) for state in states if state is not None]
+
+
+async def read_group(clusters: Clusters, group: str) -> GroupReport:
+    """One group, with offsets if brokers are given. Unreachable brokers appear as a problem of the group.
+
+    Members are those in ZooKeeper, or if there are none, those that Kafka's coordinator has. Members in the znodes of
+    kiel or of Kafka 0.8's consumer appear as a problem. Raises NoSuchGroup if nothing else of the group exists.
+    """
+    state, older, known = None, None, list[str]()
+    nobody = GroupState(group, {}, {}, None)
+    if clusters.zookeeper is not None or clusters.brokers is None:
+        async with clusters.ensemble() as zk:
+            state = await describe(zk, group, clusters.root)
+            nobody = state or await GroupReader(zk, group, clusters.root).read_without_members()
+            if not nobody.members:
+                older = await older_members(zk, group)
+            known = await list_groups(zk, clusters.root)
+    found = GroupReport(nobody, brokers=clusters.brokers)
+    if clusters.brokers is not None:
+        try:
+            async with clusters.cluster() as client:
+                state = await _with_kafkas(state, client, group)
+                if state is not None and state.coordinated is not None:
+                    state = replace(state, problems=nobody.problems, choice=nobody.choice)
+                found = await measure(client, state or nobody, clusters.brokers)
+        except AllocatorError as error:
+            if state is None or isinstance(error, ConfigError):
+                raise
+            found = replace(found, state=state, logs=Logs(problems=(f"offsets are not known: {error}",)))
+    if state is None and not found.logs.committed:
+        if clusters.zookeeper is None:
+            raise NoSuchGroup(f"Kafka has neither members nor offsets of group {group!r}")
+        if older is not None:
+            raise NoSuchGroup(older)
+        raise NoSuchGroup(
+            f"ZooKeeper has no group {group!r} under {clusters.root}"
+            + (", and Kafka neither members nor offsets of it" if clusters.brokers is not None else "")
+            + (f"; there are {', '.join(known)}" if known else "; there is none")
+        )
+    return found if older is None else replace(found, logs=found.logs + Logs(problems=(older,)))
+
+
+async def older_members(zk: ZooKeeper, group: str) -> str | None:
+    """A message about members in layouts of older clients, which `read_group` does not read; None without any."""
+    found = await old_layouts(zk, group)
+    kinds = {KIEL: found.kiel, OLD_CONSUMERS: found.consumers}
+    counts = [f"{len(members)} members under {path.format(group)}" for path, members in kinds.items() if members]
+    if not counts:
+        return None
+    return f"group {group!r} has {' and '.join(counts)}, which are not shown; see `allocator doctor {group}`"
+
+
+async def _with_kafkas(state: GroupState | None, client: KafkaClient, group: str) -> GroupState | None:
+    """`state`, or the state from Kafka's coordinator if the group has no members in ZooKeeper."""
+    if state is None or not state.members:
+        found = await kafka_group(client, group)
+        if found is not None and (found.alive or state is None):
+            return found.as_state(group)
+    return state
+
+
+async def describe_anywhere(clusters: Clusters, client: KafkaClient, group: str) -> GroupState | None:
+    """The members in ZooKeeper, or if there are none, those that Kafka's coordinator has."""
+    if clusters.zookeeper is None:
+        return await _with_kafkas(None, client, group)
+    async with clusters.ensemble() as zk:
+        return await _with_kafkas(await describe(zk, group, clusters.root), client, group)

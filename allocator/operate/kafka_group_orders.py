@@ -8,17 +8,39 @@ from types import TracebackType
 from typing import Any
 
 from allocator.core.client import KafkaClient
-from allocator.core.commands import OWNERS_KINDS
+from allocator.core.commands import OWNERS_KINDS, OrderKeeper
 from allocator.core.settings import names_arguments
 from allocator.core.znodes import AssignmentDocument, MemberInfo
 from allocator.errors import OrderRefused
-from allocator.operate import kafka_describe
 from allocator.operate.group_orders import NOT_OURS, OrdersFromOutside
+from allocator.operate.kafka_describe import kafka_group
 from allocator.protocols import OrderTopic
 
 
+class OrdersOfKafkaGroup(OrdersFromOutside):
+    """The orders of a group of Kafka's own protocols, over a connection that the caller has opened."""
+
+    def __init__(self, client: KafkaClient, orders: OrderKeeper, group: str, who: str | None = None) -> None:
+        super().__init__(orders, group, who)
+        self._client = client
+
+    def _check_kind(self, kind: str) -> None:
+        if kind not in OWNERS_KINDS:
+            raise OrderRefused(f"Kafka's coordinator has the members of group {self._group!r}. {NOT_OURS}")
+
+    async def _members(self) -> dict[str, MemberInfo]:
+        found = await kafka_group(self._client, self._group)
+        # Kafka does not report which orders a member knows
+        return {
+            member.id: replace(member.info, orders=OWNERS_KINDS) for member in (() if found is None else found.members)
+        }
+
+    async def _document(self) -> AssignmentDocument | None:
+        return None
+
+
 @names_arguments
-class KafkaGroupOrders(OrdersFromOutside):
+class KafkaGroupOrders(OrdersOfKafkaGroup):
     """The orders of an operator to one group with membership "kafka": pause, skip, quarantine and seek.
 
         async with KafkaGroupOrders("b1:9092", "billing", create=True) as orders:
@@ -43,8 +65,7 @@ class KafkaGroupOrders(OrdersFromOutside):
         timeout_s: float = 10.0,
     ) -> None:
         topic = OrderTopic(brokers, group, security=security, create=create, timeout_s=timeout_s)
-        super().__init__(topic, group, who)
-        self._client = KafkaClient(brokers, security=security, request_timeout_s=timeout_s)
+        super().__init__(KafkaClient(brokers, security=security, request_timeout_s=timeout_s), topic, group, who)
         self._timeout_s = timeout_s
 
     async def __aenter__(self) -> KafkaGroupOrders:
@@ -59,17 +80,3 @@ class KafkaGroupOrders(OrdersFromOutside):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._client.close()
-
-    def _check_kind(self, kind: str) -> None:
-        if kind not in OWNERS_KINDS:
-            raise OrderRefused(f"Kafka's coordinator has the members of group {self._group!r}. {NOT_OURS}")
-
-    async def _members(self) -> dict[str, MemberInfo]:
-        found = await kafka_describe.kafka_group(self._client, self._group)
-        # Kafka does not report which orders a member knows
-        return {
-            member.id: replace(member.info, orders=OWNERS_KINDS) for member in (() if found is None else found.members)
-        }
-
-    async def _document(self) -> AssignmentDocument | None:
-        return None

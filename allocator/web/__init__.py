@@ -12,17 +12,13 @@ from allocator import lazy_names
 from allocator.errors import MissingExtra
 
 if TYPE_CHECKING:
-    from allocator.web.actions import ClusterWork
     from allocator.web.daemon import beside
     from allocator.web.mirror_metrics import serve_mirror
     from allocator.web.page import PageOptions, run_page
-    from allocator.web.requests import OrderRequest
     from allocator.web.snapshot import terminal
     from allocator.web.watch import WatchedGroup, Watcher
 
 __all__ = [
-    "ClusterWork",
-    "OrderRequest",
     "PageOptions",
     "WatchedGroup",
     "Watcher",
@@ -38,11 +34,9 @@ if not TYPE_CHECKING:  # a type checker would accept every name
     _names = lazy_names(
         __name__,
         {
-            "actions": "ClusterWork",
             "daemon": "beside",
             "mirror_metrics": "serve_mirror",
             "page": "PageOptions run_page",
-            "requests": "OrderRequest",
             "snapshot": "terminal",
             "watch": "WatchedGroup Watcher",
         },

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Optional, Protocol
+from typing import Any, Optional
 
 from msgspec.structs import replace
 
@@ -31,6 +31,7 @@ from allocator.web.requests import (
     WithdrawRequest,
     confirmed,
 )
+from allocator.web.work import ClusterWork
 
 Action = Callable[[str, Mapping[str, Any], str], Awaitable[dict[str, Any]]]
 """Arguments: the group, the request body, and the user."""
@@ -41,42 +42,6 @@ class NotNow(AllocatorError):
     """The state of the group does not allow the action."""
 
     retriable = True
-
-
-class PlanWork(Protocol):
-    """Computes a plan. Arguments: the group, suppositions by the option names of `allocator group plan`, an allocator
-    function, orders, whether to give the orders, and the user."""
-
-    def __call__(
-        self,
-        group: str,
-        changes: Mapping[str, Sequence[str]],
-        function: Optional[str],
-        orders: Sequence[OrderRequest],
-        apply: bool,
-        who: str,
-    ) -> Awaitable[dict[str, Any]]: ...
-
-
-@dataclass(frozen=True)
-class ClusterWork:
-    """Actions that open connections of their own. `allocator.cli.page_work` implements them."""
-
-    reset: Callable[[str, str, Collection[str], bool], Awaitable[dict[str, Any]]]
-    """Resets offsets. Arguments: the group, the target ("earliest", ...), the topics (none: all), and whether to
-    commit. Returns the committed offsets, or those that it would commit."""
-    copy: Callable[[str, str, bool], Awaitable[dict[str, Any]]]
-    """Copies offsets. Arguments: the group, the other group, and whether to commit. Returns the offsets committed for
-    the other group, or those that it would commit."""
-    preview: Callable[[str, OrderRequest], Awaitable[dict[str, Any]]]
-    """Returns what an order would do. Arguments: the group and the order."""
-    plan: PlanWork
-    orders: Callable[[str, str, bool], AbstractAsyncContextManager[OrdersFromOutside]]
-    """The orders of a group of Kafka's own protocols. Arguments: the group, the user, and whether the first order
-    creates their topic."""
-    delete: Callable[[str, bool, bool], Awaitable[dict[str, Any]]]
-    """Deletes a group. Arguments: the group, whether to keep its offsets, and whether to delete. Returns what it
-    deleted, or what it would delete."""
 
 
 @dataclass(frozen=True)
@@ -146,8 +111,8 @@ class GroupWork:
     async def _orders_of(self, group: str, user: str, create: bool = False) -> AsyncIterator[OrdersFromOutside]:
         who = user or "page"
         if self._place.in_kafka(group):
-            async with self._work.orders(group, who, create) as orders:
-                yield orders
+            async with self._work.steered(group, who, create) as found:
+                yield found.orders
         else:
             yield OrdersOfGroup(self._place.session(group), self._place.paths(group), who)
 

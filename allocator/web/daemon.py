@@ -15,14 +15,16 @@ from prometheus_client import CollectorRegistry, PlatformCollector, ProcessColle
 from allocator import Consumer
 from allocator.core.aio import BackgroundTasks, TaskGroup, wait_for_event
 from allocator.daemon import Runner
+from allocator.operate import Clusters
 from allocator.operate.doctor import Finding, Severity
 from allocator.types import TopicPartition
-from allocator.web.actions import ClusterWork, Place, actions
+from allocator.web.actions import Place, actions
 from allocator.web.dead_letters import LetterDesk
 from allocator.web.guard import Guard
 from allocator.web.metrics import ConsumerCollector
 from allocator.web.server import Health, Site, serve
-from allocator.web.watch import ClusterAccess, Watcher
+from allocator.web.watch import Watcher
+from allocator.web.work import ClusterWork
 
 log = logging.getLogger(__name__)
 
@@ -160,11 +162,11 @@ def beside(
     host: str,
     port: int,
     group: str,
-    page: Optional[tuple[ClusterAccess, ClusterWork]] = None,
+    access: Optional[Clusters] = None,
 ) -> Callable[[Any, Sequence[Consumer], Runner], contextlib.AbstractAsyncContextManager[None]]:
     """Returns the server that a daemon runs beside itself: metrics, health, and the page of its group.
 
-    `page`: the clusters of the group and the actions on them; without it the server has no page. Raises ConfigError.
+    `access`: the clusters of the group; without them the server has no page. Raises ConfigError.
     Entering the server raises PortTaken.
     """
     guard = Guard.make(hosts, token)
@@ -178,11 +180,10 @@ def beside(
         health = DaemonHealth(consumers, lambda: daemon.stuck)
         site = Site(guard, registry, Health(health.live, health.ready))
         tasks = BackgroundTasks(lambda error: log.error("the groups are not watched any more", exc_info=error))
-        if page is not None:
-            access, work = page
+        if access is not None:
             watcher = Watcher(access, only=group, kafka_groups=[group] if access.zookeeper is None else ())
             demand = Demand(watcher)
-            allowed = actions(Place(lambda: watcher.zk, access.root, watcher.in_kafka), work)
+            allowed = actions(Place(lambda: watcher.zk, access.root, watcher.in_kafka), ClusterWork(access))
             site = replace(
                 site, watcher=watcher, viewing=demand.viewing, actions=allowed, letters=LetterDesk.of(access)
             )

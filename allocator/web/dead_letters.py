@@ -14,6 +14,7 @@ from allocator.core.aio import within
 from allocator.core.settings import MASK, check_topic
 from allocator.core.text import plain
 from allocator.errors import AllocatorError, ConfigError
+from allocator.operate import Clusters
 from allocator.operate.dead_letters import DeadLetterQueue, Letter, LetterFilter, Outcome, parse_place, parse_time
 from allocator.viewer import Viewer
 from allocator.web import answers
@@ -28,7 +29,6 @@ from allocator.web.requests import (
     SettleRequest,
     confirmed,
 )
-from allocator.web.watch import ClusterAccess
 
 LISTED = 500  # letters in one response. more: a slower page
 # limit of reading a topic. more: larger topics can be listed; less: a browser waits less for an error
@@ -61,7 +61,7 @@ class LetterDesk:
     viewer: Optional[Viewer] = None
 
     @classmethod
-    def of(cls, access: ClusterAccess, viewer: Optional[Viewer] = None) -> LetterDesk | None:
+    def of(cls, access: Clusters, viewer: Optional[Viewer] = None) -> LetterDesk | None:
         """The dead letters of the cluster, with contents if there is a viewer; None if no brokers are given."""
         brokers = access.brokers
         if brokers is None:

@@ -18,8 +18,9 @@ from prometheus_client import CollectorRegistry
 
 from allocator.core.aio import TaskGroup
 from allocator.errors import ConfigError
+from allocator.operate import Clusters
 from allocator.viewer import Viewer
-from allocator.web.actions import ClusterWork, Place, actions
+from allocator.web.actions import Place, actions
 from allocator.web.dead_letters import LetterDesk
 from allocator.web.guard import Guard, Login
 from allocator.web.history import POINTS
@@ -27,7 +28,8 @@ from allocator.web.history_file import HistoryFile, keep
 from allocator.web.metrics import GroupCollector
 from allocator.web.records import RecordsPage
 from allocator.web.server import Health, Site, serve
-from allocator.web.watch import ClusterAccess, Watcher
+from allocator.web.watch import Watcher
+from allocator.web.work import ClusterWork
 
 
 @dataclass(frozen=True)
@@ -51,9 +53,8 @@ class PageOptions:
 
 
 def run_page(
-    access: ClusterAccess,
+    access: Clusters,
     options: PageOptions,
-    work: ClusterWork,
     kafka_groups: Collection[str],
     viewer: Optional[Viewer],
     readers: Literal["operators", "viewers"],
@@ -91,7 +92,7 @@ def run_page(
             registry,
             Health(ready=not_ready),
             watcher,
-            actions=actions(Place(lambda: watcher.zk, access.root, watcher.in_kafka), work),
+            actions=actions(Place(lambda: watcher.zk, access.root, watcher.in_kafka), ClusterWork(access)),
             letters=LetterDesk.of(access, None if records is None else records.viewer),
             archive=archive,
             tls=tls,
@@ -116,7 +117,7 @@ def _changes(guard: Guard) -> str:
     return "changes need the token" if guard.login is None else "changes need an operator"
 
 
-def _archive(history: Optional[str], max_bytes: int, access: ClusterAccess) -> Optional[HistoryFile]:
+def _archive(history: Optional[str], max_bytes: int, access: Clusters) -> Optional[HistoryFile]:
     if history == "none":
         return None
     if history is not None:

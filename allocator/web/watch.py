@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
 from functools import partial
-from typing import Any, Optional, Protocol
+from typing import Any, Optional
 
 from allocator.core.aio import TaskGroup, wait_for_event
 from allocator.core.client import KafkaClient, Metadata
 from allocator.core.zookeeper import NoZnode, Watched, ZooKeeper
 from allocator.errors import AllocatorError, ConfigError
 from allocator.operate import (
+    Clusters,
     GroupReader,
     GroupReport,
     GroupState,
@@ -22,7 +23,7 @@ from allocator.operate import (
     list_groups,
     measure,
 )
-from allocator.operate.doctor import ClusterConnections, Finding, Observation, Severity, diagnose, observe
+from allocator.operate.doctor import Finding, Observation, Severity, diagnose, observe
 from allocator.types import TopicPartition
 from allocator.web.events import Event, EventLog
 from allocator.web.fences import Fences
@@ -42,16 +43,6 @@ LOADS_S = 5.0  # between two reads of load reports. more: the page shows them la
 # period over which a growing lag or missing progress becomes a finding. more: later findings; less: false alarms
 TREND_S = 90.0
 TRENDS = frozenset({"no-progress", "lag-grows"})
-
-
-class ClusterAccess(ClusterConnections, Protocol):
-    """Addresses and credentials of the clusters, such as `allocator.cli.read.Access`."""
-
-    @property
-    def security(self) -> Optional[Mapping[str, Any]]: ...
-
-    @property
-    def timeout_s(self) -> float: ...
 
 
 class WatchedGroup:
@@ -217,7 +208,7 @@ class Watcher:
 
     def __init__(
         self,
-        access: ClusterAccess,
+        access: Clusters,
         *,
         only: str | None = None,
         interval_s: float = 5.0,

@@ -16,9 +16,9 @@ from typing import Final
 import pytest
 from parsed import leaves
 
-from allocator.cli import read
+from allocator import operate
 from allocator.cli.commands import LAZY, main
-from allocator.cli.report import GroupReport
+from allocator.operate import GroupReport
 from allocator.operate.group_report import GroupState
 
 ALLOCATOR: Final = [sys.executable, "-m", "allocator.cli"]
@@ -93,7 +93,7 @@ def test_ctrl_c_at_any_of_its_imports_ends_a_command_silently(module: str, at_im
 
 
 def test_ctrl_c_once_a_command_runs_lets_it_clean_up(at_import: AtImport) -> None:
-    assert at_import("allocator.cli.read", SIGINT, ["group", "list", *AWAY]) == (128 + signal.SIGINT, "", "")
+    assert at_import("allocator.cli.access", SIGINT, ["group", "list", *AWAY]) == (128 + signal.SIGINT, "", "")
 
 
 def test_a_shell_that_ignores_ctrl_c_for_a_background_job_is_respected(at_import: AtImport) -> None:
@@ -123,9 +123,9 @@ def answered(monkeypatch: pytest.MonkeyPatch) -> None:
     async def retries(*_: object) -> list[object]:
         return []
 
-    monkeypatch.setattr(read, "read_all", groups)
-    monkeypatch.setattr(read, "read_group", group)
-    monkeypatch.setattr(read, "read_retries", retries)
+    monkeypatch.setattr(operate, "read_groups", groups)
+    monkeypatch.setattr(operate, "read_group", group)
+    monkeypatch.setattr(operate, "read_retries", retries)
 
 
 def full_device() -> int:
@@ -201,7 +201,7 @@ def commands(config: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("raised", ["MemoryError()", "ImportError('x.so: failed to map segment from shared object')"])
-@pytest.mark.parametrize("module", ["click", "allocator.cli.group", "allocator.cli.read"])
+@pytest.mark.parametrize("module", ["click", "allocator.cli.group", "allocator.cli.access"])
 def test_too_little_memory_is_told_in_one_line(module: str, raised: str, at_import: AtImport) -> None:
     code, out, err = at_import(module, f"raise {raised}", ["group", "list", *AWAY])
     assert (code, out) == (1, "")

@@ -7,18 +7,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from allocator.cli.report import (
-    GroupReport,
-    Logs,
-    ResetPlan,
-    members_table,
-    offsets_table,
-    parse_target,
-    reset_table,
-)
+from allocator.cli.report import members_table, offsets_table, reset_table
 from allocator.core.znodes.documents import AssignmentDocument, Claim, MemberInfo, Waiting
 from allocator.errors import ConfigError
-from allocator.operate.group_report import GroupState
+from allocator.operate import GroupReport, GroupState, Logs, ResetPlan, parse_target
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 P = [TopicPartition("t", number) for number in range(4)]

@@ -18,13 +18,14 @@ from allocator.cli import planning, report
 from allocator.cli.deadletters import letters_table
 from allocator.cli.offsets import copy_table
 from allocator.cli.output import UNBOUNDED, Indented, Listing
-from allocator.cli.report import GroupReport, Logs, ResetPlan, listing_of_orders
+from allocator.cli.report import listing_of_orders
 from allocator.core.commands.orders import Order
 from allocator.core.commands.steering import Budget
 from allocator.core.record import Record
 from allocator.core.znodes.documents import AssignmentDocument, Claim, MemberInfo
 from allocator.migrate.offsets import CopyPlan, Row
 from allocator.migrate.storage import OffsetStore
+from allocator.operate import GroupReport, Logs, ResetPlan
 from allocator.operate.dead_letters import Letter
 from allocator.operate.dead_letters.waiting import WaitingRecords
 from allocator.operate.group_report import GroupState

@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from allocator import Consumer
-from allocator.cli.read import Access
+from allocator.cli.access import Access
 from allocator.cli.top import frame, moves_of
 from allocator.core.aio.clock import wall_ms
 from allocator.core.commands.orders import Order, Orders

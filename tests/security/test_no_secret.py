@@ -16,7 +16,7 @@ from kazoo.client import KazooClient
 from secrets_and_doors import DIGEST, DIGEST_OPTIONS, KEY_PASSWORD, PASSWORDS, SECRETS, Secured
 
 from allocator import AllocatorError, Consumer
-from allocator.cli.read import Access
+from allocator.cli.access import Access
 from allocator.compat.group_config import ConsumerGroupConfig
 from allocator.core.consumer.membership_config import MembershipConfig
 from allocator.daemon.config import load

@@ -10,7 +10,7 @@ from typing import Optional
 
 from written_group import dealt, member_id, parts
 
-from allocator.cli.read import Access
+from allocator.cli.access import Access
 from allocator.core.client.metadata import Broker, Metadata, PartitionMetadata, TopicMetadata
 from allocator.core.types import Partitions
 from allocator.core.znodes.documents import AssignmentDocument, Claim, MemberInfo

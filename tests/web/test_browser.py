@@ -41,6 +41,7 @@ from allocator.core.commands.orders import Order, OrderResult, Orders
 from allocator.core.znodes.documents import OrderState, from_ranges
 from allocator.core.znodes.load_report import LoadReport
 from allocator.core.zookeeper.client import ConnectionLost, ZooKeeper
+from allocator.operate import Clusters
 from allocator.operate.dead_letters import DeadLetterQueue, Letter, LetterFilter, Outcome
 from allocator.operate.deletion import GroupRemains
 from allocator.operate.what_if import Scenario, plan_of
@@ -48,11 +49,13 @@ from allocator.testing import LocalCluster
 from allocator.testing.waiting import wait_until, wait_until_async
 from allocator.types import Record, TopicPartition
 from allocator.viewer import Reader, Viewer
-from allocator.web.actions import ClusterWork, Place, actions
+from allocator.web.actions import Place, actions
 from allocator.web.dead_letters import LetterDesk
 from allocator.web.guard import Guard
+from allocator.web.requests import OrderRequest
 from allocator.web.server import Site, serve
 from allocator.web.watch import Watcher
+from allocator.web.work import ClusterWork
 
 pytestmark = needs_browser
 
@@ -261,16 +264,16 @@ async def test_every_view_of_a_large_group_fits_and_has_no_barrier(browser: Any,
 # -- actions of operators, over groups and letters in memory -----------------------------------------------------------
 
 
-class RecordedWork:
+class RecordedWork(ClusterWork):
     """Responds like the clusters, and records the requests."""
 
     def __init__(self) -> None:
+        super().__init__(Clusters())
         self.asked: list[tuple[str, Any]] = []
 
     def actions(self) -> dict[str, Any]:
-        work = ClusterWork(self._no, self._no, self.preview, self.plan, self._no, self.delete)  # type: ignore[arg-type]
         return {
-            **actions(Place(lambda: None, "/allocator", lambda group: False), work),
+            **actions(Place(lambda: None, "/allocator", lambda group: False), self),
             **{f"orders/{what}": functools.partial(self.note, what) for what in ("put", "withdraw")},
         }
 
@@ -278,10 +281,7 @@ class RecordedWork:
         self.asked.append((what, given))
         return {"group": group, "order": "o-12345678", "state": "given", "state_why": "", "withdrawn": []}
 
-    async def _no(self, *_: Any) -> dict[str, Any]:
-        raise AssertionError("not asked for in this test")
-
-    async def preview(self, group: str, order: Any) -> dict[str, Any]:
+    async def preview(self, group: str, order: OrderRequest) -> dict[str, Any]:
         rows = [
             {"topic": p.topic, "partition": p.partition, "owner_name": "worker-00@node-0#0", "committed": 100}
             | {"log_start": 0, "log_end": 160, "lag": 60, "to": 0 if order.kind == "seek" else None}
@@ -296,7 +296,7 @@ class RecordedWork:
         found = await plan_of(scenario, _view, round_trip_s=0.002)
         return {**found.to_json(), "executed": apply, "applied": ["o-12345678"] if apply else []}
 
-    async def delete(self, group: str, keep: bool, execute: bool) -> dict[str, Any]:
+    async def delete(self, group: str, keep_offsets: bool, execute: bool) -> dict[str, Any]:
         self.asked.append(("delete", execute))
         return GroupRemains(group, (), ("/allocator/g",), 12).to_json(executed=execute)
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from allocator.cli.read import Access
+from allocator.cli.access import Access
 from allocator.testing import wait_until_async
 from allocator.web.connections import Limits
 from allocator.web.guard import Guard

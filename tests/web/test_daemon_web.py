@@ -17,7 +17,7 @@ import pytest
 from tornado.httpclient import AsyncHTTPClient, HTTPResponse
 
 from allocator import Consumer
-from allocator.cli.read import Access
+from allocator.cli.access import Access
 from allocator.core.subscription import RecordsLost
 from allocator.daemon.config import load
 from allocator.errors import ConfigError

@@ -14,7 +14,7 @@ import yaml
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
-from allocator.cli.read import Access
+from allocator.cli.access import Access
 from allocator.core.telemetry.measures import Measures
 from allocator.migrate.mirror import Mirror, MirrorProgress
 from allocator.migrate.mirror_settings import MirrorSettings

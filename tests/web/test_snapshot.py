@@ -8,7 +8,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, generate_latest
 from served import as_described
 
-from allocator.cli.read import Access
+from allocator.cli.access import Access
 from allocator.core.aio.clock import wall_ms
 from allocator.core.client.metadata import Broker, Metadata, PartitionMetadata, TopicMetadata
 from allocator.core.commands.orders import Order, Orders

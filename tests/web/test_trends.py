@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from allocator.core.znodes.documents import AssignmentDocument, Claim, MemberInfo
-from allocator.operate.doctor import Observation
-from allocator.operate.group_report import GroupReport, GroupState, Logs
+from allocator.operate.doctor import Observation, observe
+from allocator.operate.group_report import Coordinated, GroupReport, GroupState, Logs
 from allocator.types import OffsetAndMetadata, TopicPartition
 from allocator.web.watch import DoctorTrends
 
@@ -64,3 +66,14 @@ def test_a_partition_that_the_function_leaves_out_is_told_with_the_function() ->
         (found,) = trends.judge(seen(at_s, 5, 5, owned=False, left_out=True))
         assert (found.id, found.where) == ("left-out-partitions", ("t:0",))
         assert "allocator function shop:by_region" in found.what
+
+
+async def test_the_doctor_examines_the_report_that_it_is_given_and_reads_no_group() -> None:
+    known = seen(0, 100, 150)
+    assert known.report is not None
+    found = await observe("g", client=None, zookeepers=[], report=known.report)
+    assert found.report is not None
+    assert (found.state, found.report.logs) == (known.report.state, known.report.logs)
+    by_kafka = replace(known.report, state=replace(known.report.state, coordinated=Coordinated("Stable", "range")))
+    found = await observe("g", client=None, zookeepers=[], report=by_kafka)
+    assert found.state is None or not found.state.members, "the doctor knows members of Kafka's protocols by themselves"

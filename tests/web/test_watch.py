@@ -12,7 +12,7 @@ from served import PATIENCE_S, served
 from test_server import as_described
 from written_group import WrittenGroup, parts
 
-from allocator.cli.read import Access
+from allocator.cli.access import Access
 from allocator.core.aio.tasks import BackgroundTasks
 from allocator.core.znodes.load_report import LoadReport
 from allocator.core.znodes.store import Store

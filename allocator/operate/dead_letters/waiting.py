@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Optional
+from typing import Optional
 
 from allocator.core.aio import within
 from allocator.core.client import KafkaClient
 from allocator.core.fetch import RangeReader
+from allocator.errors import AllocatorError
 from allocator.handlers import due_ms, is_retry_topic
-from allocator.operate.group_report import Logs
+from allocator.operate.clusters import Clusters
+from allocator.operate.group_report import GroupReport, Logs
 from allocator.types import TopicPartition
+
+log = logging.getLogger(__name__)
 
 HEAD_BYTES = 64 << 10  # of a partition; a broker sends its first record however large it is
 
@@ -29,13 +34,17 @@ class WaitingRecords:
     due_ms: Optional[int]
 
 
-async def read_waiting(
-    group: str, logs: Logs, brokers: str, security: Mapping[str, Any] | None, timeout_s: float
-) -> list[WaitingRecords]:
-    """One entry for each retry topic of `group` that `logs` know, by name. Reads the first waiting records.
+async def read_retries(clusters: Clusters, report: GroupReport) -> list[WaitingRecords]:
+    """One entry for each retry topic of the group, by name, if brokers are given and answer. Reads the first waiting
+    records; after the timeout of the clusters, the due times that are not known yet stay None."""
+    try:
+        return [] if clusters.brokers is None else await _read_waiting(clusters, report.state.group, report.logs)
+    except AllocatorError as error:
+        log.warning("what waits in retry topics is not known: %s", error)
+        return []
 
-    After `timeout_s` the due times that are not known yet stay None.
-    """
+
+async def _read_waiting(clusters: Clusters, group: str, logs: Logs) -> list[WaitingRecords]:
     topics = defaultdict(list)
     for partition in sorted(logs.end):
         if is_retry_topic(partition.topic, group):
@@ -46,7 +55,7 @@ async def read_waiting(
         heads[partition] = start if committed is None else max(start, committed.offset)
     left = {partition: logs.end[partition] - offset for partition, offset in heads.items()}
     waiting = {partition: (offset, logs.end[partition]) for partition, offset in heads.items() if left[partition] > 0}
-    due = await _due(waiting, brokers, security, timeout_s)
+    due = await _due(waiting, clusters)
     return [
         WaitingRecords(
             topic, sum(max(0, left[p]) for p in partitions), min((due[p] for p in partitions if p in due), default=None)
@@ -55,13 +64,12 @@ async def read_waiting(
     ]
 
 
-async def _due(
-    heads: Mapping[TopicPartition, tuple[int, int]], brokers: str, security: Mapping[str, Any] | None, timeout_s: float
-) -> dict[TopicPartition, int]:
+async def _due(heads: Mapping[TopicPartition, tuple[int, int]], clusters: Clusters) -> dict[TopicPartition, int]:
     found: dict[TopicPartition, int] = {}
     if not heads:
         return found
-    client = KafkaClient(brokers, security=security)
+    timeout_s = clusters.timeout_s
+    client = KafkaClient(clusters.need_brokers(), security=clusters.security)
 
     async def read() -> None:
         reader = RangeReader(client, patience_s=2 * timeout_s, max_partition_bytes=HEAD_BYTES)

@@ -11,12 +11,13 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from typing import Optional, Protocol, TypeVar
+from typing import TypeVar
 
 from allocator.core.client import KafkaClient
 from allocator.core.settings import DEFAULT
 from allocator.core.zookeeper import NoChroot, ZooKeeper
 from allocator.errors import AllocatorError, ConfigError
+from allocator.operate.clusters import Clusters
 from allocator.operate.doctor.cluster import cluster_findings
 from allocator.operate.doctor.finding import CHROOT_MISSING, COULD_NOT_LOOK, Finding, Fix, Severity
 from allocator.operate.doctor.fixes import apply
@@ -28,27 +29,8 @@ from allocator.operate.doctor.orders import order_findings
 T = TypeVar("T")
 
 
-class ClusterConnections(Protocol):
-    """Addresses of the clusters, and connections to them."""
-
-    @property
-    def root(self) -> str: ...
-
-    @property
-    def zookeeper(self) -> Optional[str]: ...
-
-    @property
-    def brokers(self) -> Optional[str]: ...
-
-    def ensemble(
-        self, hosts: Optional[str] = None, *, session_timeout_s: Optional[float] = None, make_chroot: bool = False
-    ) -> AbstractAsyncContextManager[ZooKeeper]: ...
-
-    def cluster(self) -> AbstractAsyncContextManager[KafkaClient]: ...
-
-
 async def examine_clusters(
-    clusters: ClusterConnections,
+    clusters: Clusters,
     group: str | None,
     kafka_zookeeper: str | None,
     session_timeout_s: float | None,
@@ -98,7 +80,7 @@ async def examine_clusters(
     return [*_not_reached(clusters.zookeeper, failed), *findings]
 
 
-async def apply_fixes(clusters: ClusterConnections, group: str | None, findings: Iterable[Finding]) -> dict[str, str]:
+async def apply_fixes(clusters: Clusters, group: str | None, findings: Iterable[Finding]) -> dict[str, str]:
     """Executes the fixes of findings; returns what each did, by the id of its finding."""
     chosen = {finding.id: finding.fix for finding in findings if finding.fix is not None}
     async with clusters.ensemble(make_chroot=any(fix.kind == "chroot" for fix in chosen.values())) as zk:

@@ -1,0 +1,64 @@
+"""The clusters that groups are on: addresses, credentials, connections."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Optional
+
+from allocator.core.client import KafkaClient
+from allocator.core.settings import DEFAULT, check_path
+from allocator.core.zookeeper import ZooKeeper
+from allocator.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Clusters:
+    """A Kafka cluster and a ZooKeeper ensemble. One of them may be unknown."""
+
+    zookeeper: Optional[str] = None
+    root: str = DEFAULT["root"]
+    zookeeper_options: Optional[Mapping[str, Any]] = field(default=None, repr=False)
+    brokers: Optional[str] = None
+    security: Optional[Mapping[str, Any]] = field(default=None, repr=False)
+    timeout_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        check_path("ZooKeeper root", self.root)
+
+    def need_zookeeper(self) -> str:
+        if self.zookeeper is None:
+            raise ConfigError("where is ZooKeeper? Give --zookeeper or --config, or set ALLOCATOR_ZOOKEEPER_HOSTS")
+        return self.zookeeper
+
+    def need_brokers(self) -> str:
+        if self.brokers is None:
+            raise ConfigError("where are the brokers? Give --brokers or --config, or set ALLOCATOR_KAFKA_BROKERS")
+        return self.brokers
+
+    @contextlib.asynccontextmanager
+    async def ensemble(
+        self, hosts: Optional[str] = None, *, session_timeout_s: Optional[float] = None, make_chroot: bool = False
+    ) -> AsyncIterator[ZooKeeper]:
+        zk = ZooKeeper(
+            hosts or self.need_zookeeper(),
+            session_timeout_s=session_timeout_s or self.timeout_s,
+            options=self.zookeeper_options,
+        )
+        await zk.connect(self.timeout_s, make_chroot=make_chroot)
+        try:
+            yield zk
+        finally:
+            await zk.close()
+
+    @contextlib.asynccontextmanager
+    async def cluster(self) -> AsyncIterator[KafkaClient]:
+        client = KafkaClient(self.need_brokers(), security=self.security, request_timeout_s=self.timeout_s)
+        await client.connect(self.timeout_s)
+        try:
+            client.follow_all()
+            await client.refresh()
+            yield client
+        finally:
+            await client.close()

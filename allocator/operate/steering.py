@@ -1,0 +1,220 @@
+"""Steers a group wherever its members are: gives and withdraws orders, and plans their effect."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from operator import methodcaller
+from statistics import median
+from typing import Any, NamedTuple, Optional
+
+from allocator.assignors import Assignor, GroupView, Member, wants
+from allocator.core.client import KafkaClient
+from allocator.core.commands import Order, OrderKeeper, OrderStore
+from allocator.core.membership import GroupViewBuilder, counts_of
+from allocator.core.znodes import Paths
+from allocator.core.zookeeper import ZooKeeper
+from allocator.errors import ConfigError, OrderRefused
+from allocator.operate.clusters import Clusters
+from allocator.operate.group_orders import NOT_OURS, OrdersFromOutside, OrdersOfGroup
+from allocator.operate.group_reader import describe, measure, subscribed
+from allocator.operate.group_report import GroupState
+from allocator.operate.kafka_describe import kafka_group
+from allocator.operate.kafka_group_orders import OrdersOfKafkaGroup
+from allocator.operate.layouts import old_layouts
+from allocator.operate.what_if import GroupPlan, Scenario, plan_of
+from allocator.protocols import OrderTopic, orders_topic
+from allocator.types import TopicPartition
+
+Act = Callable[[OrdersFromOutside], Awaitable[Any]]
+Change = Callable[[Scenario], Scenario]
+
+NOT_FOUND = f"{NOT_OURS}. Give --zookeeper or --config for a group in ZooKeeper"
+MEASURED = 5  # round trips to ZooKeeper: the median counts
+
+
+class Rehearsal:
+    """Collects the orders that would be written, and writes none."""
+
+    def __init__(self, orders: OrderKeeper) -> None:
+        self.given: list[Order] = []
+        self.read, self.remove, self.add_result = orders.read, orders.remove, orders.add_result
+
+    async def put(self, order: Order, now_ms: int) -> None:
+        self.given.append(order)
+
+
+class Steered(NamedTuple):
+    """A group whose members follow orders, with the connection that reaches them."""
+
+    orders: OrdersFromOutside
+    state: Optional[GroupState]
+    """None: neither ZooKeeper nor Kafka's coordinator knows the group."""
+    zk: Optional[ZooKeeper]
+    """None: Kafka's coordinator has its members, and its orders are in a topic."""
+    creates: Optional[str]
+    """The topic that the first order would create."""
+    rehearsal: Rehearsal
+
+
+@asynccontextmanager
+async def steered(
+    clusters: Clusters,
+    name: str,
+    who: Optional[str] = None,
+    *,
+    create: bool = False,
+    rehearse: bool = False,
+    by_leader: bool = False,
+) -> AsyncIterator[Steered]:
+    """Finds where the members of a group read orders: in ZooKeeper, or if only Kafka has members, in a topic.
+
+    `create`: the first order creates that topic. `rehearse`: no order is written. `by_leader`: for orders about members
+    and moves, which Kafka's coordinator does not follow. Raises OrderRefused if the group follows no such orders.
+    """
+    if by_leader and clusters.zookeeper is None:
+        raise OrderRefused(NOT_FOUND)
+    async with AsyncExitStack() as stack:
+        zk = None if clusters.zookeeper is None else await stack.enter_async_context(clusters.ensemble())
+        state = None if zk is None else await describe(zk, name, clusters.root)
+        if (state is None or not state.members) and clusters.brokers is not None:
+            client = await stack.enter_async_context(clusters.cluster())
+            found, topic = await kafka_group(client, name), orders_topic(name)
+            exists = topic is not None and client.partitions(topic) is not None
+            if by_leader and found is not None and found.alive:
+                raise OrderRefused(f"Kafka's coordinator has the members of group {name!r}. {NOT_OURS}")
+            if not by_leader and (exists or (found is not None and found.alive)):
+                kept = OrderTopic(
+                    clusters.brokers, name, security=clusters.security, create=create, timeout_s=clusters.timeout_s
+                )
+                rehearsal = Rehearsal(kept)
+                orders = OrdersOfKafkaGroup(client, rehearsal if rehearse else kept, name, who)
+                state = None if found is None else found.as_state(name)
+                yield Steered(orders, state, None, None if exists else topic, rehearsal)
+                return
+        if zk is None:
+            raise OrderRefused(NOT_FOUND)
+        if state is None or not state.members:
+            older = await old_layouts(zk, name)
+            if older.kiel or older.consumers:
+                raise OrderRefused(f"group {name!r} has members in the layout of an older client. {NOT_OURS}")
+        paths = Paths(clusters.root, name)
+        rehearsal = Rehearsal(OrderStore(zk, paths))
+        yield Steered(OrdersOfGroup(zk, paths, who, rehearsal if rehearse else None), state, zk, None, rehearsal)
+
+
+async def give(
+    clusters: Clusters,
+    name: str,
+    act: Act,
+    who: Optional[str] = None,
+    *,
+    create: bool = False,
+    by_leader: bool = False,
+) -> Any:
+    """Runs `act` on the orders of the group, and returns its result. The options are those of `steered`."""
+    async with steered(clusters, name, who, create=create, by_leader=by_leader) as found:
+        return await act(found.orders)
+
+
+# -- plans -----------------------------------------------------------------------------------------------------------
+
+
+def changes_of(options: Mapping[str, Sequence[str]], function: Optional[str]) -> list[Change]:
+    """The assumed changes from the options of `allocator group plan`, without orders. Raises ConfigError."""
+    changes: list[Change] = []
+    for text in options["add"]:
+        name, weight = pair(text, "--add") if "=" in text else (text, "1")
+        changes.append(methodcaller("adding", name, weight=_number(weight, "--add")))
+    for text in options["add_in_rack"]:
+        name, rack = pair(text, "--add-in-rack")
+        changes.append(methodcaller("adding", name, rack=rack))
+    for text in options["weight"]:
+        name, weight = pair(text, "--weight")
+        changes.append(methodcaller("weighing", name, _number(weight, "--weight")))
+    changes += [methodcaller("moving_rack", *pair(text, "--rack")) for text in options["rack"]]
+    for text in options["partitions"]:
+        topic, count = pair(text, "--partitions")
+        changes.append(methodcaller("growing", topic, int(_number(count, "--partitions"))))
+    changes += [methodcaller("removing", name) for name in options["remove"]]
+    changes += [methodcaller("removing", name, failed=True) for name in options["fail"]]
+    changes += [methodcaller("failing_rack", rack) for rack in options["fail_rack"]]
+    if function is not None:
+        changes.append(methodcaller("using", function))
+    return changes
+
+
+def pair(text: str, option: str) -> tuple[str, str]:
+    """(NAME, VALUE) of "NAME=VALUE". Raises ConfigError."""
+    first, equals, second = text.rpartition("=")
+    if not equals or not first or not second:
+        raise ConfigError(f"{option} {text!r}: write NAME=VALUE")
+    return first, second
+
+
+def _number(text: str, option: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e9:
+        raise ConfigError(f"{option}: {text!r} is no positive number")
+    return value
+
+
+async def planned(clusters: Clusters, name: str, changes: Iterable[Change], acts: Iterable[Act]) -> GroupPlan:
+    """The plan of a group with these changes and orders. Writes nothing."""
+    async with steered(clusters, name, rehearse=True, by_leader=True) as found:
+        state, zk, given = found.state, found.zk, found.rehearsal.given
+        if state is None or zk is None:
+            raise OrderRefused(f"ZooKeeper has no group {name!r} under {clusters.root}. {NOT_OURS}")
+        for act in acts:
+            await act(found.orders)
+        round_trip_s = await _round_trip_s(zk, Paths(clusters.root, name).orders)
+    if clusters.brokers is None:
+        document = state.document
+        scenario = Scenario.of(state, {} if document is None else counts_of(document))
+        return await plan_of(_changed(scenario, changes, given), _plain_view, round_trip_s=round_trip_s)
+    async with clusters.cluster() as client:
+        counts: dict[str, int] = {}
+        for partition in subscribed(state, client):
+            counts[partition.topic] = max(counts.get(partition.topic, 0), partition.partition + 1)
+        lag = await _lag(client, state)
+
+        async def load(partitions: Collection[TopicPartition]) -> dict[TopicPartition, float]:
+            return {partition: float(lag[partition]) for partition in partitions if partition in lag}
+
+        scenario = _changed(Scenario.of(state, counts), changes, given)
+        build = GroupViewBuilder(name, client, load).view
+        return await plan_of(scenario, build, lag=lag, round_trip_s=round_trip_s)
+
+
+def _changed(scenario: Scenario, changes: Iterable[Change], orders: Iterable[Order]) -> Scenario:
+    for change in changes:
+        scenario = change(scenario)
+    for order in orders:
+        scenario = scenario.ordering(order)
+    return scenario
+
+
+async def _plain_view(assignor: Assignor, members: tuple[Member, ...], counts: Any, owned: Any) -> GroupView:
+    missing = wants(assignor)
+    if missing:
+        raise ConfigError(f"allocator function {assignor.name!r} needs {' and '.join(sorted(missing))}; give --brokers")
+    return GroupView(members, dict(counts), owned)
+
+
+async def _lag(client: KafkaClient, state: GroupState) -> dict[TopicPartition, int]:
+    logs = (await measure(client, state)).logs
+    found = {partition: logs.lag(partition) for partition in logs.end}
+    return {partition: records for partition, records in found.items() if records is not None}
+
+
+async def _round_trip_s(zk: ZooKeeper, path: str) -> float:
+    times = []
+    for _ in range(MEASURED):
+        began = time.monotonic()
+        await zk.exists(path)
+        times.append(time.monotonic() - began)
+    return median(times)

@@ -20,9 +20,9 @@ from allocator.core.offsets import Coordinator, GroupOffsets
 from allocator.core.znodes import Paths
 from allocator.core.zookeeper import ConnectionLost, NoZnode, Op, ZooKeeper, ZooKeeperError
 from allocator.errors import AllocatorError
-from allocator.operate import kafka_describe
 from allocator.operate.clusters import Clusters
 from allocator.operate.group_reader import describe
+from allocator.operate.kafka_describe import kafka_group
 from allocator.operate.layouts import old_layouts
 
 TRIES = 3  # attempts. more: tolerates more changes of the group during the deletion; less: fails sooner
@@ -89,9 +89,9 @@ async def remains(
         members += [*older.kiel, *older.consumers]
     committed, stay = None, "the brokers are not known here"
     if client is not None:
-        found = await kafka_describe.kafka_group(client, group)
+        found = await kafka_group(client, group)
         if found is not None:
-            members += [member.name for member in found.members]
+            members += map(found.name_of, found.members)
         committed = len(await GroupOffsets(client, group, timeout_s=client.request_timeout_s).fetch(None))
         stay = "" if client.api_version(DeleteGroupsRequest) is not None else OLD_BROKERS
     if keep_offsets:

@@ -322,8 +322,8 @@ async def _with_kafkas(state: GroupState | None, client: KafkaClient, group: str
     """`state`, or the state from Kafka's coordinator if the group has no members in ZooKeeper."""
     if state is None or not state.members:
         found = await kafka_group(client, group)
-        if found is not None and (found.alive or state is None):
-            return found.as_state(group)
+        if found is not None and (found.members or state is None):
+            return found
     return state
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Optional
 
@@ -17,7 +18,7 @@ from kafka.protocol.metadata import ApiVersionsRequest, MetadataRequest
 
 from allocator.core.client import KafkaClient, describe_configs, for_code
 from allocator.core.offsets import Coordinator
-from allocator.core.znodes import Claim, MemberInfo, member_name
+from allocator.core.znodes import Claim, MemberInfo
 from allocator.errors import BrokerError
 from allocator.operate.group_report import Coordinated, GroupState
 from allocator.protocols.kafka_classic import PROTOCOL_TYPE, Malformed, MemberAssignment, Subscription
@@ -55,48 +56,6 @@ class Replicas:
     leader: Optional[int]
     all: tuple[int, ...]
     in_sync: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class DescribedMember:
-    id: str
-    client_id: str
-    host: str
-    topics: frozenset[str]
-    partitions: frozenset[TopicPartition]
-
-    @property
-    def info(self) -> MemberInfo:
-        """The member in the form of a member in ZooKeeper."""
-        return MemberInfo(self.client_id, self.host.lstrip("/"), self.topics, strategies=())
-
-    @property
-    def name(self) -> str:
-        """The display name of the member."""
-        return member_name(self.id, self.info)
-
-
-@dataclass(frozen=True)
-class DescribedGroup:
-    """A group of one of Kafka's protocols."""
-
-    state: str
-    assignor: str
-    members: tuple[DescribedMember, ...]
-
-    @property
-    def alive(self) -> bool:
-        return bool(self.members)
-
-    def as_state(self, name: str) -> GroupState:
-        """The group in the form of a group in ZooKeeper, as far as the coordinator reports it."""
-        return GroupState(
-            name,
-            {member.id: member.info for member in self.members},
-            {member.id: Claim(0, member.partitions) for member in self.members},
-            None,
-            coordinated=Coordinated(self.state, self.assignor),
-        )
 
 
 async def replicas(client: KafkaClient) -> dict[TopicPartition, Replicas]:
@@ -145,7 +104,7 @@ async def settings(client: KafkaClient, node: int) -> dict[str, str]:
     return await describe_configs(client, "broker", str(node), WANTED_SETTINGS, node=node)
 
 
-async def kafka_group(client: KafkaClient, name: str) -> DescribedGroup | None:
+async def kafka_group(client: KafkaClient, name: str) -> GroupState | None:
     """The group; None if Kafka knows no members of it, now or before, or is older than 0.9. Raises BrokerError."""
     if client.api_version(DescribeGroupsRequest) is None:
         return None
@@ -155,8 +114,7 @@ async def kafka_group(client: KafkaClient, name: str) -> DescribedGroup | None:
         request = ConsumerGroupDescribeRequest(group_ids=[name], include_authorized_operations=False)
         (newer,) = (await coordinator.ask(request, deadline)).groups
         if not newer.error_code:
-            of_it = tuple(map(_kip848_member, newer.members))
-            return DescribedGroup(newer.group_state, newer.assignor_name, of_it)
+            return _state(name, newer.group_state, newer.assignor_name, newer.members, _kip848_member)
         # a classic group is not found by this request; 3.7 to 3.9 refuse it unless they are configured for it
         if newer.error_code not in (GROUP_NOT_FOUND, UNSUPPORTED_VERSION):
             raise for_code(newer.error_code, f"group {name!r}")
@@ -166,24 +124,39 @@ async def kafka_group(client: KafkaClient, name: str) -> DescribedGroup | None:
         return None
     if found.error_code:
         raise for_code(found.error_code, f"group {name!r}")
-    members = tuple(_classic_member(member) for member in found.members) if found.protocol_type == PROTOCOL_TYPE else ()
+    members = found.members if found.protocol_type == PROTOCOL_TYPE else ()
     if not members and not found.protocol_type:
         return None  # the group has offsets, and never had a member of this protocol
-    return DescribedGroup(found.group_state, found.protocol_data or "", members)
+    return _state(name, found.group_state, found.protocol_data or "", members, _classic_member)
 
 
-def _kip848_member(member: Any) -> DescribedMember:
-    """`topics` are those that the member subscribes to by name, or else those of its partitions (by a pattern)."""
+def _state(
+    name: str,
+    state: str,
+    assignor: str,
+    members: Iterable[Any],
+    read: Callable[[Any], tuple[frozenset[str], frozenset[TopicPartition]]],
+) -> GroupState:
+    """The group in the form of a group in ZooKeeper, as far as the coordinator reports it."""
+    infos, claims = {}, {}
+    for member in members:
+        topics, partitions = read(member)
+        infos[member.member_id] = MemberInfo(member.client_id, member.client_host.lstrip("/"), topics, strategies=())
+        claims[member.member_id] = Claim(0, partitions)
+    return GroupState(name, infos, claims, None, coordinated=Coordinated(state, assignor))
+
+
+def _kip848_member(member: Any) -> tuple[frozenset[str], frozenset[TopicPartition]]:
+    """The topics that the member subscribes to by name, or else those of its partitions (by a pattern)."""
     partitions = frozenset(
         TopicPartition(topic.topic_name, number)
         for topic in member.assignment.topic_partitions
         for number in topic.partitions
     )
-    topics = frozenset(member.subscribed_topic_names) or frozenset(p.topic for p in partitions)
-    return DescribedMember(member.member_id, member.client_id, member.client_host, topics, partitions)
+    return frozenset(member.subscribed_topic_names) or frozenset(p.topic for p in partitions), partitions
 
 
-def _classic_member(member: Any) -> DescribedMember:
+def _classic_member(member: Any) -> tuple[frozenset[str], frozenset[TopicPartition]]:
     topics: frozenset[str] = frozenset()
     partitions: frozenset[TopicPartition] = frozenset()
     try:
@@ -193,4 +166,4 @@ def _classic_member(member: Any) -> DescribedMember:
         partitions = MemberAssignment.decode(member.member_assignment).partitions
     except Malformed:
         pass  # another kind of group; the rest of the member is readable
-    return DescribedMember(member.member_id, member.client_id, member.client_host, topics, partitions)
+    return topics, partitions

@@ -31,9 +31,8 @@ class OrdersOfKafkaGroup(OrdersFromOutside):
     async def _members(self) -> dict[str, MemberInfo]:
         found = await kafka_group(self._client, self._group)
         # Kafka does not report which orders a member knows
-        return {
-            member.id: replace(member.info, orders=OWNERS_KINDS) for member in (() if found is None else found.members)
-        }
+        members = {} if found is None else found.members
+        return {member: replace(info, orders=OWNERS_KINDS) for member, info in members.items()}
 
     async def _document(self) -> AssignmentDocument | None:
         return None

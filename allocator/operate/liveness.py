@@ -42,7 +42,8 @@ async def live_members(
                 raise
         await asyncio.sleep(client.retry_backoff_s)
     if described is not None:
-        found += [f"{member.name} (Kafka)" for member in described.members]
-        if not described.members and described.state not in IDLE:
-            found.append(f"a group of another kind in state {described.state} (Kafka)")
+        found += [f"{described.name_of(member)} (Kafka)" for member in described.members]
+        phase = "" if described.coordinated is None else described.coordinated.state
+        if not described.members and phase not in IDLE:
+            found.append(f"a group of another kind in state {phase} (Kafka)")
     return list(dict.fromkeys(found))

@@ -82,16 +82,15 @@ async def steered(
             client = await stack.enter_async_context(clusters.cluster())
             found, topic = await kafka_group(client, name), orders_topic(name)
             exists = topic is not None and client.partitions(topic) is not None
-            if by_leader and found is not None and found.alive:
+            if by_leader and found is not None and found.members:
                 raise OrderRefused(f"Kafka's coordinator has the members of group {name!r}. {NOT_OURS}")
-            if not by_leader and (exists or (found is not None and found.alive)):
+            if not by_leader and (exists or (found is not None and found.members)):
                 kept = OrderTopic(
                     clusters.brokers, name, security=clusters.security, create=create, timeout_s=clusters.timeout_s
                 )
                 rehearsal = Rehearsal(kept)
                 orders = OrdersOfKafkaGroup(client, rehearsal if rehearse else kept, name, who)
-                state = None if found is None else found.as_state(name)
-                yield Steered(orders, state, None, None if exists else topic, rehearsal)
+                yield Steered(orders, found, None, None if exists else topic, rehearsal)
                 return
         if zk is None:
             raise OrderRefused(NOT_FOUND)

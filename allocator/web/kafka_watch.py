@@ -43,14 +43,12 @@ class KafkaGroupWatch:
         If the coordinator refuses or does not respond, the last known state with that problem.
         """
         try:
-            found = await kafka_group(self._client, self.name)
+            self._state = await kafka_group(self._client, self.name)
         except AllocatorError as error:
             if self._state is None and error.retriable:
                 return None  # as with a broker that has just started
             known = self._state or GroupState(self.name, {}, {}, None, coordinated=Coordinated("", ""))
             self._state = replace(known, problems=(f"the members are not known: {error}",))
-        else:
-            self._state = None if found is None else found.as_state(self.name)
         return self._with_orders()
 
     async def follow_orders(self) -> None:

@@ -350,7 +350,7 @@ async def members_of(service: Service) -> list[str]:
     if service.membership == "kafka":
         async with KafkaClient(service.cluster.bootstrap) as client:
             found = await kafka_group(client, service.group)
-            return [] if found is None else [member.client_id for member in found.members]
+            return [] if found is None else [info.name for info in found.members.values()]
     ensemble = ZooKeeper(service.cluster.zookeeper)
     await ensemble.connect()
     try:

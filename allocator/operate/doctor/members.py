@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from shlex import quote
 
 from allocator.core.assignors import LoadAssignor, built_in
@@ -68,14 +68,14 @@ def _presence(seen: Observation, root: str) -> Iterator[Finding]:
             )
         return
     members = seen.report.state.members
-    if members or (seen.kafka is not None and seen.kafka.alive) or seen.old.kiel or seen.old.consumers:
+    if members or (seen.kafka is not None and seen.kafka.members) or seen.old.kiel or seen.old.consumers:
         return
     logs = seen.report.logs
     lag = logs.lag_of(logs.committed)
     waiting = f"{'' if lag.total is not None else 'at least '}{lag.known} records wait after the committed offsets"
     if not seen.version:
         waiting = "the number of waiting records is unknown without Kafka"
-    in_kafka = f" (Kafka says {seen.kafka.state})" if seen.kafka is not None else ""
+    in_kafka = f" (Kafka says {seen.kafka_state})" if seen.kafka is not None else ""
     yield Finding(
         "no-members",
         Severity.WARNING if lag != (0, 0) or not seen.version else Severity.INFO,
@@ -90,7 +90,7 @@ def _presence(seen: Observation, root: str) -> Iterator[Finding]:
 def _layouts(seen: Observation, root: str) -> Iterator[Finding]:
     group = seen.group or ""
     ours = [f"{root}/{group}/members"] if seen.state is not None and seen.state.members else []
-    by_kafka = ["Kafka's own protocol"] if seen.kafka is not None and seen.kafka.alive else []
+    by_kafka = ["Kafka's own protocol"] if seen.kafka is not None and seen.kafka.members else []
     kiel = [KIEL.format(group)] if seen.old.kiel else []
     old = [OLD_CONSUMERS.format(group)] if seen.old.consumers else []
     together = (*ours, *by_kafka, *kiel, *old)
@@ -354,25 +354,24 @@ def _differences(seen: Observation) -> Iterator[Finding]:
 
 def _kafka(before: Observation, after: Observation) -> Iterator[Finding]:
     assert after.kafka is not None
-    lasting = before is after or (before.kafka is not None and before.kafka.state in REBALANCING)
-    if after.kafka.state in REBALANCING and lasting and before is not after:
+    if before is not after and {before.kafka_state, after.kafka_state} <= REBALANCING:
         yield Finding(
             "endless-rebalance",
             Severity.WARNING,
-            f"Kafka's coordinator says {after.kafka.state}, and said {before.kafka.state if before.kafka else ''} "
+            f"Kafka's coordinator says {after.kafka_state}, and said {before.kafka_state} "
             f"{(after.ended_ms - before.ended_ms) / 1000:.0f} s ago",
-            tuple(member.name for member in after.kafka.members),
+            tuple(map(after.kafka.name_of, after.kafka.members)),
             "No member consumes until every member has joined again. A member that does not poll delays the group for "
             "its whole rebalance timeout.",
             "Find the member with the slow handler. Give it fewer records at once, or a longer timeout.",
         )
-    wanted = {member.topics for member in after.kafka.members if member.topics}
+    wanted = {info.topics for info in after.kafka.members.values() if info.topics}
     if len(wanted) > 1:
         yield Finding(
             "different-subscriptions",
             Severity.INFO,
             f"members subscribe to {len(wanted)} different sets of topics",
-            tuple(member.name for member in after.kafka.members),
+            tuple(map(after.kafka.name_of, after.kafka.members)),
             "This may be intended. If not, some topics have fewer members than the group.",
             "Compare the members' topics.",
         )
@@ -400,24 +399,13 @@ def _load_not_followed(state: GroupState) -> Iterator[Finding]:
 
 def _shares(seen: Observation) -> Iterator[Finding]:
     """The number of partitions of each member, if all members have the same subscription."""
-    held: dict[str, int] = {}
-    weights: Mapping[str, float] = {}
-    strategy = ""
-    called: Mapping[str, str] = {}
-    if seen.state is not None and seen.state.members:
-        members = seen.state.members
-        if len({(info.topics, info.pattern) for info in members.values()}) > 1:
-            return
-        held = {m: len(seen.state.claims[m].held) if m in seen.state.claims else 0 for m in members}
-        weights = {m: info.weight for m, info in members.items()}
-        called = {member: seen.state.name_of(member) for member in members}
-        strategy = seen.state.document.strategy if seen.state.document is not None else ""
-    elif seen.kafka is not None and seen.kafka.state == "Stable":
-        if len({member.topics for member in seen.kafka.members}) > 1:
-            return
-        held = {member.id: len(member.partitions) for member in seen.kafka.members}
-        called = {member.id: member.name for member in seen.kafka.members}
-        strategy = seen.kafka.assignor
+    state = seen.state if seen.state is not None and seen.state.members else seen.kafka
+    if state is None or (state is seen.kafka and seen.kafka_state != "Stable"):
+        return
+    if len({(info.topics, info.pattern) for info in state.members.values()}) > 1:
+        return
+    held = {member: len(partitions) for member, partitions in state.held.items()}
+    strategy = state.strategy or ""
     total = sum(held.values())
     if not total:
         return
@@ -427,7 +415,7 @@ def _shares(seen: Observation) -> Iterator[Finding]:
             "idle-members",
             Severity.INFO,
             f"{len(idle)} of {len(held)} members own nothing: the topics have {total} partitions",
-            tuple(called[member] for member in idle),
+            tuple(map(state.name_of, idle)),
             "They are idle and do not increase throughput.",
             "Keep them as a reserve, stop them, or add partitions (which moves keys to other partitions).",
         )
@@ -435,17 +423,17 @@ def _shares(seen: Observation) -> Iterator[Finding]:
     # rack-aware and follow_load balance something other than the number of partitions
     if strategy == "rack-aware" or isinstance(built_in(strategy), LoadAssignor) or _is_steered(seen):
         return
-    whole = sum(weights.get(member, 1.0) for member in held)
-    fair = {member: total * weights.get(member, 1.0) / whole for member in held}
+    whole = sum(info.weight for info in state.members.values())
+    fair = {member: total * info.weight / whole for member, info in state.members.items()}
     over = {m: count for m, count in held.items() if count > UNEVEN * fair[m] and count - fair[m] >= 2}
     if over:
         worst = max(over, key=lambda member: over[member] / fair[member])
         yield Finding(
             "skewed-assignment",
             Severity.WARNING,
-            f"{called[worst]} owns {over[worst]} of {total} partitions where {fair[worst]:.1f} would be fair "
+            f"{state.name_of(worst)} owns {over[worst]} of {total} partitions where {fair[worst]:.1f} would be fair "
             f"(allocator function {strategy or 'unknown'})",
-            tuple(sorted(called[member] for member in over)),
+            tuple(sorted(map(state.name_of, over))),
             "The group is as slow as its busiest member. `range` causes this with many topics, because it assigns each "
             "topic from the first member on.",
             'Choose a function that counts over all topics ("naive", "sticky", "cooperative-sticky").',

@@ -23,7 +23,7 @@ from allocator.operate import kafka_describe as requests
 from allocator.operate.doctor.fixes import leftover_groups
 from allocator.operate.group_reader import describe, list_groups, read_logs, subscribed
 from allocator.operate.group_report import GroupReport, GroupState, Logs
-from allocator.operate.kafka_describe import BrokerSeen, DescribedGroup, Replicas, kafka_group
+from allocator.operate.kafka_describe import BrokerSeen, Replicas, kafka_group
 from allocator.operate.layouts import OldLayouts, children, old_layouts
 from allocator.types import OffsetAndMetadata, TopicPartition
 
@@ -59,7 +59,8 @@ class Observation:
     """None: neither ZooKeeper nor Kafka knows the group."""
     modified: Mapping[str, int] = field(default_factory=dict)
     """Time of the last write to each znode of the group, by ZooKeeper's clock."""
-    kafka: Optional[DescribedGroup] = None
+    kafka: Optional[GroupState] = None
+    """The group as Kafka's coordinator knows it, apart from `report`."""
     old_offsets: Mapping[TopicPartition, OffsetAndMetadata] = field(default_factory=dict)
     """Offsets that ZooKeeper has and Kafka has not; `report` includes them."""
     old: OldLayouts = field(default_factory=OldLayouts)
@@ -78,6 +79,11 @@ class Observation:
     @property
     def state(self) -> Optional[GroupState]:
         return None if self.report is None else self.report.state
+
+    @property
+    def kafka_state(self) -> str:
+        """The coordinator's name of the group's state; "" if Kafka does not know the group."""
+        return "" if self.kafka is None or self.kafka.coordinated is None else self.kafka.coordinated.state
 
     @property
     def zookeeper_ms(self) -> Optional[int]:
@@ -195,10 +201,11 @@ async def _kafka_group(
     group, logs = report.state.group, report.logs
     async with collector.check("the group in Kafka"):
         collector.fields["kafka"] = await kafka_group(client, group)
-    kafka: Optional[DescribedGroup] = collector.fields.get("kafka")
-    existing = {*report.subscribed, *subscribed(report.state, client)}
-    for member in kafka.members if kafka is not None else ():
-        existing |= {TopicPartition(topic, n) for topic in member.topics for n in client.partitions(topic) or ()}
+    existing = {
+        *report.subscribed,
+        *subscribed(report.state, client),
+        *subscribed(collector.fields.get("kafka"), client),
+    }
     old: OldLayouts = collector.fields.get("old", OldLayouts())
     replicas: Collection[TopicPartition] = collector.fields.get("replicas", ())
     existing |= {partition for partition in replicas if old.reads(partition)}

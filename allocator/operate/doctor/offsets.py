@@ -119,7 +119,7 @@ def _missing(before: Observation, after: Observation, report: GroupReport) -> It
 def _retention(seen: Observation, report: GroupReport) -> Iterator[Finding]:
     minutes = seen.settings.get("offsets.retention.minutes")
     # a group by Kafka's own protocol keeps its offsets while it has members (KIP-211, 2.1 and up)
-    by_kafka = seen.kafka is not None and seen.kafka.alive and seen.version >= (2, 1)
+    by_kafka = seen.kafka is not None and bool(seen.kafka.members) and seen.version >= (2, 1)
     if minutes is None or by_kafka or not set(report.logs.committed) - set(seen.old_offsets):
         return
     records = _log_retention_minutes(seen)
@@ -188,6 +188,5 @@ def _lag(before: Observation, after: Observation, earlier: GroupReport, report: 
 
 def _owned(seen: Observation) -> set[TopicPartition]:
     found = set() if seen.state is None else set(seen.state.owners)
-    for member in seen.kafka.members if seen.kafka is not None else ():
-        found |= member.partitions
+    found |= set() if seen.kafka is None else set(seen.kafka.owners)
     return found | seen.old.claimed | seen.old.assigned

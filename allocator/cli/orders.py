@@ -78,6 +78,11 @@ TOLD_OPTIONS = (
     ),
 )
 
+DRY_RUN = click.option("--dry-run", is_flag=True, help="Show what would move, and give no order.")
+CREATE = click.option(
+    "--create", is_flag=True, help="Create the topic GROUP.orders, for a group of Kafka's own protocols."
+)
+
 
 def _registered(name: str, command: Command, *parameters: Command) -> Command:
     return group.command(name)(
@@ -89,50 +94,37 @@ def _told(why: str, expires: str | None) -> dict[str, Any]:
     return {"why": why, "expires_s": None if expires is None else parse_expiry(expires, wall_ms())}
 
 
-def _order(command_name: str, *parameters: Command) -> Callable[[Command], Command]:
-    """Makes a command of a function that gets `told` (reason and expiry) and `parameters`, and returns an `Act`."""
+def _order(command_name: str, *parameters: Command, of_records: bool = False) -> Callable[[Command], Command]:
+    """Makes a command of a function that gets `told` (reason and expiry) and `parameters`, and returns an `Act`.
+
+    `of_records`: the order is about records, so it is also for groups in Kafka; the `Act` may withdraw such an order.
+    """
 
     def add(function: Command) -> Command:
         @functools.wraps(function)
         def command(
-            name: str, access: Access, as_json: bool, dry_run: bool, why: str, expires: str | None, **given: Any
+            name: str,
+            access: Access,
+            as_json: bool,
+            why: str,
+            expires: str | None,
+            dry_run: bool = False,
+            create: bool = False,
+            **given: Any,
         ) -> None:
             from allocator.cli.planning import show_plan
-            from allocator.operate import give, planned
+            from allocator.operate import OrderReport, give, planned
 
             act = function(told=_told(why, expires), **given)
             if dry_run:
                 show_plan(asyncio.run(planned(access, name, [], [act])), as_json)
-            else:
-                _show_given(name, asyncio.run(give(access, name, act, by_leader=True)), as_json)
+                return
+            outcome = asyncio.run(give(access, name, act, create=create, by_leader=not of_records))
+            # a report is a tuple too
+            (_show_given if isinstance(outcome, OrderReport) else _show_withdrawn)(name, outcome, as_json)
 
-        dry_run_option = click.option("--dry-run", is_flag=True, help="Show what would move, and give no order.")
-        return _registered(command_name, command, *parameters, *TOLD_OPTIONS, dry_run_option)
-
-    return add
-
-
-def _record_order(command_name: str, *parameters: Command) -> Callable[[Command], Command]:
-    """Like `_order`, for orders about records. The `Act` may also withdraw such an order."""
-
-    def add(function: Command) -> Command:
-        @functools.wraps(function)
-        def command(
-            name: str, access: Access, as_json: bool, create: bool, why: str, expires: str | None, **given: Any
-        ) -> None:
-            from allocator.operate import OrderReport, give
-
-            act = function(told=_told(why, expires), **given)
-            outcome = asyncio.run(give(access, name, act, create=create))
-            if isinstance(outcome, OrderReport):  # a tuple too
-                _show_given(name, outcome, as_json)
-            else:
-                _show_withdrawn(name, outcome, as_json)
-
-        create_option = click.option(
-            "--create", is_flag=True, help="Create the topic GROUP.orders, for a group of Kafka's own protocols."
-        )
-        return _registered(command_name, command, *parameters, *TOLD_OPTIONS, create_option)
+        option = CREATE if of_records else DRY_RUN
+        return _registered(command_name, command, *parameters, *TOLD_OPTIONS, option)
 
     return add
 
@@ -280,7 +272,7 @@ def promote(member: str | None) -> Act:
 # -- records ---------------------------------------------------------------------------------------------------------
 
 
-@_record_order("pause", PARTITIONS)
+@_order("pause", PARTITIONS, of_records=True)
 def pause(partitions: frozenset[TopicPartition], told: Any) -> Act:
     """Owners keep PARTITIONS (topic:0-3,7), and their handlers get no records of them until `resume`."""
     return lambda orders: orders.pause(partitions, **told)
@@ -292,11 +284,12 @@ def resume(partitions: frozenset[TopicPartition]) -> Act:
     return lambda orders: orders.resume(partitions)
 
 
-@_record_order(
+@_order(
     "skip",
     click.argument("partition", callback=_partitions),
     click.argument("offset", type=click.IntRange(0)),
     click.option("--undo", is_flag=True, help="Withdraw the order. A record that was skipped stays skipped."),
+    of_records=True,
 )
 def skip(partition: frozenset[TopicPartition], offset: int, undo: bool, told: Any) -> Act:
     """Skip the record at OFFSET of PARTITION (topic:0): no handler call gets it, and it counts as done."""
@@ -306,13 +299,18 @@ def skip(partition: frozenset[TopicPartition], offset: int, undo: bool, told: An
     return lambda orders: orders.unskip(one, offset) if undo else orders.skip(one, offset, **told)
 
 
-@_record_order("quarantine", PARTITIONS, click.option("--lift", is_flag=True, help="Withdraw the quarantine."))
+@_order(
+    "quarantine",
+    PARTITIONS,
+    click.option("--lift", is_flag=True, help="Withdraw the quarantine."),
+    of_records=True,
+)
 def quarantine(partitions: frozenset[TopicPartition], lift: bool, told: Any) -> Act:
     """Send the records of PARTITIONS (topic:0-3,7) to the dead-letter topic, without a call of the handler."""
     return lambda orders: orders.lift(partitions) if lift else orders.quarantine(partitions, **told)
 
 
-@_record_order("seek", PARTITIONS, click.option("--to", required=True, help=f"New offset: {TARGETS}."))
+@_order("seek", PARTITIONS, click.option("--to", required=True, help=f"New offset: {TARGETS}."), of_records=True)
 def seek(partitions: frozenset[TopicPartition], to: str, told: Any) -> Act:
     """Move the owners of PARTITIONS (topic:0-3,7) to another offset. `orders` shows the offsets that they had."""
     place = str(parse_target(to))

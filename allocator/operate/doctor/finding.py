@@ -53,16 +53,8 @@ class Finding:
     """What `allocator doctor --fix` does about it; None if that would not be safe."""
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "severity": str(self.severity),
-            "what": self.what,
-            "where": list(self.where),
-            "why": self.why,
-            "do": self.do,
-            "command": self.command,
-            "fix": None if self.fix is None else self.fix.text,
-        }
+        fix = None if self.fix is None else self.fix.text
+        return {**vars(self), "severity": str(self.severity), "where": list(self.where), "fix": fix}
 
     @property
     def is_unseen(self) -> bool:

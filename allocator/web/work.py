@@ -13,6 +13,7 @@ from allocator.errors import ConfigError
 from allocator.operate import (
     Act,
     Clusters,
+    GroupReport,
     GroupState,
     Logs,
     Steered,
@@ -29,6 +30,8 @@ from allocator.operate import (
 )
 from allocator.types import TopicPartition
 from allocator.web.requests import OrderRequest
+
+PREVIEWED = ("topic", "partition", "owner_name", "committed", "log_start", "log_end", "lag")
 
 
 class ClusterWork:
@@ -70,7 +73,11 @@ class ClusterWork:
         if self._clusters.brokers is not None:
             target = parse_target(order.arguments["to"]) if order.kind == "seek" else None
             logs, places = await read_partitions(self._clusters, group, chosen, target)
-        rows = [_row(partition, found.state, logs, places) for partition in chosen]
+        report_of = GroupReport(found.state or GroupState(group, {}, {}, None), logs).partition_to_json
+        rows = [
+            {key: report_of(partition)[key] for key in PREVIEWED} | {"to": places.get(partition)}
+            for partition in chosen
+        ]
         return {**given, "partitions": rows, "plan": None, "creates": found.creates}
 
     async def plan(
@@ -109,20 +116,3 @@ class ClusterWork:
 
 def _act(order: OrderRequest) -> Act:
     return lambda orders: orders.give_by_name(order.kind, order.arguments, why=order.why, expires_s=order.expires_s)
-
-
-def _row(
-    partition: TopicPartition, state: GroupState | None, logs: Logs, places: Mapping[TopicPartition, int]
-) -> dict[str, Any]:
-    owner = None if state is None else state.owners.get(partition)
-    committed = logs.committed.get(partition)
-    return {
-        "topic": partition.topic,
-        "partition": partition.partition,
-        "owner_name": None if owner is None or state is None else state.name_of(owner),
-        "committed": None if committed is None else committed.offset,
-        "log_start": logs.start.get(partition),
-        "log_end": logs.end.get(partition),
-        "lag": logs.lag(partition),
-        "to": places.get(partition),
-    }

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from allocator.compat.grouped import GroupedConsumer
     from allocator.compat.single import SingleConsumer
     from allocator.core.commands.orders import Order, OrderResult
+    from allocator.core.consumer.membership_config import Fixed, MembershipOptions, ZooKeeper
     from allocator.core.fetch.batch import Batch
     from allocator.core.subscription.listener import RebalanceListener
     from allocator.core.subscription.loss import RecordsLost
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from allocator.operate.kafka_group_orders import KafkaGroupOrders
     from allocator.operate.order_report import OrderReport
     from allocator.operate.switching import SwitchingConsumer
+    from allocator.protocols.options import Kafka, Kiel, OldConsumers, Pykafka
     from allocator.resources.allocation import Allocation
     from allocator.resources.sources import ChildrenOf
     from allocator.types import OffsetAndMetadata, OffsetAndTimestamp, Record, TopicPartition
@@ -51,13 +53,8 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
     return find
 
 
-for _name, _options in {
-    "kafka": "KafkaOptions",
-    "kiel": "KielOptions",
-    "consumers": "ConsumersOptions",
-    "pykafka": "PykafkaOptions",
-}.items():
-    register(_name, f"allocator.protocols.options:{_options}")
+for _name, _kind in {"kafka": "Kafka", "kiel": "Kiel", "consumers": "OldConsumers", "pykafka": "Pykafka"}.items():
+    register(_name, f"allocator.protocols.options:{_kind}")
 
 __all__ = [
     "Allocation",
@@ -69,24 +66,31 @@ __all__ = [
     "ConsumerGroup",
     "ConsumerGroupConfig",
     "Fenced",
+    "Fixed",
     "Generation",
     "GenerationEnded",
     "GroupClosed",
     "GroupOrders",
     "GroupedConsumer",
+    "Kafka",
     "KafkaGroupOrders",
+    "Kiel",
+    "MembershipOptions",
     "OffsetAndMetadata",
     "OffsetAndTimestamp",
+    "OldConsumers",
     "Order",
     "OrderReport",
     "OrderResult",
     "PartitionStart",
+    "Pykafka",
     "RebalanceListener",
     "Record",
     "RecordsLost",
     "SingleConsumer",
     "SwitchingConsumer",
     "TopicPartition",
+    "ZooKeeper",
     "__version__",
 ]
 
@@ -99,6 +103,7 @@ if not TYPE_CHECKING:  # a type checker would accept every name
             "compat.group_config": "ConsumerGroupConfig",
             "compat.grouped": "GroupedConsumer",
             "compat.single": "SingleConsumer",
+            "core.consumer.membership_config": "Fixed MembershipOptions ZooKeeper",
             "core.fetch.batch": "Batch",
             "core.commands.orders": "Order OrderResult",
             "core.subscription.listener": "RebalanceListener",
@@ -109,6 +114,7 @@ if not TYPE_CHECKING:  # a type checker would accept every name
             "operate.kafka_group_orders": "KafkaGroupOrders",
             "operate.order_report": "OrderReport",
             "operate.switching": "SwitchingConsumer",
+            "protocols.options": "Kafka Kiel OldConsumers Pykafka",
             "resources.allocation": "Allocation",
             "resources.sources": "ChildrenOf",
             "types": "OffsetAndMetadata OffsetAndTimestamp Record TopicPartition",

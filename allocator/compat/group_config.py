@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 
 from allocator.assignors import Assignor
 from allocator.core.client import EARLIEST, LATEST, KafkaClient
-from allocator.core.consumer import MembershipConfig
+from allocator.core.consumer import MembershipConfig, membership_from
 from allocator.core.settings import DEFAULT, SETTINGS, Faults, keyword_faults, names_arguments
 from allocator.core.text import shown
 from allocator.core.znodes import default_client_id
@@ -21,6 +21,7 @@ from allocator.types import Assignors
 START_OFFSETS: Final = {"earliest": EARLIEST, "latest": LATEST}
 TOPIC_POLL_S: Final = 10.0  # how soon the leader of a group notices new partitions if nobody asks for more
 _MEMBERSHIPS: Final = ("zookeeper", "kafka")
+_JOINING: Final = ("group", "client_id", "topics", "assignor", "connect_timeout_s")
 
 
 @names_arguments
@@ -136,10 +137,10 @@ class ConsumerGroupConfig:
 
     def _membership(self, wrong: Collection[str] = ()) -> MembershipConfig:
         """`wrong`: settings that have faults, so that their defaults count."""
-        apart = ("brokers", "security")
-        values = {name: value for name, value in vars(self).items() if name in SETTINGS and name not in apart}
         defaults = {**DEFAULT, "group": None, "topics": ()}
-        return MembershipConfig.of(**{**values, **{name: defaults[name] for name in values.keys() & set(wrong)}})
+        values = {**vars(self), **{name: defaults[name] for name in wrong if name in defaults}}
+        membership = membership_from(self.membership, values)
+        return MembershipConfig.of(membership, **{name: values[name] for name in _JOINING})
 
 
 def client_of(config: ConsumerGroupConfig) -> KafkaClient:

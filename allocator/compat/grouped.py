@@ -15,11 +15,15 @@ from allocator.compat.base_consumer import TURN_S, BaseConsumer
 from allocator.core.aio import Backoff
 from allocator.core.assignors import of_kiel
 from allocator.core.client import EARLIEST, list_offsets
-from allocator.core.consumer import ConsumerCore, MembershipConfig
+from allocator.core.consumer import (
+    ConsumerCore,
+    EnsembleOptions,
+    MembershipConfig,
+    MembershipOptions,
+)
 from allocator.core.fetch import Batch, Fetcher
 from allocator.core.settings import DEFAULT, names_arguments
 from allocator.core.subscription import ANY_TOPIC, RebalanceListener, RecordsLost, SubscriptionState
-from allocator.core.zookeeper import ZooKeeper
 from allocator.errors import AllocatorError, CommitFailed, Fenced, NoOffsetsError, NotOwned
 from allocator.operate import ChoiceWatcher, ClusterChoice, choice_path
 from allocator.types import Assignors, MembershipName, OffsetAndMetadata, TopicPartition
@@ -59,8 +63,9 @@ class GroupedConsumer(BaseConsumer):
     leaves when the returned values are done, and continues at the committed offsets there. Returned values without a
     commit are read again.
 
-    `membership`, `settle_s`, `session_timeout_s`, `root`, `zookeeper_options` and `security` are new, and optional.
-    With `membership="kafka"` the group is one of Kafka's own (brokers from 0.9), and `zk_hosts` is not used.
+    `membership` and `security` are new, and optional. `membership` is a name or an object, as for `Consumer`, and
+    `zk_hosts` its ensemble. With `membership="kafka"` the group is one of Kafka's own (brokers from 0.9), and
+    `zk_hosts` is not used.
     """
 
     def __init__(
@@ -75,11 +80,7 @@ class GroupedConsumer(BaseConsumer):
         min_bytes: int = 1,
         max_bytes: int = 1024 * 1024,
         *,
-        membership: MembershipName = DEFAULT["membership"],
-        settle_s: float = DEFAULT["settle_s"],
-        session_timeout_s: float = DEFAULT["session_timeout_s"],
-        root: str = DEFAULT["root"],
-        zookeeper_options: Mapping[str, Any] | None = DEFAULT["zookeeper_options"],
+        membership: MembershipName | MembershipOptions = DEFAULT["membership"],
         security: Mapping[str, Any] | None = DEFAULT["security"],
         connect_timeout_s: float = DEFAULT["connect_timeout_s"],
     ) -> None:
@@ -88,22 +89,18 @@ class GroupedConsumer(BaseConsumer):
         self.autocommit = autocommit
         self.topics_to_commit: set[str] = set()
         hosts = zk_hosts if isinstance(zk_hosts, str) else ",".join(zk_hosts or ())
+        joining = MembershipConfig.of(
+            membership,
+            zookeeper=hosts,
+            group=group,
+            client_id=self.name,
+            pattern=ANY_TOPIC,
+            assignor=of_kiel(partition_allocator) if callable(partition_allocator) else partition_allocator,
+            connect_timeout_s=connect_timeout_s,
+        )
         self._make = partial(
             ConsumerCore,
-            MembershipConfig.of(
-                membership=membership,
-                settle_s=settle_s,
-                group=group,
-                client_id=self.name,
-                topics=(),
-                pattern=ANY_TOPIC,
-                assignor=of_kiel(partition_allocator) if callable(partition_allocator) else partition_allocator,
-                session_timeout_s=session_timeout_s,
-                connect_timeout_s=connect_timeout_s,
-                zookeeper=hosts,
-                root=root,
-                zookeeper_options=zookeeper_options,
-            ),
+            joining,
             listener=_PauseUnasked(self),
             auto_commit_interval_s=None,
             commit_on_revoke=False,
@@ -119,9 +116,9 @@ class GroupedConsumer(BaseConsumer):
         self._reads: Optional[ClusterChoice] = None  # the joined cluster; None: not in the group
         self._connect_timeout_s = connect_timeout_s
         self._watcher = None
-        if membership == "zookeeper":
-            ensemble = ZooKeeper(hosts, session_timeout_s=session_timeout_s, options=zookeeper_options)
-            self._watcher = ChoiceWatcher(ensemble, choice_path(root, group))
+        place = joining.options
+        if isinstance(place, EnsembleOptions) and place.name == "zookeeper":
+            self._watcher = ChoiceWatcher(place.ensemble(), choice_path(place.root, group))
         self._asked: set[str] = set()
         self._fetching: dict[str, ConsumerCore] = {}  # topic -> the core whose fetching `consume` has started
         self._synced: set[str] = set()  # `synced_offsets`, including topics that the user removed

@@ -1,4 +1,4 @@
-"""Finds the options class of a membership by its name. Packages outside core register theirs."""
+"""Finds the class of a membership by its name. Packages outside core register theirs."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from importlib import import_module
 from typing import Any
 
 _CORE = "allocator.core.consumer.membership_config"
-_PLACES = {"zookeeper": f"{_CORE}:ZooKeeperOptions", "fixed": f"{_CORE}:FixedOptions"}
+_PLACES = {"zookeeper": f"{_CORE}:ZooKeeper", "fixed": f"{_CORE}:Fixed"}
 
 
 def register(name: str, place: str) -> None:
-    """Makes the class at `place` ("package.module:class") the options of membership `name`. It is imported on use."""
+    """Makes the class at `place` ("package.module:class") the membership `name`. It is imported on use."""
     _PLACES[name] = place
 
 
 def options_of(name: str) -> Any:
-    """Returns the options class, a `MembershipOptions`. Raises KeyError for a name that nobody registered."""
+    """Returns the class, a `MembershipOptions`. Raises KeyError for a name that nobody registered."""
     module, _, attribute = _PLACES[name].partition(":")
     return getattr(import_module(module), attribute)
 

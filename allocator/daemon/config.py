@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any, Final, get_type_hints
 
 from allocator.core.client import check_token_endpoint, mechanism_faults
-from allocator.core.consumer import MembershipConfig
-from allocator.core.memberships import options_of
+from allocator.core.consumer import MembershipConfig, MembershipOptions, membership_from
 from allocator.core.settings import MASK, REQUIRED, Flag, Text, Texts, Whole, setting, shared
 from allocator.daemon.settings_reader import SettingsReader
 from allocator.errors import ConfigError, MissingExtra
 from allocator.handlers.process import retry_fault
 from allocator.handlers.retry_topics import RetryPlan
 from allocator.handlers.settings import HANDLING
+from allocator.types import MembershipName
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -152,7 +152,7 @@ class GroupSection:
     weight: float = shared("weight")
     rack: str | None = shared("rack")
     connect_timeout_s: float = shared("connect_timeout_s")
-    membership: str = shared("membership")
+    membership: MembershipName = shared("membership")
     offsets: str | None = shared("offsets")
     settle_s: float = shared("settle_s")
     group_protocol: str = shared("group_protocol")
@@ -311,7 +311,7 @@ class RecordsSection:
     )
 
 
-_NOT_PASSED_ON: Final = ("name", "topics", "assignor", "leave_on_stop")
+_PASSED_ON: Final = ("pattern", "client_id", "weight", "rack", "connect_timeout_s", "offsets")
 
 
 @dataclass(frozen=True)
@@ -340,31 +340,35 @@ class Config:
         }
 
     @property
-    def on_zookeeper(self) -> bool:
-        """Whether the membership needs ZooKeeper."""
-        return bool(options_of(self.group.membership).on_zookeeper)
+    def membership(self) -> MembershipOptions:
+        """The membership with its settings, of which those of an ensemble are in [zookeeper]."""
+        zookeeper = self.zookeeper
+        ensemble = {
+            "zookeeper": zookeeper.hosts,
+            "root": zookeeper.root,
+            "session_timeout_s": zookeeper.session_timeout_s,
+            "zookeeper_options": zookeeper.options() or None,
+        }
+        group, name = vars(self.group), self.group.membership
+        return membership_from(name, group if name == "kafka" else {**group, **ensemble})
 
-    def membership_options(self) -> dict[str, Any]:
-        """The keywords of `Consumer` for the group and the membership, without the topics."""
-        options = {key: value for key, value in vars(self.group).items() if key not in _NOT_PASSED_ON}
+    def joining(self) -> dict[str, Any]:
+        """The keywords of `Consumer` for the group, without the topics."""
         assignors = self.group.assignor
         return {
-            **options,
+            **{name: getattr(self.group, name) for name in _PASSED_ON},
+            "membership": self.membership,
             "group": self.group.name,
             "assignor": assignors[0] if assignors is not None and len(assignors) == 1 else assignors,
-            "zookeeper": self.zookeeper.hosts,
-            "root": self.zookeeper.root,
-            "session_timeout_s": (self.zookeeper if self.on_zookeeper else self.group).session_timeout_s,
         }
 
     def consumer_options(self) -> dict[str, Any]:
         """The keywords of `Consumer`, without the topics. Auto-commit is off, since the daemon commits done records."""
         return {
-            **self.membership_options(),
+            **self.joining(),
             **vars(self.consume),
             "brokers": ",".join(self.kafka.brokers),
             "security": self.kafka.security() or None,
-            "zookeeper_options": self.zookeeper.options() or None,
             "auto_commit_interval_s": None,
         }
 
@@ -406,8 +410,8 @@ def check_together(config: Config, reader: SettingsReader) -> None:
     if (group.topics is None) == (group.pattern is None):
         reader.fault(["group.topics", "group.pattern"], "set exactly one of them")
     # an assignor is checked at the start: other commands read the file where its module cannot be imported
-    options = {**config.membership_options(), "assignor": None, "topics": group.topics or ()}
-    for fault in MembershipConfig.of(**options).faults():
+    joining = {**config.joining(), "assignor": None, "topics": group.topics or ()}
+    for fault in MembershipConfig.of(**joining).faults():
         reader.fault([_NAMES.get(name, f"group.{name}") for name in fault.settings], fault.why)
     if group.follow_load == "reported":
         reader.fault(["group.follow_load"], 'only a program of your own can call report_load; use "handler_s"')

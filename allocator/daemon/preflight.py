@@ -18,6 +18,7 @@ from typing import Optional
 
 from allocator.core.aio import within
 from allocator.core.client import KafkaClient
+from allocator.core.consumer import EnsembleOptions
 from allocator.core.offsets import GroupOffsets
 from allocator.core.settings import parse_address
 from allocator.core.subscription import topic_pattern
@@ -70,7 +71,7 @@ def try_servers(config: Config, show: Callable[[str], None] | None = None) -> li
 async def preflight(config: Config) -> AsyncIterator[Check]:
     """Yields each check as soon as it is done. If one fails, skips those that depend on its result."""
     yield _page(config)
-    if config.on_zookeeper:
+    if isinstance(config.membership, EnsembleOptions):
         async for check in _ensemble(config):
             yield check
     async for check in _cluster(config):
@@ -90,9 +91,8 @@ async def refuse_new_chroot(config: Config) -> None:
 
 @contextlib.asynccontextmanager
 async def _session(config: Config) -> AsyncIterator[ZooKeeper]:
-    settings = config.zookeeper
-    assert settings.hosts is not None
-    zk = ZooKeeper(settings.hosts, session_timeout_s=settings.session_timeout_s, options=settings.options())
+    assert isinstance(config.membership, EnsembleOptions)
+    zk = config.membership.ensemble()
     await zk.connect(config.group.connect_timeout_s, make_chroot=False)
     try:
         yield zk

@@ -18,7 +18,7 @@ from allocator import Consumer
 from allocator.assignors import resolve
 from allocator.core.aio import TaskGroup, first_of
 from allocator.core.client import check_security, tls_context, with_credentials
-from allocator.core.consumer import OwnConsumer, join_again_if
+from allocator.core.consumer import EnsembleOptions, OwnConsumer, join_again_if
 from allocator.core.settings import find
 from allocator.core.subscription import RebalanceListener
 from allocator.core.text import CONTROL, limit_reached, plain, shown
@@ -93,7 +93,7 @@ def run(config: Config, beside: Beside | None = None, *, create: bool = False) -
     notifier = Notifier()
     daemon = _runner(config, handler, consumers, notifier)
     first = None
-    if config.on_zookeeper and not create:
+    if isinstance(config.membership, EnsembleOptions) and not create:
         first = partial(refuse_new_chroot, config)
     beside_it = beside and partial(beside, config, consumers, daemon)
     try:
@@ -112,11 +112,10 @@ def _policy(config: Config) -> ErrorPolicy:
 
 
 def _runner(config: Config, handler: Handler, consumers: list[Consumer], notifier: Notifier) -> Runner:
-    if config.group.membership != "zookeeper" or config.zookeeper.hosts is None:
+    place = config.membership
+    if not isinstance(place, EnsembleOptions) or place.name != "zookeeper":
         return _daemon(config, handler, consumers, notifier)
-    settings = config.zookeeper
-    zk = ZooKeeper(config.zookeeper.hosts, session_timeout_s=settings.session_timeout_s, options=settings.options())
-    watcher = ChoiceWatcher(zk, choice_path(settings.root, config.group.name))
+    watcher = ChoiceWatcher(place.ensemble(), choice_path(place.root, config.group.name))
 
     def make(choice: ClusterChoice) -> Daemon:
         return _daemon(config, handler, consumers, notifier, choice.brokers, watcher.still(choice))

@@ -11,7 +11,7 @@ from allocator.errors import ConfigError
 from allocator.handlers.process import dead_letters, processor
 from allocator.handlers.process import retry_topics as retries_later
 from allocator.handlers.processor import Processor
-from allocator.handlers.settings import HANDLING_DEFAULT
+from allocator.handlers.settings import HANDLING, HANDLING_DEFAULT
 from allocator.types import Ordering, Record, Workers
 
 
@@ -41,17 +41,19 @@ class Consumer(ConsumerBase):
     A partition that moves waits until the reader is done with its batch: a slow handler delays the rebalance of the
     partitions of that batch, and of no others.
 
-    docs/reference/settings.md lists the settings with their defaults, ranges and memberships. These arguments are
-    for Python alone:
+    docs/reference/settings.md lists the settings with their defaults and ranges. These arguments are for Python alone:
 
-    partitions             chosen by hand, with membership "fixed"
+    membership             decides which partitions are this member's: an object with the settings that it alone has
+                           (`ZooKeeper`, `Kafka`, `Fixed`, `Kiel`, `OldConsumers`, `Pykafka`), or a name, which stands
+                           for one with its defaults
+    zookeeper              the ensemble of a membership on ZooKeeper that names none: `zookeeper="z1:2181"` alone stands
+                           for `membership=ZooKeeper("z1:2181")`. Other memberships ignore it
     assignor               a name, "package.module:function", a callable, or several of them in order of preference
     key_deserializer       a function from the bytes of a key to the key; it is not called for None
     value_deserializer     the same for values. `allocator.schemas.RegistryDeserializer` decodes by a schema registry
     listener               hears of partitions that are assigned and revoked: a `RebalanceListener`, or any object with
                            `on_partitions_assigned` and `on_partitions_revoked`, such as those of other clients; with
                            an `on_records_lost` it hears of records that the log no longer has
-    zookeeper_options      credentials, ACL, SASL and TLS to ZooKeeper
     security               TLS and SASL to Kafka, under kafka-python's names
     sink                   keeps the offsets in your database (`allocator.sinks`): the group begins where the sink says.
                            Commits to Kafka go on, for those who look at the lag
@@ -97,26 +99,9 @@ class Consumer(ConsumerBase):
         Raises HandlerFailed when a record can be neither handled nor stored elsewhere, ConfigError for bad settings
         before any read, and the errors of reading.
         """
+        arguments = locals()
+        given = {name: arguments[name] for name in HANDLING}
         self._begun()
-        given = {
-            "ordering": ordering,
-            "concurrency": concurrency,
-            "workers": workers,
-            "in_hand_bytes": in_hand_bytes,
-            "retries": retries,
-            "retry_backoff_s": retry_backoff_s,
-            "retry_backoff_max_s": retry_backoff_max_s,
-            "retry_limit_s": retry_limit_s,
-            "retry_on": retry_on,
-            "dead_letter_on": dead_letter_on,
-            "skip_on": skip_on,
-            "stop_on": stop_on,
-            "retry_topics": retry_topics,
-            "create_retry_topics": create_retry_topics,
-            "dead_letter_topic": dead_letter_topic,
-            "drain_timeout_s": drain_timeout_s,
-            "commit_interval_s": commit_interval_s,
-        }
         if self._engine.sink is not None and ordering != "partition":
             raise ConfigError(f"ordering = {ordering!r}: a sink takes the records of a partition in order")
         made, settings = processor(handler, self._deserialize(), self.group, given)

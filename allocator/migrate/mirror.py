@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, Optional
 
 from allocator.core.aio import TaskGroup, first_of, wait_for_event, wall_ms, within
 from allocator.core.client import BY_NAME, FetchRequest, KafkaClient
-from allocator.core.consumer import ConsumerBase
+from allocator.core.consumer import ConsumerBase, membership_from
 from allocator.core.fetch import Batch
 from allocator.core.offsets import GroupOffsets
 from allocator.core.subscription import NoPosition, RebalanceListener
@@ -317,9 +317,7 @@ class Mirror(RebalanceListener):
             brokers=settings.old,
             security=settings.old_security,
             group=settings.group,
-            membership=settings.membership,
-            zookeeper=settings.zookeeper,
-            session_timeout_s=settings.session_timeout_s,
+            membership=membership_from(settings.membership, vars(settings)),
             auto_commit_interval_s=None,
             isolation_level="read_committed",
             assignor="range",

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from allocator.core.aio import ClosesOnce, wait_for_event, within
-from allocator.core.consumer import join_again_if
+from allocator.core.consumer import EnsembleOptions, MembershipConfig, MembershipOptions, join_again_if
 from allocator.core.fetch import Batch
 from allocator.core.settings import DEFAULT, names_arguments
 from allocator.core.subscription import check_listener
@@ -19,7 +19,7 @@ from allocator.core.zookeeper import SessionState, ZooKeeper, ZooKeeperError, re
 from allocator.errors import AllocatorError, Closed, ConfigError
 from allocator.handlers import Consumer
 from allocator.operate.cluster_choice import ClusterChoice, choice_path, read_choice
-from allocator.types import Offset, OffsetAndMetadata, PartitionKey, PartitionLike, TopicPartition
+from allocator.types import MembershipName, Offset, OffsetAndMetadata, PartitionKey, PartitionLike, TopicPartition
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +109,8 @@ class SwitchingConsumer:
     """A `Consumer` that follows the cluster choice of its group.
 
     Takes the arguments of `Consumer`. It reads `brokers` until the znode names other brokers. Group, membership and
-    ZooKeeper stay the same. On other brokers the group continues at the offsets that are committed there. `securities`
+    ZooKeeper stay the same. `zookeeper` has the choice: an ensemble, or a `ZooKeeper` with its root and credentials. On
+    other brokers the group continues at the offsets that are committed there. `securities`
     maps the brokers' text in the znode to their TLS and SASL settings, for brokers whose settings differ from
     `security`.
 
@@ -124,8 +125,8 @@ class SwitchingConsumer:
         *topics: str,
         brokers: str,
         group: str,
-        zookeeper: str,
-        root: str = DEFAULT["root"],
+        zookeeper: str | MembershipOptions,
+        membership: MembershipName | MembershipOptions = DEFAULT["membership"],
         security: Mapping[str, Any] | None = None,
         securities: Mapping[str, Mapping[str, Any]] | None = None,
         **options: Any,
@@ -136,15 +137,18 @@ class SwitchingConsumer:
         self._default = brokers
         self._security = security
         self._securities = {} if securities is None else securities
-        self._make = partial(Consumer, *topics, group=group, zookeeper=zookeeper, root=root, **options)
+        place: Any = zookeeper
+        if not isinstance(place, EnsembleOptions):
+            place = MembershipConfig.of("zookeeper", zookeeper=place, group=group).options
+        joins: MembershipOptions = place
+        if membership != place.name:
+            joins = MembershipConfig.of(membership, zookeeper=place.zookeeper, group=group).options
+        if isinstance(joins, EnsembleOptions):
+            place = joins
+        self._make = partial(Consumer, *topics, group=group, membership=joins, **options)
         self._auto = options.get("auto_commit_interval_s", DEFAULT["auto_commit_interval_s"]) is not None
-        self._session_timeout_s = options.get("session_timeout_s", DEFAULT["session_timeout_s"])
-        ensemble = ZooKeeper(
-            zookeeper,
-            session_timeout_s=self._session_timeout_s,
-            options=options.get("zookeeper_options"),
-        )
-        self._watcher = ChoiceWatcher(ensemble, choice_path(root, group))
+        self._session_timeout_s = place.session_timeout_s
+        self._watcher = ChoiceWatcher(place.ensemble(), choice_path(place.root, group))
         self._consumer: Consumer | None = None
         self._last: Consumer | None = None  # also while it is being closed
         self._reads: ClusterChoice | None = None

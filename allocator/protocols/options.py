@@ -1,4 +1,4 @@
-"""The settings that only one of these memberships has. A class knows its requirements, and creates the membership."""
+"""The further memberships, as classes of settings. A class knows its requirements, and creates the membership."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from allocator.assignors import naive_allocator
 from allocator.core.assignors import KielAssignor, KielFunction
 from allocator.core.consumer import Connections, EnsembleOptions, Fault, MembershipConfig, MembershipOptions, attempt
 from allocator.core.membership import Membership
-from allocator.core.settings import DEFAULT
+from allocator.core.settings import DEFAULT, names_arguments
 from allocator.errors import ConfigError
 from allocator.protocols.kafka_classic.membership import KafkaMembership
 from allocator.protocols.kafka_classic.settings import KafkaGroupSettings, KafkaSettings
@@ -20,12 +20,18 @@ from allocator.protocols.legacy.kiel import KielMembership, KielSettings
 from allocator.protocols.legacy.old_consumer import ConsumersMembership, PykafkaMembership
 from allocator.protocols.legacy.owners import OwnersSettings
 from allocator.protocols.order_topic import OrderTopic
-from allocator.types import GroupProtocol, OffsetStorage
+from allocator.types import GroupProtocol, MembershipName, OffsetStorage
 
 
+@names_arguments
 @dataclass(frozen=True)
-class KafkaOptions(MembershipOptions):
-    """Kafka's group protocols: the classic one, and KIP-848's."""
+class Kafka(MembershipOptions):
+    """Kafka's group protocols: the classic one (brokers from 0.9), and KIP-848's (from 4.0). Without ZooKeeper.
+
+    Other clients may be members too if they have the same assignor.
+    """
+
+    name = "kafka"
 
     group_protocol: GroupProtocol = DEFAULT["group_protocol"]
     session_timeout_s: float = DEFAULT["session_timeout_s"]
@@ -97,10 +103,12 @@ class KafkaOptions(MembershipOptions):
         )
 
 
+@names_arguments
 @dataclass(frozen=True)
-class KielOptions(EnsembleOptions):
+class Kiel(EnsembleOptions):
     """A group that also has members of kiel 0.9.3."""
 
+    name = "kiel"
     storages: ClassVar[tuple[OffsetStorage, ...]] = ("zookeeper", "both")
 
     settle_s: float = DEFAULT["settle_s"]
@@ -146,10 +154,12 @@ class KielOptions(EnsembleOptions):
         )
 
 
+@names_arguments
 @dataclass(frozen=True)
-class ConsumersOptions(EnsembleOptions):
+class OldConsumers(EnsembleOptions):
     """A group that also has members of Kafka's own client of 0.8."""
 
+    name: ClassVar[MembershipName] = "consumers"
     storages: ClassVar[tuple[OffsetStorage, ...]] = (
         "zookeeper",
         "both",
@@ -173,10 +183,12 @@ class ConsumersOptions(EnsembleOptions):
         return made
 
 
+@names_arguments
 @dataclass(frozen=True)
-class PykafkaOptions(ConsumersOptions):
+class Pykafka(OldConsumers):
     """A group that also has members of pykafka's BalancedConsumer."""
 
+    name = "pykafka"
     storages: ClassVar[tuple[OffsetStorage, ...]] = ("kafka", "both")
     made: ClassVar[type[Any]] = PykafkaMembership
 

@@ -17,7 +17,7 @@ from typing import Any
 from allocator.core.aio import wait_for_event, wall_ms
 from allocator.core.client import KafkaClient, create, describe_configs
 from allocator.core.commands import NoSuchOrder, Order, OrderResult, Orders
-from allocator.core.consumer import ConsumerBase
+from allocator.core.consumer import ConsumerBase, membership_from
 from allocator.core.fetch import RangeReader
 from allocator.core.settings import check_topic
 from allocator.errors import AllocatorError, BrokerError, ConfigError, OrderRefused
@@ -190,8 +190,7 @@ class OrderTopic:
         return ConsumerBase(
             brokers=self._brokers,
             group=None,
-            membership="fixed",
-            partitions=[TopicPartition(self.topic, 0)],
+            membership=membership_from("fixed", {"partitions": [TopicPartition(self.topic, 0)]}),
             client_id="allocator-orders",
             security=self._security,
             auto_offset_reset="earliest",

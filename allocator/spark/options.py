@@ -12,7 +12,7 @@ import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 from allocator.core.client import KEYS, check_security
 from allocator.core.settings import (
@@ -45,6 +45,9 @@ from allocator.spark.ranges import (
     read_times,
 )
 from allocator.types import TopicPartition
+
+if TYPE_CHECKING:
+    from allocator.core.consumer import MembershipConfig
 
 log = logging.getLogger(__name__)
 
@@ -356,12 +359,8 @@ def _check_member(options: Options, names: Mapping[str, str], fault: Any) -> Non
             f"{names['min_offsets_per_trigger']} does not apply to members: partitions come and go between batches, "
             "and a batch that waits would leave them unread; omit it",
         )
-    # not at the top: each read starts Python processes that import this module, and few are members
-    from allocator.core.consumer import MembershipConfig
-
-    keywords = member_keywords(options)
     values = {**vars(options), "pattern": options.topics_pattern}
-    for found in MembershipConfig.of(**keywords).faults():
+    for found in joining(options).faults():
         fault(_OPTION.get(found.settings[0], found.settings[0]), found.text(values))
 
 
@@ -369,22 +368,23 @@ def _check_member(options: Options, names: Mapping[str, str], fault: Any) -> Non
 _OPTION = {"pattern": "topics_pattern", "root": "zookeeper_root"}
 
 
-def member_keywords(options: Options) -> dict[str, Any]:
-    """The keywords of `MembershipConfig.of` for a stream that is a member."""
-    return {
-        "membership": "zookeeper",
-        "group": options.group,
-        "client_id": options.client_id or default_client_id("spark"),
-        "topics": options.topics or (),
-        "pattern": options.topics_pattern and f"(?:{options.topics_pattern})\\Z",
-        "assignor": options.assignor,
-        "weight": options.weight,
-        "rack": options.rack,
-        "session_timeout_s": options.session_timeout_s,
-        "connect_timeout_s": options.timeout_s,
-        "zookeeper": options.zookeeper,
-        "root": options.zookeeper_root,
-    }
+def joining(options: Options) -> MembershipConfig:
+    """How a stream that is a member joins its group."""
+    # not at the top: each read starts Python processes that import this module, and few are members
+    from allocator import ZooKeeper
+    from allocator.core.consumer import MembershipConfig
+
+    return MembershipConfig.of(
+        ZooKeeper(options.zookeeper, root=options.zookeeper_root, session_timeout_s=options.session_timeout_s),
+        group=options.group,
+        client_id=options.client_id or default_client_id("spark"),
+        topics=options.topics or (),
+        pattern=options.topics_pattern and f"(?:{options.topics_pattern})\\Z",
+        assignor=options.assignor,
+        weight=options.weight,
+        rack=options.rack,
+        connect_timeout_s=options.timeout_s,
+    )
 
 
 def _check_together(options: Options, names: Mapping[str, str], use: str | None, faults: Faults) -> None:

@@ -42,6 +42,7 @@ def group() -> str:
 
 def ours(membership: str) -> Callable[[str, str, int], Run]:
     from allocator import Consumer, TopicPartition
+    from allocator.core.consumer import membership_from
 
     async def once(bootstrap: str, topic: str, commits: int) -> Run:
         run = Run()
@@ -49,10 +50,10 @@ def ours(membership: str) -> Callable[[str, str, int], Run]:
             topic,
             brokers=bootstrap,
             group=group(),
-            membership=membership,
+            membership=membership_from(
+                membership, {"session_timeout_s": SESSION_S, "heartbeat_interval_s": HEARTBEAT_S}
+            ),
             assignor="range",
-            session_timeout_s=SESSION_S,
-            heartbeat_interval_s=HEARTBEAT_S,
             auto_commit_interval_s=None,
         ) as consumer:
             await consumer.getone()

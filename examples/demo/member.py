@@ -17,7 +17,7 @@ import signal
 import time
 from typing import Any
 
-from allocator import Consumer, RebalanceListener, TopicPartition
+from allocator import Consumer, RebalanceListener, TopicPartition, ZooKeeper
 
 
 class Journal(RebalanceListener):
@@ -61,7 +61,7 @@ async def work(options: argparse.Namespace) -> None:
         zookeeper=options.zookeeper,
         group=options.group,
         client_id=options.name,
-        session_timeout_s=options.session_timeout_s,
+        membership=ZooKeeper(session_timeout_s=options.session_timeout_s),
         auto_commit_interval_s=0.5,
         prefetch_bytes=128 * 1024,
         max_wait_s=0.1,

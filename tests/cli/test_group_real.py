@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from joining import joined
 from lag_assignor import by_lag
 
 from allocator import Consumer
@@ -53,7 +54,7 @@ class Shell:
 
     def consumer(self, **settings: Any) -> Consumer:
         return Consumer(
-            self.topic, brokers=self.cluster.bootstrap, group=self.group, zookeeper=self.zookeeper, **settings
+            self.topic, **joined(brokers=self.cluster.bootstrap, group=self.group, zookeeper=self.zookeeper, **settings)
         )
 
     async def consume(self, consumer: Consumer, records: int) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import pytest
 from rich.console import Console
 
-from allocator import Consumer
+from allocator import Consumer, ZooKeeper
 from allocator.cli.access import Access
 from allocator.cli.top import frame, moves_of
 from allocator.core.aio.clock import wall_ms
@@ -47,9 +47,12 @@ async def test_a_frame_json_and_a_terminal_show_a_group(
     await loop.run_in_executor(None, kafka_cluster.produce, topic, [(None, b"x", 2)] * 50)
     where = ("--zookeeper", kafka_cluster.zookeeper, "--root", f"/{group}", "--brokers", kafka_cluster.bootstrap)
     async with Consumer(
-        topic, brokers=kafka_cluster.bootstrap, group=group, zookeeper=kafka_cluster.zookeeper, root=f"/{group}",
+        topic,
+        brokers=kafka_cluster.bootstrap,
+        group=group,
+        membership=ZooKeeper(kafka_cluster.zookeeper, root=f"/{group}"),
         client_id="the-only-one",
-    ) as consumer:  # fmt: skip
+    ) as consumer:
         await wait_until_async(lambda: len(consumer.assignment()) == 3, PATIENCE_S)
         await consumer.commit(dict.fromkeys(consumer.assignment(), 0))
 

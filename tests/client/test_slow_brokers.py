@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 from click.testing import CliRunner
 from confluent_kafka import Producer as RdKafkaProducer
+from joining import joined
 from mirroring import bare, contents
 from slow_doors import SlowDoors, slow_doors
 
@@ -101,12 +102,14 @@ async def read(consumer: Consumer, topic: str) -> dict[int, list[Any]]:
 
 def consumer(topic: str, isolation: Any = "read_committed", **where: Any) -> Consumer:
     return Consumer(
-        group=None,
-        membership="fixed",
-        partitions=[TopicPartition(topic, n) for n in range(2)],
-        isolation_level=isolation,
-        connect_timeout_s=120.0,
-        **where,
+        **joined(
+            group=None,
+            membership="fixed",
+            partitions=[TopicPartition(topic, n) for n in range(2)],
+            isolation_level=isolation,
+            connect_timeout_s=120.0,
+            **where,
+        ),
     )
 
 

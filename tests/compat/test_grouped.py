@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from joining import joined
 from tornado import gen
 from tornado.ioloop import IOLoop
 
@@ -35,9 +36,7 @@ class Service:
             self.cluster.bootstrap.split(","),
             options.pop("group", self.group),
             [self.cluster.zookeeper],
-            membership=self.membership,
-            session_timeout_s=15.0,
-            **{"max_wait_time": 200, **options},
+            **joined(membership=self.membership, session_timeout_s=15.0, **{"max_wait_time": 200, **options}),
         )
 
     async def produce(self, values: list[Any]) -> None:

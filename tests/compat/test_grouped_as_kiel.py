@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from joining import joined
 from kafka.admin import ACL, ACLOperation, ACLPermissionType, KafkaAdminClient, ResourcePattern, ResourceType
 
 from allocator import GroupedConsumer, SingleConsumer, TopicPartition
@@ -47,8 +48,7 @@ class Scene:
             [self.cluster.bootstrap],
             self.group,
             [self.cluster.zookeeper],
-            session_timeout_s=6.0,
-            **{"max_wait_time": 200, **options},
+            **joined(session_timeout_s=6.0, **{"max_wait_time": 200, **options}),
         )
         self.consumers.append(consumer)
         await consumer.connect()

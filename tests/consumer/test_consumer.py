@@ -12,9 +12,10 @@ from typing import Any
 
 import aiokafka
 import pytest
+from joining import joined
 from racked import racked_brokers
 
-from allocator import Consumer, GroupedConsumer, OffsetAndMetadata, RebalanceListener, TopicPartition
+from allocator import Consumer, GroupedConsumer, OffsetAndMetadata, RebalanceListener, TopicPartition, ZooKeeper
 from allocator.errors import (
     AllocatorError,
     BrokersUnavailable,
@@ -49,7 +50,7 @@ class Setting:
             "max_wait_s": 0.1,
         }
         settings.update(options)
-        return Consumer(self.topic, **settings)
+        return Consumer(self.topic, **joined(**settings))
 
     async def produce(self, count: int, first: int = 0) -> None:
         """Produces b"0", b"1", ... to the partitions in turn."""
@@ -335,7 +336,7 @@ async def test_misuse_explains_itself(setting: Setting) -> None:
         ({"weight": 0}, "weight = 0: must be a number"),
         ({"auto_commit_interval_s": 0}, "auto_commit_interval_s"),
         ({"auto_offset_reset": "erliest"}, "earliest"),
-        ({"zookeeper_options": {"use_sll": True}}, "use_ssl"),
+        ({"membership": ZooKeeper(zookeeper_options={"use_sll": True})}, "use_ssl"),
         ({"security": {"sasl_mechansim": "PLAIN"}}, "sasl_mechanism"),
         ({"prefetch_bytes": -1}, "prefetch_bytes"),
     ],
@@ -529,7 +530,7 @@ async def test_the_reader_of_several_closes_them_together(setting: Setting) -> N
     await setting.produce(40)
     where = {"brokers": setting.cluster.bootstrap, "zookeeper": setting.cluster.zookeeper + "/" + setting.group}
     plain = setting.consumer()
-    switching = SwitchingConsumer(setting.topic, group=setting.group + "-switching", **where)
+    switching = SwitchingConsumer(setting.topic, **joined(group=setting.group + "-switching", **where))
     grouped = GroupedConsumer(where["brokers"].split(","), setting.group + "-grouped", [where["zookeeper"]])
     await asyncio.gather(plain.start(), switching.start(), grouped.connect())
     for each in (plain, switching):
@@ -547,7 +548,7 @@ async def test_the_reader_of_several_closes_them_together(setting: Setting) -> N
 async def test_a_second_close_waits_for_the_first(setting: Setting) -> None:
     where = {"brokers": setting.cluster.bootstrap, "zookeeper": setting.cluster.zookeeper + "/" + setting.group}
     plain = setting.consumer()
-    switching = SwitchingConsumer(setting.topic, group=setting.group + "-switching", **where)
+    switching = SwitchingConsumer(setting.topic, **joined(group=setting.group + "-switching", **where))
     grouped = GroupedConsumer(where["brokers"].split(","), setting.group + "-grouped", [where["zookeeper"]])
     await asyncio.gather(plain.start(), switching.start(), grouped.connect())
     for each in (plain, switching, grouped):

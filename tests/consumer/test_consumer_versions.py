@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from joining import joined
 
 from allocator import Consumer, GroupedConsumer, OffsetAndMetadata, TopicPartition
 from allocator.core.client.client import KafkaClient
@@ -59,9 +60,9 @@ async def test_the_whole_path(
                 batch = await consumer.getbatch(0.1)
                 seen.extend(int(record.value) for record in batch or ())
 
-    async with Consumer(topic, **settings) as first:
+    async with Consumer(topic, **joined(**settings)) as first:
         await read(first, until=400)
-        async with Consumer(topic, **settings) as second:
+        async with Consumer(topic, **joined(**settings)) as second:
 
             async def shared() -> bool:
                 assert await first.getbatch(0) is None  # the request for more marks the delivered records as done
@@ -73,7 +74,7 @@ async def test_the_whole_path(
             await second.commit()
             await first.commit()
     assert sorted(seen) == list(range(800))
-    async with Consumer(topic, **settings) as again:
+    async with Consumer(topic, **joined(**settings)) as again:
         for number in range(4):
             partition = TopicPartition(topic, number)
             committed = await again.committed(partition)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from joining import joined
 
 from allocator import Consumer, TopicPartition
 from allocator.errors import NotOwned
@@ -39,10 +40,10 @@ async def test_a_partition_that_moves_gets_a_higher_fence_and_its_records_carry_
     def fences(consumer: Consumer) -> dict[TopicPartition, int]:
         return {partition: consumer.fence(partition) for partition in consumer.assignment()}
 
-    async with Consumer(topic, **options) as first:
+    async with Consumer(topic, **joined(**options)) as first:
         # at each turn of the loop, because none may show a partition that has no fence yet
         before = await wait_until_async(lambda: len(found := fences(first)) == 4 and found, 60, "all", interval_s=0)
-        async with Consumer(topic, **options) as second:
+        async with Consumer(topic, **joined(**options)) as second:
             await wait_until_async(lambda: len(second.assignment()) == 2 == len(first.assignment()), 60, "two each")
             moved, kept = fences(second), fences(first)
             assert all(fence > before[partition] for partition, fence in moved.items())

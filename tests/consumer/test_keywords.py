@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import math
 import re
@@ -13,12 +14,19 @@ from allocator import (
     Allocation,
     Consumer,
     ConsumerGroupConfig,
+    Fixed,
     GroupedConsumer,
     GroupOrders,
+    Kafka,
     KafkaGroupOrders,
+    Kiel,
+    OldConsumers,
+    Pykafka,
     SingleConsumer,
     SwitchingConsumer,
+    ZooKeeper,
 )
+from allocator.core.consumer.membership_config import membership_of
 from allocator.core.settings.spellings import SPELLINGS
 from allocator.core.settings.table import SETTINGS
 from allocator.errors import AllocatorError, ConfigError
@@ -28,9 +36,11 @@ GOOD: Final[dict[str, Any]] = {"brokers": "b:1", "group": "g", "zookeeper": "z:1
 # wrong values of every kind; values that are valid for an argument are left out
 WRONG: Final = [-1, 0, 1.5, math.nan, math.inf, 1e300, 2**70, True, "x", b"x", ["x"], {"x": 1}, object(), ("a", 1)]
 # these errors have their own texts, which the tests of their rooms check
-KEYWORDS: Final = {name for name, each in SETTINGS.items() if not each.group_only} - {"topics", "assignor"}
-OTHERS: Final = {"topics", "partitions", "assignor", "listener", "key_deserializer", "value_deserializer", "sink"}
-SECONDS: Final = ["session_timeout_s", "heartbeat_interval_s", "settle_s", "max_wait_s"]
+OTHERS: Final = {"topics", "assignor", "listener", "key_deserializer", "value_deserializer", "sink"}
+KEYWORDS: Final = set(inspect.signature(Consumer).parameters) - OTHERS
+MEMBERSHIPS: Final = (ZooKeeper, Kafka, Kiel, OldConsumers, Pykafka)
+OF_MEMBERSHIPS: Final = [(kind, each.name) for kind in MEMBERSHIPS for each in dataclasses.fields(kind)]
+SECONDS: Final = [(Kafka, "session_timeout_s"), (Kafka, "heartbeat_interval_s"), (Kiel, "settle_s")]
 
 
 def said(**settings: Any) -> str:
@@ -39,9 +49,15 @@ def said(**settings: Any) -> str:
     return str(refused.value)
 
 
+def test_every_setting_is_an_argument_of_the_consumer_or_of_a_membership() -> None:
+    both = KEYWORDS | {name for _, name in OF_MEMBERSHIPS}
+    assert {name for name, each in SETTINGS.items() if not each.group_only} - OTHERS == both
+    assert KEYWORDS & {name for _, name in OF_MEMBERSHIPS} == {"zookeeper"}
+    assert len(KEYWORDS | OTHERS) <= 26
+
+
 def test_every_argument_is_checked_and_knows_whether_it_may_be_none() -> None:
     parameters = inspect.signature(Consumer).parameters
-    assert set(parameters) - OTHERS == KEYWORDS
     for name in KEYWORDS - {"brokers", "group"}:
         text = said(**{name: None}) if not SETTINGS[name].accepts_none() else ""
         assert text.startswith(f"{name} = None: must be") == (parameters[name].default is not None) or not text, name
@@ -61,18 +77,59 @@ def test_a_value_of_the_wrong_type_is_named_and_nothing_else_is_raised(name: str
     assert refused >= len(WRONG) / 2
 
 
-@pytest.mark.parametrize("name", SECONDS)
-def test_milliseconds_for_seconds_are_told_so(name: str) -> None:
-    text = said(**{name: 10_000})
-    assert text.startswith(f"{name} = 10000: must be a number (seconds)")
-    assert text.endswith("10000 milliseconds are 10 seconds")
+@pytest.mark.parametrize(("kind", "name"), OF_MEMBERSHIPS)
+def test_so_is_a_wrong_value_of_a_membership(kind: Any, name: str) -> None:
+    refused = 0
+    for value in WRONG:
+        try:
+            kind(**{name: value})
+        except ConfigError as error:
+            refused += 1
+            assert str(error).startswith(f"{kind.__name__}: {name}")
+            assert "\n" not in str(error)
+            assert len(str(error)) < 500
+    assert refused >= len(WRONG) / 2
+
+
+@pytest.mark.parametrize(("kind", "name"), SECONDS)
+def test_milliseconds_for_seconds_are_told_so(kind: Any, name: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        kind(**{name: 10_000})
+    assert str(refused.value).startswith(f"{kind.__name__}: {name} = 10000: must be a number (seconds)")
+    assert str(refused.value).endswith("10000 milliseconds are 10 seconds")
+    assert said(max_wait_s=10_000).endswith("10000 milliseconds are 10 seconds")
 
 
 def test_all_of_them_are_told_at_once_and_no_secret_is_shown() -> None:
-    text = said(session_timeout_s="10", weight=-1, root=5)
-    assert [part.partition(" =")[0] for part in re.split("; ", text)] == ["weight", "session_timeout_s", "root"]
+    text = said(rack=5, weight=-1, offsets="disk")
+    assert [part.partition(" =")[0] for part in re.split("; ", text)] == ["weight", "rack", "offsets"]
+    with pytest.raises(ConfigError) as refused:
+        ZooKeeper(session_timeout_s="10", root=5)  # type: ignore[arg-type]
+    parts = re.split("; ", str(refused.value))
+    assert [part.partition(" =")[0] for part in parts] == ["ZooKeeper: root", "session_timeout_s"]
     assert "hunter2" not in said(security="hunter2")
-    assert "hunter2" not in said(zookeeper_options=["hunter2"])
+    with pytest.raises(ConfigError) as refused:
+        ZooKeeper(zookeeper_options=["hunter2"])  # type: ignore[arg-type]
+    assert "hunter2" not in str(refused.value)
+
+
+def test_the_ensemble_is_given_once() -> None:
+    text = said(membership=ZooKeeper("z:2"))
+    assert text == "zookeeper = 'z:1' with ZooKeeper('z:2'): give the ensemble once"
+    text = said(zookeeper=None, membership=ZooKeeper(root="/x"))
+    assert text == "zookeeper not set with membership = 'zookeeper': this membership needs it"
+    for membership in ("zookeeper", "kafka", ZooKeeper(root="/x"), Kafka(), Fixed(), Kiel()):
+        Consumer("t", **GOOD, membership=membership)
+        SwitchingConsumer("t", **GOOD, membership=membership)
+    SwitchingConsumer("t", **{**GOOD, "zookeeper": ZooKeeper("z:1", root="/x")}, membership="kafka")
+    with pytest.raises(ConfigError, match=r"'z:1' with ZooKeeper\('z:2'\): give the ensemble once"):
+        SwitchingConsumer("t", **GOOD, membership=ZooKeeper("z:2"))
+
+
+def test_a_name_stands_for_a_membership_with_its_defaults() -> None:
+    kinds = {"kafka": Kafka, "zookeeper": ZooKeeper, "fixed": Fixed, "kiel": Kiel, "consumers": OldConsumers}
+    for name, kind in {**kinds, "pykafka": Pykafka}.items():
+        assert membership_of(name) == kind()  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -80,7 +137,13 @@ def test_all_of_them_are_told_at_once_and_no_secret_is_shown() -> None:
     [
         (Consumer, {"bootstrap_servers": "x", "group_id": "g"}, ["it is called brokers", "it is called group"]),
         (Consumer, {"bootstrap.servers": "x", "group.id": "g"}, ["it is called brokers", "it is called group"]),
-        (Consumer, {**GOOD, "session_timeout_ms": 10_000}, ["it is called session_timeout_s, in seconds"]),
+        (Consumer, {**GOOD, "heartbeat_interval_ms": 9}, ["membership=Kafka(heartbeat_interval_s=...)"]),
+        (Consumer, {**GOOD, "session_timeout_s": 9}, ["membership=ZooKeeper(session_timeout_s=...); Kafka, Kiel, Old"]),
+        (Consumer, {**GOOD, "partitions": []}, ["give it to the membership: membership=Fixed(partitions=...)"]),
+        (SwitchingConsumer, {**GOOD, "root": "/x"}, ["give it to the membership: membership=ZooKeeper(root=...)"]),
+        (GroupedConsumer, {**GOOD, "settle_s": 9}, ["give it to the membership: membership=Kiel(settle_s=...)"]),
+        (Kafka, {"settle_s": 9}, ["'settle_s'"]),
+        (Kafka, {"session_timeout_ms": 9}, ["it is called session_timeout_s, in seconds"]),
         (Consumer, {**GOOD, "enable_auto_commit": False}, ["auto_commit_interval_s, None to commit nothing by itself"]),
         (Consumer, {**GOOD, "fetch.wait.max.ms": 5}, ["it is called max_wait_s, in seconds"]),
         (Consumer, {**GOOD, "max_partition_fetch_bytes": 5}, ["it is called prefetch_bytes"]),
@@ -109,7 +172,7 @@ def test_another_clients_word_for_an_argument_is_answered_with_the_right_one(
 
 
 def test_every_spelling_has_an_argument_that_some_class_takes() -> None:
-    kinds = (Consumer, GroupedConsumer, ConsumerGroupConfig, KafkaGroupOrders)
+    kinds = (Consumer, GroupedConsumer, ConsumerGroupConfig, Kafka, KafkaGroupOrders)
     known = {name for kind in kinds for name in inspect.signature(kind).parameters}
     assert not [word for word, right in SPELLINGS.items() if not set(right) & known]
     assert not set(SPELLINGS) & set(inspect.signature(Consumer).parameters)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from joining import joined
 from kafka import KafkaAdminClient, KafkaConsumer
 from kafka.structs import OffsetAndMetadata
 
@@ -38,15 +39,17 @@ class Setting:
     def consumer(self, **options: Any) -> Consumer:
         return Consumer(
             self.topic,
-            **{
-                "brokers": self.cluster.bootstrap,
-                "zookeeper": f"{self.cluster.zookeeper}/{self.group}",
-                "group": self.group,
-                "session_timeout_s": 15.0,
-                "heartbeat_interval_s": 0.3,
-                "max_wait_s": 0.1,
-                **options,
-            },
+            **joined(
+                **{
+                    "brokers": self.cluster.bootstrap,
+                    "zookeeper": f"{self.cluster.zookeeper}/{self.group}",
+                    "group": self.group,
+                    "session_timeout_s": 15.0,
+                    "heartbeat_interval_s": 0.3,
+                    "max_wait_s": 0.1,
+                    **options,
+                }
+            ),
         )
 
     async def produce(self, values: range) -> None:

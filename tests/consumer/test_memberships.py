@@ -8,8 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from joining import joined
 
-from allocator import Consumer, OffsetAndMetadata, RebalanceListener, TopicPartition
+from allocator import Consumer, Fixed, Kafka, OffsetAndMetadata, RebalanceListener, TopicPartition
 from allocator.errors import AllocatorError, Closed, CommitFailed, ConfigError, IllegalState, NotOwned
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.testing.versions import NEWEST
@@ -42,7 +43,7 @@ class Service:
         settings.update(options)
         if settings.get("pattern") is None and not settings.get("partitions"):
             topics = topics or (self.topic,)
-        return Consumer(*topics, **settings)
+        return Consumer(*topics, **joined(**settings))
 
     async def produce(self, first: int, end: int, topic: str | None = None) -> None:
         records = [(None, b"%d" % n, n % 4) for n in range(first, end)]
@@ -460,10 +461,10 @@ async def test_a_topic_that_does_not_exist_yet_is_waited_for_without_a_group_too
         ({"membership": "zk"}, ["membership = 'zk'", 'must be "zookeeper" or "kafka" or "fixed"']),
         ({"zookeeper": None}, ["zookeeper not set with membership = 'zookeeper': this membership needs it"]),
         ({"group": None}, ["group not set with membership = 'zookeeper'", "fixed"]),
-        ({"partitions": [TopicPartition("t", 0)]}, ["they exclude each other", "by hand only with"]),
+        ({"membership": Fixed([TopicPartition("t", 0)])}, ["they exclude each other"]),
         ({"pattern": "o"}, ["topics = ('t',) with pattern = 'o': they exclude each other"]),
         ({"pattern": "["}, ["pattern = '['", "not a regular expression"]),
-        ({"membership": "kafka", "heartbeat_interval_s": 6}, ["heartbeat_interval_s is 6; at most half"]),
+        ({"membership": Kafka(heartbeat_interval_s=6)}, ["heartbeat_interval_s is 6; at most half"]),
         ({"membership": "kafka", "max_poll_interval_s": 0, "weight": 0}, ["max_poll_interval_s", "weight"]),
     ],
 )

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from joining import joined
 
 from allocator import Consumer, GroupOrders, TopicPartition
 from allocator.cli.commands import main
@@ -68,7 +69,7 @@ async def test_a_handler_obeys_every_order_and_its_undoing(
     async def until(*wanted: tuple[int, int]) -> None:
         await wait_until_async(lambda: set(wanted) <= set(handled), 30, lambda: f"{wanted}; handled: {handled}")
 
-    async with Consumer(topic, **options(kafka_cluster, group)) as consumer:
+    async with Consumer(topic, **joined(**options(kafka_cluster, group))) as consumer:
         work = asyncio.ensure_future(
             consumer.process(handle, retries=1_000_000, retry_backoff_s=600.0, dead_letter_topic=dead)
         )
@@ -134,7 +135,7 @@ async def test_a_seek_waits_for_no_retry_and_is_done_when_it_is_committed(
         handled.append(record.offset)
 
     kafka_cluster.produce(topic, [b"%d" % n for n in range(4)])
-    async with Consumer(topic, **options(kafka_cluster, group)) as consumer:
+    async with Consumer(topic, **joined(**options(kafka_cluster, group))) as consumer:
         work = asyncio.ensure_future(
             consumer.process(handle, retries=1_000_000, retry_backoff_s=600.0, commit_interval_s=600.0)
         )
@@ -167,7 +168,7 @@ async def test_a_consumer_that_reads_by_itself_obeys_what_it_can_and_says_what_i
     zero = TopicPartition(topic, 0)
     kafka_cluster.produce(topic, [b"%d" % n for n in range(5)])
     async with GroupOrders(kafka_cluster.zookeeper, group) as orders:
-        async with Consumer(topic, **options(kafka_cluster, group)) as first:
+        async with Consumer(topic, **joined(**options(kafka_cluster, group))) as first:
             assert (await first.getbatch(30)) is not None
             await first.getbatch(0)
             await command("pause", group, f"{topic}:0", "--why", "a test")
@@ -175,7 +176,7 @@ async def test_a_consumer_that_reads_by_itself_obeys_what_it_can_and_says_what_i
             await wait_until_async(lambda: not first._engine.state.is_fetchable(zero), 30, "the pause")
             await until_state(orders, "not kept")
         # the next owner obeys from its first record on
-        async with Consumer(topic, **options(kafka_cluster, group)) as second:
+        async with Consumer(topic, **joined(**options(kafka_cluster, group))) as second:
             await command("seek", group, f"{topic}:0", "--to", "earliest")
             await until_state(orders, "done")
             assert await second.getbatch(0) is None
@@ -211,10 +212,10 @@ async def test_a_seek_holds_when_the_partition_returns_to_an_earlier_owner(
             handled.extend(record.offset for record in batch)
 
     given = options(kafka_cluster, group)
-    a, steering = Consumer(topic, **given, client_id="a"), GroupOrders(kafka_cluster.zookeeper, group)
+    a, steering = Consumer(topic, **joined(**given, client_id="a")), GroupOrders(kafka_cluster.zookeeper, group)
     async with a, steering as orders, ended(asyncio.ensure_future(read(a))):
         await wait_until_async(lambda: len(handled) == 100, 30, "a's records")
-        async with Consumer(topic, **given, client_id="b") as b:
+        async with Consumer(topic, **joined(**given, client_id="b")) as b:
             await orders.evacuate("a")
             await wait_until_async(lambda: b.assignment() == {zero}, 30, "the move")
             order = (await orders.seek([zero], "0")).order
@@ -246,8 +247,8 @@ async def test_a_partition_waits_for_what_was_in_hand_before_a_seek(
                 await handle(record)
 
     given = options(kafka_cluster, group)
-    a, steering = Consumer(topic, **given, client_id="a"), GroupOrders(kafka_cluster.zookeeper, group)
-    b = Consumer(topic, **given, client_id="b")
+    a, steering = Consumer(topic, **joined(**given, client_id="a")), GroupOrders(kafka_cluster.zookeeper, group)
+    b = Consumer(topic, **joined(**given, client_id="b"))
     async with a, steering as orders, ended(asyncio.ensure_future(read(a))), b:
         await wait_until_async(inside.is_set, 30, "the handler at the last record")
         order = (await orders.seek([zero], "3")).order
@@ -287,7 +288,7 @@ async def test_a_sink_goes_where_an_operator_sought_though_a_handler_still_write
             await handle(record)
 
     sink = SqliteSink(tmp_path / "effects.db")
-    consumer = Consumer(topic, **options(kafka_cluster, group), sink=sink)
+    consumer = Consumer(topic, **joined(**options(kafka_cluster, group), sink=sink))
     async with consumer, GroupOrders(kafka_cluster.zookeeper, group) as orders:
         reading = asyncio.ensure_future(read(consumer))
         async with ended(reading):

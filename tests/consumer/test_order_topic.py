@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from allocator import Consumer, KafkaGroupOrders, TopicPartition
+from allocator import Consumer, Kafka, KafkaGroupOrders, TopicPartition
 from allocator.cli.commands import main
 from allocator.core.errors import OrderRefused
 from allocator.operate.dead_letters import DeadLetterQueue
@@ -51,9 +51,8 @@ async def test_members_over_kafka_obey_every_order_and_its_undoing(
             topic,
             brokers=kafka_cluster.bootstrap,
             group=group,
-            membership="kafka",
+            membership=Kafka(session_timeout_s=20.0),
             max_wait_s=0.05,
-            session_timeout_s=20.0,
         )
 
     async with member() as consumer:

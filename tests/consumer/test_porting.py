@@ -14,6 +14,7 @@ from typing import Any
 import aiokafka
 import aiokafka.structs
 import pytest
+from joining import joined
 from kafka.errors import IllegalStateError
 
 from allocator import Consumer, OffsetAndMetadata, TopicPartition
@@ -45,7 +46,7 @@ class Service:
             "heartbeat_interval_s": 0.3,
             "max_wait_s": 0.1,
         }
-        return Consumer(*topics, membership=membership, **{**settings, **options})
+        return Consumer(*topics, **joined(membership=membership, **{**settings, **options}))
 
     def fill(self, first: int, end: int) -> None:
         self.cluster.produce(self.topic, [(None, b"%d" % n, n % 2) for n in range(first, end)])

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from joining import joined
 
 from allocator import Consumer, Record, TopicPartition
 from allocator.errors import ConfigError, DeserializationError, HandlerFailed
@@ -47,7 +48,7 @@ class Service:
         cluster.produce(topic, [(b"%d" % (n % 10), b"%d" % n) for n in range(100)])
 
     def consumer(self) -> Consumer:
-        return Consumer(self.topic, **self.settings)
+        return Consumer(self.topic, **joined(**self.settings))
 
     async def leave_one_key(self) -> str:
         """Handles all records except those of key 3, whose handler is stuck, and leaves the group. Returns the

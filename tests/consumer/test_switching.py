@@ -8,8 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from joining import joined
 from kazoo.client import KazooClient
 
+import allocator
 from allocator import GroupedConsumer
 from allocator.core.zookeeper.client import SessionState, ZooKeeper
 from allocator.errors import AllocatorError, Closed
@@ -133,7 +135,12 @@ async def test_a_consumer_whose_watcher_loses_its_session_stays_in_the_group(
 ) -> None:
     topic = await asyncio.to_thread(topic_factory, 1)
     consumer = GroupedConsumer(
-        kafka_cluster.bootstrap, group, str(zk_chroot), session_timeout_s=7.0, deserializer=bytes, max_wait_time=200
+        kafka_cluster.bootstrap,
+        group,
+        str(zk_chroot),
+        membership=allocator.ZooKeeper(session_timeout_s=7.0),
+        deserializer=bytes,
+        max_wait_time=200,
     )
     await consumer.connect()
     try:
@@ -162,7 +169,11 @@ async def test_a_member_that_lost_its_session_does_not_join_a_paused_group(
     ensemble, path = ZooKeeper(str(zk_chroot)), choice_path("/allocator", group)
     await ensemble.connect()
     consumer = SwitchingConsumer(
-        topic, brokers=kafka_cluster.bootstrap, group=group, zookeeper=str(zk_chroot), session_timeout_s=4.0
+        topic,
+        brokers=kafka_cluster.bootstrap,
+        group=group,
+        zookeeper=str(zk_chroot),
+        membership=allocator.ZooKeeper(session_timeout_s=4.0),
     )
     try:
         async with consumer:
@@ -195,7 +206,7 @@ async def test_a_reader_that_has_a_batch_is_waited_for_and_told(
     topic = await asyncio.to_thread(topic_factory, 1)
     await asyncio.to_thread(produce, kafka_cluster.bootstrap, topic, [b"v"])
     where = {"brokers": kafka_cluster.bootstrap, "group": group, "zookeeper": str(zk_chroot)}
-    consumer = SwitchingConsumer(topic, **where)
+    consumer = SwitchingConsumer(topic, **joined(**where))
     await consumer.start()
     has_it, go_on = asyncio.Event(), asyncio.Event()
 
@@ -213,7 +224,7 @@ async def test_a_reader_that_has_a_batch_is_waited_for_and_told(
     assert not done
     go_on.set()
     await asyncio.wait_for(asyncio.gather(closing, reader), 30)
-    async with SwitchingConsumer(topic, **where) as successor:
+    async with SwitchingConsumer(topic, **joined(**where)) as successor:
         assert await successor.getbatch(1.0) is None, "the record was done, and came again"
 
 

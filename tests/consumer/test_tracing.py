@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from joining import joined
 from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -67,7 +68,7 @@ async def test_a_consumer_makes_spans_of_fetches_commits_and_rebalances(
     written = f"00-{TRACE}-{WRITER}-01".encode()
     produce(kafka_cluster.bootstrap, topic, [ProducedRecord(None, b"one", 0, headers=[("traceparent", written)])])
     where = {"brokers": kafka_cluster.bootstrap, "zookeeper": f"{kafka_cluster.zookeeper}/{group}"}
-    async with Consumer(topic, **where, group=group, client_id="it", max_wait_s=0.1) as consumer:
+    async with Consumer(topic, **joined(**where, group=group, client_id="it", max_wait_s=0.1)) as consumer:
         with spans.provider.get_tracer("test").start_as_current_span("work") as work:
             batch = await consumer.getbatch(30)
             assert batch is not None

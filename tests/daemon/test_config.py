@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from allocator import Consumer
+from allocator import Consumer, Kafka, ZooKeeper
 from allocator.core.subscription.listener import RebalanceListener
 from allocator.daemon import process
 from allocator.daemon.config import SECTIONS, Config, load
@@ -78,18 +78,14 @@ def test_the_consumer_gets_what_it_takes_and_never_commits_by_itself(files: File
     assert options["auto_commit_interval_s"] is None
     assert options["auto_offset_reset"] == 1700000000000
     assert options["security"] is None
-    assert options["zookeeper_options"] is None
+    assert options["membership"].zookeeper_options is None
 
 
 def test_a_group_of_kafkas_own_needs_no_zookeeper(files: Files) -> None:
     kafka = '[group]\nmembership = "kafka"\nsession_timeout_s = 30\ninstance_id = "billing-7"'
     text = edited("[group]", kafka).replace('[zookeeper]\nhosts = "zk1:2181,zk2:2181/chroot"', "")
-    options = files.load(text).consumer_options()
-    assert options["membership"] == "kafka"
-    assert options["zookeeper"] is None
-    assert options["session_timeout_s"] == 30
-    assert options["instance_id"] == "billing-7"
-    assert files.load(GOOD).consumer_options()["session_timeout_s"] == 10
+    assert files.load(text).membership == Kafka(session_timeout_s=30, instance_id="billing-7")
+    assert files.load(GOOD).membership == ZooKeeper("zk1:2181,zk2:2181/chroot", session_timeout_s=10)
 
 
 def test_the_environment_wins_over_the_file(files: Files) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from daemon_processes import COMMAND, Setup, stopped
+from joining import joined
 
 from allocator import Consumer
 from allocator.core.zookeeper.client import ZooKeeper
@@ -108,7 +109,7 @@ async def test_members_that_share_no_allocator_function_with_this_one_are_found(
     it = make()
     bare, root = it.zookeeper.partition("/")[0], f"/{it.group}"
     options = {"brokers": it.cluster.bootstrap, "zookeeper": bare, "root": root, "group": it.group}
-    async with Consumer(it.topic, assignor="sticky", client_id="other", **options):
+    async with Consumer(it.topic, **joined(assignor="sticky", client_id="other", **options)):
         here: dict[str, Any] = {"hosts": bare, "root": root}
         found = checks(it.check(it.config(zookeeper=here, group={"assignor": ["range"]}), "--connect", "--json"))
         members = found[f"group {it.group}"]

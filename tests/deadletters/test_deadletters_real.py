@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 from click.testing import CliRunner, Result
 
-from allocator import Consumer, TopicPartition
+from allocator import Consumer, Fixed, TopicPartition
 from allocator.cli.commands import main
 from allocator.core.client.client import KafkaClient
 from allocator.core.fetch import RangeReader
@@ -41,8 +41,7 @@ async def values(cluster: LocalCluster, topic: str, isolation: str) -> list[tupl
     async with Consumer(
         brokers=cluster.bootstrap,
         group=None,
-        membership="fixed",
-        partitions=partitions,
+        membership=Fixed(partitions),
         isolation_level=isolation,  # type: ignore[arg-type]
         max_wait_s=0.05,
     ) as consumer:

@@ -9,6 +9,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from joining import joined
+
 from allocator import Consumer, OffsetAndMetadata, TopicPartition
 from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.group_offsets import GroupOffsets
@@ -40,7 +42,9 @@ class Patient:
         settings = {"session_timeout_s": 10.0, "max_wait_s": 0.1, **settings}
         if settings.get("membership", "zookeeper") == "zookeeper":
             settings.setdefault("zookeeper", self.zookeeper)
-        return Consumer(*(topics or (self.topic,)), brokers=self.cluster.bootstrap, group=self.group, **settings)
+        return Consumer(
+            *(topics or (self.topic,)), **joined(brokers=self.cluster.bootstrap, group=self.group, **settings)
+        )
 
     async def consume(self, consumer: Consumer, records: int) -> None:
         """Reads `count` records and commits them."""

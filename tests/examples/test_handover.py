@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from allocator import Consumer, TopicPartition
+from allocator import Consumer, TopicPartition, ZooKeeper
 from allocator.testing import LocalCluster, wait_until_async
 from examples.handover import Handover
 
@@ -26,7 +26,7 @@ async def test_counts_move_with_their_partition_to_the_member_that_was_named(
             zookeeper=f"{kafka_cluster.zookeeper}/{group}",
             listener=handover,
             max_wait_s=0.05,
-            session_timeout_s=15.0,
+            membership=ZooKeeper(session_timeout_s=15.0),
         )
         return handover, handover.consumer
 

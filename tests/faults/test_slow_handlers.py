@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 import pytest
+from joining import joined
 
 from allocator import Consumer, RebalanceListener, TopicPartition
 from allocator.errors import AllocatorError, CommitFailed
@@ -47,11 +48,13 @@ class Service:
     ) -> Consumer:
         return Consumer(
             self.topic,
-            **self.settings,  # type: ignore[arg-type]
-            session_timeout_s=session_timeout_s,
-            auto_commit_interval_s=None,
-            listener=listener,
-            max_poll_interval_s=max_poll_interval_s,
+            **joined(
+                **self.settings,  # type: ignore[arg-type]
+                session_timeout_s=session_timeout_s,
+                auto_commit_interval_s=None,
+                listener=listener,
+                max_poll_interval_s=max_poll_interval_s,
+            ),
         )
 
 

@@ -155,14 +155,14 @@ class OldGroup:
         self.members.append(member)
         return member
 
-    def ours(self, membership: str, **options: Any) -> Member:
+    def ours(self, membership: str, settle_s: float = 3.0, **options: Any) -> Member:
         arguments = {
             "topic": self.topic,
             "brokers": self.cluster.bootstrap,
             "group": self.group,
             "zookeeper": self.cluster.zookeeper,
             "membership": membership,
-            "session_timeout_s": 4.0,
+            "joins": {"session_timeout_s": 4.0, "settle_s": settle_s},
             **options,
         }
         return self.start("ours", [sys.executable, str(HERE / "our_member.py"), json.dumps(arguments)])

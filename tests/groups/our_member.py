@@ -15,6 +15,7 @@ import time
 from typing import Any
 
 from allocator import Consumer, GroupedConsumer, RebalanceListener, TopicPartition
+from allocator.core.consumer import membership_from
 
 
 def tell(**what: Any) -> None:
@@ -65,5 +66,6 @@ async def run(topic: str, options: dict[str, Any]) -> None:
 if __name__ == "__main__":
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     arguments = json.loads(sys.argv[1])
+    arguments["membership"] = membership_from(arguments["membership"], arguments.pop("joins"))
     service = run_grouped if arguments.pop("grouped", False) else run
     asyncio.run(service(arguments.pop("topic"), arguments))

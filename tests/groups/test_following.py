@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from joining import joined
 
+import allocator
 from allocator import Consumer
 from allocator.assignors import Assignor, GroupView, Member, resolve
 from allocator.cli import top
@@ -286,18 +288,22 @@ def test_reports_of_another_unit_count_as_none() -> None:
 
 
 def test_the_user_is_told_about_loads_that_are_none() -> None:
-    consumer = Consumer("t", brokers="b:9092", group="g", zookeeper="z:2181", follow_load="reported")
+    consumer = Consumer(
+        "t", brokers="b:9092", group="g", zookeeper="z:2181", membership=allocator.ZooKeeper(follow_load="reported")
+    )
     consumer.report_load(TopicPartition("t", 0), 3)
     assert consumer._engine.load.reported == {TopicPartition("t", 0): 3.0}
     for wrong in (-1.0, float("inf"), float("nan")):
         with pytest.raises(ValueError, match="load = "):
             consumer.report_load(TopicPartition("t", 0), wrong)
     with pytest.raises(ConfigError, match="follow_load"):
-        Consumer("t", brokers="b:9092", group="g", zookeeper="z:2181", follow_load="lag")  # type: ignore[arg-type]
+        allocator.ZooKeeper(follow_load="lag")  # type: ignore[arg-type]
 
 
 async def test_the_time_of_a_handler_needs_a_handler_that_the_library_calls() -> None:
-    consumer = Consumer("t", brokers="b:9092", group="g", zookeeper="z:2181", follow_load="handler_s")
+    consumer = Consumer(
+        "t", brokers="b:9092", group="g", zookeeper="z:2181", membership=allocator.ZooKeeper(follow_load="handler_s")
+    )
     for read in (consumer.getone, consumer.getmany, consumer.getbatch):
         with pytest.raises(ConfigError, match=r'follow_load = "handler_s".*use `process`, or'):
             await read()
@@ -334,7 +340,7 @@ async def test_the_leader_moves_others_away_from_a_hot_partition(
             await asyncio.to_thread(kafka_cluster.produce, topic, records)
             await asyncio.sleep(0.2)
 
-    async with Consumer(topic, **settings) as one, Consumer(topic, **settings) as two:
+    async with Consumer(topic, **joined(**settings)) as one, Consumer(topic, **joined(**settings)) as two:
         tasks = [asyncio.ensure_future(each) for each in (produce(), read(one), read(two))]
         try:
             await wait_until_async(
@@ -376,7 +382,13 @@ async def test_members_report_the_work_of_each_partition(
             await asyncio.sleep(0.2)
 
     zookeeper = f"{kafka_cluster.zookeeper}/{group}"
-    consumer = Consumer(topic, brokers=kafka_cluster.bootstrap, group=group, zookeeper=zookeeper, follow_load=source)
+    consumer = Consumer(
+        topic,
+        brokers=kafka_cluster.bootstrap,
+        group=group,
+        zookeeper=zookeeper,
+        membership=allocator.ZooKeeper(follow_load=source),
+    )
 
     async def told() -> bool:
         state = await describe(zk, group)

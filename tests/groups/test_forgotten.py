@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
+from joining import joined
 from members import History, StaticTopics, TestMember, settled
 
 from allocator import Consumer
@@ -205,13 +206,15 @@ async def test_members_of_every_layout_own_everything_again(
     def member(name: str) -> Consumer:
         return Consumer(
             topic,
-            brokers=kafka_cluster.bootstrap,
-            zookeeper=ensemble.zookeeper,
-            group=group,
-            client_id=name,
-            membership=membership,
-            session_timeout_s=TIMEOUT_S,
-            settle_s=0.5,
+            **joined(
+                brokers=kafka_cluster.bootstrap,
+                zookeeper=ensemble.zookeeper,
+                group=group,
+                client_id=name,
+                membership=membership,
+                session_timeout_s=TIMEOUT_S,
+                settle_s=0.5,
+            ),
         )
 
     async with member("one") as one, member("two") as two:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import pytest
+from joining import joined
 from lag_assignor import by_lag
 from members import History, StaticTopics, TestMember
 from racked import racked_brokers
@@ -41,16 +42,18 @@ class Group:
                 await stack.enter_async_context(
                     Consumer(
                         self.topic,
-                        brokers=self.cluster.bootstrap,
-                        zookeeper=f"{self.cluster.zookeeper}/{self.group}",
-                        group=self.group,
-                        membership=self.membership,
-                        heartbeat_interval_s=0.5,
-                        client_id=name,
-                        assignor=self.assignor,
-                        session_timeout_s=6.0,
-                        auto_commit_interval_s=None,
-                        **options,
+                        **joined(
+                            brokers=self.cluster.bootstrap,
+                            zookeeper=f"{self.cluster.zookeeper}/{self.group}",
+                            group=self.group,
+                            membership=self.membership,
+                            heartbeat_interval_s=0.5,
+                            client_id=name,
+                            assignor=self.assignor,
+                            session_timeout_s=6.0,
+                            auto_commit_interval_s=None,
+                            **options,
+                        ),
                     )
                 )
                 for name, options in of.items()

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
+from joining import joined
 from mirroring import contents, killed, mirroring, settings
 
 from allocator.core.zookeeper.client import ZooKeeper
@@ -132,12 +133,14 @@ class World:
     async def _serve(self, stop: asyncio.Event) -> None:
         async with SwitchingConsumer(
             self.topic,
-            brokers=self.old.bootstrap,
-            group=self.group,
-            zookeeper=self.zookeeper,
-            session_timeout_s=20.0,  # nobody dies here; a session that ends makes duplicates, which are counted
-            auto_commit_interval_s=0.5,
-            **self.options,
+            **joined(
+                brokers=self.old.bootstrap,
+                group=self.group,
+                zookeeper=self.zookeeper,
+                session_timeout_s=20.0,  # nobody dies here; a session that ends makes duplicates, which are counted
+                auto_commit_interval_s=0.5,
+                **self.options,
+            ),
         ) as consumer:
             while not stop.is_set():
                 try:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from joining import joined
 from mirroring import settings
 
 from allocator import Consumer
@@ -112,7 +113,9 @@ async def test_it_is_refused_while_there_is_a_member_of_any_kind(
     file = tmp_path / "before.json"
     for membership, who in (("zookeeper", group), ("kafka", other)):
         options = {"zookeeper": chroot} if membership == "zookeeper" else {}
-        async with Consumer(topic, brokers=new.bootstrap, group=who, membership=membership, **options) as member:
+        async with Consumer(
+            topic, **joined(brokers=new.bootstrap, group=who, membership=membership, **options)
+        ) as member:
             while not member.assignment():
                 await member.getbatch(0.1)
             with pytest.raises(GroupAlive, match=f"group '{who}' .* has members: allocator-"):

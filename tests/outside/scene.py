@@ -141,18 +141,30 @@ class Scene:
         self.members.append(member)
         return member
 
-    def ours(self, assignor: str, handler_s: float = 0.0, commit_s: float = 0.2, **consumer: Any) -> Member:
+    def ours(
+        self,
+        assignor: str,
+        handler_s: float = 0.0,
+        commit_s: float = 0.2,
+        group_protocol: str = "classic",
+        **consumer: Any,
+    ) -> Member:
         settings = self._settings("ours")
         arguments: dict[str, Any] = {
             "brokers": self.cluster.bootstrap,
             "group": self.group,
-            "membership": "kafka",
             "client_id": settings["name"],
-            "rebalance_timeout_s": 30.0,
         }
-        if consumer.get("group_protocol") != "consumer":
-            arguments |= {"assignor": assignor, "session_timeout_s": SESSION_S, "heartbeat_interval_s": 0.3}
-        settings |= {"handler_s": handler_s, "commit_s": commit_s, "consumer": {**arguments, **consumer}}
+        joins: dict[str, Any] = {"group_protocol": group_protocol, "rebalance_timeout_s": 30.0}
+        if group_protocol == "classic":
+            arguments["assignor"] = assignor
+            joins |= {"session_timeout_s": SESSION_S, "heartbeat_interval_s": 0.3}
+        settings |= {
+            "handler_s": handler_s,
+            "commit_s": commit_s,
+            "consumer": {**arguments, **consumer},
+            "joins": joins,
+        }
         return self.start("ours", [sys.executable, str(MEMBERS / "ours.py"), json.dumps(settings)])
 
     def _settings(self, kind: str) -> dict[str, Any]:

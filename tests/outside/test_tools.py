@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from java_tools import number, run_tool
+from joining import joined
 
 from allocator import Consumer, TopicPartition
 from allocator.testing import LocalCluster, wait_until_async
@@ -38,7 +39,7 @@ class Tools:
         arguments: dict[str, Any] = {"membership": "kafka", "auto_commit_interval_s": None, **settings}
         if arguments["membership"] != "kafka":
             arguments["zookeeper"] = self.cluster.zookeeper
-        return Consumer(self.topic, brokers=self.cluster.bootstrap, group=self.group, **arguments)
+        return Consumer(self.topic, **joined(brokers=self.cluster.bootstrap, group=self.group, **arguments))
 
     async def tool(self, name: str, *arguments: str) -> str:
         return await asyncio.to_thread(run_tool, self.version, name, *arguments)

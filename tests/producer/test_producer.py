@@ -11,7 +11,7 @@ import pytest
 from kafka.admin import KafkaAdminClient
 from kafka.protocol.producer import ProduceRequest
 
-from allocator import Consumer
+from allocator import Consumer, Fixed
 from allocator.core.client.client import KafkaClient
 from allocator.errors import TopicNotFound
 from allocator.producer.columns import ColumnsToSend
@@ -27,7 +27,7 @@ async def read(cluster: LocalCluster, topic: str, partition: int = 0) -> list[An
     """What the partition holds, in order."""
     at = TopicPartition(topic, partition)
     found = []
-    async with Consumer(brokers=cluster.bootstrap, group=None, membership="fixed", partitions=[at]) as consumer:
+    async with Consumer(brokers=cluster.bootstrap, group=None, membership=Fixed([at])) as consumer:
         end = (await consumer.end_offsets([at]))[at]
         while await consumer.position(at) < end:
             batch = await consumer.getbatch(1.0)

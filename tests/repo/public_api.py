@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import inspect
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
+
+from allocator.core.consumer import MembershipOptions
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "api.md"
 # what a minor version keeps: the names these modules list in `__all__`, with these signatures
@@ -75,6 +78,8 @@ def _lines(name: str, thing: Any) -> Iterator[str]:
 
 def _members(thing: type[Any]) -> set[str]:
     """Public names of a class that are this project's, inherited ones too."""
+    if issubclass(thing, MembershipOptions):  # users hand it over: its methods are for the consumer
+        return {field.name for field in dataclasses.fields(thing)}
     foreign = {name for base in thing.__mro__ if not _ours(base) for name in dir(base)}
     names = {name for base in thing.__mro__ if _ours(base) for name in vars(base)}
     fields = set(thing._fields) if issubclass(thing, tuple) else set()

@@ -17,10 +17,18 @@ from typing import Any, Literal, get_args, get_origin
 import click
 from public_api import _signature
 
+from allocator.core.consumer import MembershipOptions
+
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 BEGIN, END = "<!-- generated: begin; tests/repo/reference_pages.py writes it -->", "<!-- generated: end -->"
 CONSUMERS = [
     "Consumer",
+    "ZooKeeper",
+    "Kafka",
+    "Fixed",
+    "Kiel",
+    "OldConsumers",
+    "Pykafka",
     "SwitchingConsumer",
     "GroupedConsumer",
     "GroupOrders",
@@ -169,7 +177,8 @@ def _things(module: str, names: list[str]) -> Iterator[str]:
             if "__init__" in vars(thing) and thing.__module__.startswith("allocator"):
                 yield _code(f"{name}{_signature(thing.__init__, bound=True)}")
             yield tabled(inspect.getdoc(thing) or "")
-            yield from _members(thing)
+            if not issubclass(thing, MembershipOptions):  # whose methods are for the consumer
+                yield from _members(thing)
         elif callable(thing) and get_origin(thing) is None:  # an alias of a type is callable before Python 3.14
             yield f"## {name}"
             yield _code(f"{name}{_signature(thing)}")

@@ -8,10 +8,17 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from allocator.core.memberships import known_memberships, options_of
 from allocator.core.settings.table import REQUIRED, SETTINGS, Setting, SettingKind
 from allocator.daemon.config import SECTIONS
 from allocator.spark import connector
 from allocator.spark.options import ONLY, Options
+
+OWNERS: dict[str, list[str]] = {}
+"""Setting -> the memberships that have it."""
+for kind in map(options_of, known_memberships()):
+    for each in dataclasses.fields(kind):
+        OWNERS.setdefault(each.name, []).append(f"`{kind.__name__}`")
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "settings.md"
 INTRODUCTION = """# Settings
@@ -20,8 +27,16 @@ INTRODUCTION = """# Settings
 
 Each setting is declared once, in `allocator/core/settings/table.py`; `Consumer`, `ConsumerGroup`, `GroupedConsumer`,
 the daemon and Spark take the same defaults and ranges from there. Times are in seconds. A default of nothing means
-that the setting is not used unless given. An option of another membership than the chosen one has no effect, so that a
-service moves by changing `membership` alone.
+that the setting is not used unless given.
+"""
+MEMBERSHIPS = """## `ZooKeeper`, `Kafka` and the other memberships
+
+Arguments of the object that `Consumer` and `GroupedConsumer` take as `membership`:
+`membership=ZooKeeper("z1:2181", session_timeout_s=20)`. The name alone, such as `membership="kafka"`, stands for the
+object with its defaults. `zookeeper="z1:2181"` beside it names the ensemble of a membership on ZooKeeper, and other
+memberships ignore it. `Fixed([("orders", 0)])` reads chosen partitions instead of topics. `ConsumerGroupConfig` and the
+daemon's file have these settings beside the others; those of another membership than the chosen one have no effect
+there, so that a service moves by changing `membership` alone.
 """
 DAEMON = """## The daemon's file
 
@@ -40,7 +55,9 @@ def page() -> str:
     parts = [
         INTRODUCTION,
         "## `Consumer`, `GroupedConsumer`, `ConsumerGroupConfig`\n",
-        _consumers({name: each for name, each in SETTINGS.items() if not each.group_only}),
+        _consumers({name: each for name, each in SETTINGS.items() if not each.group_only and name not in OWNERS}),
+        MEMBERSHIPS,
+        _memberships(),
         "`ConsumerGroupConfig` alone:\n",
         _consumers({name: each for name, each in SETTINGS.items() if each.group_only}),
         DAEMON,
@@ -52,11 +69,17 @@ def page() -> str:
 
 
 def _consumers(settings: dict[str, Setting]) -> str:
+    rows = [(f"`{name}`", _default(each.default), _values(each.kind), each.text) for name, each in settings.items()]
+    return _table(("setting", "default", "values", "meaning"), rows)
+
+
+def _memberships() -> str:
     rows = [
-        (f"`{name}`", _default(each.default), _values(each.kind), ", ".join(each.memberships) or "all", each.text)
-        for name, each in settings.items()
+        (f"`{name}`", ", ".join(OWNERS[name]), _default(each.default), _values(each.kind), each.text)
+        for name, each in SETTINGS.items()
+        if name in OWNERS
     ]
-    return _table(("setting", "default", "values", "memberships", "meaning"), rows)
+    return _table(("setting", "of", "default", "values", "meaning"), rows)
 
 
 def _daemon() -> Iterator[str]:

@@ -112,12 +112,6 @@ def test_every_default_is_allowed() -> None:
     assert not keyword_faults({name: each.default for name, each in SETTINGS.items() if each.default is not REQUIRED})
 
 
-def test_what_a_membership_takes_is_what_the_table_says() -> None:
-    for membership, options in OPTIONS.items():
-        named = {name for name, each in SETTINGS.items() if membership in each.memberships}
-        assert {field.name for field in dataclasses.fields(options)} == named, membership
-
-
 def test_every_setting_says_what_it_is() -> None:
     texts = {name: each.text for name, each in SETTINGS.items()}
     for section in (*SECTIONS.values(), Options):

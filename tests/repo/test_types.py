@@ -36,6 +36,7 @@ from allocator import (
     Consumer,
     ConsumerGroup,
     ConsumerGroupConfig,
+    Fixed,
     Generation,
     GroupedConsumer,
     GroupOrders,
@@ -47,6 +48,7 @@ from allocator import (
     SingleConsumer,
     SwitchingConsumer,
     TopicPartition,
+    ZooKeeper,
 )
 from allocator.operate.dead_letters import DeadLetterQueue
 from allocator.errors import AllocatorError
@@ -98,16 +100,15 @@ def store(connection: Connection, batch: Batch) -> None:
 
 async def serve(membership: MembershipName) -> int:
     seen = 0
-    consumer = Consumer("t", brokers="b:9092", group="g", membership="fixed", partitions=[("t", 0)], listener=Heard())
+    consumer = Consumer("t", brokers="b:9092", group="g", membership=Fixed([("t", 0)]), listener=Heard())
     async with Consumer(
         brokers=["b:9092"],
         group="g",
-        membership=membership,
+        membership=ZooKeeper(root="/x") if membership == "zookeeper" else membership,
         zookeeper="z:2181",
         offsets="both",
         auto_offset_reset=1_700_000_000_000,
         isolation_level="read_committed",
-        group_protocol="consumer",
         value_deserializer=bytes.decode,
     ) as consumer:
         reveal_type(consumer)
@@ -242,14 +243,14 @@ asyncio.run(others())
 TYPOS = """
 from __future__ import annotations
 
-from allocator import Consumer, ConsumerGroupConfig, GroupedConsumer
+from allocator import Consumer, ConsumerGroupConfig, GroupedConsumer, Kafka
 from allocator import Consumers  # wrong: Consumers
 
 Consumer("t", brokers="b", group="g", membership="zookeper")  # wrong: membership
 Consumer("t", brokers="b", group="g", offsets="kafak")  # wrong: offsets
 Consumer("t", brokers="b", group="g", auto_offset_reset="erliest")  # wrong: auto_offset_reset
 Consumer("t", brokers="b", group="g", isolation_level="committed")  # wrong: isolation_level
-Consumer("t", brokers="b", group="g", group_protocol="next")  # wrong: group_protocol
+Consumer("t", brokers="b", group="g", membership=Kafka(group_protocol="next"))  # wrong: group_protocol
 Consumer("t", brokers="b")  # wrong: group
 ConsumerGroupConfig(brokers="b", topics=["t"])  # wrong: group
 ConsumerGroupConfig("g", "b", ["t"], membership="fixed")  # wrong: membership

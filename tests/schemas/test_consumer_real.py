@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from joining import joined
 from schema_registry import avro, framed, registry
 
 from allocator import Consumer, Record, TopicPartition
@@ -42,7 +43,7 @@ async def test_a_consumer_waits_for_the_registry_and_passes_what_cannot_be_decod
     }
     async with registry(answers, asked) as url:
         orders = RegistryDeserializer(url, reader_schema=V2, timeout_s=30)
-        async with Consumer(topic, group=group, value_deserializer=orders, **kafka) as consumer:  # type: ignore[arg-type]
+        async with Consumer(topic, **joined(group=group, value_deserializer=orders, **kafka)) as consumer:  # type: ignore[arg-type]
             reader = asyncio.ensure_future(consumer.getone(60))
             await wait_until_async(lambda: caplog.text.count("trying again") >= 2, 60, "warnings")
             assert consumer.assignment() == {partition}
@@ -65,7 +66,7 @@ async def test_a_consumer_waits_for_the_registry_and_passes_what_cannot_be_decod
             seen.append(record.value)
 
         again = RegistryDeserializer(url, reader_schema=V2, timeout_s=30)
-        async with Consumer(topic, group=f"{group}-2", value_deserializer=again, **kafka) as consumer:  # type: ignore[arg-type]
+        async with Consumer(topic, **joined(group=f"{group}-2", value_deserializer=again, **kafka)) as consumer:  # type: ignore[arg-type]
             work = asyncio.ensure_future(
                 consumer.process(handle, dead_letter_on=[DeserializationError], dead_letter_topic=refused)
             )

@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from joining import joined
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoAuthError, NoNodeError, NotEmptyError
 from kazoo.security import OPEN_ACL_UNSAFE
 from secrets_and_doors import DIGEST_OPTIONS
 
-from allocator import AllocatorError, Consumer
+from allocator import AllocatorError, Consumer, ZooKeeper
 from allocator.core.znodes import documents as znodes
 from allocator.testing import LocalCluster, wait_until_async
 
@@ -87,8 +88,7 @@ async def test_a_stranger_is_refused_every_operation_on_every_znode(
             zookeeper=kafka_cluster.zookeeper + place,
             group=group,
             client_id=name,
-            root=root,
-            zookeeper_options=DIGEST_OPTIONS,
+            membership=ZooKeeper(root=root, zookeeper_options=DIGEST_OPTIONS),
         )
 
     async with member("one") as one, member("two") as two:
@@ -132,9 +132,9 @@ async def test_who_has_the_wrong_credentials_does_not_join(
         "group": group,
         "root": f"/{group}-root",
     }
-    async with Consumer(topic, zookeeper_options=DIGEST_OPTIONS, **settings) as one:
+    async with Consumer(topic, **joined(zookeeper_options=DIGEST_OPTIONS, **settings)) as one:
         await wait_until_async(lambda: len(one.assignment()) == 2, 30, "its share")
         wrong = {"auth_data": [("digest", "allocator:wrong")]}
         with pytest.raises(AllocatorError, match=f"/{group}-root.*its ACL does not allow it"):
-            await Consumer(topic, zookeeper_options=wrong, connect_timeout_s=10, **settings).start()
+            await Consumer(topic, **joined(zookeeper_options=wrong, connect_timeout_s=10, **settings)).start()
         assert len(one.assignment()) == 2

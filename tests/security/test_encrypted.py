@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
+from joining import joined
 from secrets_and_doors import DIGEST_OPTIONS, PASSWORDS, Secured
 
 from allocator import Consumer
@@ -41,11 +42,11 @@ async def test_a_group_reads_and_commits(
         "security": secured.kafka(door, mechanism),
         "zookeeper_options": {**secured.zookeeper_options(), **DIGEST_OPTIONS},
     }
-    async with Consumer(topic, **settings) as consumer:
+    async with Consumer(topic, **joined(**settings)) as consumer:
         assert sorted(await read_all(consumer, 10)) == [b"%d" % number for number in range(10)]
         await consumer.commit()
     await asyncio.to_thread(secured.cluster.produce, topic, [b"more"])
-    async with Consumer(topic, **settings) as consumer:
+    async with Consumer(topic, **joined(**settings)) as consumer:
         assert await read_all(consumer, 1) == [b"more"]
 
 

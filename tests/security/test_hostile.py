@@ -26,6 +26,7 @@ from hypothesis import strategies as st
 from kazoo.client import KazooClient
 from kazoo.exceptions import KazooException
 
+import allocator
 from allocator import Consumer
 from allocator.core.text.quoting import SHOWN, SHOWN_ERROR, shown
 from allocator.core.text.quoting import plain as spelt_out
@@ -484,7 +485,7 @@ async def test_a_group_among_hostile_znodes_neither_ends_nor_spins(
             zookeeper=kafka_cluster.zookeeper,
             group=group,
             client_id=name,
-            session_timeout_s=6.0,
+            membership=allocator.ZooKeeper(session_timeout_s=6.0),
             assignor="sticky",
         )
 

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from joining import joined
 from kazoo.client import KazooClient
 from secrets_and_doors import DIGEST, DIGEST_OPTIONS, KEY_PASSWORD, PASSWORDS, SECRETS, Secured
 
-from allocator import AllocatorError, Consumer
+from allocator import AllocatorError, Consumer, ZooKeeper
 from allocator.cli.access import Access
 from allocator.compat.group_config import ConsumerGroupConfig
 from allocator.core.consumer.membership_config import MembershipConfig
@@ -61,8 +62,9 @@ async def session(secured: Secured, topic: str, group: str, mechanism: str) -> s
         zookeeper=secured.zookeeper,
         group=group,
         security=secured.kafka("SASL_SSL", mechanism),
-        zookeeper_options={**secured.zookeeper_options(), **DIGEST_OPTIONS},
-        session_timeout_s=15.0,
+        membership=ZooKeeper(
+            zookeeper_options={**secured.zookeeper_options(), **DIGEST_OPTIONS}, session_timeout_s=15.0
+        ),
     )
     async with consumer:
         assert await consumer.getone(30) is not None
@@ -136,11 +138,13 @@ async def test_not_by_one_that_fails(secured: Secured, everything: Everything) -
         try:
             async with Consumer(
                 "t",
-                brokers=secured.brokers("SASL_SSL"),
-                zookeeper=secured.zookeeper,
-                group="g",
-                connect_timeout_s=2,
-                **settings,
+                **joined(
+                    brokers=secured.brokers("SASL_SSL"),
+                    zookeeper=secured.zookeeper,
+                    group="g",
+                    connect_timeout_s=2,
+                    **settings,
+                ),
             ):
                 pass
         except AllocatorError as error:
@@ -173,7 +177,7 @@ digest_password = "{DIGEST}"
 @pytest.mark.parametrize(
     "make",
     [
-        lambda secrets: MembershipConfig.of(membership="zookeeper", group="g", client_id="c", topics=("t",), **secrets),
+        lambda secrets: MembershipConfig.of(ZooKeeper(**secrets), group="g", client_id="c", topics=("t",)),
         lambda secrets: ConsumerGroupConfig(brokers="h:1", group="g", topics=("t",), zookeeper="h:2", **secrets),
         lambda secrets: OffsetStore(brokers="h:1", group="g", **secrets),
         lambda secrets: Access("h:2", **secrets),

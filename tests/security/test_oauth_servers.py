@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from daemon_processes import Setup, make, stopped
+from joining import joined
 from providers_under_test import Provider
 from secrets_and_doors import SECRETS, Secured
 from token_endpoint import CLIENT_ID, CLIENT_SECRET, TokenEndpoint, granted, unsecured_token
@@ -109,7 +110,7 @@ async def read_while_written(
         finished = True
 
     settings = {"brokers": brokers, "group": group, "security": security, "session_timeout_s": 30, **membership}
-    async with Consumer(topic, auto_commit_interval_s=0.2, **settings) as consumer:
+    async with Consumer(topic, **joined(auto_commit_interval_s=0.2, **settings)) as consumer:
         writing = asyncio.create_task(write())
         while not finished or sum(map(len, read.values())) < written:
             for tp, records in (await consumer.getmany(timeout_s=0.1)).items():

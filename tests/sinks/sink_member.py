@@ -18,6 +18,7 @@ from contextlib import closing
 from typing import Any
 
 from allocator import Batch, Consumer
+from allocator.core.consumer import membership_from
 from allocator.errors import Fenced
 from allocator.sinks import SqliteSink, SqlSink, TransactionalSink
 
@@ -84,6 +85,7 @@ def say(word: str) -> None:
 
 async def main(place: str, effects: str, offsets: str, freeze_at: int | None, consumer: dict[str, Any]) -> None:
     store = Store(place, effects, offsets)
+    consumer["membership"] = membership_from(consumer.pop("membership", "zookeeper"), consumer.pop("joins"))
     async with Consumer(*consumer.pop("topics"), sink=store.sink, **consumer) as member:
         async for batch in member:
             for first in range(0, len(batch), AT_ONCE):

@@ -65,7 +65,7 @@ def settings(cluster: LocalCluster, topic: str, group: str, **more: Any) -> dict
         "brokers": cluster.bootstrap,
         "zookeeper": f"{cluster.zookeeper}/{group}",
         "group": group,
-        "session_timeout_s": 2.0,
+        "joins": {"session_timeout_s": 2.0},
         "prefetch_bytes": 3000,
         "max_wait_s": 0.05,
         **more,
@@ -108,7 +108,7 @@ def test_killed_at_any_moment_each_of_10_000_effects_is_there_once(
 ) -> None:
     topic, store, chance = topic_factory(4), new_store(), random.Random(group)
     kafka_cluster.produce(topic, [(None, b"%d" % n, n % 4) for n in range(10_000)])
-    more = {"session_timeout_s": 6.0, "heartbeat_interval_s": 0.3} if membership == "kafka" else {}
+    more = {"joins": {"session_timeout_s": 6.0, "heartbeat_interval_s": 0.3}} if membership == "kafka" else {}
     consumer = settings(kafka_cluster, topic, group, membership=membership, **more)
     for _ in range(kills):
         # at most all of them: a member may have written on for long before the kill reached it

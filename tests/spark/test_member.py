@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from spark_queries import Query
 
-from allocator import Consumer
+from allocator import Consumer, ZooKeeper
 from allocator.spark.options import read_options
 from allocator.spark.source.member import StreamMember
 from allocator.testing import LocalCluster, produce, wait_until_async
@@ -33,8 +33,8 @@ class Pieces:
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
-    def make(self, client: Any, listener: Any, *_: Any) -> Pieces:
-        Pieces.listener = listener
+    def make(self, connections: Any) -> Pieces:
+        Pieces.listener = connections.listener
         return self
 
     async def join(self) -> None:
@@ -68,7 +68,7 @@ def test_offsets_that_an_earlier_ownership_looked_up_begin_no_batch(monkeypatch:
     for name in ("KafkaClient", "GroupOffsets", "Coordinator"):
         monkeypatch.setattr(f"allocator.spark.source.member.{name}", Pieces)
     options = read_options(given)
-    monkeypatch.setattr("allocator.spark.source.member.MembershipConfig.of", Pieces)
+    monkeypatch.setattr("allocator.spark.source.member.joining", Pieces)
     Pieces.committed = [10, 50]
     member = StreamMember(options)
     try:
@@ -134,7 +134,7 @@ async def test_a_query_and_a_consumer_share_a_topic_and_no_record_is_read_twice(
             zookeeper=zookeeper,
             assignor="weighted",
             weight=1.0,
-            session_timeout_s=8.0,
+            membership=ZooKeeper(session_timeout_s=8.0),
         )
         async with consumer:
             reading = asyncio.ensure_future(consume(consumer))

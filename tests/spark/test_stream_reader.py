@@ -13,6 +13,8 @@ from spark_queries import committed
 
 pytest.importorskip("pyspark.sql.datasource", reason="pyspark 4.2 needs Python 3.10 or newer")
 
+from joining import joined
+
 from allocator import Consumer
 from allocator.core.zookeeper.client import NoChroot
 from allocator.spark.errors import CheckpointMismatch, DataLoss, GroupInUse
@@ -193,7 +195,7 @@ async def test_a_group_with_live_members_is_refused(
     await asyncio.to_thread(query.batch)
     zookeeper = {} if membership == "kafka" else {"zookeeper": names["zookeeper"]}
     settings: dict[str, Any] = {"brokers": kafka_cluster.bootstrap, "group": group, "client_id": "the-other-one"}
-    async with Consumer(topic, membership=membership, **settings, **zookeeper):
+    async with Consumer(topic, **joined(membership=membership, **settings, **zookeeper)):
         late = make_query(topics=topic, commit="after_batch", **names)
         with pytest.raises(GroupInUse, match="the-other-one"):
             await asyncio.to_thread(late.plan)

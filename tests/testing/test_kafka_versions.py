@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from allocator import Consumer, TopicPartition
+from allocator import Consumer, Fixed, TopicPartition
 from allocator.errors import ConfigError
 from allocator.testing import ClusterError
 from allocator.testing.traffic import Recording, TrafficRecord
@@ -221,7 +221,7 @@ def test_a_file_that_is_no_recording_is_named_with_its_line(tmp_path: Path, text
 async def _read_back(bootstrap: str, topic: str, partitions: int, count: int) -> dict[int, list[Any]]:
     every = [TopicPartition(topic, number) for number in range(partitions)]
     found: dict[int, list[Any]] = {number: [] for number in range(partitions)}
-    async with Consumer(brokers=bootstrap, group=None, membership="fixed", partitions=every) as consumer:
+    async with Consumer(brokers=bootstrap, group=None, membership=Fixed(every)) as consumer:
         while sum(map(len, found.values())) < count:
             batch = await consumer.getbatch(30)
             assert batch is not None

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from tornado.httpclient import AsyncHTTPClient, HTTPResponse
 
-from allocator import Consumer
+from allocator import Consumer, ZooKeeper
 from allocator.cli.access import Access
 from allocator.core.subscription import RecordsLost
 from allocator.daemon.config import load
@@ -197,7 +197,11 @@ async def test_a_daemon_is_ready_throughout_a_rebalance_and_shows_its_group(
         assert [member["partitions"] for member in shown["members"]] == [4]
 
         async with Consumer(
-            topic, brokers=kafka_cluster.bootstrap, group=group, zookeeper=kafka_cluster.zookeeper, root=f"/{group}"
+            topic,
+            brokers=kafka_cluster.bootstrap,
+            group=group,
+            zookeeper=kafka_cluster.zookeeper,
+            membership=ZooKeeper(root=f"/{group}"),
         ) as other:
             verdicts = []
 
@@ -267,7 +271,11 @@ async def test_a_daemon_whose_kafka_falls_silent_is_not_ready_until_it_answers(
     topic = await asyncio.to_thread(topic_factory, 2)
     now = [0.0]
     async with Consumer(
-        topic, brokers=kafka_cluster.bootstrap, group=group, zookeeper=kafka_cluster.zookeeper, root=f"/{group}"
+        topic,
+        brokers=kafka_cluster.bootstrap,
+        group=group,
+        zookeeper=kafka_cluster.zookeeper,
+        membership=ZooKeeper(root=f"/{group}"),
     ) as consumer:
         health = DaemonHealth([consumer], frozenset, lambda: now[0])
 

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from served import BEARER, PATIENCE_S, Served, as_described, served
 from written_group import WrittenGroup, parts
 
-from allocator import Consumer
+from allocator import Consumer, Kafka
 from allocator.core.zookeeper.client import ZooKeeper
 from allocator.testing import LocalCluster
 from allocator.testing.versions import NEWEST
@@ -26,10 +26,9 @@ def member(cluster: LocalCluster, group: str, topic: str, name: str = "worker") 
         topic,
         brokers=cluster.bootstrap,
         group=group,
-        membership="kafka",
+        membership=Kafka(session_timeout_s=20.0),
         client_id=name,
         max_wait_s=0.05,
-        session_timeout_s=20.0,
     )
 
 

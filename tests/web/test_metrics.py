@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from joining import joined
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -41,15 +42,17 @@ async def test_a_scrape_tells_what_the_consumer_did(
     assert "allocator_assigned_partitions" not in scraped(registry)
     consumer = Consumer(
         topic,
-        brokers=kafka_cluster.bootstrap,
-        group=group,
-        zookeeper=kafka_cluster.zookeeper,
-        membership=membership,
-        client_id="c1",
-        session_timeout_s=15.0,
-        heartbeat_interval_s=0.1,
-        max_wait_s=0.1,
-        prefetch_bytes=4000,
+        **joined(
+            brokers=kafka_cluster.bootstrap,
+            group=group,
+            zookeeper=kafka_cluster.zookeeper,
+            membership=membership,
+            client_id="c1",
+            session_timeout_s=15.0,
+            heartbeat_interval_s=0.1,
+            max_wait_s=0.1,
+            prefetch_bytes=4000,
+        ),
     )
     async with consumer:
         consumers.append(consumer)

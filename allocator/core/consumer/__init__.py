@@ -13,10 +13,13 @@ from allocator.core.consumer.membership_config import (
     Connections,
     EnsembleOptions,
     Fault,
+    Fixed,
     MembershipConfig,
     MembershipOptions,
+    ZooKeeper,
     assignors_of,
     attempt,
+    membership_from,
 )
 from allocator.core.consumer.record_processor import RecordProcessor
 from allocator.core.consumer.record_source import OwnConsumer, RunningConsumer, join_again_if
@@ -29,6 +32,7 @@ __all__ = [
     "ConsumerCore",
     "EnsembleOptions",
     "Fault",
+    "Fixed",
     "MembershipConfig",
     "MembershipOptions",
     "OffsetSink",
@@ -38,8 +42,10 @@ __all__ = [
     "RunningConsumer",
     "SinkClaim",
     "SinkOffset",
+    "ZooKeeper",
     "assignors_of",
     "attempt",
     "join_again_if",
     "lag",
+    "membership_from",
 ]

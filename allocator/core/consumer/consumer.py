@@ -14,7 +14,7 @@ from allocator.core.client.log_offsets import EARLIEST, LATEST, Found, list_offs
 from allocator.core.consumer.arguments import as_offset, as_offsets, as_partition, as_partitions, as_topics
 from allocator.core.consumer.core import ConsumerCore
 from allocator.core.consumer.measures import lags, reference_metrics
-from allocator.core.consumer.membership_config import MembershipConfig
+from allocator.core.consumer.membership_config import MembershipConfig, MembershipOptions
 from allocator.core.consumer.reading import Reading
 from allocator.core.consumer.sink import OffsetSink
 from allocator.core.errors import Closed, ConfigError, IllegalState, NotOwned
@@ -26,10 +26,8 @@ from allocator.core.telemetry.measures import Measures
 from allocator.core.types import (
     Assignors,
     Deserializer,
-    GroupProtocol,
     IsolationLevel,
     Listener,
-    LoadSource,
     MembershipName,
     Offset,
     OffsetAndMetadata,
@@ -42,7 +40,6 @@ from allocator.core.types import (
     Record,
     TopicPartition,
 )
-from allocator.core.znodes.member_names import default_client_id
 
 This = TypeVar("This", bound="ConsumerBase")
 
@@ -59,14 +56,10 @@ class ConsumerBase:
         brokers: str | Sequence[str],
         group: str | None,
         zookeeper: str | None = DEFAULT["zookeeper"],
-        membership: MembershipName = DEFAULT["membership"],
+        membership: MembershipName | MembershipOptions = DEFAULT["membership"],
         pattern: str | None = DEFAULT["pattern"],
-        partitions: Iterable[PartitionLike] = (),
         assignor: Assignors | None = DEFAULT["assignor"],
         client_id: str | None = DEFAULT["client_id"],
-        session_timeout_s: float = DEFAULT["session_timeout_s"],
-        root: str = DEFAULT["root"],
-        zookeeper_options: Mapping[str, Any] | None = DEFAULT["zookeeper_options"],
         security: Mapping[str, Any] | None = DEFAULT["security"],
         auto_offset_reset: OffsetReset | int = DEFAULT["auto_offset_reset"],
         auto_commit_interval_s: float | None = DEFAULT["auto_commit_interval_s"],
@@ -80,47 +73,28 @@ class ConsumerBase:
         rack: str | None = DEFAULT["rack"],
         listener: Listener | None = None,
         connect_timeout_s: float = DEFAULT["connect_timeout_s"],
-        group_protocol: GroupProtocol = DEFAULT["group_protocol"],
-        rebalance_timeout_s: float = DEFAULT["rebalance_timeout_s"],
-        heartbeat_interval_s: float = DEFAULT["heartbeat_interval_s"],
         max_poll_interval_s: float | None = DEFAULT["max_poll_interval_s"],
-        instance_id: str | None = DEFAULT["instance_id"],
-        restart_grace_s: float = DEFAULT["restart_grace_s"],
-        follow_load: LoadSource | None = DEFAULT["follow_load"],
-        load_tolerance: float = DEFAULT["load_tolerance"],
         offsets: OffsetStorage | None = DEFAULT["offsets"],
-        settle_s: float = DEFAULT["settle_s"],
         sink: OffsetSink | None = None,
     ) -> None:
         self.group = group
-        self.client_id = client_id or default_client_id(instance_id=instance_id if restart_grace_s else None)
+        joining = MembershipConfig.of(
+            membership,
+            zookeeper=zookeeper,
+            group=group,
+            client_id=client_id,
+            topics=as_topics(topics),
+            pattern=pattern,
+            assignor=assignor,
+            weight=weight,
+            rack=rack,
+            connect_timeout_s=connect_timeout_s,
+            max_poll_interval_s=max_poll_interval_s,
+            offsets=offsets,
+        )
+        self.client_id = joining.client_id
         self._engine = ConsumerCore(
-            MembershipConfig.of(
-                membership=membership,
-                group=group,
-                client_id=self.client_id,
-                topics=as_topics(topics),
-                pattern=pattern,
-                partitions=as_partitions(partitions),
-                assignor=assignor,
-                weight=weight,
-                rack=rack,
-                session_timeout_s=session_timeout_s,
-                connect_timeout_s=connect_timeout_s,
-                zookeeper=zookeeper,
-                root=root,
-                zookeeper_options=zookeeper_options,
-                heartbeat_interval_s=heartbeat_interval_s,
-                group_protocol=group_protocol,
-                rebalance_timeout_s=rebalance_timeout_s,
-                max_poll_interval_s=max_poll_interval_s,
-                instance_id=instance_id,
-                restart_grace_s=restart_grace_s,
-                follow_load=follow_load,
-                load_tolerance=load_tolerance,
-                offsets=offsets,
-                settle_s=settle_s,
-            ),
+            joining,
             brokers=brokers,
             listener=listener,
             auto_commit_interval_s=auto_commit_interval_s,

@@ -18,7 +18,12 @@ from allocator.core.aio.reminder import Reminder
 from allocator.core.aio.tasks import BackgroundTasks, wait_for_event, within
 from allocator.core.client.client import KafkaClient
 from allocator.core.consumer.measures import OwnLoad, lag
-from allocator.core.consumer.membership_config import EnsembleOptions, MembershipConfig, OrderSource
+from allocator.core.consumer.membership_config import (
+    Connections,
+    EnsembleOptions,
+    MembershipConfig,
+    OrderSource,
+)
 from allocator.core.consumer.operator_orders import OperatorOrders
 from allocator.core.consumer.ownership import Ownership
 from allocator.core.consumer.record_processor import RecordProcessor
@@ -157,7 +162,7 @@ class ConsumerCore:
         return self._joining
 
     def _make_membership(self) -> Membership:
-        made = self._joining.make(
+        connections = Connections(
             self.client,
             self._ownership,
             self._coordinator,
@@ -167,6 +172,7 @@ class ConsumerCore:
             self._orders.take,
             self._ownership.expect,
         )
+        made = self._joining.make(connections)
         if self._offsets is not None:
             self._offsets.committer = made.committer
         return made

@@ -1,7 +1,7 @@
-"""Chooses the membership of a consumer: one setting, and one options class for each membership.
+"""How a consumer joins: the memberships as classes of settings, and the settings that all of them share.
 
-The options classes take their fields from the flat keywords of `Consumer`. A class knows the requirements and
-contradictions of its membership, and creates it.
+Users create a membership's class, or give its name. A class knows the requirements and contradictions of its
+membership, and creates it.
 """
 
 from __future__ import annotations
@@ -15,16 +15,18 @@ from typing import Any, ClassVar, NamedTuple, Optional, Protocol
 from allocator.core.assignors import Assignor, resolve
 from allocator.core.client.client import KafkaClient
 from allocator.core.commands.orders import OrderKeeper, Orders
+from allocator.core.consumer.arguments import as_partitions
 from allocator.core.errors import AllocatorError, ConfigError
 from allocator.core.membership.fixed import FixedMembership
 from allocator.core.membership.membership import AssignmentListener, Membership
 from allocator.core.membership.view import Load
 from allocator.core.membership.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
-from allocator.core.memberships import options_of
+from allocator.core.memberships import known_memberships, options_of
 from allocator.core.offsets.coordinator import Coordinator
 from allocator.core.offsets.storage import StoredOffsets
 from allocator.core.settings.names import check_group, check_topic
-from allocator.core.settings.table import DEFAULT, MASK, SETTINGS, keyword_faults
+from allocator.core.settings.spellings import HOLDERS, names_arguments
+from allocator.core.settings.table import DEFAULT, MASK, SETTINGS, check_keywords, keyword_faults
 from allocator.core.subscription.patterns import check_pattern
 from allocator.core.text.quoting import shown
 from allocator.core.types import (
@@ -32,16 +34,18 @@ from allocator.core.types import (
     LoadSource,
     MembershipName,
     OffsetStorage,
+    PartitionLike,
     Partitions,
     TopicPartition,
 )
 from allocator.core.znodes.documents import Paths
 from allocator.core.znodes.load_report import LoadReport
-from allocator.core.zookeeper.client import ZooKeeper
+from allocator.core.znodes.member_names import default_client_id
+from allocator.core.zookeeper.client import ZooKeeperClient
 
 
 class Fault(NamedTuple):
-    """Settings that are valid one by one but contradict each other, by their flat names."""
+    """Settings that are valid one by one but contradict each other, by their names."""
 
     settings: tuple[str, ...]
     why: str
@@ -91,11 +95,21 @@ class Connections(NamedTuple):
 
 @dataclass(frozen=True)
 class MembershipOptions:
-    """The settings that only one membership has."""
+    """The settings that only one membership has. Raises ConfigError that lists every value that is not allowed."""
 
+    name: ClassVar[MembershipName]
     storages: ClassVar[tuple[OffsetStorage, ...]] = ("kafka",)
     """The allowed storages of the group's offsets, the default first. Other clients in such a group use the default."""
-    on_zookeeper: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        faults = keyword_faults(vars(self))
+        if faults:
+            raise ConfigError(f"{type(self).__name__}: {'; '.join(faults.values())}")
+
+    @property
+    def lasting_name(self) -> str | None:
+        """The name that the member keeps when its process starts again; None if it has none."""
+        return None
 
     def faults(self, config: MembershipConfig) -> Iterator[Fault]:
         """Finds contradictions that show without connecting."""
@@ -114,9 +128,19 @@ class MembershipOptions:
         return None
 
 
+@names_arguments
 @dataclass(frozen=True)
-class FixedOptions(MembershipOptions):
+class Fixed(MembershipOptions):
+    """All partitions of the topics, or chosen ones, whatever others read."""
+
+    name = "fixed"
     storages: ClassVar[tuple[OffsetStorage, ...]] = ("kafka", "both", "zookeeper")
+
+    partitions: Sequence[PartitionLike] = ()
+    """The chosen partitions, instead of topics."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "partitions", as_partitions(self.partitions))
 
     def check_assignor(self, config: MembershipConfig) -> None:
         """Accepts any value, because this membership uses no assignor."""
@@ -137,7 +161,6 @@ class EnsembleOptions(MembershipOptions):
     """Options that every membership on ZooKeeper has."""
 
     storages: ClassVar[tuple[OffsetStorage, ...]] = ("kafka", "both", "zookeeper")
-    on_zookeeper: ClassVar[bool] = True
 
     zookeeper: Optional[str] = DEFAULT["zookeeper"]
     root: str = DEFAULT["root"]
@@ -189,19 +212,31 @@ class EnsembleOptions(MembershipOptions):
         """Returns the assignors that the member offers, by name, the preferred one first."""
         return config.assignors()
 
-    def ensemble(self) -> ZooKeeper:
-        assert self.zookeeper is not None
-        return ZooKeeper(self.zookeeper, session_timeout_s=self.session_timeout_s, options=self.zookeeper_options)
+    def ensemble(self) -> ZooKeeperClient:
+        """Returns a session with the ensemble, not connected. Raises ConfigError for wrong `zookeeper_options`."""
+        if not self.zookeeper:
+            raise ConfigError(f'{type(self).__name__}: zookeeper not set; must be "host:port,host:port/chroot"')
+        return ZooKeeperClient(self.zookeeper, session_timeout_s=self.session_timeout_s, options=self.zookeeper_options)
 
 
+@names_arguments
 @dataclass(frozen=True)
-class ZooKeeperOptions(EnsembleOptions):
-    """This project's own protocol."""
+class ZooKeeper(EnsembleOptions):
+    """This project's own protocol, on any cluster: exclusive owners, with ZooKeeper.
+
+    Consumer("orders", brokers="b1:9092", group="billing", membership=ZooKeeper("z1:2181", session_timeout_s=20))
+    """
+
+    name = "zookeeper"
 
     instance_id: Optional[str] = DEFAULT["instance_id"]
     restart_grace_s: float = DEFAULT["restart_grace_s"]
     follow_load: Optional[LoadSource] = DEFAULT["follow_load"]
     load_tolerance: float = DEFAULT["load_tolerance"]
+
+    @property
+    def lasting_name(self) -> str | None:
+        return self.instance_id if self.restart_grace_s else None
 
     def faults(self, config: MembershipConfig) -> Iterator[Fault]:
         yield from super().faults(config)
@@ -236,11 +271,9 @@ class ZooKeeperOptions(EnsembleOptions):
 class MembershipConfig:
     """How a consumer joins: the settings of every membership, and the options of the chosen one. Times in seconds.
 
-    `of` creates it from the flat keywords. `check` raises one ConfigError that lists every fault. The options of the
-    other memberships are checked for their type only, so that a service moves by changing `membership` alone.
+    `of` creates it from the keywords of `Consumer`. `check` raises one ConfigError that lists every fault.
     """
 
-    membership: MembershipName
     group: Optional[str]
     client_id: str
     options: MembershipOptions
@@ -255,19 +288,18 @@ class MembershipConfig:
     offsets: Optional[OffsetStorage] = DEFAULT["offsets"]
 
     @classmethod
-    def of(cls, **keywords: Any) -> MembershipConfig:
+    def of(
+        cls, membership: MembershipName | MembershipOptions, *, zookeeper: str | None = None, **common: Any
+    ) -> MembershipConfig:
         """Raises ConfigError for keywords of the wrong type or out of range, and for an unknown membership."""
-        faults = keyword_faults(keywords)
-        if faults:
-            # on their own, because the other checks would fail on a wrong type
-            raise ConfigError("; ".join(faults.values()))
-        kind: type[MembershipOptions] = options_of(keywords["membership"])
-        common = {each.name for each in dataclasses.fields(cls)}
-        own = {each.name for each in dataclasses.fields(kind)}
-        return cls(
-            options=kind(**{name: value for name, value in keywords.items() if name in own}),
-            **{name: value for name, value in keywords.items() if name in common},
-        )
+        check_keywords(common)  # on its own, because the other checks would fail on a wrong type
+        options = membership_of(membership, zookeeper)
+        common["client_id"] = common.get("client_id") or default_client_id(instance_id=options.lasting_name)
+        return cls(options=options, partitions=getattr(options, "partitions", ()), **common)
+
+    @property
+    def membership(self) -> MembershipName:
+        return self.options.name
 
     @property
     def chosen(self) -> bool:
@@ -286,7 +318,7 @@ class MembershipConfig:
             if fault.error is not None and not isinstance(fault.error, ConfigError):
                 raise fault.error
         if faults:
-            values = {**vars(self), **vars(self.options)}
+            values = {**vars(self.options), **vars(self), "membership": self.membership}
             raise ConfigError("; ".join(fault.text(values) for fault in faults))
 
     def faults(self) -> Iterator[Fault]:
@@ -294,8 +326,6 @@ class MembershipConfig:
         chosen = tuple(name for name in ("topics", "pattern", "partitions") if getattr(self, name))
         if len(chosen) > 1:
             yield Fault(chosen, "they exclude each other; give one of them")
-        if self.partitions and self.membership != "fixed":
-            yield Fault(("partitions", "membership"), 'partitions are chosen by hand only with membership="fixed"')
         if self.group is None and self.membership != "fixed":
             yield Fault(("group", "membership"), 'only membership="fixed" can do without')
         if self.offsets is not None and self.offsets not in self.options.storages:
@@ -305,24 +335,49 @@ class MembershipConfig:
             yield from attempt(("topics",), lambda topic=topic: check_topic(topic))  # type: ignore[misc]
         yield from self.options.faults(self)
 
-    def make(
-        self,
-        client: KafkaClient,
-        listener: AssignmentListener,
-        coordinator: Coordinator,
-        load: Load,
-        offsets: StoredOffsets | None,
-        measure: Callable[[LoadSource], Callable[[], LoadReport]] | None = None,
-        ordered: Callable[[Orders, OrderKeeper], None] | None = None,
-        expected: Callable[[Partitions, bool], None] | None = None,
-    ) -> Membership:
+    def make(self, connections: Connections) -> Membership:
         """Creates the membership without any I/O."""
-        connections = Connections(client, listener, coordinator, load, offsets, measure, ordered, expected)
         return self.options.make(self, connections)
 
     def assignors(self) -> dict[str, Assignor]:
         """Returns the assignors by name, the preferred one first."""
         return assignors_of("naive" if self.assignor is None else self.assignor)
+
+
+def membership_of(given: MembershipName | MembershipOptions, zookeeper: str | None = None) -> MembershipOptions:
+    """Returns a membership that is given by its name or as an object. Raises ConfigError for anything else.
+
+    `zookeeper`: the ensemble of a membership on ZooKeeper. Other memberships ignore it, so that a service moves by
+    changing its membership alone.
+    """
+    named = not isinstance(given, MembershipOptions)
+    check_keywords({"zookeeper": zookeeper, **({"membership": given} if named else {})})
+    options: MembershipOptions = options_of(given)() if isinstance(given, str) else given
+    if not zookeeper or not isinstance(options, EnsembleOptions):
+        return options
+    if options.zookeeper:
+        kind = type(options).__name__
+        raise ConfigError(f"zookeeper = {zookeeper!r} with {kind}({options.zookeeper!r}): give the ensemble once")
+    return dataclasses.replace(options, zookeeper=zookeeper)
+
+
+def membership_from(name: MembershipName, settings: Mapping[str, Any]) -> MembershipOptions:
+    """Returns the membership `name` with those of `settings` that it has."""
+    kind: type[MembershipOptions] = options_of(name)
+    own = {each.name for each in dataclasses.fields(kind)}
+    return kind(**{name: value for name, value in settings.items() if name in own})
+
+
+def _holders(name: str) -> str:
+    """Says which memberships have the argument `name`; "" if none has it."""
+    kinds = [kind.__name__ for kind in map(options_of, known_memberships()) if name in kind.__dataclass_fields__]
+    if not kinds:
+        return ""
+    too = f"; {', '.join(kinds[1:])} have it too" if kinds[1:] else ""
+    return f"give it to the membership: membership={kinds[0]}({name}=...){too}"
+
+
+HOLDERS["membership"] = _holders
 
 
 def assignors_of(given: Any) -> dict[str, Assignor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -50,6 +50,10 @@ SPELLINGS = {
 _WITHIN = {"security": ("security_protocol", "sasl_", "ssl_")}
 
 
+HOLDERS: dict[str, Callable[[str], str]] = {}
+"""Argument -> a function that says which of the objects it takes have an argument of a name; "" if none has."""
+
+
 def names_arguments(kind: type[T]) -> type[T]:
     """A class decorator: an unknown keyword argument raises a TypeError that names the right one."""
     init: Any = kind.__init__
@@ -59,25 +63,32 @@ def names_arguments(kind: type[T]) -> type[T]:
 
     @functools.wraps(init)
     def checked(self: T, *arguments: Any, **given: Any) -> None:
-        unknown = [name for name in given if name not in known]
+        hints = {name: _hint(name, known) for name in given if name not in known}
         if others_too:
-            unknown = [name for name in unknown if _meant(name, known)]
-        if unknown:
-            raise TypeError(_told(kind.__name__, unknown, known))
+            hints = {name: hint for name, hint in hints.items() if hint}
+        if hints:
+            raise TypeError(_told(kind.__name__, hints, known))
         init(self, *arguments, **given)
 
     kind.__init__ = checked  # type: ignore[assignment, method-assign]
     return kind
 
 
-def _told(kind: str, unknown: Iterable[str], known: Collection[str]) -> str:
+def _told(kind: str, hints: Mapping[str, str], known: Collection[str]) -> str:
     parts = []
-    for name in unknown:
-        right = _meant(name, known)
+    for name, hint in hints.items():
         near = difflib.get_close_matches(name, known, 1)
-        hint = f"it is called {right}" if right else f"did you mean {near[0]}?" if near else ""
+        hint = hint or (f"did you mean {near[0]}?" if near else "")
         parts.append(f"{name!r}" + (f" ({hint})" if hint else ""))
     return f"{kind} has no argument {', '.join(parts)}"
+
+
+def _hint(name: str, known: Collection[str]) -> str:
+    right, plain = _meant(name, known), name.replace(".", "_")
+    if right:
+        return f"it is called {right}"
+    told = (HOLDERS[each](word) for each in known if each in HOLDERS for word in SPELLINGS.get(plain, (plain,)))
+    return next(filter(None, told), "")
 
 
 def _meant(name: str, known: Collection[str]) -> str:

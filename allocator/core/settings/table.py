@@ -228,9 +228,6 @@ class Reset:
 
 # -- the table ---------------------------------------------------------------------------------------------------------
 
-ZOOKEEPER: Final = ("zookeeper", "kiel", "consumers", "pykafka")
-KAFKA: Final = ("kafka",)
-
 
 @dataclass(frozen=True)
 class Setting:
@@ -240,8 +237,6 @@ class Setting:
     default: Any
     text: str
     """The meaning, for the docs: what it is, and the effect of a larger and of a smaller value."""
-    memberships: tuple[str, ...] = ()
-    """The memberships that use it; empty: all of them."""
     optional: bool = False
     """Whether None is allowed although it is not the default."""
     secret: bool = False
@@ -335,19 +330,16 @@ SETTINGS: Final[Mapping[str, Setting]] = {
         Text(check=parse_ensemble, what='"host:port,host:port/chroot"'),
         None,
         "The ensemble, with an optional chroot at its end.",
-        memberships=ZOOKEEPER,
     ),
     "root": Setting(
         Text(check=lambda text: check_path("ZooKeeper root", text), what="an absolute path"),
         "/allocator",
         "The znode of the groups. Members with different roots never meet.",
-        memberships=ZOOKEEPER,
     ),
     "zookeeper_options": Setting(
         Table(),
         None,
         "Credentials, ACL, SASL and TLS, under kazoo's names.",
-        memberships=ZOOKEEPER,
         secret=True,
     ),
     "session_timeout_s": Setting(
@@ -356,7 +348,6 @@ SETTINGS: Final[Mapping[str, Setting]] = {
         "Seconds until the group gives up a silent member. More: the partitions of a crashed member wait longer. Less: "
         "a pause of this process, or of ZooKeeper, ends its ownership. The ensemble may grant another value, by its "
         "own limits. Brokers refuse less than 6 unless configured otherwise; with KIP-848 the broker sets it.",
-        memberships=ZOOKEEPER + KAFKA,
     ),
     "heartbeat_interval_s": Setting(
         Number(0, 3600, above=True),
@@ -364,21 +355,18 @@ SETTINGS: Final[Mapping[str, Setting]] = {
         "Seconds between heartbeats, at most half of the session timeout: one lost heartbeat must not end the "
         "membership. After a rebalance they begin closer together. More: the member notices a rebalance later. Less: "
         "more requests to the coordinator.",
-        memberships=KAFKA,
     ),
     "rebalance_timeout_s": Setting(
         SECONDS,
         60.0,
         "Seconds that a rebalance waits for a member that drains and commits. More: a member that hangs holds up the "
         "group. Less: a slow member loses its partitions. Brokers before 0.10.1 use the session timeout.",
-        memberships=KAFKA,
     ),
     "group_protocol": Setting(
         Text(get_args(GroupProtocol)),
         "classic",
         "`classic`, or `consumer` (KIP-848, brokers from 4.0): then the broker assigns, and sets session timeout and "
         "heartbeat interval.",
-        memberships=KAFKA,
     ),
     "instance_id": Setting(
         _NAME,
@@ -386,7 +374,6 @@ SETTINGS: Final[Mapping[str, Setting]] = {
         "A name of this process among all of the group that it keeps over restarts. With `kafka` it makes a static "
         "member (KIP-345, brokers from 2.3), whose partitions wait for it up to the session timeout. With `zookeeper` "
         "it takes effect together with `restart_grace_s`. Every process needs a name of its own.",
-        memberships=("zookeeper", *KAFKA),
     ),
     "restart_grace_s": Setting(
         Number(0, 86400),
@@ -394,7 +381,6 @@ SETTINGS: Final[Mapping[str, Setting]] = {
         "Seconds that the partitions of a member with an `instance_id` wait for its next process after it stopped or "
         "its session ended. More: a slower restart moves nothing. Less: the partitions of a member that does not come "
         "back stand still for a shorter time. 0: they move at once.",
-        memberships=("zookeeper",),
     ),
     "follow_load": Setting(
         Text(get_args(LoadSource)),
@@ -403,21 +389,18 @@ SETTINGS: Final[Mapping[str, Setting]] = {
         "arrive, their `bytes`, the seconds that the handler needs for them (`handler_s`, where the library calls it), "
         "or the number that you give to `report_load` (`reported`). Takes the place of `assignor` once all members of "
         "the group have it. None: load moves nothing.",
-        memberships=("zookeeper",),
     ),
     "load_tolerance": Setting(
         Number(1, 10, above=True, unit="times the share"),
         1.1,
         "With `follow_load`: how much of its share a member may have before it gives partitions away. More: fewer "
         "moves. Less: more even. The value of the leader counts.",
-        memberships=("zookeeper",),
     ),
     "settle_s": Setting(
         Number(0, 3600),
         3.0,
         "Seconds that a partition from a member of kiel's, which does not tell what it holds, is left alone. More: it "
         "stands still longer. Less: records that the former owner commits late are handled twice.",
-        memberships=("kiel",),
     ),
     "security": Setting(Table(), None, "TLS and SASL to Kafka, under kafka-python's names.", secret=True),
     "auto_offset_reset": Setting(

@@ -17,6 +17,7 @@ from allocator.core.zookeeper.client import (
     Watched,
     ZnodeExists,
     ZooKeeper,
+    ZooKeeperClient,
     ZooKeeperError,
     retrying,
 )
@@ -35,6 +36,7 @@ __all__ = [
     "Watched",
     "ZnodeExists",
     "ZooKeeper",
+    "ZooKeeperClient",
     "ZooKeeperError",
     "check_options",
     "check_tls",

@@ -44,7 +44,7 @@ Watch = Callable[[], None]
 class _Attempts(logging.Filter):
     """Drops kazoo's warning for each attempt to connect, up to 20 a second.
 
-    The caller gets an error with the address and the last cause, and `ZooKeeper` logs a lost connection once.
+    The caller gets an error with the address and the last cause, and `ZooKeeperClient` logs a lost connection once.
     """
 
     NOISE = ("Connection dropped", "Connection time-out", "Cannot resolve", "Failed connecting", "Transition to")
@@ -140,7 +140,7 @@ class Op(NamedTuple):
     ephemeral: bool = False
 
 
-class ZooKeeper:
+class ZooKeeperClient:
     """A client with one session at a time. After a lost session kazoo opens the next one.
 
     If the ensemble came back with older or no data, all servers would refuse the session forever. Then the client gives
@@ -489,10 +489,13 @@ class ZooKeeper:
             self._asked.discard(future)
 
 
+ZooKeeper = ZooKeeperClient
+
+
 async def get_if_exists(
-    zk: ZooKeeper, path: str, watch: Watch | None = None, *, deleted: Watch | None = None
+    zk: ZooKeeperClient, path: str, watch: Watch | None = None, *, deleted: Watch | None = None
 ) -> tuple[bytes, Stat] | None:
-    """Like `ZooKeeper.get`, but returns None for a missing znode, and calls `watch` when it is created."""
+    """Like `ZooKeeperClient.get`, but returns None for a missing znode, and calls `watch` when it is created."""
     while True:
         try:
             return await zk.get(path, watch, deleted=deleted)

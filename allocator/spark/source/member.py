@@ -23,12 +23,12 @@ from typing import Any, Optional, TypeVar
 
 from allocator.core.aio import wait_for_event
 from allocator.core.client import KafkaClient
-from allocator.core.consumer import MembershipConfig, lag
+from allocator.core.consumer import Connections, lag
 from allocator.core.membership import Membership
 from allocator.core.offsets import Coordinator, GroupOffsets
 from allocator.core.subscription import stamped
 from allocator.errors import BrokersUnavailable, CommitFailed, ZooKeeperUnavailable
-from allocator.spark.options import Options, member_keywords
+from allocator.spark.options import Options, joining
 from allocator.spark.source.plan import begin_again
 from allocator.types import OffsetAndMetadata, Partitions, TopicPartition
 
@@ -210,7 +210,6 @@ class _MemberRunner:
             client = KafkaClient(options.brokers, client_id="allocator-spark-member", security=options.security)
             await client.connect(options.timeout_s)
             self._client = client
-            joining = MembershipConfig.of(**member_keywords(options))
             if options.topics_pattern is not None:
                 client.follow_all()
             else:
@@ -218,7 +217,7 @@ class _MemberRunner:
             offsets = self._offsets()
             coordinator = Coordinator(client, self._group, client.retry_backoff_s)
             load = partial(lag, client, offsets.fetch, "earliest")
-            membership = joining.make(client, self, coordinator, load, None)
+            membership = joining(options).make(Connections(client, self, coordinator, load, None))
             try:
                 await membership.join()
             except BaseException:

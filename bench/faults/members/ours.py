@@ -11,7 +11,7 @@ import sys
 import time
 from typing import Any
 
-from allocator import AllocatorError, Consumer, RebalanceListener, Record, TopicPartition
+from allocator import AllocatorError, Consumer, RebalanceListener, Record, TopicPartition, ZooKeeper
 from allocator.daemon.stacks import dump_when_stuck
 from bench.faults.journal import Journal
 
@@ -31,7 +31,7 @@ class Service(RebalanceListener):
             group=settings["group"],
             client_id=settings["name"],
             assignor="sticky",
-            session_timeout_s=settings["session_timeout_s"],
+            membership=ZooKeeper(session_timeout_s=settings["session_timeout_s"]),
             auto_commit_interval_s=None,
             listener=self,
         )

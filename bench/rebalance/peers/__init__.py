@@ -19,7 +19,7 @@ __all__ = ["KIP848", "OVER_ZOOKEEPER", "PEERS", "Members", "members_of"]
 PEERS = {
     "ours": "ours:Ours",
     "ours-sticky": "ours:Sticky",
-    "ours-kafka": "ours:Kafka",
+    "ours-kafka": "ours:OverKafka",
     "ours-kafka-coop": "ours:KafkaCooperative",
     "ours-kip848": "ours:Kip848",
     "kazoo": "set_partitioner:Partitioners",

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from allocator import Consumer, RebalanceListener, TopicPartition
+from allocator import Consumer, Kafka, RebalanceListener, TopicPartition, ZooKeeper
 
 from ..journal import Journal
 from .base import Tasks
@@ -33,17 +33,10 @@ class _Listener(RebalanceListener):
 
 
 class Ours(Tasks):
-    assignor = "naive"
-    membership = "zookeeper"
+    assignor: str | None = "naive"
 
-    def joining(self) -> dict[str, Any]:
-        """The settings that say how a member joins."""
-        return {
-            "membership": self.membership,
-            "assignor": self.assignor,
-            "session_timeout_s": self.settings.session_timeout_s,
-            "heartbeat_interval_s": self.settings.heartbeat_s,
-        }
+    def membership(self) -> Any:
+        return ZooKeeper(session_timeout_s=self.settings.session_timeout_s)
 
     async def member(self, name: str, journal: Journal, stop: asyncio.Event) -> None:
         settings = self.settings
@@ -54,7 +47,8 @@ class Ours(Tasks):
             zookeeper=settings.zookeeper,
             group=settings.group,
             client_id=name,
-            **self.joining(),
+            assignor=self.assignor,
+            membership=self.membership(),
             auto_commit_interval_s=None,
             listener=listener,
         )
@@ -74,16 +68,20 @@ class Sticky(Ours):
     assignor = "sticky"
 
 
-class Kafka(Ours):
+class OverKafka(Ours):
     assignor = "range"
-    membership = "kafka"
+
+    def membership(self) -> Any:
+        settings = self.settings
+        return Kafka(session_timeout_s=settings.session_timeout_s, heartbeat_interval_s=settings.heartbeat_s)
 
 
-class KafkaCooperative(Kafka):
+class KafkaCooperative(OverKafka):
     assignor = "cooperative-sticky"
 
 
 class Kip848(Ours):
-    def joining(self) -> dict[str, Any]:
-        # the broker assigns, and sets the timeouts
-        return {"membership": "kafka", "group_protocol": "consumer"}
+    assignor = None  # the broker assigns, and sets the timeouts
+
+    def membership(self) -> Any:
+        return Kafka(group_protocol="consumer")

@@ -16,6 +16,7 @@ import time
 from typing import Any
 
 from allocator import GroupedConsumer
+from allocator.core.consumer import membership_from
 from bench.faults.journal import Journal
 
 
@@ -31,9 +32,7 @@ class Service:
             autocommit=False,
             max_wait_time=200,
             deserializer=int,
-            membership=settings["membership"],
-            settle_s=1.0,
-            session_timeout_s=4.0,
+            membership=membership_from(settings["membership"], {"settle_s": 1.0, "session_timeout_s": 4.0}),
         )
 
     def notice(self, held: set[int]) -> None:

@@ -16,7 +16,7 @@ import sys
 import time
 from typing import Any
 
-from allocator import AllocatorError, Consumer, RebalanceListener, Record, TopicPartition
+from allocator import AllocatorError, Consumer, Kafka, RebalanceListener, Record, TopicPartition
 from bench.faults.journal import Journal
 
 
@@ -30,7 +30,12 @@ class Service(RebalanceListener):
         self.done: dict[TopicPartition, int] = {}
         """The next offset to read of partitions with uncommitted work."""
         self.consumer = Consumer(
-            settings["topic"], listener=self, auto_commit_interval_s=None, max_wait_s=0.1, **settings["consumer"]
+            settings["topic"],
+            membership=Kafka(**settings["joins"]),
+            listener=self,
+            auto_commit_interval_s=None,
+            max_wait_s=0.1,
+            **settings["consumer"],
         )
 
     def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:

@@ -102,6 +102,7 @@ class Consumer(ConsumerBase):
         arguments = locals()
         given = {name: arguments[name] for name in HANDLING}
         self._begun()
+        self._engine.must_not_process()
         if self._engine.sink is not None and ordering != "partition":
             raise ConfigError(f"ordering = {ordering!r}: a sink takes the records of a partition in order")
         made, settings = processor(handler, self._deserialize(), self.group, given)

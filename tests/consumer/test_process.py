@@ -188,3 +188,28 @@ async def test_deserializers_are_called_for_the_handler_and_fail_as_it_does(
         await consumer.close()
         await work
     assert sorted(values) == list(range(0, 100, 2))
+
+
+async def test_a_second_call_of_process_is_refused_and_the_first_keeps_its_partitions(
+    kafka_cluster: LocalCluster, topic_factory: Topics, group: str
+) -> None:
+    service = Service(kafka_cluster, topic_factory(), group, {"membership": "zookeeper"})
+    began, go_on, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def handle(_: Record) -> None:
+        began.set()
+        await go_on.wait()
+        ended.set()
+
+    consumer = service.consumer()
+    await consumer.start()
+    first = asyncio.ensure_future(consumer.process(handle))
+    await asyncio.wait_for(began.wait(), 30)
+    with pytest.raises(RuntimeError, match="process"):
+        await asyncio.wait_for(consumer.process(handle), 30)
+    closing = asyncio.ensure_future(consumer.close())
+    await asyncio.wait({closing}, timeout=1)
+    assert not closing.done(), "the partition was released while the handler works"
+    go_on.set()
+    await asyncio.wait_for(asyncio.gather(closing, first), 30)
+    assert ended.is_set()

@@ -460,6 +460,11 @@ class ConsumerCore:
         if not self.processing:
             self.progress.hand_out(partition, next_offset)
 
+    def must_not_process(self) -> None:
+        """Raises RuntimeError while `process` runs: another call would take its partitions from its handler."""
+        if self.processing:
+            raise RuntimeError("process() runs already; cancel that call first, or make a second Consumer")
+
     def process_with(self, processor: RebalanceListener | None, outlasting: RebalanceListener | None = None) -> None:
         """Lets `processor` track done records, and get partition changes before the user's listener. None ends that.
 

@@ -108,10 +108,12 @@ class RunningConsumer(OwnConsumer):
         self._started = False
 
     async def start(self) -> None:
+        self._engine.must_not_process()
         # a call that outlasted an earlier `process` keeps its partition, and two calls at once would break its order
         former = self._engine.outlasting
         if former is not None:
             await former.until_ended()
+            self._engine.must_not_process()
         self._started = True
         self._engine.process_with(self._listener)
         self._engine.start_task(self._engine.learn_metadata_limit(), "metadata limit")

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple, Optional
 
-from allocator.core.client import EpochEnd, KafkaClient, ends_of_epochs, is_supported
+from allocator.core.client import KafkaClient, ends_of_epochs
 from allocator.core.fetch import RangeReader
 from allocator.core.offsets import GroupOffsets
 from allocator.core.settings import DEFAULT
@@ -353,13 +353,14 @@ async def _ends_of_epochs(client: KafkaClient, logs: Mapping[TopicPartition, Log
         if one.epoch >= 0 and one.position is not None and leader is not None:
             by_leader[leader][each] = one.epoch
     found: dict[TopicPartition, int] = {}
-    for leader, epochs in by_leader.items() if is_supported(client) else ():
+    for leader, epochs in by_leader.items():
         try:
             ends = await ends_of_epochs(client, leader, epochs, timeout_s=PATIENCE_S)
         except BrokerError as error:
             log.info("comparing records instead of leader epochs: %s", error)
             continue
-        found.update((each, end.offset) for each, end in ends.items() if isinstance(end, EpochEnd) and end.offset >= 0)
+        known = {each: end.offset for each, end in ends.items() if not isinstance(end, BrokerError)}
+        found.update((each, offset) for each, offset in known.items() if offset >= 0)
     return found
 
 

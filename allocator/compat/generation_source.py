@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar, Union
 
 from allocator.compat.generation import Generation
 from allocator.compat.group_config import ConsumerGroupConfig, group_settings_of
@@ -145,28 +145,6 @@ class GenerationTracker:
             self.current.end(why)
 
 
-class GenerationSource(Protocol):
-    """The part of a membership that a `ConsumerGroup` uses."""
-
-    member_id: str
-
-    async def join(self) -> None: ...
-
-    async def leave(self) -> None: ...
-
-    def may_act(self) -> bool: ...
-
-    def rejoin(self, why: str) -> None:
-        """Requests a new assignment, unless the group detects by itself that one is due."""
-
-
-def member_of(config: ConsumerGroupConfig, client: KafkaClient, tracker: GenerationTracker) -> GenerationSource:
-    """Returns the member that `config` describes; it has done no I/O yet."""
-    if config.membership == "kafka":
-        return KafkaGenerations(config, client, tracker)
-    return ZooKeeperGenerations(config, client, tracker)
-
-
 class KafkaGenerations(KafkaMembership):
     """Begins a generation with every join, even if the partitions are the same, or none."""
 
@@ -279,3 +257,14 @@ class ZooKeeperGenerations(ZooKeeperMembership):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+GenerationSource = Union[KafkaGenerations, ZooKeeperGenerations]
+"""`rejoin` requests a new assignment, unless the group detects by itself that one is due."""
+
+
+def member_of(config: ConsumerGroupConfig, client: KafkaClient, tracker: GenerationTracker) -> GenerationSource:
+    """Returns the member that `config` describes; it has done no I/O yet."""
+    if config.membership == "kafka":
+        return KafkaGenerations(config, client, tracker)
+    return ZooKeeperGenerations(config, client, tracker)

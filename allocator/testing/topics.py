@@ -9,21 +9,9 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Union
 
 from .errors import ClusterError
-
-
-class Topics(Protocol):
-    """Topic operations of one kind of cluster. They do not wait for the brokers."""
-
-    def create(self, name: str, replicas: Mapping[int, Sequence[int]], config: Mapping[str, str]) -> None: ...
-
-    def delete(self, name: str) -> None: ...
-
-    def exists(self, name: str) -> bool: ...
-
-    def grow(self, name: str, added: Mapping[int, Sequence[int]]) -> None: ...
 
 
 def spread(partitions: range, replication: int, brokers: Sequence[int]) -> dict[int, list[int]]:
@@ -118,6 +106,10 @@ class KraftTopics:
             raise ClusterError(f"{self._bootstrap} refused: {error}") from error
         finally:
             admin.close()
+
+
+Topics = Union[ZooKeeperTopics, KraftTopics]
+"""Topic operations of one kind of cluster. They do not wait for the brokers."""
 
 
 @contextlib.contextmanager

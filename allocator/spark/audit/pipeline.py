@@ -23,7 +23,7 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any, Optional, Protocol, Union
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 from allocator.core.text import readable
 from allocator.errors import ConfigError
@@ -33,6 +33,8 @@ from allocator.spark.topic import Topic
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+    from allocator.spark.archive import Archive
 
 __all__ = ["BY", "FIELDS", "Report", "Source", "audit"]
 
@@ -44,17 +46,7 @@ LOOKED_UP = 200  # samples whose key and value are shown; more: a longer report
 Reach = Mapping[int, tuple[int, int]]
 
 
-class Archived(Protocol):
-    """The part of `allocator.spark.archive.Archive` that an audit uses."""
-
-    topic: str
-
-    def reach(self) -> dict[int, tuple[int, int]]: ...
-
-    def frame(self, spark: SparkSession, reach: Reach | None = None) -> DataFrame: ...
-
-
-Source = Union["Topic", "Archived", "DataFrame"]
+Source = Union["Topic", "Archive", "DataFrame"]
 Ends = tuple[Mapping[int, int], Mapping[int, int]]
 
 

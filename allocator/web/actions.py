@@ -4,17 +4,40 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
+from operator import methodcaller
 from typing import Any, Optional
 
 from msgspec.structs import replace
 
+from allocator.assignors import known_names
+from allocator.core.commands import KINDS
 from allocator.core.settings import check_group
-from allocator.core.znodes import Paths, Store
-from allocator.core.zookeeper import BadVersion, ConnectionLost, NoZnode, ZooKeeper
-from allocator.errors import AllocatorError, ConfigError, OrderRefused
-from allocator.operate import NOT_OURS, OrdersFromOutside, OrdersOfGroup, choice_path, choose_cluster, read_choice
+from allocator.core.text import shown
+from allocator.core.znodes import Paths
+from allocator.core.zookeeper import BadVersion, NoZnode, ZooKeeper
+from allocator.errors import AllocatorError, ConfigError
+from allocator.operate import (
+    Act,
+    Clusters,
+    GroupReport,
+    GroupState,
+    Logs,
+    changes_of,
+    choice_path,
+    choose_cluster,
+    copy_offsets,
+    delete,
+    execute_reset,
+    give,
+    parse_target,
+    plan_reset,
+    planned,
+    read_choice,
+    read_partitions,
+    steered,
+)
+from allocator.types import TopicPartition
 from allocator.web import answers
 from allocator.web.requests import (
     CopyRequest,
@@ -31,11 +54,9 @@ from allocator.web.requests import (
     WithdrawRequest,
     confirmed,
 )
-from allocator.web.work import ClusterWork
 
 Action = Callable[[str, Mapping[str, Any], str], Awaitable[dict[str, Any]]]
 """Arguments: the group, the request body, and the user."""
-Session = Callable[[], Optional[ZooKeeper]]
 
 
 class NotNow(AllocatorError):
@@ -44,34 +65,11 @@ class NotNow(AllocatorError):
     retriable = True
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where the groups of a page are."""
-
-    zookeeper: Session
-    root: str
-    in_kafka: Callable[[str], bool]
-    """Whether Kafka's coordinator has the members of a group."""
-
-    def session(self, group: str) -> ZooKeeper:
-        """The session for a group in ZooKeeper. Raises OrderRefused for another one, ConnectionLost."""
-        if self.in_kafka(group):
-            raise OrderRefused(f"Kafka's coordinator has the members of group {group!r}. {NOT_OURS}")
-        zk = self.zookeeper()
-        if zk is None:
-            raise ConnectionLost("ZooKeeper does not answer at present")
-        return zk
-
-    def paths(self, group: str) -> Paths:
-        return Paths(self.root, group)
-
-
 class GroupWork:
-    """Changes groups for a page."""
+    """Changes groups for a page. Each action opens connections of its own, as the commands do."""
 
-    def __init__(self, place: Place, work: ClusterWork) -> None:
-        self._place = place
-        self._work = work
+    def __init__(self, clusters: Clusters) -> None:
+        self._clusters = clusters
 
     async def pause(self, group: str, _: Nothing, user: str) -> dict[str, Any]:
         """Pauses the members that follow the group's setting: they finish the records they have, commit and leave."""
@@ -83,10 +81,10 @@ class GroupWork:
 
     async def _freeze(self, group: str, frozen: bool) -> dict[str, Any]:
         """Sets the setting of a cutover, which keeps its choice of brokers."""
-        zk = self._place.session(group)
-        path = choice_path(self._place.root, group)
-        before = await read_choice(zk, path)
-        await choose_cluster(zk, path, before._replace(frozen=frozen))
+        path = choice_path(self._clusters.root, group)
+        async with self._in_zookeeper(group) as (zk, _):
+            before = await read_choice(zk, path)
+            await choose_cluster(zk, path, before._replace(frozen=frozen))
         return {"group": group, "paused": frozen}
 
     async def rebalance(self, group: str, _: Nothing, user: str) -> dict[str, Any]:
@@ -95,62 +93,102 @@ class GroupWork:
         The leader does this when the znode of the assignment is missing, and starts from the claims of the members. The
         members keep working. A partition moves only if the allocator function now returns another owner for it.
         """
-        zk = self._place.session(group)
-        store = Store(zk, self._place.paths(group))
-        if not await store.member_names():
-            raise NotNow(f"group {group!r} has no members, so nobody would compute an assignment")
-        stat = await zk.exists(store.paths.assignment)
-        if stat is not None:
-            try:
-                await zk.delete(store.paths.assignment, stat.version)
-            except (BadVersion, NoZnode):
-                raise NotNow(f"group {group!r} is rebalancing at this moment") from None
+        path = Paths(self._clusters.root, group).assignment
+        async with self._in_zookeeper(group) as (zk, state):
+            if state is None or not state.members:
+                raise NotNow(f"group {group!r} has no members, so nobody would compute an assignment")
+            stat = await zk.exists(path)
+            if stat is not None:
+                try:
+                    await zk.delete(path, stat.version)
+                except (BadVersion, NoZnode):
+                    raise NotNow(f"group {group!r} is rebalancing at this moment") from None
         return {"group": group, "asked": True}
 
     @asynccontextmanager
-    async def _orders_of(self, group: str, user: str, create: bool = False) -> AsyncIterator[OrdersFromOutside]:
-        who = user or "page"
-        if self._place.in_kafka(group):
-            async with self._work.steered(group, who, create) as found:
-                yield found.orders
-        else:
-            yield OrdersOfGroup(self._place.session(group), self._place.paths(group), who)
+    async def _in_zookeeper(self, group: str) -> AsyncIterator[tuple[ZooKeeper, Optional[GroupState]]]:
+        """A session for a group in ZooKeeper, and the group. Raises OrderRefused for another one."""
+        async with steered(self._clusters, group, by_leader=True) as found:
+            assert found.zk is not None
+            yield found.zk, found.state
 
     async def order(self, group: str, new: NewOrder, user: str) -> dict[str, Any]:
         """Adds an order to the group. It replaces an earlier order with the same subject."""
-        async with self._orders_of(group, user, new.create) as orders:
-            report = await orders.give_by_name(new.kind, new.arguments, why=new.why, expires_s=new.expires_s)
+        report = await give(self._clusters, group, _act(new), user or "page", create=new.create)
         return {"group": group, "order": report.order.id, "state": report.state, "state_why": report.why}
 
     async def preview(self, group: str, order: OrderRequest, user: str) -> dict[str, Any]:
-        """Returns what an order would do. It does not give the order."""
-        return {**await self._work.preview(group, order), "executed": False}
+        """Returns what an order would do. It does not give the order.
+
+        An order about records has its partitions with their present offsets, and the target of a seek. Any other order
+        has the plan of its moves. "creates" is the topic that an order to a group of Kafka's own protocols would
+        create; null if it exists.
+        """
+        async with steered(self._clusters, group, rehearse=True) as found:
+            report = await _act(order)(found.orders)
+        given = {"group": group, "executed": False, "order": report.to_json()}
+        if KINDS[order.kind].acts == "leader":
+            plan = await planned(self._clusters, group, [], [_act(order)])
+            return {**given, "partitions": [], "plan": plan.to_json(), "creates": None}
+        chosen, logs = sorted(report.order.partitions), Logs()
+        places: Mapping[TopicPartition, int] = {}
+        if self._clusters.brokers is not None:
+            target = parse_target(order.arguments["to"]) if order.kind == "seek" else None
+            logs, places = await read_partitions(self._clusters, group, chosen, target)
+        columns = answers.OffsetsOfPartition.__struct_fields__
+        report_of = GroupReport(found.state or GroupState(group, {}, {}, None), logs).partition_to_json
+        rows = [
+            {key: report_of(partition)[key] for key in columns} | {"to": places.get(partition)} for partition in chosen
+        ]
+        return {**given, "partitions": rows, "plan": None, "creates": found.creates}
 
     async def withdraw(self, group: str, body: WithdrawRequest, user: str) -> dict[str, Any]:
         """Withdraws orders from some partitions. An order that names other partitions too stays in force for those."""
-        async with self._orders_of(group, user) as orders:
-            removed = await orders.withdraw(body.kind, body.arguments)
+        act = methodcaller("withdraw", body.kind, body.arguments)
+        removed = await give(self._clusters, group, act, user or "page")
         return {"group": group, "withdrawn": [each.id for each in removed]}
 
     async def remove_orders(self, group: str, body: RemoveRequest, user: str) -> dict[str, Any]:
         """Removes orders by id."""
-        async with self._orders_of(group, user) as orders:
-            removed = await orders.remove(*body.ids)
+        removed = await give(self._clusters, group, methodcaller("remove", *body.ids), user or "page")
         return {"group": group, "removed": [order.id for order in removed]}
 
     async def plan(self, group: str, body: PlanRequest, user: str) -> dict[str, Any]:
         """Returns what would move under the given suppositions and orders. With `apply` it also gives the orders."""
-        changes = {name: getattr(body, name) for name in Suppositions.__struct_fields__}
-        orders = [replace(order, why=order.why or body.why) for order in body.orders]
-        return await self._work.plan(group, changes, body.function or None, orders, body.apply, user or "page")
+        function = body.function or None
+        if function is not None:
+            await self._check_function(group, function)
+        acts = [_act(replace(order, why=order.why or body.why)) for order in body.orders]
+        changes = changes_of({name: getattr(body, name) for name in Suppositions.__struct_fields__}, function)
+        if body.apply and (changes or not acts):
+            raise ConfigError("only orders can be applied; the plan must consist of orders alone")
+        found = await planned(self._clusters, group, changes, acts)
+        applied = []
+        for act in acts if body.apply else ():
+            applied.append((await give(self._clusters, group, act, user or "page", by_leader=True)).order.id)
+        return {**found.to_json(), "executed": body.apply, "applied": applied}
+
+    async def _check_function(self, group: str, function: str) -> None:
+        """Raises ConfigError for a function name that would make a request import a module."""
+        async with self._in_zookeeper(group) as (_, state):
+            members = () if state is None else state.members.values()
+        known = sorted({*known_names(), *(name for info in members for name in info.strategies)})
+        if function not in known:
+            raise ConfigError(
+                f"{shown(function)} is neither built in nor offered by a member; known: {', '.join(known)}"
+            )
 
     async def delete(self, group: str, body: DeleteRequest, user: str) -> dict[str, Any]:
         """Deletes a group without members. Unless `confirm` is the group, it only returns what it would delete."""
-        return await self._work.delete(group, body.keep_offsets, confirmed(body.confirm, "group", group))
+        execute = confirmed(body.confirm, "group", group)
+        found = await delete(self._clusters, group, keep_offsets=body.keep_offsets, execute=execute)
+        return found.to_json(executed=execute)
 
     async def reset(self, group: str, body: ResetRequest, user: str) -> dict[str, Any]:
         """Resets committed offsets. Unless `confirm` is the group's name, it only returns what it would commit."""
-        return await self._work.reset(group, str(body.to), body.topics, confirmed(body.confirm, "group", group))
+        execute = confirmed(body.confirm, "group", group)
+        work = execute_reset if execute else plan_reset
+        return (await work(self._clusters, group, parse_target(str(body.to)), body.topics)).to_json(executed=execute)
 
     async def copy(self, group: str, body: CopyRequest, user: str) -> dict[str, Any]:
         """Copies the offsets of this group to another group. Unless `confirm` is the other group's name, it only
@@ -158,11 +196,16 @@ class GroupWork:
         check_group(body.to)
         if body.to == group:
             raise ConfigError(f'"to" must be the name of another group than {group!r}')
-        return await self._work.copy(group, body.to, confirmed(body.confirm, "other group", body.to))
+        execute = confirmed(body.confirm, "other group", body.to)
+        return (await copy_offsets(self._clusters, group, body.to, execute=execute)).to_json(executed=execute)
 
     async def note(self, group: str, body: NoteRequest, user: str) -> dict[str, Any]:
         """Stores a note, such as a deployment, which the page shows beside the rebalances."""
         return {"group": group, "noted": body.text}
+
+
+def _act(order: OrderRequest) -> Act:
+    return lambda orders: orders.give_by_name(order.kind, order.arguments, why=order.why, expires_s=order.expires_s)
 
 
 # by the last part of their URL path
@@ -184,7 +227,6 @@ POSTS = {
 }
 
 
-def actions(place: Place, work: ClusterWork) -> dict[str, Action]:
-    """Returns the actions on the groups of these clusters, by their names in POSTS."""
-    maker = GroupWork(place, work)
-    return {name: partial(post, maker) for name, post in POSTS.items()}
+def actions(work: GroupWork) -> dict[str, Action]:
+    """Returns the actions on groups, by their names in POSTS."""
+    return {name: partial(post, work) for name, post in POSTS.items()}

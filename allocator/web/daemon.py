@@ -18,13 +18,12 @@ from allocator.daemon import Runner
 from allocator.operate import Clusters
 from allocator.operate.doctor import Finding, Severity
 from allocator.types import TopicPartition
-from allocator.web.actions import Place, actions
+from allocator.web.actions import GroupWork, actions
 from allocator.web.dead_letters import LetterDesk
 from allocator.web.guard import Guard
 from allocator.web.metrics import ConsumerCollector
 from allocator.web.server import Health, Site, serve
 from allocator.web.watch import Watcher
-from allocator.web.work import ClusterWork
 
 log = logging.getLogger(__name__)
 
@@ -183,10 +182,8 @@ def beside(
         if access is not None:
             watcher = Watcher(access, only=group, kafka_groups=[group] if access.zookeeper is None else ())
             demand = Demand(watcher)
-            allowed = actions(Place(lambda: watcher.zk, access.root, watcher.in_kafka), ClusterWork(access))
-            site = replace(
-                site, watcher=watcher, viewing=demand.viewing, actions=allowed, letters=LetterDesk.of(access)
-            )
+            allowed, letters = actions(GroupWork(access)), LetterDesk.of(access)
+            site = replace(site, watcher=watcher, viewing=demand.viewing, actions=allowed, letters=letters)
             tasks.start(demand.run(), "watching")
             tasks.start(_show_losses(consumers, watcher), "losses")
         try:

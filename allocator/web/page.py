@@ -20,7 +20,7 @@ from allocator.core.aio import TaskGroup
 from allocator.errors import ConfigError
 from allocator.operate import Clusters
 from allocator.viewer import Viewer
-from allocator.web.actions import Place, actions
+from allocator.web.actions import GroupWork, actions
 from allocator.web.dead_letters import LetterDesk
 from allocator.web.guard import Guard, Login
 from allocator.web.history import POINTS
@@ -29,7 +29,6 @@ from allocator.web.metrics import GroupCollector
 from allocator.web.records import RecordsPage
 from allocator.web.server import Health, Site, serve
 from allocator.web.watch import Watcher
-from allocator.web.work import ClusterWork
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,7 @@ def run_page(
             registry,
             Health(ready=not_ready),
             watcher,
-            actions=actions(Place(lambda: watcher.zk, access.root, watcher.in_kafka), ClusterWork(access)),
+            actions=actions(GroupWork(access)),
             letters=LetterDesk.of(access, None if records is None else records.viewer),
             archive=archive,
             tls=tls,

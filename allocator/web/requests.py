@@ -90,7 +90,8 @@ class Post:
 
     def __call__(self, maker: Any, name: str, given: Mapping[str, Any], user: str) -> Awaitable[dict[str, Any]]:
         """Makes the change. Raises ConfigError for a wrong body."""
-        return self.make(maker, name, checked(self.body, given), user)
+        make: Callable[..., Awaitable[dict[str, Any]]] = getattr(maker, self.make.__name__)
+        return make(name, checked(self.body, given), user)
 
 
 class Body(Struct, forbid_unknown_fields=True, rename={"from_": "from"}):

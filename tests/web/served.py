@@ -14,14 +14,13 @@ from tornado.httpclient import AsyncHTTPClient, HTTPRequest, HTTPResponse
 from allocator.cli.access import Access
 from allocator.core.aio.tasks import BackgroundTasks
 from allocator.testing.waiting import wait_until_async
-from allocator.web.actions import Place, actions
+from allocator.web.actions import GroupWork, actions
 from allocator.web.dead_letters import LetterDesk
 from allocator.web.guard import Guard
 from allocator.web.metrics import GroupCollector
 from allocator.web.openapi import describe
 from allocator.web.server import Health, Site, operations, serve
 from allocator.web.watch import Watcher
-from allocator.web.work import ClusterWork
 
 TOKEN = "0123456789abcdef0123"
 BEARER = f"Bearer {TOKEN}"
@@ -86,7 +85,7 @@ async def served(
         registry,
         Health(ready=not_ready),
         watcher,
-        actions=actions(Place(lambda: watcher.zk, access.root, watcher.in_kafka), ClusterWork(access)),
+        actions=actions(GroupWork(access)),
         letters=LetterDesk.of(access),
     )
     failures: list[BaseException] = []

@@ -49,13 +49,12 @@ from allocator.testing import LocalCluster
 from allocator.testing.waiting import wait_until, wait_until_async
 from allocator.types import Record, TopicPartition
 from allocator.viewer import Reader, Viewer
-from allocator.web.actions import Place, actions
+from allocator.web.actions import GroupWork, actions
 from allocator.web.dead_letters import LetterDesk
 from allocator.web.guard import Guard
-from allocator.web.requests import OrderRequest
+from allocator.web.requests import DeleteRequest, OrderRequest, PlanRequest, Suppositions
 from allocator.web.server import Site, serve
 from allocator.web.watch import Watcher
-from allocator.web.work import ClusterWork
 
 pytestmark = needs_browser
 
@@ -264,7 +263,7 @@ async def test_every_view_of_a_large_group_fits_and_has_no_barrier(browser: Any,
 # -- actions of operators, over groups and letters in memory -----------------------------------------------------------
 
 
-class RecordedWork(ClusterWork):
+class RecordedWork(GroupWork):
     """Responds like the clusters, and records the requests."""
 
     def __init__(self) -> None:
@@ -273,15 +272,15 @@ class RecordedWork(ClusterWork):
 
     def actions(self) -> dict[str, Any]:
         return {
-            **actions(Place(lambda: None, "/allocator", lambda group: False), self),
-            **{f"orders/{what}": functools.partial(self.note, what) for what in ("put", "withdraw")},
+            **actions(self),
+            **{f"orders/{what}": functools.partial(self.ordered, what) for what in ("put", "withdraw")},
         }
 
-    async def note(self, what: str, group: str, given: Any, user: str) -> dict[str, Any]:
+    async def ordered(self, what: str, group: str, given: Any, user: str) -> dict[str, Any]:
         self.asked.append((what, given))
         return {"group": group, "order": "o-12345678", "state": "given", "state_why": "", "withdrawn": []}
 
-    async def preview(self, group: str, order: OrderRequest) -> dict[str, Any]:
+    async def preview(self, group: str, order: OrderRequest, user: str) -> dict[str, Any]:
         rows = [
             {"topic": p.topic, "partition": p.partition, "owner_name": "worker-00@node-0#0", "committed": 100}
             | {"log_start": 0, "log_end": 160, "lag": 60, "to": 0 if order.kind == "seek" else None}
@@ -289,14 +288,16 @@ class RecordedWork(ClusterWork):
         ]
         return {"group": group, "order": {"state": "given"}, "partitions": rows, "plan": None, "creates": None}
 
-    async def plan(self, group: str, changes: Any, function: Any, orders: Any, apply: bool, who: str) -> dict[str, Any]:
-        self.asked.append(("plan", (dict(changes), [order.kind for order in orders], apply)))
+    async def plan(self, group: str, body: PlanRequest, user: str) -> dict[str, Any]:
+        changes = {name: getattr(body, name) for name in Suppositions.__struct_fields__}
+        self.asked.append(("plan", (changes, [order.kind for order in body.orders], body.apply)))
         state = watcher().groups[group].report.state
         scenario = Scenario.of(state, {"orders": 6000, "payments": 4000}).removing(next(iter(state.members)))
         found = await plan_of(scenario, _view, round_trip_s=0.002)
-        return {**found.to_json(), "executed": apply, "applied": ["o-12345678"] if apply else []}
+        return {**found.to_json(), "executed": body.apply, "applied": ["o-12345678"] if body.apply else []}
 
-    async def delete(self, group: str, keep_offsets: bool, execute: bool) -> dict[str, Any]:
+    async def delete(self, group: str, body: DeleteRequest, user: str) -> dict[str, Any]:
+        execute = body.confirm is not None
         self.asked.append(("delete", execute))
         return GroupRemains(group, (), ("/allocator/g",), 12).to_json(executed=execute)
 

@@ -18,7 +18,7 @@ Kafka protocols), `patterns`, `names`, `view`. `describe` and `kafka_describe` s
 
 from __future__ import annotations
 
-from allocator.core.membership.lease import Lease, MemberLease, MembershipLost
+from allocator.core.membership.lease import Lease, MemberLease
 from allocator.core.membership.membership import AssignmentListener, GroupMembership, MemberSettings, Membership
 from allocator.core.membership.session import SessionMembership
 from allocator.core.membership.view import GroupViewBuilder, Load
@@ -36,7 +36,6 @@ __all__ = [
     "MemberLease",
     "MemberSettings",
     "Membership",
-    "MembershipLost",
     "SessionMembership",
     "ViewBuilder",
     "ZooKeeperMembership",

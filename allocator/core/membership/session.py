@@ -12,7 +12,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Container, Iterable
 from typing import Any
 
 from allocator.core.aio.tasks import TaskGroup, first_of, wait_for_event, within
@@ -279,6 +279,11 @@ class SessionMembership(GroupMembership):
     async def _wait_for_loss(self) -> None:
         await self._session_lost.wait()
         raise MembershipLost("it expired")
+
+    def _check_registered(self, names: Container[str], name: str | None = None) -> None:
+        """Raises MembershipLost if this member, or its znode `name`, is not in `names`."""
+        if (name or self.member_id) not in names:
+            raise MembershipLost("its znode was deleted")
 
     async def _wait_for_silence(self, joined: asyncio.Future[None]) -> None:
         await asyncio.wait({joined})

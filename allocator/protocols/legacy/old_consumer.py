@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from allocator.core.aio import boot_clock, wall_ms
-from allocator.core.membership import AssignmentListener, MembershipLost
+from allocator.core.membership import AssignmentListener
 from allocator.core.subscription import PartitionCountSource
 from allocator.core.telemetry import Measures
 from allocator.core.text import shown
@@ -184,8 +184,8 @@ class _OldConsumer(OwnersMembership):
             self._changed.set()
             return NO_PARTITIONS
         await self._listen(names)
-        if not self._mine_said.keys() <= self._said.keys():
-            raise MembershipLost("its znode was deleted")
+        for name in self._mine_said:
+            self._check_registered(self._said, name)
         mine: set[TopicPartition] = set()
         for topic in sorted(self._registered):
             numbers = self._topics.partitions(topic)

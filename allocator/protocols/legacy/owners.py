@@ -19,7 +19,7 @@ from functools import partial
 from itertools import chain, islice
 
 from allocator.core.aio import TaskGroup, boot_clock, wait_for_event
-from allocator.core.membership import AssignmentListener, MemberSettings, MembershipLost, SessionMembership
+from allocator.core.membership import AssignmentListener, MemberSettings, SessionMembership
 from allocator.core.subscription import PartitionCountSource, TopicSelection
 from allocator.core.telemetry import Measures
 from allocator.core.zookeeper import ConnectionLost, EphemeralZnodes, NoZnode, Op, Watched, ZnodeExists, ZooKeeper
@@ -300,11 +300,6 @@ class OwnersMembership(SessionMembership):
 
     def _directories(self, partition: TopicPartition) -> set[str]:
         return {path.rpartition("/")[0] for path in self._claim_paths(partition)}
-
-    def _check_registered(self, names: Iterable[str]) -> None:
-        """Raises MembershipLost if this member is not in `names`."""
-        if self.member_id not in names:
-            raise MembershipLost("its znode was deleted")
 
     # -- topics --------------------------------------------------------------------------------------------------
 

@@ -287,8 +287,7 @@ class ZooKeeperMembership(SessionMembership):
             gone = asyncio.Event()
             try:
                 names = in_join_order(await self._members())
-                if self.member_id not in names:
-                    raise MembershipLost("its znode was deleted")
+                self._check_registered(names)
                 place = names.index(self.member_id)
                 if place == 0:
                     await self._lead()

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import allocator
 from allocator import Consumer
 from allocator.core.zookeeper.client import ZooKeeper
 from allocator.operate.cluster_choice import ClusterChoice, choice_path, choose_cluster
@@ -37,7 +38,7 @@ async def test_a_lost_connection_to_zookeeper_costs_no_commit_of_a_member_that_l
             "brokers": kafka_cluster.bootstrap,
             "group": group,
             "zookeeper": f"{proxy.address}/{chroot}",
-            "session_timeout_s": 20.0,
+            "membership": allocator.ZooKeeper(session_timeout_s=20.0),
             "auto_commit_interval_s": 60.0,
         }
         consumer: Any = (SwitchingConsumer if kind == "switching" else Consumer)(topic, **where)

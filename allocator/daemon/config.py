@@ -22,9 +22,7 @@ from allocator.core.consumer import MembershipConfig, MembershipOptions, members
 from allocator.core.settings import MASK, REQUIRED, Flag, Text, Texts, Whole, setting, shared
 from allocator.daemon.settings_reader import SettingsReader
 from allocator.errors import ConfigError, MissingExtra
-from allocator.handlers.process import retry_fault
-from allocator.handlers.retry_topics import RetryPlan
-from allocator.handlers.settings import HANDLING
+from allocator.handlers import HANDLING, Handling, RetryPlan, retry_fault
 from allocator.types import MembershipName
 
 if sys.version_info >= (3, 11):
@@ -361,6 +359,12 @@ class Config:
             "group": self.group.name,
             "assignor": assignors[0] if assignors is not None and len(assignors) == 1 else assignors,
         }
+
+    @property
+    def handling(self) -> Handling:
+        """Raises ConfigError for an error class that does not exist."""
+        given = {**vars(self.handler), "commit_interval_s": self.commit.interval_s}
+        return Handling.of({name: given[name] for name in HANDLING}, "handler.")
 
     def consumer_options(self) -> dict[str, Any]:
         """The keywords of `Consumer`, without the topics. Auto-commit is off, since the daemon commits done records."""

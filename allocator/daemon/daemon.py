@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from allocator.core.subscription import RebalanceListener
 from allocator.daemon.notify import Notifier
-from allocator.handlers.failures import DeadLetters
-from allocator.handlers.handlers import Handler
-from allocator.handlers.processor import Processor, ProcessSettings, RecordSource
-from allocator.handlers.retry_topics import RetryTopics
+from allocator.handlers import Processor, RecordSource
 
 
 class Daemon(Processor):
     """A `Processor` with its own consumer, which reports its state to systemd.
 
-    `source` creates the consumer from a listener; the consumer must not commit by itself. The constructor does no I/O.
+    `source` creates the consumer from a listener; the consumer must not commit by itself. `parts` and `more` are the
+    arguments of `Processor`. The constructor does no I/O.
     """
 
     def __init__(
         self,
         source: Callable[[RebalanceListener], RecordSource],
-        handler: Handler,
-        settings: ProcessSettings,
-        *,
-        dead_letters: DeadLetters | None = None,
-        retry_topics: RetryTopics | None = None,
+        *parts: Any,
         notifier: Notifier | None = None,
+        **more: Any,
     ) -> None:
-        super().__init__(handler, settings, dead_letters=dead_letters, retry_topics=retry_topics)
+        super().__init__(*parts, **more)
         self._make_source = source
         self._notifier = notifier or Notifier({})
 

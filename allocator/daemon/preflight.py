@@ -26,7 +26,7 @@ from allocator.core.text import plain
 from allocator.core.zookeeper import NoChroot, ZooKeeper
 from allocator.daemon.config import Config
 from allocator.errors import AllocatorError, ConfigError
-from allocator.handlers.retry_topics import RetryPlan
+from allocator.handlers import RetryPlan
 from allocator.operate import GroupState, describe
 from allocator.types import TopicPartition
 

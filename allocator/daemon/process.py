@@ -30,12 +30,7 @@ from allocator.daemon.notify import Notifier
 from allocator.daemon.preflight import refuse_new_chroot
 from allocator.daemon.stacks import dump_when_stuck
 from allocator.errors import AllocatorError, AssignorError, ConfigError, HandlerFailed, MissingExtra
-from allocator.handlers.dead_letter import DeadLetterTopic
-from allocator.handlers.handlers import Handler, load_handler, traced
-from allocator.handlers.policy import ErrorPolicy, Retries, load_errors
-from allocator.handlers.processor import ProcessSettings
-from allocator.handlers.retry_topics import RetryTopics
-from allocator.handlers.subprocesses import check_picklable
+from allocator.handlers import Handler, load_handler
 from allocator.operate import ChoiceWatcher, ClusterChoice, choice_path
 
 log = logging.getLogger(__name__)
@@ -62,15 +57,9 @@ def check(config: Config) -> Handler:
     options = check_options(config.zookeeper.options())
     if options.get("use_ssl"):
         check_tls(options)
-    _policy(config)
+    handler = config.handling.prepared(handler, config.group.name)
     if config.handler.sink is not None:
         find(config.handler.sink, f"sink {config.handler.sink!r}", here=True)
-    if config.handler.workers == "processes":
-        if handler.on_loop:
-            raise ConfigError(
-                f"handler {handler.name!r} is a coroutine, which runs on the loop; remove handler.workers"
-            )
-        check_picklable(handler.function, handler.name)
     if config.group.group_protocol == "classic":  # otherwise the broker has the assignors
         for assignor in config.group.assignor or ():
             resolve(assignor)
@@ -103,14 +92,6 @@ def run(config: Config, beside: Beside | None = None, *, create: bool = False) -
         return ERROR
 
 
-def _policy(config: Config) -> ErrorPolicy:
-    """Raises ConfigError for an error class that does not exist."""
-    names = {name: getattr(config.handler, name) for name in ("retry_on", "dead_letter_on", "skip_on", "stop_on")}
-    return ErrorPolicy.of(
-        **{name: None if each is None else load_errors(each, f"handler.{name}") for name, each in names.items()}
-    )
-
-
 def _runner(config: Config, handler: Handler, consumers: list[Consumer], notifier: Notifier) -> Runner:
     place = config.membership
     if not isinstance(place, EnsembleOptions) or place.name != "zookeeper":
@@ -136,31 +117,11 @@ def _daemon(
     brokers: Optional[str] = None,
     admitted: Optional[Callable[[ZooKeeper], Awaitable[bool]]] = None,
 ) -> Daemon:
-    settings = config.handler
     options = config.consumer_options()
     if brokers is not None:
         options["brokers"] = brokers
-    if settings.sink is not None:
-        options["sink"] = find(settings.sink, f"sink {settings.sink!r}", here=True)
-    dead_letters = None
-    if settings.dead_letter_topic is not None:
-        dead_letters = DeadLetterTopic(
-            settings.dead_letter_topic,
-            options["brokers"],
-            config.group.name,
-            security=config.kafka.security(),
-        )
-    retry_topics = None
-    if settings.retry_topics is not None:
-        retry_topics = RetryTopics.of(
-            config.group.name,
-            settings.retry_topics,
-            options["brokers"],
-            security=config.kafka.security(),
-            topics=config.group.topics or (),
-            pattern=config.group.pattern,
-            create_topics=settings.create_retry_topics,
-        )
+    if config.handler.sink is not None:
+        options["sink"] = find(config.handler.sink, f"sink {config.handler.sink!r}", here=True)
 
     def consumer(listener: RebalanceListener) -> OwnConsumer:
         # the previous daemon, on another cluster, has left
@@ -169,24 +130,14 @@ def _daemon(
             join_again_if(consumers[-1], admitted)
         return OwnConsumer(consumers[-1], leave_for_good=config.group.leave_on_stop)
 
-    return Daemon(
-        consumer,
-        handler if settings.workers == "processes" else traced(handler, config.group.name),
-        ProcessSettings(
-            ordering=settings.ordering,
-            concurrency=settings.concurrency,
-            workers=settings.workers,
-            in_hand_bytes=settings.in_hand_bytes,
-            retries=Retries(
-                settings.retries, settings.retry_backoff_s, settings.retry_backoff_max_s, settings.retry_limit_s
-            ),
-            policy=_policy(config),
-            drain_timeout_s=settings.drain_timeout_s,
-            commit_interval_s=config.commit.interval_s,
-        ),
-        dead_letters=dead_letters,
-        retry_topics=retry_topics,
-        notifier=notifier,
+    return config.handling.processor(
+        partial(Daemon, consumer, notifier=notifier),
+        handler,
+        config.group.name,
+        options["brokers"],
+        config.kafka.security(),
+        config.group.topics or (),
+        config.group.pattern,
     )
 
 

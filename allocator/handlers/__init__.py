@@ -17,17 +17,39 @@ from allocator import lazy_names
 
 if TYPE_CHECKING:
     from allocator.handlers.consumer import Consumer
+    from allocator.handlers.handlers import Handler, load_handler
+    from allocator.handlers.handling import Handling, retry_fault
     from allocator.handlers.letter_headers import origin_of, restored
-    from allocator.handlers.retry_topics import due_ms, is_retry_topic
+    from allocator.handlers.processor import Processor, RecordSource
+    from allocator.handlers.retry_topics import RetryPlan, due_ms, is_retry_topic
+    from allocator.handlers.settings import HANDLING
 
-__all__ = ["Consumer", "due_ms", "is_retry_topic", "origin_of", "restored"]
+__all__ = [
+    "HANDLING",
+    "Consumer",
+    "Handler",
+    "Handling",
+    "Processor",
+    "RecordSource",
+    "RetryPlan",
+    "due_ms",
+    "is_retry_topic",
+    "load_handler",
+    "origin_of",
+    "restored",
+    "retry_fault",
+]
 
 if not TYPE_CHECKING:  # a type checker would accept every name
     __getattr__ = lazy_names(
         __name__,
         {
             "consumer": "Consumer",
+            "handlers": "Handler load_handler",
+            "handling": "Handling retry_fault",
             "letter_headers": "origin_of restored",
-            "retry_topics": "due_ms is_retry_topic",
+            "processor": "Processor RecordSource",
+            "retry_topics": "RetryPlan due_ms is_retry_topic",
+            "settings": "HANDLING",
         },
     )

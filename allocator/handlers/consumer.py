@@ -8,8 +8,7 @@ from allocator.core.consumer import ConsumerBase, RunningConsumer
 from allocator.core.fetch import deserialized
 from allocator.core.settings import names_arguments
 from allocator.errors import ConfigError
-from allocator.handlers.process import dead_letters, processor
-from allocator.handlers.process import retry_topics as retries_later
+from allocator.handlers.handling import given_in_python
 from allocator.handlers.processor import Processor
 from allocator.handlers.settings import HANDLING, HANDLING_DEFAULT
 from allocator.types import Ordering, Record, Workers
@@ -105,14 +104,12 @@ class Consumer(ConsumerBase):
         self._engine.must_not_process()
         if self._engine.sink is not None and ordering != "partition":
             raise ConfigError(f"ordering = {ordering!r}: a sink takes the records of a partition in order")
-        made, settings = processor(handler, self._deserialize(), self.group, given)
-        engine = Processor(
-            made,
-            settings,
-            dead_letters=dead_letters(dead_letter_topic, self._engine),
-            retry_topics=retries_later(given, self._engine),
+        called, handling = given_in_python(handler, self._deserialize(), given, self._engine)
+        core, joining = self._engine, self._engine.joining
+        processor = handling.processor(
+            Processor, called, core.group or "", core.brokers, core.security, joining.topics, joining.pattern
         )
-        await engine.run(RunningConsumer(self, engine))
+        await processor.run(RunningConsumer(self, processor))
 
     def _deserialize(self) -> Callable[[Record], Record] | None:
         key, value = self._deserializers

@@ -31,7 +31,6 @@ CORE = (
 INNER = {
     ("daemon", "allocator.core.memberships"): "a registry; the daemon reads its settings from the class of a name",
     ("producer", "allocator.core.varint"): "one function of the record format, for the encoder",
-    ("daemon", "allocator.handlers"): "it puts a processor together itself, until handlers offer one function for it",
 }
 SEAM = 215  # names that packages outside of `core` take from it; a change makes them fewer
 # Public short paths, for code that lives deeper; and what no tier holds.

@@ -17,12 +17,12 @@ from typing import Any, Optional, TextIO, Union
 from allocator import Consumer
 from allocator.assignors import resolve
 from allocator.core.aio import TaskGroup, first_of
-from allocator.core.client import check_security, tls_context, with_credentials
+from allocator.core.client import check_security
 from allocator.core.consumer import EnsembleOptions, OwnConsumer, join_again_if
 from allocator.core.settings import find
 from allocator.core.subscription import RebalanceListener
 from allocator.core.text import CONTROL, limit_reached, plain, shown
-from allocator.core.zookeeper import ZooKeeper, check_options, check_tls
+from allocator.core.zookeeper import ZooKeeper, check_options
 from allocator.daemon.config import Config
 from allocator.daemon.daemon import Daemon
 from allocator.daemon.following import FollowingDaemon
@@ -53,10 +53,8 @@ def check(config: Config) -> Handler:
     Raises ConfigError, AssignorError or MissingExtra.
     """
     handler = load_handler(config.handler.target, config.handler.mode)
-    tls_context(with_credentials(check_security(config.kafka.security())))
-    options = check_options(config.zookeeper.options())
-    if options.get("use_ssl"):
-        check_tls(options)
+    check_security(config.kafka.security(), load=True)
+    check_options(config.zookeeper.options(), load=True)
     handler = config.handling.prepared(handler, config.group.name)
     if config.handler.sink is not None:
         find(config.handler.sink, f"sink {config.handler.sink!r}", here=True)

@@ -21,9 +21,9 @@ from allocator.core.client.errors import ErrorCode, Reaction, for_code, reaction
 from allocator.core.client.fetch_messages import BY_NAME, FetchRequest
 from allocator.core.client.log_offsets import EARLIEST, LATEST, EpochEnd, ends_of_epochs, is_supported, list_offsets
 from allocator.core.client.metadata import Metadata
-from allocator.core.client.oauth import check_token_endpoint, with_credentials
+from allocator.core.client.oauth import check_token_endpoint
 from allocator.core.client.pool import same_cluster
-from allocator.core.client.security import KEYS, check_security, mechanism_faults, tls_context
+from allocator.core.client.security import KEYS, check_security, mechanism_faults
 
 __all__ = [
     "BY_NAME",
@@ -49,6 +49,4 @@ __all__ = [
     "reaction_to",
     "same_cluster",
     "set_on_topics",
-    "tls_context",
-    "with_credentials",
 ]

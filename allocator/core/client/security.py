@@ -8,7 +8,7 @@ import ssl
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from allocator.core.client.oauth import check_token_endpoint
+from allocator.core.client.oauth import check_token_endpoint, with_credentials
 from allocator.core.client.proxy import Proxy
 from allocator.core.errors import ConfigError
 
@@ -40,8 +40,11 @@ OF_ENDPOINT = ("sasl_oauth_client_id", "sasl_oauth_client_secret", "sasl_oauth_s
 PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 
 
-def check_security(settings: Mapping[str, Any] | None) -> dict[str, Any]:
-    """A checked copy of `settings`. Raises `ConfigError` with the wrong key and, for a typo, the nearest valid key."""
+def check_security(settings: Mapping[str, Any] | None, *, load: bool = False) -> dict[str, Any]:
+    """A checked copy of `settings`. Raises `ConfigError` with the wrong key and, for a typo, the nearest valid key.
+
+    `load`: also loads the TLS files and the token provider, and drops them.
+    """
     checked = dict(settings or {})
     for key in checked:
         if key not in KEYS:
@@ -73,6 +76,8 @@ def check_security(settings: Mapping[str, Any] | None) -> dict[str, Any]:
             check_token_endpoint(checked["sasl_oauth_token_endpoint"])
         except ValueError as error:
             raise ConfigError(f"security: sasl_oauth_token_endpoint: {error}") from None
+    if load:
+        tls_context(with_credentials(checked))
     return checked
 
 

@@ -22,7 +22,7 @@ from allocator.core.zookeeper.client import (
     retrying,
 )
 from allocator.core.zookeeper.ephemeral import EphemeralZnodes
-from allocator.core.zookeeper.security import check_options, check_tls
+from allocator.core.zookeeper.security import check_options
 
 __all__ = [
     "BadVersion",
@@ -39,6 +39,5 @@ __all__ = [
     "ZooKeeperClient",
     "ZooKeeperError",
     "check_options",
-    "check_tls",
     "retrying",
 ]

@@ -28,8 +28,11 @@ OPTIONS = {
 _TLS = ("ca", "certfile", "keyfile", "keyfile_password", "verify_certs", "check_hostname")
 
 
-def check_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
-    """A copy of the options for kazoo, with safe defaults. Raises `ConfigError` with the wrong option."""
+def check_options(options: Mapping[str, Any] | None, *, load: bool = False) -> dict[str, Any]:
+    """A copy of the options for kazoo, with safe defaults. Raises `ConfigError` with the wrong option.
+
+    `load`: also loads the TLS files, and drops them.
+    """
     checked = dict(options or {})
     for key in checked:
         if key not in OPTIONS:
@@ -52,6 +55,8 @@ def check_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
             raise ConfigError("ZooKeeper option check_hostname has no effect with verify_certs=False")
         # by default kazoo trusts all system authorities and does not check the host name, so it accepts any certificate
         checked["check_hostname"] = verify and checked.get("check_hostname") is not False
+        if load:
+            check_tls(checked)
     return checked
 
 

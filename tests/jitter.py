@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 
 from allocator.core.client.client import KafkaClient
 from allocator.core.client.connection import BrokerConnection
-from allocator.core.zookeeper.client import ZooKeeper
+from allocator.core.zookeeper.client import ZooKeeperClient
 
 __all__ = ["install"]
 
@@ -36,9 +36,10 @@ def install(option: str) -> None:
     def far_s(chance: float) -> float:
         return rng.uniform(0, longest_s) if longest_s and rng.random() < chance else 0.0
 
-    told: WeakKeyDictionary[ZooKeeper, float] = WeakKeyDictionary()  # -> when the last thing said reaches the client
+    # -> when the last thing said reaches the client
+    told: WeakKeyDictionary[ZooKeeperClient, float] = WeakKeyDictionary()
 
-    def post(client: ZooKeeper, function: Callable[..., None], *args: Any) -> None:
+    def post(client: ZooKeeperClient, function: Callable[..., None], *args: Any) -> None:
         def later() -> None:
             loop = asyncio.get_running_loop()
             # never two at one time: the loop would not keep their order
@@ -69,7 +70,7 @@ def install(option: str) -> None:
 
         connection._loop.call_later(pause_s, resume)
 
-    heard, exchange, received = ZooKeeper._post, KafkaClient._exchange, BrokerConnection.buffer_updated
+    heard, exchange, received = ZooKeeperClient._post, KafkaClient._exchange, BrokerConnection.buffer_updated
     BrokerConnection.buffer_updated = buffer_updated  # type: ignore[method-assign]
-    ZooKeeper._post = post  # type: ignore[method-assign]
+    ZooKeeperClient._post = post  # type: ignore[method-assign]
     KafkaClient._exchange = slow_exchange  # type: ignore[method-assign]

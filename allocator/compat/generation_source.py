@@ -20,7 +20,7 @@ from allocator.core.client import KafkaClient
 from allocator.core.membership import LeaderSettings, ZooKeeperMembership, ZooKeeperSettings
 from allocator.core.offsets import Committer, Identity
 from allocator.core.znodes import AssignmentDocument, Paths
-from allocator.core.zookeeper import ZooKeeper
+from allocator.core.zookeeper import ZooKeeperClient
 from allocator.protocols.kafka_classic import KafkaMembership, KafkaSettings
 from allocator.types import NO_PARTITIONS, Partitions, TopicPartition
 
@@ -208,7 +208,9 @@ class ZooKeeperGenerations(ZooKeeperMembership):
     def __init__(self, config: ConsumerGroupConfig, client: KafkaClient, tracker: GenerationTracker) -> None:
         assert config.zookeeper is not None
         super().__init__(
-            ZooKeeper(config.zookeeper, session_timeout_s=config.session_timeout_s, options=config.zookeeper_options),
+            ZooKeeperClient(
+                config.zookeeper, session_timeout_s=config.session_timeout_s, options=config.zookeeper_options
+            ),
             Paths(config.root, config.group),
             tracker,
             client,

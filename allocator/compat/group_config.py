@@ -13,7 +13,7 @@ from allocator.core.consumer import MembershipConfig, membership_from
 from allocator.core.settings import DEFAULT, SETTINGS, Faults, keyword_faults, names_arguments
 from allocator.core.text import shown
 from allocator.core.znodes import default_client_id
-from allocator.core.zookeeper import ZooKeeper
+from allocator.core.zookeeper import ZooKeeperClient
 from allocator.errors import AllocatorError
 from allocator.protocols.kafka_classic import KafkaGroupSettings
 from allocator.types import Assignors
@@ -122,7 +122,7 @@ class ConsumerGroupConfig:
             attempts.append(("security", lambda: KafkaClient(self.brokers, security=self.security)))
         if self.membership == "zookeeper" and self.zookeeper and not faults.keys & {"zookeeper", "zookeeper_options"}:
             attempts.append(
-                ("zookeeper_options", lambda: ZooKeeper(self.zookeeper or "", options=self.zookeeper_options))
+                ("zookeeper_options", lambda: ZooKeeperClient(self.zookeeper or "", options=self.zookeeper_options))
             )
         for name, attempt in attempts:
             try:

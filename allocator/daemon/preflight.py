@@ -23,7 +23,7 @@ from allocator.core.offsets import GroupOffsets
 from allocator.core.settings import parse_address
 from allocator.core.subscription import topic_pattern
 from allocator.core.text import plain
-from allocator.core.zookeeper import NoChroot, ZooKeeper
+from allocator.core.zookeeper import NoChroot, ZooKeeperClient
 from allocator.daemon.config import Config
 from allocator.errors import AllocatorError, ConfigError
 from allocator.handlers import RetryPlan
@@ -90,7 +90,7 @@ async def refuse_new_chroot(config: Config) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _session(config: Config) -> AsyncIterator[ZooKeeper]:
+async def _session(config: Config) -> AsyncIterator[ZooKeeperClient]:
     assert isinstance(config.membership, EnsembleOptions)
     zk = config.membership.ensemble()
     await zk.connect(config.group.connect_timeout_s, make_chroot=False)

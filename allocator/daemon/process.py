@@ -22,7 +22,7 @@ from allocator.core.consumer import EnsembleOptions, OwnConsumer, join_again_if
 from allocator.core.settings import find
 from allocator.core.subscription import RebalanceListener
 from allocator.core.text import CONTROL, limit_reached, plain, shown
-from allocator.core.zookeeper import ZooKeeper, check_options
+from allocator.core.zookeeper import ZooKeeperClient, check_options
 from allocator.daemon.config import Config
 from allocator.daemon.daemon import Daemon
 from allocator.daemon.following import FollowingDaemon
@@ -113,7 +113,7 @@ def _daemon(
     consumers: list[Consumer],
     notifier: Notifier,
     brokers: Optional[str] = None,
-    admitted: Optional[Callable[[ZooKeeper], Awaitable[bool]]] = None,
+    admitted: Optional[Callable[[ZooKeeperClient], Awaitable[bool]]] = None,
 ) -> Daemon:
     options = config.consumer_options()
     if brokers is not None:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final, NamedTuple, TypeVar
 from allocator._files import read_json, write_json
 from allocator.core.client import KafkaClient
 from allocator.core.offsets import GroupOffsets
-from allocator.core.zookeeper import ZooKeeper
+from allocator.core.zookeeper import ZooKeeperClient
 from allocator.errors import AllocatorError, ConfigError
 from allocator.migrate.cutover_plan import Plan, load_plan
 from allocator.migrate.offset_map import OffsetMap, map_topic
@@ -47,7 +47,7 @@ class CutoverClusters(NamedTuple):
     plan: Plan
     old: KafkaClient
     new: KafkaClient
-    ensemble: ZooKeeper
+    ensemble: ZooKeeperClient
     map: OffsetMap
 
     def partitions(self, client: KafkaClient) -> list[TopicPartition]:
@@ -102,7 +102,7 @@ async def opened(plan: Plan) -> AsyncIterator[CutoverClusters]:
     async with contextlib.AsyncExitStack() as stack:
         old = await connected(stack, plan.old_brokers, plan.old_security)
         new = await connected(stack, plan.new_brokers, plan.new_security)
-        ensemble = ZooKeeper(plan.zookeeper)
+        ensemble = ZooKeeperClient(plan.zookeeper)
         stack.push_async_callback(ensemble.close)
         await ensemble.connect(make_chroot=False)
         offset_map = OffsetMap(new, map_topic(plan.mirror))

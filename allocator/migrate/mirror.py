@@ -17,7 +17,7 @@ from allocator.core.consumer import ConsumerBase, membership_from
 from allocator.core.fetch import Batch
 from allocator.core.offsets import GroupOffsets
 from allocator.core.subscription import NoPosition, RebalanceListener
-from allocator.core.zookeeper import NoChroot, ZooKeeper
+from allocator.core.zookeeper import NoChroot, ZooKeeperClient
 from allocator.errors import AllocatorError, CommitFailed, ConfigError, LogTruncated, OffsetOutOfRange
 from allocator.migrate.mirror_settings import MirrorSettings
 from allocator.migrate.offset_map import OffsetMap, Run, map_topic
@@ -279,7 +279,7 @@ class Mirror(RebalanceListener):
         self._map = OffsetMap(self._new, map_topic(settings.group))
         ensemble = None
         if settings.old_zookeeper is not None and self._old.broker_version < (2, 8):
-            ensemble = ZooKeeper(settings.old_zookeeper)
+            ensemble = ZooKeeperClient(settings.old_zookeeper)
             stack.push_async_callback(ensemble.close)
             await ensemble.connect(make_chroot=False)
         self._ids, self._target_ids = TopicIds(self._old, ensemble), TopicIds(self._new)
@@ -715,7 +715,7 @@ async def _reach(hosts: str, create: bool) -> None:
 
     Processes with a mistyped chroot would form a second mirror, and mirror every record twice.
     """
-    ensemble = ZooKeeper(hosts)
+    ensemble = ZooKeeperClient(hosts)
     try:
         await ensemble.connect(CONNECT_S, make_chroot=create)
     except NoChroot as error:

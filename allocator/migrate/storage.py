@@ -15,7 +15,7 @@ from allocator.core.fetch import RangeReader
 from allocator.core.offsets import Coordinator, GroupOffsets
 from allocator.core.settings import DEFAULT
 from allocator.core.subscription import stamped
-from allocator.core.zookeeper import ZooKeeper
+from allocator.core.zookeeper import ZooKeeperClient
 from allocator.errors import AllocatorError, BrokerError, ConfigError
 from allocator.operate import live_members
 from allocator.types import OffsetAndMetadata, TopicPartition
@@ -56,7 +56,7 @@ class OffsetStore:
             client = await connected(stack, self.brokers, self.security)
             ensembles = []
             for hosts in dict.fromkeys(self.zookeepers):
-                ensemble = ZooKeeper(hosts, options=self.zookeeper_options)
+                ensemble = ZooKeeperClient(hosts, options=self.zookeeper_options)
                 stack.push_async_callback(ensemble.close)
                 await ensemble.connect(CONNECT_S, make_chroot=False)
                 ensembles.append(ensemble)
@@ -79,7 +79,7 @@ class OpenOffsetStore:
     """An `OffsetStore` with its connections."""
 
     def __init__(
-        self, store: OffsetStore, client: KafkaClient, ensembles: list[ZooKeeper], offsets: GroupOffsets
+        self, store: OffsetStore, client: KafkaClient, ensembles: list[ZooKeeperClient], offsets: GroupOffsets
     ) -> None:
         self.store = store
         self.client = client

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from allocator.core.client import KafkaClient
 from allocator.core.offsets import GroupOffsets
-from allocator.core.zookeeper import ZooKeeper
+from allocator.core.zookeeper import ZooKeeperClient
 from allocator.errors import ConfigError
 from allocator.migrate.mirror_settings import MirrorSettings
 from allocator.migrate.offset_map import map_topic
@@ -23,7 +23,7 @@ class TopicSync:
         old: KafkaClient,
         new: KafkaClient,
         offsets: GroupOffsets,
-        ensemble: ZooKeeper | None,
+        ensemble: ZooKeeperClient | None,
     ) -> None:
         self._settings = settings
         self._old = old

@@ -15,7 +15,7 @@ from kafka.protocol.admin import DescribeConfigsRequest
 
 from allocator.core.client import KafkaClient, add_partitions, create, describe_configs, set_on_topics
 from allocator.core.text import shown
-from allocator.core.zookeeper import NoZnode, ZooKeeper
+from allocator.core.zookeeper import NoZnode, ZooKeeperClient
 from allocator.errors import AllocatorError, ConfigError
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class TopicsDiffer(AllocatorError):
 
 
 async def settings_of(
-    client: KafkaClient, topics: Iterable[str], ensemble: ZooKeeper | None = None
+    client: KafkaClient, topics: Iterable[str], ensemble: ZooKeeperClient | None = None
 ) -> dict[str, dict[str, str]]:
     """The settings of each topic itself, without the defaults of the cluster.
 
@@ -64,7 +64,7 @@ async def settings_of(
     return await set_on_topics(client, topics)
 
 
-async def _from_zookeeper(ensemble: ZooKeeper, topic: str) -> dict[str, str]:
+async def _from_zookeeper(ensemble: ZooKeeperClient, topic: str) -> dict[str, str]:
     try:
         data, _ = await ensemble.get(f"/config/topics/{topic}")
     except NoZnode:
@@ -109,7 +109,7 @@ async def make_alike(
     new: KafkaClient,
     topics: Iterable[str],
     *,
-    ensemble: ZooKeeper | None = None,
+    ensemble: ZooKeeperClient | None = None,
     mirrored: Collection[str] = (),
     replication: int,
 ) -> list[str]:
@@ -182,7 +182,7 @@ class TopicIds:
     `ensemble` is the cluster's ZooKeeper, if it is known. Without both there are no ids.
     """
 
-    def __init__(self, client: KafkaClient, ensemble: ZooKeeper | None = None) -> None:
+    def __init__(self, client: KafkaClient, ensemble: ZooKeeperClient | None = None) -> None:
         self._client = client
         self._ensemble = ensemble
 

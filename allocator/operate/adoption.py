@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from allocator.core.zookeeper import ZooKeeper, retrying
+from allocator.core.zookeeper import ZooKeeperClient, retrying
 from allocator.errors import AllocatorError
 from allocator.operate.group_reader import describe
 from allocator.protocols.legacy import AdoptionRefused, HandoverPhase, KielPaths, read_group, seal
@@ -46,13 +46,13 @@ class Candidate:
         return None
 
 
-async def candidate(zk: ZooKeeper, group: str) -> Candidate:
+async def candidate(zk: ZooKeeperClient, group: str) -> Candidate:
     """Reads the state of a group; changes nothing. Raises AdoptionRefused if there is no such group."""
     members, foreign, assigned, sealed = await read_group(zk, KielPaths(group))
     return Candidate(members, foreign, len(assigned), None if sealed is None else sealed.phase)
 
 
-async def adopt(zk: ZooKeeper, group: str, root: str, wait_s: float, say: Callable[[str], None]) -> None:
+async def adopt(zk: ZooKeeperClient, group: str, root: str, wait_s: float, say: Callable[[str], None]) -> None:
     """Seals the group and waits until its members own everything under `root`.
 
     Raises AdoptionRefused before any change, and AdoptionUnfinished after `wait_s` seconds. It may be called again at

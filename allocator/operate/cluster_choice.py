@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Optional
 from allocator.core.client import same_cluster
 from allocator.core.text import shown
 from allocator.core.znodes import Paths
-from allocator.core.zookeeper import NoZnode, ZnodeExists, ZooKeeper
+from allocator.core.zookeeper import NoZnode, ZnodeExists, ZooKeeperClient
 from allocator.errors import ConfigError
 
 FORMAT = 1
@@ -42,7 +42,7 @@ def elsewhere(choice: ClusterChoice, brokers: str | None) -> str | None:
     )
 
 
-async def read_choice(zk: ZooKeeper, path: str, watch: Any = None) -> ClusterChoice:
+async def read_choice(zk: ZooKeeperClient, path: str, watch: Any = None) -> ClusterChoice:
     """Reads the setting; `watch` is called at the next change. Raises ConfigError for invalid content."""
     while True:
         try:
@@ -63,7 +63,7 @@ async def read_choice(zk: ZooKeeper, path: str, watch: Any = None) -> ClusterCho
         return ClusterChoice(brokers, frozen)
 
 
-async def choose_cluster(zk: ZooKeeper, path: str, choice: ClusterChoice) -> None:
+async def choose_cluster(zk: ZooKeeperClient, path: str, choice: ClusterChoice) -> None:
     """Writes the setting. Every service of the group follows it."""
     data = json.dumps({"format": FORMAT, "brokers": choice.brokers, "frozen": choice.frozen}).encode()
     while True:

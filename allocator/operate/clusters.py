@@ -9,7 +9,7 @@ from typing import Any, Optional
 
 from allocator.core.client import KafkaClient
 from allocator.core.settings import DEFAULT, check_path
-from allocator.core.zookeeper import ZooKeeper
+from allocator.core.zookeeper import ZooKeeperClient
 from allocator.errors import ConfigError
 
 
@@ -40,8 +40,8 @@ class Clusters:
     @contextlib.asynccontextmanager
     async def ensemble(
         self, hosts: Optional[str] = None, *, session_timeout_s: Optional[float] = None, make_chroot: bool = False
-    ) -> AsyncIterator[ZooKeeper]:
-        zk = ZooKeeper(
+    ) -> AsyncIterator[ZooKeeperClient]:
+        zk = ZooKeeperClient(
             hosts or self.need_zookeeper(),
             session_timeout_s=session_timeout_s or self.timeout_s,
             options=self.zookeeper_options,

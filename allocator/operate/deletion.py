@@ -18,7 +18,7 @@ from kafka.protocol.admin import DeleteGroupsRequest
 from allocator.core.client import KafkaClient, for_code
 from allocator.core.offsets import Coordinator, GroupOffsets
 from allocator.core.znodes import Paths
-from allocator.core.zookeeper import ConnectionLost, NoZnode, Op, ZooKeeper, ZooKeeperError
+from allocator.core.zookeeper import ConnectionLost, NoZnode, Op, ZooKeeperClient, ZooKeeperError
 from allocator.errors import AllocatorError
 from allocator.operate.clusters import Clusters
 from allocator.operate.group_reader import describe
@@ -74,7 +74,7 @@ class GroupRemains:
 
 
 async def remains(
-    zk: Optional[ZooKeeper], client: Optional[KafkaClient], group: str, root: str, *, keep_offsets: bool = False
+    zk: Optional[ZooKeeperClient], client: Optional[KafkaClient], group: str, root: str, *, keep_offsets: bool = False
 ) -> GroupRemains:
     """Lists what `delete_group` would delete. If a client is None, it skips that cluster. Raises NothingToDelete."""
     members: list[str] = []
@@ -112,7 +112,7 @@ async def delete(clusters: Clusters, group: str, *, keep_offsets: bool = False, 
 
 
 async def delete_group(
-    zk: Optional[ZooKeeper], client: Optional[KafkaClient], group: str, root: str, *, keep_offsets: bool = False
+    zk: Optional[ZooKeeperClient], client: Optional[KafkaClient], group: str, root: str, *, keep_offsets: bool = False
 ) -> GroupRemains:
     """Deletes the znodes and the committed offsets of a group, and returns them.
 
@@ -144,7 +144,7 @@ def _refuse(found: GroupRemains) -> None:
         )
 
 
-async def _tree(zk: ZooKeeper, path: str) -> tuple[list[str], list[str]]:
+async def _tree(zk: ZooKeeperClient, path: str) -> tuple[list[str], list[str]]:
     """Returns (persistent paths, ephemeral paths) at and below `path`; in the first, children precede their parents.
 
     Ephemeral znodes belong to members. The transaction must not delete them: it fails if one exists.

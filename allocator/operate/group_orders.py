@@ -27,7 +27,7 @@ from allocator.core.znodes import (
     member_name,
     to_ranges,
 )
-from allocator.core.zookeeper import NoZnode, ZooKeeper
+from allocator.core.zookeeper import NoZnode, ZooKeeperClient
 from allocator.errors import ConfigError, OrderRefused
 from allocator.operate.order_report import OrderReport, order_reports
 from allocator.types import PartitionLike
@@ -346,7 +346,7 @@ class OrdersOfGroup(OrdersFromOutside):
     """The orders of a group in ZooKeeper, over a session that the caller has opened."""
 
     def __init__(
-        self, zk: ZooKeeper, paths: Paths, who: Optional[str] = None, orders: Optional[OrderKeeper] = None
+        self, zk: ZooKeeperClient, paths: Paths, who: Optional[str] = None, orders: Optional[OrderKeeper] = None
     ) -> None:
         super().__init__(orders or OrderStore(zk, paths), paths.group, who)
         self._zk = zk
@@ -408,7 +408,7 @@ class GroupOrders(OrdersOfGroup):
         who: Optional[str] = None,
         timeout_s: float = 10.0,
     ) -> None:
-        super().__init__(ZooKeeper(zookeeper, options=zookeeper_options), Paths(root, group), who)
+        super().__init__(ZooKeeperClient(zookeeper, options=zookeeper_options), Paths(root, group), who)
         self._timeout_s = timeout_s
 
     async def __aenter__(self) -> GroupOrders:

@@ -26,7 +26,7 @@ from allocator.core.znodes import (
     to_ranges,
     valid,
 )
-from allocator.core.zookeeper import NoZnode, Watched, ZooKeeper
+from allocator.core.zookeeper import NoZnode, Watched, ZooKeeperClient
 from allocator.errors import AllocatorError, ConfigError
 from allocator.operate.cluster_choice import ClusterChoice, choice_path, read_choice
 from allocator.operate.clusters import Clusters
@@ -55,7 +55,7 @@ class GroupReader:
 
     def __init__(
         self,
-        zk: ZooKeeper,
+        zk: ZooKeeperClient,
         group: str,
         root: str = DEFAULT["root"],
         changed: Watch | None = None,
@@ -189,7 +189,7 @@ class _WatchedClaim:
         self.deleted = True
 
 
-async def describe(zk: ZooKeeper, group: str, root: str = DEFAULT["root"]) -> GroupState | None:
+async def describe(zk: ZooKeeperClient, group: str, root: str = DEFAULT["root"]) -> GroupState | None:
     """The state of a group; None if it does not exist. `problems` lists invalid znodes."""
     try:
         return await GroupReader(zk, group, root).read()
@@ -249,7 +249,7 @@ def _each(partitions: Iterable[TopicPartition], what: str) -> Iterator[str]:
         yield f"{topic}:{ranges} {what}"
 
 
-async def list_groups(zk: ZooKeeper, root: str = DEFAULT["root"], watch: Watch | None = None) -> list[str]:
+async def list_groups(zk: ZooKeeperClient, root: str = DEFAULT["root"], watch: Watch | None = None) -> list[str]:
     """Returns the groups under a root, sorted. Ignores znodes whose names are not valid group names."""
     while True:
         try:
@@ -308,7 +308,7 @@ async def read_group(clusters: Clusters, group: str) -> GroupReport:
     return found if older is None else replace(found, logs=found.logs + Logs(problems=(older,)))
 
 
-async def older_members(zk: ZooKeeper, group: str) -> str | None:
+async def older_members(zk: ZooKeeperClient, group: str) -> str | None:
     """A message about members in layouts of older clients, which `read_group` does not read; None without any."""
     found = await old_layouts(zk, group)
     kinds = {KIEL: found.kiel, OLD_CONSUMERS: found.consumers}

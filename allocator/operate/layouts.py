@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from allocator.core.znodes import InvalidZnode
-from allocator.core.zookeeper import NoZnode, ZooKeeper
+from allocator.core.zookeeper import NoZnode, ZooKeeperClient
 from allocator.protocols.legacy import KielPaths, OldSubscription, read_shared
 from allocator.types import TopicPartition
 
@@ -46,7 +46,7 @@ class OldLayouts:
         return partition in self.assigned or any(each.threads(partition.topic) for each in self.subscriptions)
 
 
-async def old_layouts(zk: ZooKeeper, group: str) -> OldLayouts:
+async def old_layouts(zk: ZooKeeperClient, group: str) -> OldLayouts:
     """Reads all layouts. A member with an invalid znode counts, without a subscription."""
     kiel = await children(zk, KIEL.format(group))
     consumers = await children(zk, OLD_CONSUMERS.format(group))
@@ -66,7 +66,7 @@ async def old_layouts(zk: ZooKeeper, group: str) -> OldLayouts:
     )
 
 
-async def children(zk: ZooKeeper, path: str) -> list[str]:
+async def children(zk: ZooKeeperClient, path: str) -> list[str]:
     """The sorted names of the children; [] if the znode does not exist."""
     try:
         return sorted(await zk.get_children(path))
@@ -74,14 +74,14 @@ async def children(zk: ZooKeeper, path: str) -> list[str]:
         return []
 
 
-async def _assigned(zk: ZooKeeper, paths: KielPaths) -> frozenset[TopicPartition]:
+async def _assigned(zk: ZooKeeperClient, paths: KielPaths) -> frozenset[TopicPartition]:
     try:
         return read_shared(paths.partitions, (await zk.get(paths.partitions))[0])[0]
     except (NoZnode, InvalidZnode):
         return frozenset()
 
 
-async def _subscription(zk: ZooKeeper, path: str) -> OldSubscription | None:
+async def _subscription(zk: ZooKeeperClient, path: str) -> OldSubscription | None:
     try:
         data = (await zk.get(path))[0]
         if re.fullmatch(rb"[a-zA-Z0-9._-]{1,249}", data):  # a pykafka member writes the name of its one topic

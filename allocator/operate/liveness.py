@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from allocator.core.client import KafkaClient
-from allocator.core.zookeeper import ZooKeeper
+from allocator.core.zookeeper import ZooKeeperClient
 from allocator.errors import BrokerError
 from allocator.operate.group_reader import describe
 from allocator.operate.kafka_describe import kafka_group
@@ -18,7 +18,7 @@ IDLE: Final = ("Empty", "Dead", "")
 
 
 async def live_members(
-    client: KafkaClient, ensembles: Iterable[ZooKeeper], group: str, root: str, patience_s: float = 30.0
+    client: KafkaClient, ensembles: Iterable[ZooKeeperClient], group: str, root: str, patience_s: float = 30.0
 ) -> list[str]:
     """The names of all members that may commit for this group: in Kafka, and in these ensembles.
 

@@ -14,7 +14,7 @@ from allocator.core.client import KafkaClient
 from allocator.core.commands import Order, OrderKeeper, OrderStore
 from allocator.core.membership import GroupViewBuilder, counts_of
 from allocator.core.znodes import Paths
-from allocator.core.zookeeper import ZooKeeper
+from allocator.core.zookeeper import ZooKeeperClient
 from allocator.errors import ConfigError, OrderRefused
 from allocator.operate.clusters import Clusters
 from allocator.operate.group_orders import NOT_OURS, OrdersFromOutside, OrdersOfGroup
@@ -51,7 +51,7 @@ class Steered(NamedTuple):
     orders: OrdersFromOutside
     state: Optional[GroupState]
     """None: neither ZooKeeper nor Kafka's coordinator knows the group."""
-    zk: Optional[ZooKeeper]
+    zk: Optional[ZooKeeperClient]
     """None: Kafka's coordinator has its members, and its orders are in a topic."""
     creates: Optional[str]
     """The topic that the first order would create."""
@@ -210,7 +210,7 @@ async def _lag(client: KafkaClient, state: GroupState) -> dict[TopicPartition, i
     return {partition: records for partition, records in found.items() if records is not None}
 
 
-async def _round_trip_s(zk: ZooKeeper, path: str) -> float:
+async def _round_trip_s(zk: ZooKeeperClient, path: str) -> float:
     times = []
     for _ in range(MEASURED):
         began = time.monotonic()

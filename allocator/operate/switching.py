@@ -15,7 +15,7 @@ from allocator.core.consumer import EnsembleOptions, MembershipConfig, Membershi
 from allocator.core.fetch import Batch
 from allocator.core.settings import DEFAULT, names_arguments
 from allocator.core.subscription import check_listener
-from allocator.core.zookeeper import SessionState, ZooKeeper, ZooKeeperError, retrying
+from allocator.core.zookeeper import SessionState, ZooKeeperClient, ZooKeeperError, retrying
 from allocator.errors import AllocatorError, Closed, ConfigError
 from allocator.handlers import Consumer
 from allocator.operate.cluster_choice import ClusterChoice, choice_path, read_choice
@@ -35,7 +35,7 @@ class ChoiceWatcher:
     members have their own sessions; a member whose session is lost reads the setting again before it joins (`still`).
     """
 
-    def __init__(self, zk: ZooKeeper, path: str) -> None:
+    def __init__(self, zk: ZooKeeperClient, path: str) -> None:
         self.current = ClusterChoice()  # known once started
         self.changed: asyncio.Event
         self._zk = zk
@@ -62,13 +62,13 @@ class ChoiceWatcher:
             await asyncio.wait({self._task})
         await self._zk.close()
 
-    def still(self, choice: ClusterChoice) -> Callable[[ZooKeeper], Awaitable[bool]]:
+    def still(self, choice: ClusterChoice) -> Callable[[ZooKeeperClient], Awaitable[bool]]:
         """Asks ZooKeeper, in the given session, whether the setting is unchanged.
 
         Members that join again call it: the session of this watcher may still be lost, and its setting out of date.
         """
 
-        async def ask(zk: ZooKeeper) -> bool:
+        async def ask(zk: ZooKeeperClient) -> bool:
             try:
                 return await read_choice(zk, self._path) == choice
             except ConfigError as error:

@@ -16,7 +16,7 @@ from allocator.core.membership import LeaderSettings, ZooKeeperMembership, ZooKe
 from allocator.core.settings import DEFAULT, check_group, keyword_faults, names_arguments
 from allocator.core.subscription import ANY_TOPIC
 from allocator.core.znodes import Paths, default_client_id
-from allocator.core.zookeeper import ZooKeeper
+from allocator.core.zookeeper import ZooKeeperClient
 from allocator.errors import AllocatorError, Closed, ConfigError, IllegalState, ResourceLost
 from allocator.resources.assignor import OverNames
 from allocator.resources.sources import NameSource, ResourceNames
@@ -101,7 +101,7 @@ class Allocation:
         self.group = group
         self.client_id = client_id or default_client_id(instance_id=instance_id if restart_grace_s else None)
         function = assignor_of(PREFERRED if assignor is None else assignor)
-        zk = ZooKeeper(zookeeper, session_timeout_s=session_timeout_s, options=zookeeper_options)
+        zk = ZooKeeperClient(zookeeper, session_timeout_s=session_timeout_s, options=zookeeper_options)
         self._holdings = _Holdings(group, on_assigned, on_revoked, on_lost or on_revoked)
         self._membership = ZooKeeperMembership(
             zk,

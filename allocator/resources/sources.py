@@ -12,7 +12,7 @@ from typing import Any, Union
 
 from allocator.core.settings import check_path
 from allocator.core.text import shown
-from allocator.core.zookeeper import NoZnode, Watched, ZooKeeper
+from allocator.core.zookeeper import NoZnode, Watched, ZooKeeperClient
 from allocator.errors import AllocatorError, ConfigError
 from allocator.types import TopicPartition
 
@@ -39,7 +39,7 @@ class NameSource:
     certain = True
     """A name that is missing after a successful `refresh` no longer exists."""
 
-    def __init__(self, names: ResourceNames, zk: ZooKeeper) -> None:
+    def __init__(self, names: ResourceNames, zk: ZooKeeperClient) -> None:
         if isinstance(names, (str, bytes)) or not (isinstance(names, (Collection, ChildrenOf)) or callable(names)):
             raise ConfigError(f"resources {shown(names)}: give a list of names, a function, or ChildrenOf(path)")
         self._read: Callable[[], Any]

@@ -15,7 +15,7 @@ from allocator.core.commands import KINDS
 from allocator.core.settings import check_group
 from allocator.core.text import shown
 from allocator.core.znodes import Paths
-from allocator.core.zookeeper import BadVersion, NoZnode, ZooKeeper
+from allocator.core.zookeeper import BadVersion, NoZnode, ZooKeeperClient
 from allocator.errors import AllocatorError, ConfigError
 from allocator.operate import (
     Act,
@@ -106,7 +106,7 @@ class GroupWork:
         return {"group": group, "asked": True}
 
     @asynccontextmanager
-    async def _in_zookeeper(self, group: str) -> AsyncIterator[tuple[ZooKeeper, Optional[GroupState]]]:
+    async def _in_zookeeper(self, group: str) -> AsyncIterator[tuple[ZooKeeperClient, Optional[GroupState]]]:
         """A session for a group in ZooKeeper, and the group. Raises OrderRefused for another one."""
         async with steered(self._clusters, group, by_leader=True) as found:
             assert found.zk is not None

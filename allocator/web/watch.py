@@ -12,7 +12,7 @@ from typing import Any, Optional
 
 from allocator.core.aio import TaskGroup, wait_for_event
 from allocator.core.client import KafkaClient, Metadata
-from allocator.core.zookeeper import NoZnode, Watched, ZooKeeper
+from allocator.core.zookeeper import NoZnode, Watched, ZooKeeperClient
 from allocator.errors import AllocatorError, ConfigError
 from allocator.operate import (
     Clusters,
@@ -144,7 +144,7 @@ class WatchedGroup:
 class GroupWatch:
     """Reads one group again whenever a watch fires."""
 
-    def __init__(self, zk: ZooKeeper, root: str, group: WatchedGroup, changed: Callable[[], None]) -> None:
+    def __init__(self, zk: ZooKeeperClient, root: str, group: WatchedGroup, changed: Callable[[], None]) -> None:
         self._reader = GroupReader(zk, group.name, root, self._poke, self._load_reported)
         self._group = group
         self._tell = changed
@@ -233,7 +233,7 @@ class Watcher:
         self._past = past
         self.log = EventLog()
         """Outages, and events that the server adds."""
-        self.zk: Optional[ZooKeeper] = None
+        self.zk: Optional[ZooKeeperClient] = None
         self.polls = 0
         """Completed polls of Kafka."""
         self._kafka_groups = kafka_groups
@@ -368,7 +368,7 @@ class Watcher:
             finally:
                 self.zk = None
 
-    async def _follow_groups(self, zk: ZooKeeper, tasks: TaskGroup) -> None:
+    async def _follow_groups(self, zk: ZooKeeperClient, tasks: TaskGroup) -> None:
         poked = asyncio.Event()
         listed = Watched(partial(list_groups, zk, self._access.root), poked.set)
         watched: dict[str, asyncio.Task[None]] = {}

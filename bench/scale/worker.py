@@ -18,7 +18,7 @@ from allocator.assignors import resolve
 from allocator.core.membership.zookeeper.leader import LeaderSettings
 from allocator.core.membership.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
 from allocator.core.znodes.documents import Paths
-from allocator.core.zookeeper.client import Op, Stat, ZooKeeper
+from allocator.core.zookeeper.client import Op, Stat, ZooKeeperClient
 from allocator.types import TopicPartition
 
 __all__ = ["Topics", "say"]
@@ -55,7 +55,7 @@ class Topics:
         return lambda: None
 
 
-class CountingZooKeeper(ZooKeeper):
+class CountingZooKeeper(ZooKeeperClient):
     """Counts requests, bytes of data, and watches that fired; proofs of the lease apart."""
 
     def __init__(self, hosts: str, session_timeout_s: float) -> None:

@@ -19,7 +19,7 @@ from rich.table import Table
 from allocator.core.client.client import KafkaClient
 from allocator.core.fetch import accelerated
 from allocator.core.offsets.group_offsets import GroupOffsets
-from allocator.core.zookeeper.client import ZooKeeper
+from allocator.core.zookeeper.client import ZooKeeperClient
 from allocator.errors import AllocatorError
 from allocator.operate.group_reader import describe
 from allocator.operate.group_report import GroupState
@@ -63,7 +63,7 @@ class Demo:
     """Distinct records by partition, as the members wrote them down."""
 
     async def run(self) -> bool:
-        zk = ZooKeeper(self.cluster.zookeeper)
+        zk = ZooKeeperClient(self.cluster.zookeeper)
         client = KafkaClient(self.cluster.bootstrap)
         await zk.connect()
         await client.connect()
@@ -189,12 +189,12 @@ class Demo:
 
     # -- the view ------------------------------------------------------------------------------------------------
 
-    async def watch(self, zk: ZooKeeper, offsets: GroupOffsets) -> None:
+    async def watch(self, zk: ZooKeeperClient, offsets: GroupOffsets) -> None:
         while True:
             await self.read_back(zk, offsets)
             await asyncio.sleep(0.1)
 
-    async def read_back(self, zk: ZooKeeper, offsets: GroupOffsets) -> None:
+    async def read_back(self, zk: ZooKeeperClient, offsets: GroupOffsets) -> None:
         self.state = await describe(zk, GROUP)
         partitions = [TopicPartition(TOPIC, number) for number in range(self.options.partitions)]
         found = await offsets.fetch(partitions)

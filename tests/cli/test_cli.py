@@ -20,7 +20,7 @@ from parsed import leaves
 import allocator
 from allocator.cli.commands import LAZY, main
 from allocator.cli.group import GROUP, Seconds
-from allocator.core.zookeeper.client import ZooKeeper
+from allocator.core.zookeeper.client import ZooKeeperClient
 
 COMPLETION = "_ALLOCATOR_COMPLETE"
 # commands whose output is for a shell
@@ -242,7 +242,7 @@ def test_two_signals_in_one_moment_are_one(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 async def test_completion_offers_the_groups_of_the_ensemble(zk_chroot: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    zk = ZooKeeper(zk_chroot)
+    zk = ZooKeeperClient(zk_chroot)
     await zk.connect(10)
     try:
         for name in ("billing", "books", "orders"):

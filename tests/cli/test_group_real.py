@@ -21,7 +21,7 @@ from allocator import Consumer
 from allocator.cli.commands import main
 from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.group_offsets import GroupOffsets
-from allocator.core.zookeeper.client import ZooKeeper
+from allocator.core.zookeeper.client import ZooKeeperClient
 from allocator.operate.cluster_choice import ClusterChoice, choice_path, choose_cluster
 from allocator.testing import LocalCluster, produce, wait_until_async
 from allocator.testing.batches import ProducedRecord
@@ -72,8 +72,8 @@ class Shell:
 
 
 @contextlib.asynccontextmanager
-async def ensemble(hosts: str) -> AsyncIterator[ZooKeeper]:
-    zk = ZooKeeper(hosts)
+async def ensemble(hosts: str) -> AsyncIterator[ZooKeeperClient]:
+    zk = ZooKeeperClient(hosts)
     await zk.connect()
     try:
         yield zk
@@ -121,7 +121,7 @@ async def test_a_living_group_is_shown_with_owners_positions_lag_and_generation(
 async def test_offsets_of_a_cluster_that_the_group_no_longer_reads_are_told_as_such(shell: Shell) -> None:
     async with shell.consumer() as consumer:
         await shell.consume(consumer, 30)
-    zk, path = ZooKeeper(shell.zookeeper), choice_path("/allocator", shell.group)
+    zk, path = ZooKeeperClient(shell.zookeeper), choice_path("/allocator", shell.group)
     await zk.connect()
     try:
         await choose_cluster(zk, path, ClusterChoice("new1:9092,new2:9092"))

@@ -14,7 +14,7 @@ from tornado.ioloop import IOLoop
 
 from allocator import GroupedConsumer, TopicPartition
 from allocator.core.client.client import KafkaClient
-from allocator.core.zookeeper.client import ZooKeeper
+from allocator.core.zookeeper.client import ZooKeeperClient
 from allocator.errors import BrokersUnavailable, CommitFailed, ZooKeeperUnavailable
 from allocator.operate import kafka_group
 from allocator.operate.cluster_choice import ClusterChoice, choice_path, choose_cluster
@@ -350,7 +350,7 @@ async def members_of(service: Service) -> list[str]:
         async with KafkaClient(service.cluster.bootstrap) as client:
             found = await kafka_group(client, service.group)
             return [] if found is None else [info.name for info in found.members.values()]
-    ensemble = ZooKeeper(service.cluster.zookeeper)
+    ensemble = ZooKeeperClient(service.cluster.zookeeper)
     await ensemble.connect()
     try:
         return await ensemble.get_children(f"/allocator/{service.group}/members")
@@ -370,7 +370,7 @@ async def test_it_goes_where_its_group_is_told_to(
     service: Service, topic_factory: Callable[..., str], autocommit: bool
 ) -> None:
     """It returns no more values, waits for commits, pauses, and continues with the other brokers."""
-    ensemble, path = ZooKeeper(service.cluster.zookeeper), choice_path("/allocator", service.group)
+    ensemble, path = ZooKeeperClient(service.cluster.zookeeper), choice_path("/allocator", service.group)
     await ensemble.connect()
     idle = await asyncio.to_thread(topic_factory, 1)
     await service.produce(list(range(40)))
@@ -407,7 +407,7 @@ async def test_it_goes_where_its_group_is_told_to(
 
 
 async def test_one_that_connects_while_its_group_is_paused_waits(service: Service) -> None:
-    ensemble, path = ZooKeeper(service.cluster.zookeeper), choice_path("/allocator", service.group)
+    ensemble, path = ZooKeeperClient(service.cluster.zookeeper), choice_path("/allocator", service.group)
     await ensemble.connect()
     await choose_cluster(ensemble, path, ClusterChoice(None, frozen=True))
     await service.produce([1, 2, 3])

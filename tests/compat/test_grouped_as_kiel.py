@@ -18,7 +18,7 @@ from allocator.assignors import GroupView, Member, compute, resolve
 from allocator.compat import base_consumer
 from allocator.core.assignors.kiel import naive_allocator
 from allocator.core.fetch.batch import Batch
-from allocator.core.zookeeper.client import ZooKeeper
+from allocator.core.zookeeper.client import ZooKeeperClient
 from allocator.errors import (
     AllocatorError,
     BrokerError,
@@ -156,7 +156,7 @@ async def test_closing_ends_a_connect_that_is_under_way(scene: Scene, kind: str)
     with pytest.raises(Closed, match="closed while it connected"):
         await connecting
     assert asyncio.all_tasks() == before
-    ensemble = ZooKeeper(scene.cluster.zookeeper)
+    ensemble = ZooKeeperClient(scene.cluster.zookeeper)
     await ensemble.connect()
     try:
         members = f"/allocator/{scene.group}/members"
@@ -402,7 +402,7 @@ async def test_what_a_function_leaves_out_is_named(
     await scene.numbers(topic, 3, partition=2)
     assert await drink(consumer, topic, 3) == [0, 1, 2]
 
-    ensemble = ZooKeeper(scene.cluster.zookeeper)
+    ensemble = ZooKeeperClient(scene.cluster.zookeeper)
     await ensemble.connect()
     try:
         state = await describe(ensemble, scene.group)

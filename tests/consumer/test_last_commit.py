@@ -11,7 +11,7 @@ import pytest
 
 import allocator
 from allocator import Consumer
-from allocator.core.zookeeper.client import ZooKeeper
+from allocator.core.zookeeper.client import ZooKeeperClient
 from allocator.operate.cluster_choice import ClusterChoice, choice_path, choose_cluster
 from allocator.operate.switching import SwitchingConsumer
 from allocator.testing import FaultProxy, LocalCluster, produce, wait_until_async
@@ -52,7 +52,7 @@ async def test_a_lost_connection_to_zookeeper_costs_no_commit_of_a_member_that_l
             seen += [each.offset for each in await consumer.getbatch(60)]
         await wait_until_async(lambda: len(seen) == 9, 60, "the records to be handled")
         if kind == "switching":
-            ensemble = ZooKeeper(zk_chroot)
+            ensemble = ZooKeeperClient(zk_chroot)
             await ensemble.connect()
             await choose_cluster(ensemble, choice_path("/allocator", group), ClusterChoice(frozen=True))
             await ensemble.close()

@@ -13,7 +13,7 @@ from kazoo.client import KazooClient
 
 import allocator
 from allocator import GroupedConsumer
-from allocator.core.zookeeper.client import SessionState, ZooKeeper
+from allocator.core.zookeeper.client import SessionState, ZooKeeperClient
 from allocator.errors import AllocatorError, Closed
 from allocator.operate import switching
 from allocator.operate.cluster_choice import ClusterChoice, choice_path, choose_cluster
@@ -40,7 +40,7 @@ async def test_each_cluster_has_the_security_that_is_given_for_it(
     topic = await asyncio.to_thread(topic_factory, 1)
     await asyncio.to_thread(produce, kafka_cluster.bootstrap, topic, [b"v"])
     other = kafka_cluster.bootstrap.replace("127.0.0.1", "localhost")
-    ensemble = ZooKeeper(str(zk_chroot))
+    ensemble = ZooKeeperClient(str(zk_chroot))
     await ensemble.connect()
     consumer = SwitchingConsumer(
         topic,
@@ -68,7 +68,7 @@ async def test_each_cluster_has_the_security_that_is_given_for_it(
 # -- two sessions: that of the watcher, and that of the member ---------------------------------------------------------
 
 
-async def expire(zk: ZooKeeper) -> None:
+async def expire(zk: ZooKeeperClient) -> None:
     """Ends the session like the ensemble; waits for the next session."""
     before = zk.session_id
 
@@ -85,9 +85,9 @@ async def expire(zk: ZooKeeper) -> None:
 
 
 async def test_a_watcher_keeps_what_it_knows_when_its_session_is_lost(zk_chroot: Any, group: str) -> None:
-    ensemble, path = ZooKeeper(str(zk_chroot)), choice_path("/allocator", group)
+    ensemble, path = ZooKeeperClient(str(zk_chroot)), choice_path("/allocator", group)
     await ensemble.connect()
-    watcher = ChoiceWatcher(ZooKeeper(str(zk_chroot), session_timeout_s=4.0), path)
+    watcher = ChoiceWatcher(ZooKeeperClient(str(zk_chroot), session_timeout_s=4.0), path)
     try:
         await choose_cluster(ensemble, path, ClusterChoice("a:1"))
         await watcher.start()
@@ -107,14 +107,14 @@ async def test_a_watcher_has_one_watch_however_often_it_reads(
 ) -> None:
     monkeypatch.setattr("allocator.operate.switching.LOOK_S", 0.01)
     path = choice_path("/allocator", group)
-    zk = ZooKeeper(str(zk_chroot))
+    zk = ZooKeeperClient(str(zk_chroot))
     watcher, watches, get = ChoiceWatcher(zk, path), [], zk.get
 
     async def counting(path: str, watch: Any = None) -> Any:
         watches.append(watch)
         return await get(path, watch)
 
-    ensemble = ZooKeeper(str(zk_chroot))
+    ensemble = ZooKeeperClient(str(zk_chroot))
     await ensemble.connect()
     try:
         await choose_cluster(ensemble, path, ClusterChoice("a:1"))
@@ -166,7 +166,7 @@ async def test_a_member_that_lost_its_session_does_not_join_a_paused_group(
 ) -> None:
     """Its watcher is disconnected, so it cannot know of the pause. An operator may be moving offsets at that time."""
     topic = await asyncio.to_thread(topic_factory, 1)
-    ensemble, path = ZooKeeper(str(zk_chroot)), choice_path("/allocator", group)
+    ensemble, path = ZooKeeperClient(str(zk_chroot)), choice_path("/allocator", group)
     await ensemble.connect()
     consumer = SwitchingConsumer(
         topic,
@@ -184,7 +184,7 @@ async def test_a_member_that_lost_its_session_does_not_join_a_paused_group(
             await choose_cluster(ensemble, path, ClusterChoice(None, frozen=True))
             asked, ask = [], member.admitted
 
-            async def counted(zk: ZooKeeper) -> bool:
+            async def counted(zk: ZooKeeperClient) -> bool:
                 asked.append(await ask(zk))
                 return asked[-1]
 
@@ -233,7 +233,7 @@ async def test_a_close_that_meets_a_join_ends_the_member(
 ) -> None:
     topic = await asyncio.to_thread(topic_factory, 1)
     consumer = SwitchingConsumer(topic, brokers=kafka_cluster.bootstrap, group=group, zookeeper=str(zk_chroot))
-    ensemble = ZooKeeper(str(zk_chroot))
+    ensemble = ZooKeeperClient(str(zk_chroot))
     await ensemble.connect()
     try:
         await choose_cluster(ensemble, choice_path("/allocator", group), ClusterChoice(frozen=True))
@@ -260,9 +260,9 @@ async def test_a_close_that_meets_a_join_ends_the_member(
 async def test_a_fault_while_the_znode_is_read_is_logged_and_the_next_look_comes(
     zk_chroot: Any, group: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    ensemble, path = ZooKeeper(str(zk_chroot)), choice_path("/allocator", group)
+    ensemble, path = ZooKeeperClient(str(zk_chroot)), choice_path("/allocator", group)
     await ensemble.connect()
-    watcher = ChoiceWatcher(ZooKeeper(str(zk_chroot)), path)
+    watcher = ChoiceWatcher(ZooKeeperClient(str(zk_chroot)), path)
     await watcher.start()
     honest, faults = switching.read_choice, 1
 

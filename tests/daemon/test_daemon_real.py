@@ -19,7 +19,7 @@ from daemon_processes import Setup, stopped
 from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.core.subscription.done import done_of
-from allocator.core.zookeeper.client import ZooKeeper
+from allocator.core.zookeeper.client import ZooKeeperClient
 from allocator.errors import BrokerError
 from allocator.handlers.dead_letter import DeadLetterTopic
 from allocator.operate.group_reader import describe
@@ -101,7 +101,7 @@ async def test_a_rolling_restart_of_daemons_moves_no_partition(make: Callable[..
         return process
 
     processes = {name: run(name) for name in ("i-0", "i-1", "i-2")}
-    zk = ZooKeeper(it.zookeeper)
+    zk = ZooKeeperClient(it.zookeeper)
     await zk.connect(make_chroot=True)
     try:
         owners: dict[str, frozenset[int]] = {}

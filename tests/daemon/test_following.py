@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from daemon_processes import Setup, stopped
 
-from allocator.core.zookeeper.client import NoZnode, ZooKeeper
+from allocator.core.zookeeper.client import NoZnode, ZooKeeperClient
 from allocator.operate.cluster_choice import ClusterChoice, choice_path, choose_cluster
 from allocator.testing import wait_until_async
 
@@ -20,9 +20,9 @@ pytestmark = pytest.mark.deadline(200)
 
 
 @asynccontextmanager
-async def told(it: Setup) -> AsyncIterator[tuple[ZooKeeper, str]]:
+async def told(it: Setup) -> AsyncIterator[tuple[ZooKeeperClient, str]]:
     """A session, and the znode with the cluster choice."""
-    zk = ZooKeeper(it.zookeeper)
+    zk = ZooKeeperClient(it.zookeeper)
     await zk.connect()
     try:
         yield zk, choice_path("/allocator", it.group)
@@ -30,7 +30,7 @@ async def told(it: Setup) -> AsyncIterator[tuple[ZooKeeper, str]]:
         await zk.close()
 
 
-async def members(zk: ZooKeeper, path: str) -> list[str]:
+async def members(zk: ZooKeeperClient, path: str) -> list[str]:
     try:
         return await zk.get_children(path.replace("/cluster", "/members"))
     except NoZnode:
@@ -98,7 +98,7 @@ async def test_what_says_nothing_is_refused_with_its_place(make: Callable[..., S
     assert any(path in line["message"] for line in it.logs() if line["level"] == "error")
 
 
-async def _nobody(zk: ZooKeeper, path: str) -> bool:
+async def _nobody(zk: ZooKeeperClient, path: str) -> bool:
     return await members(zk, path) == []
 
 

@@ -14,7 +14,7 @@ from daemon_processes import COMMAND, Setup, stopped
 from joining import joined
 
 from allocator import Consumer
-from allocator.core.zookeeper.client import ZooKeeper
+from allocator.core.zookeeper.client import ZooKeeperClient
 from allocator.testing import wait_until
 
 
@@ -29,7 +29,7 @@ def checks(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, Any]]:
 
 async def exists(hosts: str) -> bool:
     servers, _, chroot = hosts.partition("/")
-    zk = ZooKeeper(servers)
+    zk = ZooKeeperClient(servers)
     await zk.connect()
     try:
         return await zk.exists(f"/{chroot}") is not None

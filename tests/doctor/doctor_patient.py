@@ -14,7 +14,7 @@ from joining import joined
 from allocator import Consumer, OffsetAndMetadata, TopicPartition
 from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.group_offsets import GroupOffsets
-from allocator.core.zookeeper.client import ZooKeeper
+from allocator.core.zookeeper.client import ZooKeeperClient
 from allocator.operate.doctor import Finding
 from allocator.operate.doctor.doctor import examine
 from allocator.testing import LocalCluster
@@ -56,8 +56,8 @@ class Patient:
 
     @contextlib.asynccontextmanager
     async def clients(self, session_timeout_s: float = 10.0) -> Any:
-        zk = ZooKeeper(self.zookeeper, session_timeout_s=session_timeout_s)
-        below = ZooKeeper(self.cluster.zookeeper)
+        zk = ZooKeeperClient(self.zookeeper, session_timeout_s=session_timeout_s)
+        below = ZooKeeperClient(self.cluster.zookeeper)
         async with KafkaClient(self.cluster.bootstrap, request_timeout_s=20) as client:
             client.follow_all()
             await client.refresh()

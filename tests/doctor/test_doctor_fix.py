@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from allocator.cli import doctor as command
 from allocator.cli.commands import main
 from allocator.core.commands.orders import Order, Orders
-from allocator.core.zookeeper.client import ZooKeeper
+from allocator.core.zookeeper.client import ZooKeeperClient
 from allocator.operate.doctor import doctor
 from allocator.operate.doctor.fixes import CLOCK_MS, YOUNG_MS, apply
 from allocator.testing.topics import zookeeper_client
@@ -64,7 +64,7 @@ async def test_only_groups_of_empty_znodes_are_deleted_and_young_ones_are_not(zk
     with zookeeper_client(zk_chroot) as zk:
         make_groups(zk)
         before = tree(zk, "/allocator")
-        ours = ZooKeeper(zk_chroot)
+        ours = ZooKeeperClient(zk_chroot)
         await ours.connect()
         try:
 

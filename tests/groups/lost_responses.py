@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from allocator.core.zookeeper.client import ConnectionLost, Op, Stat, Watch, ZooKeeper
+from allocator.core.zookeeper.client import ConnectionLost, Op, Stat, Watch, ZooKeeperClient
 from allocator.testing import FaultProxy
 
 __all__ = ["LossyZooKeeper", "lossy"]
@@ -25,10 +25,10 @@ class _Loss:
     happened: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class LossyZooKeeper(ZooKeeper):
+class LossyZooKeeper(ZooKeeperClient):
     """Connects through `proxy`; `observer` is connected directly."""
 
-    def __init__(self, hosts: str, proxy: FaultProxy, observer: ZooKeeper, **options: Any) -> None:
+    def __init__(self, hosts: str, proxy: FaultProxy, observer: ZooKeeperClient, **options: Any) -> None:
         super().__init__(hosts, **options)
         self.proxy = proxy
         self.observer = observer
@@ -102,7 +102,7 @@ class LossyZooKeeper(ZooKeeper):
 async def lossy(hosts: str, **options: Any) -> AsyncIterator[LossyZooKeeper]:
     """A client that is not connected yet; `hosts` has a port and perhaps a chroot."""
     address, slash, chroot = hosts.partition("/")
-    observer = ZooKeeper(hosts)
+    observer = ZooKeeperClient(hosts)
     await observer.connect()
     proxy = FaultProxy(int(address.rpartition(":")[2]))
     try:

@@ -11,7 +11,7 @@ from allocator.core.membership.view import Load
 from allocator.core.membership.zookeeper.leader import LeaderSettings
 from allocator.core.membership.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
 from allocator.core.znodes.documents import Paths
-from allocator.core.zookeeper.client import ZooKeeper
+from allocator.core.zookeeper.client import ZooKeeperClient
 from allocator.testing.waiting import wait_until_async
 from allocator.types import TopicPartition
 
@@ -154,7 +154,7 @@ class TestMember:
         restart_grace_s: float = 0.0,
         releases_s: float = LeaderSettings.releases_s,
     ) -> None:
-        self.zk = ZooKeeper(hosts, session_timeout_s=session_timeout_s, options=options)
+        self.zk = ZooKeeperClient(hosts, session_timeout_s=session_timeout_s, options=options)
         self.owner = RecordingOwner(name, history)
         resolved = [resolve(spec) for spec in assignors]
         extra = {} if clock is None else {"clock": clock}

@@ -9,14 +9,14 @@ import pytest
 
 from allocator.core.znodes.documents import AssignmentDocument, Claim, MemberInfo, Paths
 from allocator.core.znodes.store import Store
-from allocator.core.zookeeper.client import Op, ZooKeeper
+from allocator.core.zookeeper.client import Op, ZooKeeperClient
 from allocator.operate.deletion import GroupHasMembers, NothingToDelete, delete_group, remains
 
 PATHS = Paths("/allocator", "g")
 MEMBER = f"m-{1:016x}-{1:010d}"
 
 
-class Joining(ZooKeeper):
+class Joining(ZooKeeperClient):
     """A member joins between the listing of the znodes and the transaction that deletes them."""
 
     joins = False
@@ -43,7 +43,7 @@ async def group(hosts: str) -> AsyncIterator[Joining]:
         await zk.close()
 
 
-async def join(zk: ZooKeeper) -> None:
+async def join(zk: ZooKeeperClient) -> None:
     info = MemberInfo("worker", "node", frozenset({"t"}))
     await zk.create(PATHS.member(MEMBER), info.encode(), ephemeral=True)
     await zk.create(PATHS.claim(MEMBER), Claim(1).encode(), ephemeral=True)

@@ -31,7 +31,7 @@ from allocator.core.znodes.documents import AssignmentDocument, Claim, MemberInf
 from allocator.core.znodes.following import DAY_MS, REST_MS, ImbalanceTimer, LoadHistory
 from allocator.core.znodes.load_reader import loads_of
 from allocator.core.znodes.load_report import LoadMeter, LoadReport
-from allocator.core.zookeeper.client import ZooKeeper
+from allocator.core.zookeeper.client import ZooKeeperClient
 from allocator.errors import ConfigError
 from allocator.operate.group_reader import describe
 from allocator.operate.group_report import GroupReport, GroupState
@@ -397,7 +397,7 @@ async def test_members_report_the_work_of_each_partition(
         heavy, light = (report.loads.get(TopicPartition(topic, number)) for number in (0, 1))
         return heavy is not None and light is not None and heavy > 5 * light
 
-    zk = ZooKeeper(zookeeper)
+    zk = ZooKeeperClient(zookeeper)
     async with consumer:
         await zk.connect()  # the consumer has created its root
         tasks = [asyncio.ensure_future(each) for each in (produce(), consumer.process(handle))]

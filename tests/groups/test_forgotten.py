@@ -14,7 +14,7 @@ from joining import joined
 from members import History, StaticTopics, TestMember, settled
 
 from allocator import Consumer
-from allocator.core.zookeeper.client import SessionState, ZooKeeper
+from allocator.core.zookeeper.client import SessionState, ZooKeeperClient
 from allocator.testing import LocalCluster, wait_until_async
 
 pytestmark = pytest.mark.servers  # each test starts an ensemble
@@ -30,8 +30,8 @@ def ensemble() -> Iterator[LocalCluster]:
 
 
 @contextlib.asynccontextmanager
-async def session(hosts: str) -> AsyncIterator[ZooKeeper]:
-    zk = ZooKeeper(hosts, session_timeout_s=TIMEOUT_S)
+async def session(hosts: str) -> AsyncIterator[ZooKeeperClient]:
+    zk = ZooKeeperClient(hosts, session_timeout_s=TIMEOUT_S)
     await zk.connect()
     try:
         yield zk
@@ -145,7 +145,7 @@ async def test_a_server_that_lags_behind_costs_no_session_that_may_live(ensemble
         writer.close()
 
     server = await asyncio.start_server(lag, "127.0.0.1", 0)
-    zk = ZooKeeper(ensemble.zookeeper, session_timeout_s=30.0)
+    zk = ZooKeeperClient(ensemble.zookeeper, session_timeout_s=30.0)
     await zk.connect()
     try:
         session_id = zk.session_id

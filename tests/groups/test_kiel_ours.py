@@ -15,7 +15,7 @@ from allocator.assignors import naive_allocator, resolve
 from allocator.cli.commands import main
 from allocator.core.membership.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
 from allocator.core.znodes.documents import InvalidZnode, Paths
-from allocator.core.zookeeper.client import Op, ZooKeeper
+from allocator.core.zookeeper.client import Op, ZooKeeperClient
 from allocator.errors import BrokersUnavailable
 from allocator.operate.adoption import AdoptionUnfinished, adopt, candidate
 from allocator.protocols.legacy.kiel import (
@@ -63,14 +63,14 @@ class SlowToJoin(ZooKeeperMembership):
 
 
 class Member:
-    def __init__(self, bench: Bench, name: str, settle_s: float, zk: ZooKeeper | None = None) -> None:
+    def __init__(self, bench: Bench, name: str, settle_s: float, zk: ZooKeeperClient | None = None) -> None:
         self.owner = RecordingOwner(name, bench.history)
         self.offsets = Offsets()
         self.bench = bench
         self.joining, self.may_join = asyncio.Event(), asyncio.Event()
         self.may_join.set()
         self.membership = KielMembership(
-            zk or ZooKeeper(bench.hosts, session_timeout_s=6.0),
+            zk or ZooKeeperClient(bench.hosts, session_timeout_s=6.0),
             bench.group,
             self.owner,
             bench.topics,
@@ -82,7 +82,7 @@ class Member:
     def _next(self, root: str) -> ZooKeeperMembership:
         naive = resolve("naive")
         member = SlowToJoin(
-            ZooKeeper(self.bench.hosts, session_timeout_s=6.0),
+            ZooKeeperClient(self.bench.hosts, session_timeout_s=6.0),
             Paths(root, self.bench.group),
             self.owner,
             self.bench.topics,
@@ -104,7 +104,7 @@ class Bench:
 
     @contextlib.asynccontextmanager
     async def members(
-        self, *names: str, settle_s: float = 0.0, zk: ZooKeeper | None = None
+        self, *names: str, settle_s: float = 0.0, zk: ZooKeeperClient | None = None
     ) -> AsyncIterator[list[Member]]:
         """`zk`: the client of a single member."""
         async with contextlib.AsyncExitStack() as stack:
@@ -117,8 +117,8 @@ class Bench:
             yield made
 
     @contextlib.asynccontextmanager
-    async def zookeeper(self) -> AsyncIterator[ZooKeeper]:
-        zk = ZooKeeper(self.hosts, session_timeout_s=6.0)
+    async def zookeeper(self) -> AsyncIterator[ZooKeeperClient]:
+        zk = ZooKeeperClient(self.hosts, session_timeout_s=6.0)
         await zk.connect()
         try:
             yield zk
@@ -301,7 +301,7 @@ async def test_what_a_member_is_told_while_it_joins_the_new_layout_holds_there(b
 async def test_a_member_that_lost_its_session_asks_in_either_layout_before_it_joins_again(bench: Bench) -> None:
     asked: list[bool] = []
 
-    async def admitted(zk: ZooKeeper) -> bool:
+    async def admitted(zk: ZooKeeperClient) -> bool:
         asked.append(True)
         return True
 
@@ -348,7 +348,7 @@ async def test_ours_wait_for_the_lock_of_whoever_changes_what_is_dealt(bench: Be
         assert await zk.get_children(bench.paths.lock) == []
 
 
-async def _waiting(zk: ZooKeeper, paths: KielPaths) -> bool:
+async def _waiting(zk: ZooKeeperClient, paths: KielPaths) -> bool:
     return len(await zk.get_children(paths.lock)) == 2
 
 

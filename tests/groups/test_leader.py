@@ -11,7 +11,7 @@ from members import StaticTopics
 from allocator.core.membership.zookeeper.leader import Leader, LeaderSettings
 from allocator.core.znodes.documents import AssignmentDocument, Claim, InflateBudget, InvalidZnode, Paths
 from allocator.core.znodes.store import Store, Watch
-from allocator.core.zookeeper.client import BadVersion, ZooKeeper
+from allocator.core.zookeeper.client import BadVersion, ZooKeeperClient
 from allocator.types import TopicPartition
 
 MEMBER = "m-0123456789abcdef-0000000000"
@@ -29,7 +29,7 @@ class Deaf(Store):
 
 @asynccontextmanager
 async def stored(hosts: str, group: str) -> AsyncIterator[Store]:
-    zk = ZooKeeper(hosts)
+    zk = ZooKeeperClient(hosts)
     await zk.connect()
     try:
         store = Deaf(zk, Paths("/allocator", group))

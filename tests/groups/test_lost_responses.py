@@ -16,7 +16,7 @@ from allocator.assignors import resolve
 from allocator.core.membership.session import SessionMembership
 from allocator.core.membership.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
 from allocator.core.znodes.documents import Paths
-from allocator.core.zookeeper.client import SessionState, ZooKeeper
+from allocator.core.zookeeper.client import SessionState, ZooKeeperClient
 from allocator.errors import BrokersUnavailable
 from allocator.operate.adoption import adopt
 from allocator.protocols.legacy.kiel import KielMembership, KielPaths, KielSettings
@@ -37,7 +37,7 @@ class Topics(StaticTopics):
 
 
 class Member:
-    def __init__(self, bench: Bench, name: str, zk: ZooKeeper, max_poll_interval_s: float | None) -> None:
+    def __init__(self, bench: Bench, name: str, zk: ZooKeeperClient, max_poll_interval_s: float | None) -> None:
         self.bench, self.zk = bench, zk
         self.storage = "zookeeper"
         self.owner = RecordingOwner(name, bench.history)
@@ -57,7 +57,7 @@ class Member:
                 bench.topics,
                 KielSettings(**settings, settle_s=0.0),
                 self,
-                lambda root: self._ours(ZooKeeper(bench.hosts, session_timeout_s=TIMEOUT_S), root, settings),
+                lambda root: self._ours(ZooKeeperClient(bench.hosts, session_timeout_s=TIMEOUT_S), root, settings),
             )
         elif bench.layout == "zookeeper":
             self.membership = self._ours(zk, "/allocator", settings)
@@ -65,7 +65,7 @@ class Member:
             kind: Any = {"consumers": ConsumersMembership, "pykafka": PykafkaMembership}[bench.layout]
             self.membership = kind(zk, bench.group, self.owner, bench.topics, OwnersSettings(**settings))
 
-    def _ours(self, zk: ZooKeeper, root: str, settings: dict[str, Any]) -> SessionMembership:
+    def _ours(self, zk: ZooKeeperClient, root: str, settings: dict[str, Any]) -> SessionMembership:
         naive = resolve("naive")
         return ZooKeeperMembership(
             zk,
@@ -98,12 +98,12 @@ class Bench:
     async def member(
         self,
         name: str,
-        zk: ZooKeeper | None = None,
+        zk: ZooKeeperClient | None = None,
         max_poll_interval_s: float | None = None,
         user: SimpleNamespace | None = None,
     ) -> AsyncIterator[Member]:
         """`user.polls`: whether the user of the member polls."""
-        zk = zk or ZooKeeper(self.hosts, session_timeout_s=TIMEOUT_S)
+        zk = zk or ZooKeeperClient(self.hosts, session_timeout_s=TIMEOUT_S)
         member = Member(self, name, zk, max_poll_interval_s)
 
         async def poll() -> None:
@@ -129,7 +129,7 @@ class Bench:
         await wait_until_async(done, 30, lambda: f"settling: {[len(m.owner.owned) for m in members]}")
         assert self.history.overlaps() == []
 
-    async def registered(self, zk: ZooKeeper, count: int) -> None:
+    async def registered(self, zk: ZooKeeperClient, count: int) -> None:
         async def done() -> bool:
             return len(await zk.get_children(self.members_path)) == count
 

@@ -15,7 +15,7 @@ from members import History, RecordingOwner, StaticTopics, everything
 from allocator.assignors import GroupView, resolve
 from allocator.assignors import Member as View
 from allocator.core.znodes.documents import InvalidZnode
-from allocator.core.zookeeper.client import ZooKeeper
+from allocator.core.zookeeper.client import ZooKeeperClient
 from allocator.protocols.legacy.old_consumer import ConsumersMembership, OldSubscription, PykafkaMembership, range_share
 from allocator.protocols.legacy.owners import OwnersSettings
 from allocator.testing import wait_until_async
@@ -70,10 +70,10 @@ class Cluster(StaticTopics):
 
 
 class Member:
-    def __init__(self, bench: Bench, name: str, zk: ZooKeeper | None = None) -> None:
+    def __init__(self, bench: Bench, name: str, zk: ZooKeeperClient | None = None) -> None:
         self.owner = RecordingOwner(name, bench.history)
         self.membership = bench.kind(
-            zk or ZooKeeper(bench.hosts, session_timeout_s=6.0),
+            zk or ZooKeeperClient(bench.hosts, session_timeout_s=6.0),
             bench.group,
             self.owner,
             bench.topics,
@@ -88,7 +88,7 @@ class Bench:
         self.history = History()
 
     @contextlib.asynccontextmanager
-    async def members(self, *names: str, zk: ZooKeeper | None = None) -> AsyncIterator[list[Member]]:
+    async def members(self, *names: str, zk: ZooKeeperClient | None = None) -> AsyncIterator[list[Member]]:
         """`zk`: the client of a single member."""
         async with contextlib.AsyncExitStack() as stack:
             made = []
@@ -140,7 +140,7 @@ async def test_a_claim_of_anybody_is_respected(bench: Bench) -> None:
     """A claim of another client, under its own name and with its own idea of the leader."""
     name = {ConsumersMembership: "t/4", PykafkaMembership: "b't'/1-4"}[bench.kind]
     path = f"/consumers/{bench.group}/owners/{name}"
-    zk = ZooKeeper(bench.hosts)
+    zk = ZooKeeperClient(bench.hosts)
     await zk.connect()
     await zk.ensure_path(path.rpartition("/")[0])
     await zk.create(path, b"somebody", ephemeral=True)
@@ -156,7 +156,7 @@ async def test_a_claim_of_anybody_is_respected(bench: Bench) -> None:
 
 async def test_a_member_of_the_other_dialect_is_complained_of(bench: Bench) -> None:
     data = {ConsumersMembership: b"t", PykafkaMembership: JAVA}[bench.kind]
-    zk = ZooKeeper(bench.hosts)
+    zk = ZooKeeperClient(bench.hosts)
     await zk.connect()
     try:
         await zk.ensure_path(f"/consumers/{bench.group}/ids")
@@ -176,7 +176,7 @@ async def test_javas_others_look_again_when_a_drain_took_long(
     """They retry a few times and then wait for the next change of the members. The member keeps its partitions."""
     monkeypatch.setattr("allocator.protocols.legacy.old_consumer.NUDGE_S", 0.2)
     bench = Bench(zk_chroot, group, ConsumersMembership)
-    zk = ZooKeeper(bench.hosts)
+    zk = ZooKeeperClient(bench.hosts)
     await zk.connect()
     try:
         async with lossy(bench.hosts, session_timeout_s=6.0) as mine, bench.members("a", zk=mine) as (a,):

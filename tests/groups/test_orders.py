@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from allocator.core.commands.order_store import NoSuchOrder, OrderStore
 from allocator.core.commands.orders import KEPT_MS, KINDS, MAX_ORDERS, Order, OrderKind, OrderResult, Orders
 from allocator.core.znodes.documents import InvalidZnode, Paths
-from allocator.core.zookeeper.client import NoZnode, ZooKeeper
+from allocator.core.zookeeper.client import NoZnode, ZooKeeperClient
 from allocator.errors import ConfigError
 from allocator.types import TopicPartition
 
@@ -189,7 +189,7 @@ def test_an_order_that_is_carried_out_once_is_done_when_each_partition_is(monkey
 
 @asynccontextmanager
 async def stored(zk_chroot: str, group: str) -> AsyncIterator[OrderStore]:
-    zk = ZooKeeper(zk_chroot)
+    zk = ZooKeeperClient(zk_chroot)
     await zk.connect()
     try:
         yield OrderStore(zk, Paths("/allocator", group))

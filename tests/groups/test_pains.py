@@ -14,7 +14,7 @@ import pytest
 from members import OneGroup, TestMember, everything
 
 from allocator.core.znodes.documents import AssignmentDocument, Claim
-from allocator.core.zookeeper.client import NoZnode, SessionState, ZooKeeper
+from allocator.core.zookeeper.client import NoZnode, SessionState, ZooKeeperClient
 from allocator.testing import wait_until_async
 from allocator.types import TopicPartition
 
@@ -37,8 +37,8 @@ class Pain(OneGroup):
         )
 
     @contextlib.asynccontextmanager
-    async def client(self, session_timeout_s: float = 10.0) -> AsyncIterator[ZooKeeper]:
-        zk = ZooKeeper(self.hosts, session_timeout_s=session_timeout_s)
+    async def client(self, session_timeout_s: float = 10.0) -> AsyncIterator[ZooKeeperClient]:
+        zk = ZooKeeperClient(self.hosts, session_timeout_s=session_timeout_s)
         await zk.connect()
         try:
             yield zk
@@ -88,7 +88,7 @@ async def test_no_partition_is_left_unowned_after_a_network_failure(pain: Pain) 
         await wait_until_async(lambda: all(m.membership.may_act() for m in (a, b, c)), 30, "all to act again")
 
 
-async def gone(zk: ZooKeeper, pain: Pain) -> bool:
+async def gone(zk: ZooKeeperClient, pain: Pain) -> bool:
     return not await zk.get_children(pain.paths.members) and not await zk.get_children(pain.paths.claims)
 
 
@@ -181,7 +181,7 @@ async def test_nothing_begins_while_the_state_in_zookeeper_is_pending(pain: Pain
             assert (await claim(zk, pain, b)).held == b.owned  # written before it began
 
 
-async def claim(zk: ZooKeeper, pain: Pain, member: TestMember) -> Claim:
+async def claim(zk: ZooKeeperClient, pain: Pain, member: TestMember) -> Claim:
     path = pain.paths.claim(member.membership.member_id)
     return Claim.decode(path, (await zk.get(path))[0])
 
@@ -270,5 +270,5 @@ async def test_no_herd_wakes_when_a_member_comes_or_goes(pain: Pain) -> None:
         assert max(followers) <= documents  # the predecessor of none of them went
 
 
-async def revision(zk: ZooKeeper, pain: Pain) -> int:
+async def revision(zk: ZooKeeperClient, pain: Pain) -> int:
     return AssignmentDocument.decode("assignment", (await zk.get(pain.paths.assignment))[0]).revision

@@ -16,7 +16,7 @@ from simulation import SEATED, Simulation
 from allocator.core.membership.zookeeper import leader, seats
 from allocator.core.znodes.documents import AssignmentDocument
 from allocator.core.znodes.store import Store
-from allocator.core.zookeeper.client import ZooKeeper
+from allocator.core.zookeeper.client import ZooKeeperClient
 from allocator.errors import InstanceIdInUse
 from allocator.operate.group_reader import describe
 from allocator.operate.group_report import GroupReport
@@ -211,7 +211,7 @@ async def test_ten_members_restart_one_by_one_and_no_partition_moves(zk_chroot: 
     await twin.membership.leave()
     # one that is absent is shown; one that leaves for good is not waited for
     await members[9].membership.leave()
-    zk = ZooKeeper(zk_chroot)
+    zk = ZooKeeperClient(zk_chroot)
     await zk.connect()
     try:
         await wait_until_async(lambda: _reserved(zk, group), 30, "the reservation to be shown")
@@ -231,7 +231,7 @@ async def test_ten_members_restart_one_by_one_and_no_partition_moves(zk_chroot: 
     assert bench.history.overlaps() == []
 
 
-async def _reserved(zk: ZooKeeper, group: str) -> bool:
+async def _reserved(zk: ZooKeeperClient, group: str) -> bool:
     state = await describe(zk, group, "/allocator")
     assert state is not None
     shown = GroupReport(state)
@@ -242,5 +242,5 @@ async def _reserved(zk: ZooKeeper, group: str) -> bool:
     return True
 
 
-async def _unmarked(zk: ZooKeeper, bench: OneGroup) -> bool:
+async def _unmarked(zk: ZooKeeperClient, bench: OneGroup) -> bool:
     return await zk.get_children(bench.paths.left) == []

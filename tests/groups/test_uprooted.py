@@ -12,14 +12,14 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError, NotEmptyError
 from members import History, StaticTopics, TestMember, settled
 
-from allocator.core.zookeeper.client import ZooKeeper
+from allocator.core.zookeeper.client import ZooKeeperClient
 from allocator.operate.cluster_choice import ClusterChoice, choice_path, choose_cluster, read_choice
 from allocator.testing import wait_until_async
 
 STEPS = 100  # more than a member takes to own everything
 
 
-def uproot(zk: ZooKeeper, after: int, delete: Callable[[], None]) -> list[str]:
+def uproot(zk: ZooKeeperClient, after: int, delete: Callable[[], None]) -> list[str]:
     """Deletes once, after so many requests of `zk` were answered; returns the requests, as they come."""
     requests: list[str] = []
     answer: Callable[[str, str, Any], Awaitable[Any]] = zk._await
@@ -90,7 +90,7 @@ async def test_a_choice_is_written_though_its_group_is_deleted(zk_chroot: str, d
     choice = ClusterChoice("a:1", frozen=True)
     for step in range(1, 7):
         delete("/allocator")
-        zk = ZooKeeper(zk_chroot)
+        zk = ZooKeeperClient(zk_chroot)
         await zk.connect()
         try:
             requests = uproot(zk, step, lambda: delete("/allocator"))

@@ -16,7 +16,7 @@ from members import History, OneGroup, StaticTopics, TestMember, everything
 
 from allocator.core.znodes.documents import AssignmentDocument
 from allocator.core.znodes.store import Store
-from allocator.core.zookeeper.client import ZooKeeper
+from allocator.core.zookeeper.client import ZooKeeperClient
 from allocator.errors import InconsistentAssignor, ZooKeeperUnavailable
 from allocator.operate.group_reader import describe, list_groups
 from allocator.testing import wait_until_async
@@ -41,7 +41,7 @@ class Bench(OneGroup):
 
     @contextlib.asynccontextmanager
     async def store(self) -> AsyncIterator[Store]:
-        zk = ZooKeeper(self.hosts)
+        zk = ZooKeeperClient(self.hosts)
         await zk.connect()
         try:
             yield Store(zk, self.paths)
@@ -383,7 +383,7 @@ async def test_credentials_close_the_znodes_to_others(bench: Bench) -> None:
             with pytest.raises(Exception, match="credentials") as refused:
                 await stranger.document()
             assert "secret" not in str(refused.value)
-    us = ZooKeeper(bench.hosts, options=options)
+    us = ZooKeeperClient(bench.hosts, options=options)
     await us.connect()
     try:
         await asyncio.get_running_loop().run_in_executor(None, us._client.delete, f"{us.chroot}/allocator", -1, True)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Optional
 from joining import joined
 from mirroring import contents, killed, mirroring, settings
 
-from allocator.core.zookeeper.client import ZooKeeper
+from allocator.core.zookeeper.client import ZooKeeperClient
 from allocator.errors import AllocatorError, Closed
 from allocator.migrate.mirror import Mirror
 from allocator.operate.switching import ChoiceWatcher, SwitchingConsumer
@@ -159,7 +159,7 @@ class World:
                         )
 
     async def _write(self, stop: asyncio.Event) -> None:
-        watcher = ChoiceWatcher(ZooKeeper(self.zookeeper), "/producers")
+        watcher = ChoiceWatcher(ZooKeeperClient(self.zookeeper), "/producers")
         await watcher.start()
         try:
             while not stop.is_set():

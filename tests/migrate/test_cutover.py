@@ -13,7 +13,7 @@ from cutting import World, command
 from mirroring import killed
 
 from allocator.cli.cutover import audit_topic
-from allocator.core.zookeeper.client import ZooKeeper
+from allocator.core.zookeeper.client import ZooKeeperClient
 from allocator.errors import BrokersUnavailable, ConfigError
 from allocator.migrate.cutover import STEPS, Cutover, CutoverFailed
 from allocator.operate.cluster_choice import ClusterChoice, choice_path, choose_cluster
@@ -123,7 +123,7 @@ async def test_a_rollback_of_what_was_killed_when_it_had_told_members_to_join(ma
         await wait_until_async(lambda: sum(world.seen.values()) > 100, 90, "services to read the old cluster")
         await wait_until_async(lambda: _checked(plan), 60, "the mirror to have begun with every partition")
         await Cutover(plan).run(until="offsets")
-        ensemble = ZooKeeper(world.zookeeper)
+        ensemble = ZooKeeperClient(world.zookeeper)
         await ensemble.connect()
         read = Cutover(plan).plan
         await choose_cluster(ensemble, choice_path(read.root, world.group), ClusterChoice(read.new_brokers))

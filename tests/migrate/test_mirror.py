@@ -19,7 +19,7 @@ from allocator.core.aio.tasks import within
 from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.core.record import Record
-from allocator.core.zookeeper.client import ZooKeeper
+from allocator.core.zookeeper.client import ZooKeeperClient
 from allocator.errors import BrokerError, ConfigError
 from allocator.migrate.mirror import Mirror
 from allocator.migrate.takeover import NotEmpty
@@ -135,7 +135,7 @@ async def test_a_chroot_that_is_not_there_is_refused_and_not_made(
     topic = await asyncio.to_thread(topic_factory, cluster=old)
     with pytest.raises(ConfigError, match=f"/{group}.* Correct --zookeeper, or start once with --create"):
         await Mirror(settings(old, new, group, topics=[topic], create=False)).run(until_caught_up=True)
-    root = ZooKeeper(str(old.zookeeper))
+    root = ZooKeeperClient(str(old.zookeeper))
     await root.connect()
     assert not await root.exists(f"/{group}")
     await root.close()

@@ -21,7 +21,7 @@ from mirroring import contents, cut, mirroring, settings, translation
 from allocator.core.aio.clock import wall_ms
 from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.group_offsets import GroupOffsets
-from allocator.core.zookeeper.client import ZooKeeper
+from allocator.core.zookeeper.client import ZooKeeperClient
 from allocator.migrate.cutover import Cutover, CutoverFailed
 from allocator.migrate.mirror import Mirror, RecordsGone
 from allocator.migrate.mirror_settings import MirrorSettings
@@ -373,7 +373,7 @@ async def test_neither_offsets_nor_groups_move_by_the_map_of_a_former_topic(
     (row,) = (await copy_offsets(source, target, by="map", mirror=mirror)).rows
     assert row.problem.startswith("the old topic was created again: its id was ")
     plan = World(old, new, topic, group, tmp_path).plan()
-    ensemble = ZooKeeper(f"{old.zookeeper}/{group}")
+    ensemble = ZooKeeperClient(f"{old.zookeeper}/{group}")
     await ensemble.connect()  # makes the chroot
     await ensemble.close()
     with pytest.raises(CutoverFailed, match=f"topic '{topic}' of the old cluster was deleted and created again"):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from allocator import Allocation, ChildrenOf, GroupOrders
 from allocator.assignors import GroupView, Member, compute
-from allocator.core.zookeeper.client import ZooKeeper
+from allocator.core.zookeeper.client import ZooKeeperClient
 from allocator.errors import Closed, ConfigError, IllegalState, ResourceLost
 from allocator.resources.allocation import ROOT, assignor_of
 from allocator.testing import wait_until_async
@@ -105,7 +105,7 @@ class Recorder:
 
 async def test_names_come_and_go_and_each_has_one_owner(zk_chroot: str, group: str) -> None:
     """A znode's children as names; a member that joins, holds, dies by its session, and leaves."""
-    zk = ZooKeeper(zk_chroot)
+    zk = ZooKeeperClient(zk_chroot)
     await zk.connect()
     await zk.ensure_path("/queues")
     for number in range(20):

@@ -11,7 +11,7 @@ from secrets_and_doors import DIGEST_OPTIONS, PASSWORDS, Secured
 
 from allocator import Consumer
 from allocator.core.client.client import KafkaClient
-from allocator.core.zookeeper.client import ZooKeeper
+from allocator.core.zookeeper.client import ZooKeeperClient
 from allocator.errors import BrokersUnavailable, ConfigError, ZooKeeperUnavailable
 
 Topics = Callable[..., str]
@@ -66,7 +66,7 @@ async def test_a_broker_whose_authority_is_unknown_is_not_talked_to(secured: Sec
 
 async def test_zookeeper_whose_authority_is_unknown_is_not_talked_to(secured: Secured) -> None:
     options = {**secured.zookeeper_options(), "ca": str(secured.certificates.certificate("client"))}
-    zk = ZooKeeper(secured.zookeeper, options=options)
+    zk = ZooKeeperClient(secured.zookeeper, options=options)
     with pytest.raises(ZooKeeperUnavailable, match=r"(?i)certificate"):
         await zk.connect(2)
 
@@ -74,20 +74,20 @@ async def test_zookeeper_whose_authority_is_unknown_is_not_talked_to(secured: Se
 async def test_zookeeper_over_tls_asks_for_our_certificate(secured: Secured) -> None:
     options = {key: value for key, value in secured.zookeeper_options().items() if "certfile" not in key}
     options = {key: value for key, value in options.items() if not key.startswith("key")}
-    zk = ZooKeeper(secured.zookeeper, options=options)
+    zk = ZooKeeperClient(secured.zookeeper, options=options)
     with pytest.raises(ZooKeeperUnavailable):
         await zk.connect(2)
 
 
 async def test_plain_text_to_the_secure_port_ends_in_time(secured: Secured) -> None:
     with pytest.raises(ZooKeeperUnavailable):
-        await ZooKeeper(secured.zookeeper).connect(2)
+        await ZooKeeperClient(secured.zookeeper).connect(2)
 
 
 async def test_files_that_cannot_be_read_are_named(secured: Secured) -> None:
     with pytest.raises(ConfigError, match=r"/nowhere/ca\.pem"):
-        await ZooKeeper(secured.zookeeper, options={"use_ssl": True, "ca": "/nowhere/ca.pem"}).connect(5)
+        await ZooKeeperClient(secured.zookeeper, options={"use_ssl": True, "ca": "/nowhere/ca.pem"}).connect(5)
     with pytest.raises(ConfigError, match=r"client\.key"):
-        await ZooKeeper(
+        await ZooKeeperClient(
             secured.zookeeper, options={**secured.zookeeper_options(), "keyfile_password": "wrong"}
         ).connect(5)

@@ -44,7 +44,7 @@ from allocator.core.znodes.documents import (
     shard_names,
 )
 from allocator.core.znodes.store import Store
-from allocator.core.zookeeper.client import ZooKeeper
+from allocator.core.zookeeper.client import ZooKeeperClient
 from allocator.daemon import process as logs
 from allocator.errors import CorruptRecordError
 from allocator.testing import LocalCluster, wait_until_async
@@ -341,7 +341,7 @@ async def test_a_large_document_leaves_the_loop_to_others(
         return decode(*arguments, **named)
 
     monkeypatch.setattr(AssignmentDocument, "decode", noting)
-    zk = ZooKeeper(zk_chroot)
+    zk = ZooKeeperClient(zk_chroot)
     await zk.connect()
     try:
         store = Store(zk, Paths("/allocator", group))

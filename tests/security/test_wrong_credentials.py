@@ -12,7 +12,7 @@ from certificates import Certificates
 from secrets_and_doors import SECRETS, Secured
 
 from allocator.core.client.client import KafkaClient
-from allocator.core.zookeeper.client import ZooKeeper
+from allocator.core.zookeeper.client import ZooKeeperClient
 from allocator.errors import BrokersUnavailable, ZooKeeperUnavailable
 
 TIMEOUT_S: Final = 5.0  # all at once
@@ -137,7 +137,7 @@ async def test_an_ensemble_that_does_not_take_us_is_told_in_one_line_with_a_reme
         tls, options, remedy = ZOOKEEPER[wrong]
         hosts = secured.zookeeper if tls else secured.cluster.zookeeper
         with pytest.raises(ZooKeeperUnavailable) as refused:
-            await ZooKeeper(hosts, options=options(secured, strangers)).connect(TIMEOUT_S)
+            await ZooKeeperClient(hosts, options=options(secured, strangers)).connect(TIMEOUT_S)
         assert remedy in str(refused.value), wrong
         judge(str(refused.value), hosts)
 

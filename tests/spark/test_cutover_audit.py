@@ -13,7 +13,7 @@ from mirroring import settings, transactions
 from allocator.cli.cutover import audit_topic
 from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.group_offsets import GroupOffsets
-from allocator.core.zookeeper.client import ZooKeeper
+from allocator.core.zookeeper.client import ZooKeeperClient
 from allocator.migrate.cutover import Cutover, CutoverFailed
 from allocator.migrate.mirror import Mirror
 from allocator.migrate.translate import ends_of
@@ -73,7 +73,7 @@ async def mirrored(old: LocalCluster, cluster_factory: Any, group: str, director
     await asyncio.to_thread(old.create_topic, topic, 1)
     await asyncio.to_thread(transactions, old.bootstrap, topic, gaps)
     world = World(old, new, topic, group, directory)
-    ensemble = ZooKeeper(world.zookeeper)
+    ensemble = ZooKeeperClient(world.zookeeper)
     await ensemble.connect(make_chroot=True)
     await ensemble.close()
     async with KafkaClient(old.bootstrap) as client:

@@ -40,7 +40,7 @@ from allocator.core.aio.clock import wall_ms
 from allocator.core.commands.orders import Order, OrderResult, Orders
 from allocator.core.znodes.documents import OrderState, from_ranges
 from allocator.core.znodes.load_report import LoadReport
-from allocator.core.zookeeper.client import ConnectionLost, ZooKeeper
+from allocator.core.zookeeper.client import ConnectionLost, ZooKeeperClient
 from allocator.operate import Clusters
 from allocator.operate.dead_letters import DeadLetterQueue, Letter, LetterFilter, Outcome
 from allocator.operate.deletion import GroupRemains
@@ -61,7 +61,7 @@ pytestmark = needs_browser
 
 @contextlib.asynccontextmanager
 async def written(zookeeper: str, name: str, *topics: str) -> AsyncIterator[WrittenGroup]:
-    zk = ZooKeeper(zookeeper)
+    zk = ZooKeeperClient(zookeeper)
     await zk.connect(10)
     try:
         yield WrittenGroup(zk, "/allocator", name, list(topics))

@@ -13,7 +13,7 @@ from served import BEARER, PATIENCE_S, Served, as_described, served
 from written_group import WrittenGroup, parts
 
 from allocator import Consumer, Kafka
-from allocator.core.zookeeper.client import ZooKeeper
+from allocator.core.zookeeper.client import ZooKeeperClient
 from allocator.testing import LocalCluster
 from allocator.testing.versions import NEWEST
 from allocator.testing.waiting import wait_until_async
@@ -174,7 +174,7 @@ async def test_a_group_with_members_in_zookeeper_is_shown_as_it_is_there(
 ) -> None:
     """A group of one name may have members in both while a service moves from one to the other."""
     topic = topic_factory(2)
-    zk = ZooKeeper(zk_chroot)
+    zk = ZooKeeperClient(zk_chroot)
     await zk.connect(10)
     try:
         old = WrittenGroup(zk, "/allocator", group, [topic])

@@ -18,7 +18,7 @@ from tornado.httpclient import AsyncHTTPClient, HTTPRequest
 from written_group import WrittenGroup, dealt, member_id, parts
 
 from allocator import Consumer
-from allocator.core.zookeeper.client import ZooKeeper
+from allocator.core.zookeeper.client import ZooKeeperClient
 from allocator.operate.cluster_choice import ClusterChoice, choice_path, choose_cluster
 from allocator.operate.switching import SwitchingConsumer
 from allocator.testing import LocalCluster
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.deadline(150)
 
 @contextlib.asynccontextmanager
 async def written(zookeeper: str, group: str = "g") -> AsyncIterator[WrittenGroup]:
-    zk = ZooKeeper(zookeeper)
+    zk = ZooKeeperClient(zookeeper)
     await zk.connect(10)
     try:
         yield WrittenGroup(zk, "/allocator", group, ["t"])
@@ -512,7 +512,7 @@ async def test_a_page_that_asks_another_cluster_than_the_group_reads_says_so(
     kafka_cluster: LocalCluster, group: str, unique_name: Callable[[], str]
 ) -> None:
     chroot = f"{kafka_cluster.zookeeper}/{unique_name()}"
-    zk = ZooKeeper(chroot)
+    zk = ZooKeeperClient(chroot)
     await zk.connect()
     try:
         written = WrittenGroup(zk, "/allocator", group, ["t"])

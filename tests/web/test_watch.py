@@ -16,7 +16,7 @@ from allocator.cli.access import Access
 from allocator.core.aio.tasks import BackgroundTasks
 from allocator.core.znodes.load_report import LoadReport
 from allocator.core.znodes.store import Store
-from allocator.core.zookeeper.client import ZooKeeper
+from allocator.core.zookeeper.client import ZooKeeperClient
 from allocator.operate.doctor import observe
 from allocator.testing import FaultProxy
 from allocator.testing.waiting import wait_until_async
@@ -28,7 +28,7 @@ from allocator.web.watch import Watcher
 async def test_who_leaves_while_the_group_is_read_is_named_as_the_reason(
     zk_chroot: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    zk = ZooKeeper(zk_chroot)
+    zk = ZooKeeperClient(zk_chroot)
     await zk.connect(10)
     try:
         group = WrittenGroup(zk, "/allocator", "g", ["t"])
@@ -64,7 +64,7 @@ async def test_the_load_that_members_report_is_shown_as_it_changes(
     zk_chroot: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watch, "LOADS_S", 0.05)
-    zk = ZooKeeper(zk_chroot)
+    zk = ZooKeeperClient(zk_chroot)
     await zk.connect(10)
     try:
         group = WrittenGroup(zk, "/allocator", "g", ["t"])
@@ -159,7 +159,7 @@ async def test_a_fault_of_ours_is_shown_and_the_rest_goes_on(
 
     monkeypatch.setattr("allocator.web.watch.observe", stumbling)
     monkeypatch.setattr("allocator.web.watch.DOCTOR_S", 0.5)
-    zk = ZooKeeper(zk_chroot)
+    zk = ZooKeeperClient(zk_chroot)
     await zk.connect(10)
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(zk.close)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from allocator.core.types import Partitions
 from allocator.core.znodes.documents import AssignmentDocument, Claim, MemberInfo, Paths, Waiting
 from allocator.core.znodes.store import Store
-from allocator.core.zookeeper.client import ZooKeeper
+from allocator.core.zookeeper.client import ZooKeeperClient
 from allocator.types import TopicPartition
 
 Held = Mapping[str, Partitions]
@@ -38,7 +38,7 @@ def dealt(partitions: list[TopicPartition], members: list[str], seed: int = 0) -
 class WrittenGroup:
     """A group of members that are not there; `zk` must stay connected, for their znodes are its session's."""
 
-    def __init__(self, zk: ZooKeeper, root: str, group: str, topics: list[str]) -> None:
+    def __init__(self, zk: ZooKeeperClient, root: str, group: str, topics: list[str]) -> None:
         self.store = Store(zk, Paths(root, group))
         self.topics = frozenset(topics)
         self.document = AssignmentDocument()

@@ -24,15 +24,15 @@ from allocator.core.zookeeper.client import (
     SessionState,
     Watched,
     ZnodeExists,
-    ZooKeeper,
+    ZooKeeperClient,
 )
 from allocator.errors import ConfigError, ZooKeeperUnavailable
 from allocator.testing import LocalCluster, wait_until_async
 
 
 @contextlib.asynccontextmanager
-async def session(hosts: str, **options: object) -> AsyncIterator[ZooKeeper]:
-    zk = ZooKeeper(hosts, **options)
+async def session(hosts: str, **options: object) -> AsyncIterator[ZooKeeperClient]:
+    zk = ZooKeeperClient(hosts, **options)
     await zk.connect()
     try:
         yield zk
@@ -55,7 +55,7 @@ async def test_znodes_are_made_read_replaced_and_deleted(zk_chroot: str) -> None
 
 async def test_a_chroot_is_made_by_those_alone_who_want_it(zk_chroot: str) -> None:
     hosts, deeper = f"{zk_chroot}/typo", "/typo/deeper"
-    zk = ZooKeeper(hosts)
+    zk = ZooKeeperClient(hosts)
     with pytest.raises(NoChroot, match=r"has no znode .*/typo\. Check the chroot"):
         await zk.connect(make_chroot=False)
     async with session(zk_chroot) as above:
@@ -69,7 +69,7 @@ async def test_a_chroot_is_made_by_those_alone_who_want_it(zk_chroot: str) -> No
 @pytest.mark.parametrize("chroot", ["/a//b", "/../a", "/a/.", "/a/../b"])
 def test_a_chroot_that_cannot_be_is_refused(chroot: str) -> None:
     with pytest.raises(ConfigError, match="must be an absolute path"):
-        ZooKeeper(f"h:1{chroot}")
+        ZooKeeperClient(f"h:1{chroot}")
 
 
 async def test_errors_name_the_znode(zk_chroot: str) -> None:
@@ -234,7 +234,7 @@ async def test_a_server_that_accepts_and_says_nothing_does_not_cost_the_session(
     """Like a starting or hanging server: the client tries the others before the session ends."""
     silent = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
     port = silent.sockets[0].getsockname()[1]
-    zk = ZooKeeper(f"127.0.0.1:{port},{zookeeper.zookeeper}", session_timeout_s=9.0)
+    zk = ZooKeeperClient(f"127.0.0.1:{port},{zookeeper.zookeeper}", session_timeout_s=9.0)
     try:
         await zk.connect(15.0)
         for _ in range(3):
@@ -263,17 +263,17 @@ async def test_ephemeral_znodes_belong_to_the_session_and_go_with_it(zk_chroot: 
 
 async def test_what_cannot_work_is_refused_before_anything_is_touched() -> None:
     with pytest.raises(ConfigError, match=r"unknown ZooKeeper option 'auth_dat'; did you mean 'auth_data'\?"):
-        ZooKeeper("h:1", options={"auth_dat": []})
+        ZooKeeperClient("h:1", options={"auth_dat": []})
     with pytest.raises(ConfigError, match="host:port"):
-        ZooKeeper("")
+        ZooKeeperClient("")
     with pytest.raises(ConfigError, match="session_timeout_s"):
-        ZooKeeper("h:1", session_timeout_s=0)
+        ZooKeeperClient("h:1", session_timeout_s=0)
     with pytest.raises(ConnectionLost, match=r"connect\(\) first"):
-        await ZooKeeper("h:1").get("/x")
+        await ZooKeeperClient("h:1").get("/x")
 
 
 async def test_nobody_there_is_said_in_time() -> None:
-    zk = ZooKeeper("127.0.0.1:1/chroot")
+    zk = ZooKeeperClient("127.0.0.1:1/chroot")
     with pytest.raises(ZooKeeperUnavailable, match=r"127\.0\.0\.1:1/chroot: no node responded within 0\.5 s"):
         await zk.connect(0.5)
     await zk.close()
@@ -281,7 +281,7 @@ async def test_nobody_there_is_said_in_time() -> None:
 
 def test_no_secret_is_shown() -> None:
     files = {"certfile": "c", "keyfile": "k", "keyfile_password": "hunter2"}
-    zk = ZooKeeper("h:1", options={"auth_data": [("digest", "user:hunter2")], "use_ssl": True, **files})
+    zk = ZooKeeperClient("h:1", options={"auth_data": [("digest", "user:hunter2")], "use_ssl": True, **files})
     assert "hunter2" not in repr(zk)
 
 

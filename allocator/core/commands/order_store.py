@@ -13,7 +13,7 @@ from typing import Optional
 from allocator.core.commands.orders import Order, OrderResult, Orders
 from allocator.core.errors import AllocatorError
 from allocator.core.znodes.documents import Paths
-from allocator.core.zookeeper.client import BadVersion, ZnodeExists, ZooKeeper, get_if_exists, retrying
+from allocator.core.zookeeper.client import BadVersion, ZnodeExists, ZooKeeperClient, get_if_exists, retrying
 
 Watch = Callable[[], None]
 
@@ -40,7 +40,7 @@ class OrderStore:
     A `watch` is called once, when the orders may have changed; `Watched(store.read, changed)` renews it.
     """
 
-    def __init__(self, zk: ZooKeeper, paths: Paths) -> None:
+    def __init__(self, zk: ZooKeeperClient, paths: Paths) -> None:
         self._zk = zk
         self.paths = paths
 

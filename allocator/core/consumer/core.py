@@ -45,7 +45,7 @@ from allocator.core.subscription.loss import Committed, OutOfTurn, RecordsLost, 
 from allocator.core.subscription.patterns import topic_pattern, with_topics
 from allocator.core.subscription.state import SubscriptionState
 from allocator.core.types import Listener, OffsetAndMetadata, OffsetReset, OnCommit, Partitions, TopicPartition
-from allocator.core.zookeeper.client import ZooKeeper
+from allocator.core.zookeeper.client import ZooKeeperClient
 
 log = logging.getLogger(__name__)
 
@@ -183,7 +183,7 @@ class ConsumerCore:
             self.state.set_fence(partition, self.membership.fence(partition))
         self._orders.apply()
 
-    def join_again_if(self, admitted: Callable[[ZooKeeper], Awaitable[bool]]) -> None:
+    def join_again_if(self, admitted: Callable[[ZooKeeperClient], Awaitable[bool]]) -> None:
         """Like `Membership.join_again_if`."""
         self.membership.join_again_if(admitted)
 

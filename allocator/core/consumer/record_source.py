@@ -13,10 +13,10 @@ from allocator.core.fetch.batch import Batch
 from allocator.core.subscription.done import DoneSet
 from allocator.core.telemetry.measures import Measures
 from allocator.core.types import Offset, OffsetAndMetadata, Partitions, TopicPartition
-from allocator.core.zookeeper.client import ZooKeeper
+from allocator.core.zookeeper.client import ZooKeeperClient
 
 
-def join_again_if(consumer: ConsumerBase, admitted: Callable[[ZooKeeper], Awaitable[bool]]) -> None:
+def join_again_if(consumer: ConsumerBase, admitted: Callable[[ZooKeeperClient], Awaitable[bool]]) -> None:
     """Like `Membership.join_again_if`."""
     consumer._engine.membership.join_again_if(admitted)
 

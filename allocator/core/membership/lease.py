@@ -16,7 +16,7 @@ from allocator.core.aio.clock import boot_clock
 from allocator.core.aio.tasks import wait_for_event
 from allocator.core.membership.membership import AssignmentListener
 from allocator.core.telemetry.measures import Measures
-from allocator.core.zookeeper.client import ConnectionLost, NoZnode, SessionState, ZooKeeper
+from allocator.core.zookeeper.client import ConnectionLost, NoZnode, SessionState, ZooKeeperClient
 
 log = logging.getLogger(__name__)
 
@@ -179,7 +179,12 @@ class LeaseRenewer(MemberLease):
     lapse = "its lease has lapsed, because ZooKeeper did not acknowledge a write in time"
 
     def __init__(
-        self, zk: ZooKeeper, group: str, listener: AssignmentListener, clock: Callable[[], float], measures: Measures
+        self,
+        zk: ZooKeeperClient,
+        group: str,
+        listener: AssignmentListener,
+        clock: Callable[[], float],
+        measures: Measures,
     ) -> None:
         super().__init__(group, listener, clock)
         self.lease = EnsembleLease(clock)

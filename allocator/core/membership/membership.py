@@ -16,7 +16,7 @@ from allocator.core.errors import IllegalState
 from allocator.core.offsets.messages import Committer
 from allocator.core.settings.table import DEFAULT
 from allocator.core.types import NO_PARTITIONS, Partitions, TopicPartition
-from allocator.core.zookeeper.client import ZooKeeper
+from allocator.core.zookeeper.client import ZooKeeperClient
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class Membership(Protocol):
         Raises IllegalState if a group assigns the partitions, ConfigError for a partition that does not exist.
         """
 
-    def join_again_if(self, admitted: Callable[[ZooKeeper], Awaitable[bool]]) -> None:
+    def join_again_if(self, admitted: Callable[[ZooKeeperClient], Awaitable[bool]]) -> None:
         """After a lost ZooKeeper session, joins only when `admitted` returns True; it is called in the new session.
 
         Does nothing for a membership without ZooKeeper.
@@ -199,5 +199,5 @@ class GroupMembership:
     def assign(self, partitions: Iterable[TopicPartition]) -> Partitions:
         raise IllegalState('the group assigns the partitions; use membership="fixed" to assign them by hand')
 
-    def join_again_if(self, admitted: Callable[[ZooKeeper], Awaitable[bool]]) -> None:
+    def join_again_if(self, admitted: Callable[[ZooKeeperClient], Awaitable[bool]]) -> None:
         pass

@@ -21,7 +21,7 @@ from allocator.core.membership.lease import LeaseRenewer, MembershipLost
 from allocator.core.membership.membership import AssignmentListener, GroupMembership
 from allocator.core.telemetry.measures import Measures
 from allocator.core.types import NO_PARTITIONS, Partitions, TopicPartition
-from allocator.core.zookeeper.client import ConnectionLost, NoZnode, SessionState, ZooKeeper, ZooKeeperError
+from allocator.core.zookeeper.client import ConnectionLost, NoZnode, SessionState, ZooKeeperClient, ZooKeeperError
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class SessionMembership(GroupMembership):
 
     def __init__(
         self,
-        zk: ZooKeeper,
+        zk: ZooKeeperClient,
         group: str,
         base: str,
         listener: AssignmentListener,
@@ -55,7 +55,7 @@ class SessionMembership(GroupMembership):
     ) -> None:
         self.member_id = ""
         self.generation = 0
-        self.admitted: Callable[[ZooKeeper], Awaitable[bool]] | None = None
+        self.admitted: Callable[[ZooKeeperClient], Awaitable[bool]] | None = None
         """Called in each session but the first, before the member registers. The member waits while this
         returns False."""
         self._zk = zk
@@ -109,7 +109,7 @@ class SessionMembership(GroupMembership):
     def polled(self) -> None:
         self._polls.polled()
 
-    def join_again_if(self, admitted: Callable[[ZooKeeper], Awaitable[bool]]) -> None:
+    def join_again_if(self, admitted: Callable[[ZooKeeperClient], Awaitable[bool]]) -> None:
         self.admitted = admitted
 
     async def connect(self) -> None:

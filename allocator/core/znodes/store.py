@@ -26,7 +26,7 @@ from allocator.core.znodes.documents import (
     split,
 )
 from allocator.core.znodes.load_report import LoadReport
-from allocator.core.zookeeper.client import NoZnode, Op, ZnodeExists, ZooKeeper, get_if_exists
+from allocator.core.zookeeper.client import NoZnode, Op, ZnodeExists, ZooKeeperClient, get_if_exists
 
 Watch = Callable[[], None]
 T = TypeVar("T")
@@ -51,7 +51,7 @@ class Store:
     A `watch` is called once, when the znode may have changed.
     """
 
-    def __init__(self, zk: ZooKeeper, paths: Paths) -> None:
+    def __init__(self, zk: ZooKeeperClient, paths: Paths) -> None:
         self.zk = zk
         self.paths = paths
         self._swept = False  # whether this process has deleted all old shards, and has created none since

@@ -489,9 +489,6 @@ class ZooKeeperClient:
             self._asked.discard(future)
 
 
-ZooKeeper = ZooKeeperClient
-
-
 async def get_if_exists(
     zk: ZooKeeperClient, path: str, watch: Watch | None = None, *, deleted: Watch | None = None
 ) -> tuple[bytes, Stat] | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 
-from allocator.core.zookeeper.client import NoZnode, Op, ZooKeeper
+from allocator.core.zookeeper.client import NoZnode, Op, ZooKeeperClient
 
 
 class EphemeralZnodes:
@@ -20,7 +20,7 @@ class EphemeralZnodes:
     the connection is back: it finds and deletes what an earlier call has created, in this session or in an earlier one.
     """
 
-    def __init__(self, zk: ZooKeeper) -> None:
+    def __init__(self, zk: ZooKeeperClient) -> None:
         self._zk = zk
         self._paths: tuple[str, ...] = ()
         self._prefix: str | None = None

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from allocator.core.client import KafkaClient
 from allocator.core.settings import DEFAULT
-from allocator.core.zookeeper import NoChroot, ZooKeeper
+from allocator.core.zookeeper import NoChroot, ZooKeeperClient
 from allocator.errors import AllocatorError, ConfigError
 from allocator.operate.clusters import Clusters
 from allocator.operate.doctor.cluster import cluster_findings
@@ -105,8 +105,8 @@ async def examine(
     group: str | None,
     *,
     client: KafkaClient | None,
-    zookeeper: ZooKeeper | None,
-    kafka_zookeeper: ZooKeeper | None = None,
+    zookeeper: ZooKeeperClient | None,
+    kafka_zookeeper: ZooKeeperClient | None = None,
     root: str = DEFAULT["root"],
     interval_s: float = 5.0,
     patience_s: float = 60.0,

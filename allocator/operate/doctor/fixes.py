@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 
 from allocator.core.commands import NoSuchOrder, Order, OrderStore
 from allocator.core.znodes import Paths
-from allocator.core.zookeeper import NoZnode, Op, ZooKeeper, ZooKeeperError
+from allocator.core.zookeeper import NoZnode, Op, ZooKeeperClient, ZooKeeperError
 from allocator.operate.doctor.finding import Fix
 
 CLOCK_MS = 600_000  # an order is over by the leader's clock; more: clocks may differ by more
@@ -20,7 +20,7 @@ YOUNG_MS = 3_600_000  # a member that joins creates the znodes of its group just
 
 
 async def apply(
-    fix: Fix, zookeeper: ZooKeeper, group: str | None, root: str, clock: Callable[[], float] = time.time
+    fix: Fix, zookeeper: ZooKeeperClient, group: str | None, root: str, clock: Callable[[], float] = time.time
 ) -> str:
     """Executes a fix of `diagnose`; returns what it did. Raises ZooKeeperError, InvalidZnode."""
     now_ms = int(clock() * 1000)
@@ -35,7 +35,7 @@ def is_long_expired(order: Order, now_ms: int) -> bool:
     return order.expired(now_ms - CLOCK_MS)
 
 
-async def _withdraw(zk: ZooKeeper, paths: Paths, ids: Collection[str], now_ms: int) -> str:
+async def _withdraw(zk: ZooKeeperClient, paths: Paths, ids: Collection[str], now_ms: int) -> str:
     store = OrderStore(zk, paths)
     while True:
         entries = (await store.read()).entries
@@ -48,13 +48,13 @@ async def _withdraw(zk: ZooKeeper, paths: Paths, ids: Collection[str], now_ms: i
             pass  # an operator was faster
 
 
-async def leftover_groups(zk: ZooKeeper, root: str, names: Collection[str], now_ms: int) -> tuple[str, ...]:
+async def leftover_groups(zk: ZooKeeperClient, root: str, names: Collection[str], now_ms: int) -> tuple[str, ...]:
     """The groups of `names` that are empty znodes: no partition ever had an owner there, and no order is kept."""
     found = await asyncio.gather(*(_skeleton(zk, Paths(root, name), now_ms) for name in names))
     return tuple(name for name, znodes in zip(names, found) if znodes)
 
 
-async def _skeleton(zk: ZooKeeper, paths: Paths, now_ms: int) -> list[str]:
+async def _skeleton(zk: ZooKeeperClient, paths: Paths, now_ms: int) -> list[str]:
     """The znodes of a leftover group, children first; [] for any other group."""
     below = {paths.members, paths.claims, paths.shards, paths.left}
     try:
@@ -70,7 +70,7 @@ async def _skeleton(zk: ZooKeeper, paths: Paths, now_ms: int) -> list[str]:
     return [*sorted(children), paths.base]
 
 
-async def _delete(zk: ZooKeeper, root: str, names: Collection[str], now_ms: int) -> str:
+async def _delete(zk: ZooKeeperClient, root: str, names: Collection[str], now_ms: int) -> str:
     deleted = []
     for name in names:
         znodes = await _skeleton(zk, Paths(root, name), now_ms)

@@ -17,7 +17,7 @@ from allocator.core.client import KafkaClient, list_offsets
 from allocator.core.offsets import GroupOffsets, fetch_old_offsets
 from allocator.core.settings import DEFAULT
 from allocator.core.znodes import Paths
-from allocator.core.zookeeper import NoZnode, Stat, ZooKeeper
+from allocator.core.zookeeper import NoZnode, Stat, ZooKeeperClient
 from allocator.errors import AllocatorError
 from allocator.operate import kafka_describe as requests
 from allocator.operate.doctor.fixes import leftover_groups
@@ -115,7 +115,7 @@ async def observe(
     group: str | None,
     *,
     client: KafkaClient | None,
-    zookeepers: Collection[ZooKeeper],
+    zookeepers: Collection[ZooKeeperClient],
     root: str = DEFAULT["root"],
     report: GroupReport | None = None,
     clock: Callable[[], float] = time.time,
@@ -157,21 +157,21 @@ async def observe(
     return Observation(group, began, clock() * 1000, tuple(collector.failed_checks), **collector.fields)
 
 
-async def _modified(zk: ZooKeeper, paths: Paths, state: GroupState) -> dict[str, int]:
+async def _modified(zk: ZooKeeperClient, paths: Paths, state: GroupState) -> dict[str, int]:
     wanted = [paths.assignment]
     wanted += [path for member in state.members for path in (paths.member(member), paths.claim(member))]
     stats: list[Optional[Stat]] = list(await asyncio.gather(*map(zk.exists, wanted)))
     return {path: stat.modified_ms for path, stat in zip(wanted, stats) if stat is not None}
 
 
-async def _old_layouts(zk: ZooKeeper, group: str | None, fields: dict[str, Any]) -> None:
+async def _old_layouts(zk: ZooKeeperClient, group: str | None, fields: dict[str, Any]) -> None:
     if group is not None:
         fields["old"] = fields.get("old", OldLayouts()) + await old_layouts(zk, group)
     registrations = [await _registration(zk, name) for name in await children(zk, "/brokers/ids")]
     fields["registrations"] = (*fields.get("registrations", ()), *filter(None, registrations))
 
 
-async def _registration(zk: ZooKeeper, name: str) -> Registration | None:
+async def _registration(zk: ZooKeeperClient, name: str) -> Registration | None:
     try:
         data, stat = await zk.get(f"/brokers/ids/{name}")
         return Registration(int(name), int(json.loads(data)["timestamp"]), stat.created_ms)

@@ -42,7 +42,7 @@ from allocator.core.zookeeper import (
     SessionState,
     Watched,
     ZnodeExists,
-    ZooKeeper,
+    ZooKeeperClient,
     ZooKeeperError,
 )
 from allocator.errors import AllocatorError
@@ -80,7 +80,7 @@ class KielMembership(Membership if TYPE_CHECKING else object):  # type: ignore[m
 
     def __init__(
         self,
-        zk: ZooKeeper,
+        zk: ZooKeeperClient,
         group: str,
         listener: AssignmentListener,
         topics: PartitionCountSource,
@@ -95,7 +95,7 @@ class KielMembership(Membership if TYPE_CHECKING else object):  # type: ignore[m
         self._next_member = next_member
         self._offsets = offsets
         self._subscription: tuple[frozenset[str], str | None] | None = None
-        self._admitted: Callable[[ZooKeeper], Awaitable[bool]] | None = None
+        self._admitted: Callable[[ZooKeeperClient], Awaitable[bool]] | None = None
         self._old = _KielMember(zk, group, listener, topics, settings, offsets, self._go_on, function, measures, clock)
         self._current: Membership = self._old
         self._newest: Membership = self._old
@@ -109,7 +109,7 @@ class KielMembership(Membership if TYPE_CHECKING else object):  # type: ignore[m
         self._newest.subscribe(chosen, pattern)
         self._subscription = chosen, pattern
 
-    def join_again_if(self, admitted: Callable[[ZooKeeper], Awaitable[bool]]) -> None:
+    def join_again_if(self, admitted: Callable[[ZooKeeperClient], Awaitable[bool]]) -> None:
         self._newest.join_again_if(admitted)
         self._admitted = admitted
 
@@ -136,7 +136,7 @@ class KielMembership(Membership if TYPE_CHECKING else object):  # type: ignore[m
 class _KielMember(OwnersMembership):
     def __init__(
         self,
-        zk: ZooKeeper,
+        zk: ZooKeeperClient,
         group: str,
         listener: AssignmentListener,
         topics: PartitionCountSource,
@@ -442,7 +442,7 @@ def read_shared(path: str, data: bytes) -> tuple[Partitions, Seal | None]:
 
 
 async def add_partitions(
-    zk: ZooKeeper, paths: KielPaths, partitions: Partitions, lock: EphemeralZnodes | None = None
+    zk: ZooKeeperClient, paths: KielPaths, partitions: Partitions, lock: EphemeralZnodes | None = None
 ) -> None:
     """Adds partitions to the shared list. Changes nothing if it has them, or if the group is sealed.
 
@@ -458,7 +458,7 @@ async def add_partitions(
 
 
 async def read_group(
-    zk: ZooKeeper, paths: KielPaths
+    zk: ZooKeeperClient, paths: KielPaths
 ) -> tuple[tuple[str, ...], tuple[str, ...], Partitions, Seal | None]:
     """(members of this library, members of kiel, assigned partitions, seal). Raises AdoptionRefused if missing."""
     try:
@@ -474,7 +474,7 @@ async def read_group(
     return tuple(n for n in names if n in ours), tuple(n for n in names if n not in ours), shared, sealed
 
 
-async def seal(zk: ZooKeeper, paths: KielPaths, root: str) -> None:
+async def seal(zk: ZooKeeperClient, paths: KielPaths, root: str) -> None:
     """Starts the move of a group to `root`. Its members do the rest.
 
     It may be called again after an interruption. Raises AdoptionRefused after it has undone its changes.
@@ -503,7 +503,7 @@ async def seal(zk: ZooKeeper, paths: KielPaths, root: str) -> None:
             continue
 
 
-async def until_empty(zk: ZooKeeper, path: str) -> None:
+async def until_empty(zk: ZooKeeperClient, path: str) -> None:
     """Waits until the znode has no children."""
     while True:
         changed = asyncio.Event()
@@ -516,7 +516,7 @@ async def until_empty(zk: ZooKeeper, path: str) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _locked(zk: ZooKeeper, path: str, lock: EphemeralZnodes) -> AsyncIterator[None]:
+async def _locked(zk: ZooKeeperClient, path: str, lock: EphemeralZnodes) -> AsyncIterator[None]:
     """kiel's lock on the shared list, by kazoo's recipe. Raises ConnectionLost and NoZnode."""
     await zk.ensure_path(path)
     mine = (await lock.create_sequential(f"{path}/{uuid.uuid4().hex}{LOCK}")).rpartition("/")[2]

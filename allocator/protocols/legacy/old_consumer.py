@@ -34,7 +34,7 @@ from allocator.core.subscription import PartitionCountSource
 from allocator.core.telemetry import Measures
 from allocator.core.text import shown
 from allocator.core.znodes import InvalidZnode, Paths
-from allocator.core.zookeeper import ConnectionLost, NoZnode, Op, Watched, ZooKeeper
+from allocator.core.zookeeper import ConnectionLost, NoZnode, Op, Watched, ZooKeeperClient
 from allocator.errors import AllocatorError
 from allocator.protocols.legacy.owners import RETRY_S, OwnersMembership, OwnersSettings
 from allocator.types import NO_PARTITIONS, Partitions, TopicPartition
@@ -115,7 +115,7 @@ class _OldConsumer(OwnersMembership):
 
     def __init__(
         self,
-        zk: ZooKeeper,
+        zk: ZooKeeperClient,
         group: str,
         listener: AssignmentListener,
         topics: OldCluster,

@@ -22,7 +22,7 @@ from allocator.core.aio import TaskGroup, boot_clock, wait_for_event
 from allocator.core.membership import AssignmentListener, MemberSettings, SessionMembership
 from allocator.core.subscription import PartitionCountSource, TopicSelection
 from allocator.core.telemetry import Measures
-from allocator.core.zookeeper import ConnectionLost, EphemeralZnodes, NoZnode, Op, Watched, ZnodeExists, ZooKeeper
+from allocator.core.zookeeper import ConnectionLost, EphemeralZnodes, NoZnode, Op, Watched, ZnodeExists, ZooKeeperClient
 from allocator.errors import AllocatorError
 from allocator.types import Partitions, TopicPartition
 
@@ -49,7 +49,7 @@ class OwnersMembership(SessionMembership):
 
     def __init__(
         self,
-        zk: ZooKeeper,
+        zk: ZooKeeperClient,
         group: str,
         base: str,
         listener: AssignmentListener,

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from allocator.core.client import KafkaClient
 from allocator.core.offsets import GroupOffsets
 from allocator.core.subscription import stamped
-from allocator.core.zookeeper import ZooKeeper
+from allocator.core.zookeeper import ZooKeeperClient
 from allocator.errors import CommitFailed
 from allocator.operate import live_members
 from allocator.spark.errors import GroupInUse
@@ -32,7 +32,7 @@ async def refuse_members(client: KafkaClient, options: Options, *, in_zookeeper:
     async with contextlib.AsyncExitStack() as stack:
         ensembles = []
         if in_zookeeper and options.zookeeper is not None:
-            ensembles.append(zk := ZooKeeper(options.zookeeper))
+            ensembles.append(zk := ZooKeeperClient(options.zookeeper))
             stack.push_async_callback(zk.close)
             await zk.connect(options.timeout_s, make_chroot=False)
         members = await live_members(client, ensembles, options.group, options.zookeeper_root, options.timeout_s)

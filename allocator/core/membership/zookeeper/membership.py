@@ -51,7 +51,7 @@ from allocator.core.zookeeper.client import (
     Op,
     Watched,
     ZnodeExists,
-    ZooKeeper,
+    ZooKeeperClient,
     ZooKeeperError,
 )
 from allocator.core.zookeeper.ephemeral import EphemeralZnodes
@@ -91,7 +91,7 @@ class ZooKeeperMembership(SessionMembership):
 
     def __init__(
         self,
-        zk: ZooKeeper,
+        zk: ZooKeeperClient,
         paths: Paths,
         listener: AssignmentListener,
         topics: PartitionCountSource,

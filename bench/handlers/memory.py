@@ -70,6 +70,9 @@ class MemorySource:
     async def committed(self, partition: TopicPartition) -> None:
         return None
 
+    async def until_confirmed(self) -> None:
+        """No lease to wait for."""
+
     def done_beyond(self, partition: TopicPartition) -> None:
         return None
 

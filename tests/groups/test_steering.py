@@ -23,7 +23,7 @@ from allocator.core.commands.steering import (
     states_of,
 )
 from allocator.core.membership.zookeeper.decision import GroupDecision, decide
-from allocator.core.membership.zookeeper.plan import advance, in_flight, portion
+from allocator.core.membership.zookeeper.plan import advance, portion
 from allocator.core.types import Partitions
 from allocator.core.znodes.documents import AssignmentDocument, Claim, MemberInfo, OrderState
 from allocator.types import TopicPartition
@@ -225,13 +225,13 @@ def test_a_budget_divides_the_way_and_nothing_else(
     while True:
         claims = {member: Claim(document.revision, document.owners.get(member, frozenset())) for member in alive}
         document = advance(document, A, alive, claims) or document
-        assert in_flight(document, alive) == 0
+        assert document.in_flight(alive) == 0
         part, begun, left = portion(document, goal, alive, most)
         moved = sum(len(found - part[member]) for member, found in document.owners.items())
         assert moved == begun <= most
         assert sorted(p for found in part.values() for p in found) == sorted(parts(*range(12)))
         document = advance(document, A, alive, claims, part) or document
-        assert in_flight(document, alive) == begun
+        assert document.in_flight(alive) == begun
         rounds += bool(begun)
         if not left:
             break

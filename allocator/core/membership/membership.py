@@ -165,14 +165,17 @@ class GroupMembership:
 
     async def _until_left(self) -> None:
         """Waits for the end of a member that was told to leave."""
-        assert self._task is not None
+        task = self._task
+        assert task is not None
         try:
-            await asyncio.shield(self._task)
+            await asyncio.wait({task})
         except asyncio.CancelledError:
             # the caller gave up: stop at once, since the end of the session releases the partitions
             await self._abandon()
             raise
         self._task = None
+        if not task.cancelled():  # by a start that failed at the same time
+            task.result()
 
     async def _abandon(self) -> None:
         """Cancels the member's life, and waits for its end."""

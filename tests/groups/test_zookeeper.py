@@ -17,7 +17,7 @@ from members import History, OneGroup, StaticTopics, TestMember, everything
 from allocator.core.znodes.documents import AssignmentDocument
 from allocator.core.znodes.store import Store
 from allocator.core.zookeeper.client import ZooKeeperClient
-from allocator.errors import InconsistentAssignor, ZooKeeperUnavailable
+from allocator.errors import Closed, InconsistentAssignor, ZooKeeperUnavailable
 from allocator.operate.group_reader import describe, list_groups
 from allocator.testing import wait_until_async
 from allocator.types import TopicPartition
@@ -364,6 +364,16 @@ async def test_a_wrong_address_times_out_with_a_message(group: str) -> None:
     with pytest.raises(ZooKeeperUnavailable, match=r"127\.0\.0\.1:1.*no node responded within 1"):
         await member.membership.join()
     assert asyncio.get_running_loop().time() - began < 20
+
+
+async def test_a_member_that_leaves_while_it_joins_does_not_join(bench: Bench) -> None:
+    member = bench.member("a").membership
+    await member.connect()
+    leaving = asyncio.ensure_future(member.leave())
+    await asyncio.sleep(0)  # it waits for kazoo's threads
+    with pytest.raises(Closed, match="left while it joined"):
+        await member.join()
+    await leaving
 
 
 async def test_wall_clocks_do_not_matter(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

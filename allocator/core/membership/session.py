@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Container, Iterable
 from typing import Any
 
 from allocator.core.aio.tasks import TaskGroup, first_of, wait_for_event, within
-from allocator.core.errors import ZooKeeperUnavailable
+from allocator.core.errors import Closed, ZooKeeperUnavailable
 from allocator.core.membership.lease import LeaseRenewer, MembershipLost
 from allocator.core.membership.membership import AssignmentListener, GroupMembership
 from allocator.core.telemetry.measures import Measures
@@ -120,7 +120,8 @@ class SessionMembership(GroupMembership):
             await self._zk.connect(self._settings.connect_timeout_s)
 
     async def join(self) -> None:
-        """Connects and becomes a member; raises ZooKeeperUnavailable when that takes too long."""
+        """Connects and becomes a member; raises ZooKeeperUnavailable when that takes too long, and Closed if `leave` is
+        called before it has a session."""
         if self._task is not None:
             raise RuntimeError("join() was called already")
         self._changed = asyncio.Event()
@@ -129,6 +130,8 @@ class SessionMembership(GroupMembership):
         self._polls.polled()
         self._keeper.begin()  # the connection may be lost before the first session has a member
         await self.connect()
+        if self._leaving:
+            raise Closed(f"{self._group}: the member left while it joined")
         remove = self._zk.on_state(self._state_changed)
         if self._zk.state is SessionState.CONNECTED:  # `connect` may have been a while ago
             self._connected.set()
@@ -146,10 +149,10 @@ class SessionMembership(GroupMembership):
             raise
 
     async def leave(self) -> None:
+        self._leaving = True
         if self._task is None:
             await self._zk.close()
             return
-        self._leaving = True
         if not self._held | self._draining:
             # nothing to release: do not wait for ZooKeeper, which may not respond
             await self._abandon()

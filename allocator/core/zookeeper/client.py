@@ -253,10 +253,10 @@ class ZooKeeperClient:
             return
         assert self._connected is not None
         self._connected.set()  # `connect` may wait for it
+        self.state = SessionState.LOST
         # kazoo's stop joins its threads, which takes seconds if the ensemble does not respond
         self._dead.append(self._loop.run_in_executor(None, _stop, client))
         await asyncio.shield(asyncio.gather(*self._dead))
-        self.state = SessionState.LOST
 
     def abort(self, why: str) -> None:
         """Ends the session at once. May be called from any thread, also if the loop is blocked.

@@ -152,7 +152,6 @@ class TestMember:
         topic_poll_s: float = 3600.0,  # polls are off, so that they cannot hide a missed wake-up
         instance_id: str | None = None,
         restart_grace_s: float = 0.0,
-        releases_s: float = LeaderSettings.releases_s,
     ) -> None:
         self.zk = ZooKeeperClient(hosts, session_timeout_s=session_timeout_s, options=options)
         self.owner = RecordingOwner(name, history)
@@ -169,7 +168,7 @@ class TestMember:
                 topics=frozenset(subscribe),
                 pattern=pattern,
                 rack=rack,
-                leader=LeaderSettings(topic_poll_s=topic_poll_s, releases_s=releases_s),
+                leader=LeaderSettings(topic_poll_s=topic_poll_s),
                 instance_id=instance_id,
                 restart_grace_s=restart_grace_s,
             ),

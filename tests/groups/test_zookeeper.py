@@ -83,26 +83,6 @@ async def test_the_new_owner_waits_for_the_old_one(bench: Bench) -> None:
             assert b.owned == moving
 
 
-async def test_members_that_release_together_cost_one_document(bench: Bench) -> None:
-    async with bench.member("a", releases_s=60.0) as a, bench.member("b") as b:
-        await bench.settle(a, b)
-        for member in (a, b):
-            member.owner.draining.clear()
-            member.owner.may_drain.clear()
-        async with bench.member("c") as c, bench.store() as store:
-            for member in (a, b):
-                await asyncio.wait_for(member.owner.draining.wait(), 30)
-            before, _ = await store.document()
-            for member in (a, b):
-                member.owner.may_drain.set()
-            await bench.settle(a, b, c)
-            after, _ = await store.document()
-    assert before is not None
-    assert after is not None
-    assert set(before.waiting) == {a.membership.member_id, b.membership.member_id}
-    assert after.revision == before.revision + 1
-
-
 async def test_a_leader_that_dies_mid_assignment_strands_nobody(bench: Bench) -> None:
     """The leader has taken partitions away and dies before it gives them on."""
     async with bench.member("a") as a, bench.member("b") as b:

@@ -280,6 +280,8 @@ class Leader:
         if successor is not None:
             self._log_orders(document, successor)
             await self._write(successor, version)
+            # the other members have released, so the leader must not wait until they write their claims
+            self._claims = {member: watched for member, watched in self._claims.items() if member in successor.waiting}
             if successor.waiting:
                 self._changed.set()  # read again to set the watches on the claims that the document waits for
         if document.seats or stored.seats:

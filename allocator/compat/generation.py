@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Optional, TypeVar
 
 from allocator.core.offsets import GroupOffsets
 from allocator.core.subscription import stamped
-from allocator.core.text import paragraph, table
+from allocator.core.text import table
 from allocator.errors import CommitFailed, ConfigError, Fenced, GenerationEnded, NotOwned
 from allocator.types import OffsetAndMetadata, TopicPartition
 
@@ -81,8 +81,8 @@ class Generation:
         """For notebooks: the partitions with the offsets that they start at."""
         starts = [[topic, s.partition, s.offset] for topic, each in sorted(self.assignments.items()) for s in each]
         state = "active" if self.ended is None else f"ended: {self.ended}"
-        head = paragraph(f"{self.group}, generation {self.id} of {self.member_id}, {state}")
-        return head + table(("topic", "partition", "starts at"), starts, len(starts))
+        note = f"{self.group}, generation {self.id} of {self.member_id}, {state}"
+        return table(("topic", "partition", "starts at"), starts, len(starts), note)
 
     def __repr__(self) -> str:
         state = "active" if self.ended is None else "over" if self._over else "ending"

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple, Optional
 
 from allocator.core.assignors import LoadAssignor, MemberLoads, built_in, member_loads
 from allocator.core.commands import Orders
-from allocator.core.text import SHOWN as SHOWN_ROWS
-from allocator.core.text import paragraph, plain, shown, table
+from allocator.core.text import plain, shown, table
 from allocator.core.znodes import AssignmentDocument, Claim, LoadReport, MemberInfo, loads_of, member_name, to_ranges
 from allocator.operate.cluster_choice import ClusterChoice, elsewhere
 from allocator.operate.order_report import OrderReport, order_reports, order_text
@@ -400,17 +399,13 @@ class GroupReport:
         found = self.to_json()
         members = [[m["name"], m["host"], m["partitions"], m["rack"] or ""] for m in found["members"]]
         behind = sorted(found["partitions"], key=lambda p: (-(p["lag"] or 0), p["topic"], p["partition"]))
-        rows = [
+        rows = (
             [f"{p['topic']}:{p['partition']}", p["owner_name"] or "no owner", p["committed"], p["log_end"], p["lag"]]
-            for p in behind[:SHOWN_ROWS]
-        ]
-        return "".join(
-            [
-                paragraph(self.headline()),
-                *(paragraph(f"problem: {problem}") for problem in self.problems[:SHOWN]),
-                table(("member", "host", "partitions", "rack"), members, len(members)),
-                table(("partition", "owner", "committed", "log end", "lag"), rows, len(behind)),
-            ]
+            for p in behind
+        )
+        notes = [self.headline(), *(f"problem: {problem}" for problem in self.problems[:SHOWN])]
+        return table(("member", "host", "partitions", "rack"), members, len(members), *notes) + table(
+            ("partition", "owner", "committed", "log end", "lag"), rows, len(behind)
         )
 
     def headline(self) -> str:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Optional
 from allocator.core.commands import KINDS, Budget, Order, Orders, members_named
 from allocator.core.membership import ViewBuilder, preview
 from allocator.core.settings import DEFAULT
-from allocator.core.text import paragraph, shown, table
+from allocator.core.text import shown, table
 from allocator.core.znodes import AssignmentDocument, MemberInfo, member_name, sequence
 from allocator.errors import ConfigError
 from allocator.operate.group_report import GroupState
@@ -200,13 +200,8 @@ class GroupPlan:
         ]
         cost = f"partitions that would move: {len(moves)}, within about {self.duration_s:.2g} s"
         heads = ("member", "change", "partitions before", "after", "lag before", "after")
-        return "".join(
-            [
-                paragraph(f"{self.group} with {self.function}: {cost}"),
-                table(heads, members, len(members)),
-                table(("partition", "from", "to"), moves, len(moves)),
-            ]
-        )
+        note = f"{self.group} with {self.function}: {cost}"
+        return table(heads, members, len(members), note) + table(("partition", "from", "to"), moves, len(moves))
 
     def to_json(self) -> dict[str, Any]:
         """{"group", "function", "moves": [{"topic", "partition", "from", "from_name", "to", "to_name"}],

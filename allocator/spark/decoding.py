@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Optional, TypeVar, Union
 
 from allocator.core.aio import within
 from allocator.core.fetch import pyarrow
-from allocator.core.text import encodable
+from allocator.core.text import utf8
 from allocator.errors import ConfigError, MissingExtra
 from allocator.handlers.schemas import Registry, RegistryDeserializer, RegistryFailed, Schema, as_reader_schema
 from allocator.spark.avro_types import ColumnType, column_type
@@ -114,7 +114,7 @@ class _JsonText(RegistryDeserializer):
     """Gives JSON text instead of values of Python."""
 
     def _decoder(self, schema: Schema) -> Callable[[bytes], Any]:
-        return lambda data: encodable(json.dumps(schema.read(data), ensure_ascii=False))
+        return lambda data: utf8(json.dumps(schema.read(data), ensure_ascii=False)).decode()
 
 
 @lru_cache(maxsize=16)

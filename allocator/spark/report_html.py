@@ -1,11 +1,15 @@
-"""Pages of reports. A page is one file with its stylesheet inside, and loads nothing. Every text is escaped."""
+"""Pages of reports, and keys and values as text. A page is one file with its stylesheet inside, and loads nothing.
+
+Every text is escaped.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from html import escape as escape_html
 from pathlib import Path
 
-from allocator.core.text import escape
+from allocator.core.text import utf8
 
 STYLE = Path(__file__).with_name("report.css")
 NUMERIC = (int, float, type(None))
@@ -16,6 +20,14 @@ class Markup(str):
     """HTML that is not escaped again: what the functions below return."""
 
     __slots__ = ()
+
+
+def escape(text: str) -> str:
+    return escape_html(utf8(text).decode())
+
+
+def paragraph(text: str) -> Markup:
+    return Markup(f"<p>{escape(text)}</p>")
 
 
 def page(title: str, *sections: str) -> str:
@@ -82,3 +94,19 @@ def _inner(value: object) -> str:
     if isinstance(value, float):
         return f"{value:,.1f}"
     return f"{value:,}" if isinstance(value, int) else escape(str(value))
+
+
+def readable(data: bytes, most: int) -> str:
+    """Bytes of a record as one line of about `most` characters: UTF-8, with escapes for other bytes.
+
+    A cut line ends with the size of the whole.
+    """
+    # a character has at most four bytes, so no shown character is cut off here
+    text = data[: 4 * most].decode("utf-8", "backslashreplace")
+    shown = ""
+    for character in text:
+        seen = character if character.isprintable() else character.encode("unicode_escape").decode()
+        if len(shown) + len(seen) > most:
+            return f"{shown}... ({len(data)} bytes)"
+        shown += seen
+    return shown

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Optional, Union
 
-from allocator.core.text import encodable, paragraph, table
+from allocator.core.text import table, utf8
 from allocator.handlers.schemas import Decoded, Decoder, Formats, Masks, Registry, Schema
 from allocator.types import Record
 from allocator.viewer.read import Query, Reader, ReadResult
@@ -73,14 +73,14 @@ class View:
         """HTML for notebooks: the first records, and the ranges of offsets that were read."""
         rows = [[r.partition, r.offset, r.timestamp_ms, r.key.text, r.value.text] for r in self.records]
         until = f", until the limit of {self.found.stopped}" if self.found.stopped else ""
-        head = paragraph(f"{self.found.topic}: {len(rows)} records; {self.found.scanned} looked at{until}")
-        return head + table(("partition", "offset", "timestamp, ms", "key", "value"), rows, len(rows))
+        note = f"{self.found.topic}: {len(rows)} records; {self.found.scanned} looked at{until}"
+        return table(("partition", "offset", "timestamp, ms", "key", "value"), rows, len(rows), note)
 
     def lines(self) -> Iterator[str]:
         """Yields one JSON object per record."""
         for each in self.records:
             line = json.dumps({"topic": self.found.topic, **each.to_json()}, ensure_ascii=False)
-            yield encodable(line) + "\n"
+            yield utf8(line).decode() + "\n"
 
 
 class Viewer:

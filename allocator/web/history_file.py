@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor, TimeoutError
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, TypeVar
 
-from allocator.core.text import encodable, shown
+from allocator.core.text import shown, utf8
 from allocator.core.znodes import to_ranges
 from allocator.errors import ConfigError
 from allocator.types import TopicPartition
@@ -233,7 +233,7 @@ class HistoryFile:
 
 
 def _text(value: Optional[str]) -> Optional[str]:
-    return None if value is None else encodable(value)
+    return None if value is None else utf8(value).decode()
 
 
 def _packed(value: Any) -> bytes:

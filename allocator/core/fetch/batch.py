@@ -12,7 +12,7 @@ from allocator.core.errors import AllocatorError, DeserializationError, MissingE
 from allocator.core.fetch import arrow
 from allocator.core.fetch.decode import Columns, RecordSet
 from allocator.core.record import Record
-from allocator.core.text.html import SHOWN, paragraph, table
+from allocator.core.text.html import SHOWN, table
 from allocator.core.types import ColumnDeserializer, Deserializer
 
 if TYPE_CHECKING:
@@ -88,14 +88,14 @@ class Batch(Sequence[Record]):
 
     def _repr_html_(self) -> str:
         """For notebooks: the first records as a table. Decodes no more than these."""
-        head = paragraph(f"{self.topic}:{self.partition}, offsets {self.base_offset} to {self.next_offset - 1}")
+        notes = [f"{self.topic}:{self.partition}, offsets {self.base_offset} to {self.next_offset - 1}"]
         rows: list[tuple[object, ...]] = []
         try:
             for record in islice(self, SHOWN):
                 rows.append((record.offset, record.timestamp, _short(record.key), _short(record.value)))
         except AllocatorError as error:
-            head += paragraph(str(error))
-        return head + table(("offset", "timestamp", "key", "value"), rows, len(self))
+            notes.append(str(error))
+        return table(("offset", "timestamp", "key", "value"), rows, len(self), *notes)
 
     @property
     def base_offset(self) -> int:

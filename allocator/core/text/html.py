@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from html import escape as escape_html
+from html import escape
 from itertools import islice
 
-from allocator.core.text.quoting import encodable
+from allocator.core.text.quoting import utf8
 
 SHOWN = 20  # rows
 TEXT = 120  # characters of a cell
 
 
-def escape(text: str) -> str:
-    return escape_html(encodable(text))
+def table(heads: Sequence[str], rows: Iterable[Sequence[object]], count: int, *notes: str) -> str:
+    """Returns the notes, the first 20 of `count` rows, and how many more there are.
 
-
-def paragraph(text: str) -> str:
-    return f"<p>{escape(text)}</p>"
-
-
-def table(heads: Sequence[str], rows: Iterable[Sequence[object]], count: int) -> str:
-    """The first rows of `count`, and how many more there are. None is an unknown value. Numbers stand on the right."""
-    lines = ["".join(f"<th>{escape(head)}</th>" for head in heads)]
+    None is an unknown value. Numbers stand on the right.
+    """
+    lines = ["".join(f"<th>{_escaped(head)}</th>" for head in heads)]
     lines += ["".join(map(_cell, row)) for row in islice(rows, SHOWN)]
-    more = paragraph(f"and {count - SHOWN} more") if count > SHOWN else ""
-    return f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>{more}"
+    above = "".join(f"<p>{_escaped(note)}</p>" for note in notes)
+    more = f"<p>and {count - SHOWN} more</p>" if count > SHOWN else ""
+    return f"{above}<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>{more}"
+
+
+def _escaped(text: str) -> str:
+    return escape(utf8(text).decode())
 
 
 def _cell(value: object) -> str:
@@ -36,4 +36,4 @@ def _cell(value: object) -> str:
             else (f'<td style="text-align: right">{value}</td>')
         )
     text = "unknown" if value is None else str(value)
-    return f"<td>{escape(text if len(text) <= TEXT else text[: TEXT - 1] + '…')}</td>"
+    return f"<td>{_escaped(text if len(text) <= TEXT else text[: TEXT - 1] + '…')}</td>"

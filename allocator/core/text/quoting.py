@@ -34,13 +34,8 @@ def plain(text: str, *, lines: bool = False) -> str:
 
 
 def utf8(text: str) -> bytes:
-    """Returns the text as UTF-8, with lone surrogates as escapes."""
+    """Returns the text as UTF-8, with lone surrogates as escapes. Within JSON these stand for the same text."""
     return text.encode("utf-8", "backslashreplace")
-
-
-def encodable(text: str) -> str:
-    """Returns the text with lone surrogates as escapes. Within JSON these escapes stand for the same text."""
-    return utf8(text).decode()
 
 
 def text_of(error: BaseException) -> str:
@@ -87,19 +82,3 @@ def os_cause(error: BaseException) -> str:
     causes = {os.strerror(int(number)) for number in re.findall(r"\[Errno (\d+)\]", str(error))}
     # a failed name lookup has a negative number, which `strerror` does not know
     return ", ".join(sorted(causes)) or re.sub(r"^\[Errno -?\d+\] ", "", str(error))
-
-
-def readable(data: bytes, most: int) -> str:
-    """Bytes of a record as one line of about `most` characters: UTF-8, with escapes for other bytes.
-
-    A cut line ends with the size of the whole.
-    """
-    # a character has at most four bytes, so no shown character is cut off here
-    text = data[: 4 * most].decode("utf-8", "backslashreplace")
-    shown = ""
-    for character in text:
-        seen = character if character.isprintable() else character.encode("unicode_escape").decode()
-        if len(shown) + len(seen) > most:
-            return f"{shown}... ({len(data)} bytes)"
-        shown += seen
-    return shown

@@ -13,10 +13,11 @@ from typing import Any, NamedTuple, Optional
 from kafka.protocol.api_message import ApiMessage
 
 from allocator.core.client import ErrorCode, for_code
-from allocator.core.text import SHOWN_ERROR, plain
+from allocator.core.text import plain
 from allocator.errors import AllocatorError, BrokerError, ConfigError
 from allocator.protocols.kip848.settings import Kip848GroupSettings
 
+MAX_MESSAGE = 300  # characters of an error message of the coordinator
 # in place of an epoch
 JOIN_EPOCH, LEAVE_EPOCH, STATIC_LEAVE_EPOCH = 0, -1, -2
 
@@ -121,7 +122,7 @@ def heartbeat_response(response: Any) -> HeartbeatResponse:
         )
     return HeartbeatResponse(
         response.error_code,
-        None if response.error_message is None else plain(response.error_message[:SHOWN_ERROR]),
+        None if response.error_message is None else plain(response.error_message[:MAX_MESSAGE]),
         response.member_epoch,
         response.heartbeat_interval_ms / 1000,
         assignment,

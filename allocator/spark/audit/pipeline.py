@@ -25,10 +25,10 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, Optional, Union
 
-from allocator.core.text import readable
 from allocator.errors import ConfigError
 from allocator.spark.audit.report import KINDS, Difference, Report, Side
 from allocator.spark.errors import SchemaMismatch
+from allocator.spark.report_html import readable
 from allocator.spark.topic import Topic
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any, Optional
 
-from allocator.core.text import paragraph, table
-from allocator.spark.report_html import badge, code, grid, item_list, page, section
+from allocator.core.text import table
+from allocator.spark.report_html import badge, code, grid, item_list, page, paragraph, section
 
 # in the order of the report
 KINDS: Mapping[str, str] = {
@@ -174,11 +174,10 @@ class Report:
         ]
         counts = [[kind, number] for kind, number in self.kinds.items() if number]
         samples = [[str(sample)] for sample in self.samples]
+        heads = ("side", "source", "records", "partitions")
         return "".join(
             [
-                paragraph(self.verdict()),
-                *map(paragraph, self.notes),
-                table(("side", "source", "records", "partitions"), sides, len(sides)),
+                table(heads, sides, len(sides), self.verdict(), *self.notes),
                 table(("difference", "records"), counts, len(counts)) if counts else "",
                 table(("sample",), samples, len(samples)) if samples else "",
             ]

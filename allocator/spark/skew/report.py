@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
 from allocator.assignors import GroupView, Member, compute, resolve
-from allocator.core.text import paragraph, readable, table
+from allocator.core.text import table
 from allocator.core.znodes import to_ranges
 from allocator.errors import ConfigError
-from allocator.spark.report_html import badge, code, figures, grid, page, section
+from allocator.spark.report_html import badge, code, figures, grid, page, paragraph, readable, section
 from allocator.types import TopicPartition
 
 
@@ -263,7 +263,7 @@ def _topic(report: SkewReport, topic: str) -> str:
         notes.append(f"Empty partitions: {to_ranges([TopicPartition(topic, number) for number in empty])[topic]}.")
     if report.spread.get(topic):
         notes.append("Records of a key in several partitions have no order.")
-    parts = [head, *map(paragraph, notes)]
+    parts: list[str] = [head, *map(paragraph, notes)]
     if records:
         parts += [*_keys(report, topic, records), _partitions(found, empty)]
     return section(topic, *parts)

@@ -161,13 +161,11 @@ def _show_given(name: str, report: OrderReport, as_json: bool) -> None:
 
 
 def _show_withdrawn(name: str, orders: Collection[Order], as_json: bool) -> None:
-    from allocator.operate import order_text
-
     if as_json:
-        print_json({"group": name, "withdrawn": [{**order.to_json(), "text": order_text(order)} for order in orders]})
+        print_json({"group": name, "withdrawn": [{**order.to_json(), "text": str(order)} for order in orders]})
         return
     for order in orders:
-        click.echo(plain(f"{name}: no longer {order_text(order)} ({order.id})"))
+        click.echo(plain(f"{name}: no longer {order} ({order.id})"))
 
 
 @group.command("orders")

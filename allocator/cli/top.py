@@ -23,7 +23,7 @@ from allocator.cli.output import console, duration, print_json
 from allocator.core.aio import wall_ms
 from allocator.core.text import plain
 from allocator.errors import AllocatorError
-from allocator.operate import GroupState, Lag, order_reports, order_text
+from allocator.operate import GroupState, Lag, order_reports
 
 if TYPE_CHECKING:
     from allocator.cli.access import Access
@@ -306,7 +306,7 @@ def _orders(group: Seen, room: int) -> list[Text]:
     every = list(reversed(order_reports(state.orders, state.document, state.members, wall_ms())))
     kept = [each for each in every if each.state not in ("done", "expired")]
     lines = [
-        f"order {order_text(each.order)} by {each.order.who}: {each.state}" + (f", {each.why}" if each.why else "")
+        f"order {each.order} by {each.order.who}: {each.state}" + (f", {each.why}" if each.why else "")
         for each in kept[:room]
     ]
     rest = [f"{len(kept) - room} more orders"] if len(kept) > room else []

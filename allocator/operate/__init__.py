@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         plan_reset,
         read_partitions,
     )
-    from allocator.operate.order_report import ORDER_STATES, OrderReport, order_reports, order_text
+    from allocator.operate.order_report import ORDER_STATES, OrderReport, order_reports
     from allocator.operate.reset_plan import TARGETS, ResetPlan, parse_target
     from allocator.operate.steering import Act, Steered, changes_of, give, pair, planned, steered
     from allocator.operate.switching import ChoiceWatcher
@@ -74,7 +74,6 @@ __all__ = [
     "measure",
     "name_of",
     "order_reports",
-    "order_text",
     "pair",
     "parse_target",
     "plan_reset",
@@ -102,7 +101,7 @@ if not TYPE_CHECKING:  # a type checker would accept every name
             "kafka_describe": "kafka_group",
             "liveness": "live_members",
             "offset_changes": "check_members_known copy_offsets execute_reset plan_reset read_partitions",
-            "order_report": "ORDER_STATES OrderReport order_reports order_text",
+            "order_report": "ORDER_STATES OrderReport order_reports",
             "reset_plan": "TARGETS ResetPlan parse_target",
             "steering": "Act Steered changes_of give pair planned steered",
             "switching": "ChoiceWatcher",

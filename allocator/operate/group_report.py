@@ -13,7 +13,7 @@ from allocator.core.commands import Orders
 from allocator.core.text import plain, shown, table
 from allocator.core.znodes import AssignmentDocument, Claim, LoadReport, MemberInfo, loads_of, member_name, to_ranges
 from allocator.operate.cluster_choice import ClusterChoice, elsewhere
-from allocator.operate.order_report import OrderReport, order_reports, order_text
+from allocator.operate.order_report import OrderReport, order_reports
 from allocator.types import NO_PARTITIONS, OffsetAndMetadata, Partitions, TopicPartition
 
 
@@ -313,7 +313,7 @@ class GroupReport:
                 f"{_some(self.left_out)}"
             )
         found += [
-            f"order {each.order.id} ({order_text(each.order)}) is {each.state}: {plain(each.why)}"
+            f"order {each.order.id} ({each.order}) is {each.state}: {plain(each.why)}"
             for each in self.orders
             if each.state in ("pending", "not kept")
         ]

@@ -8,13 +8,15 @@ from types import TracebackType
 from typing import Any
 
 from allocator.core.client import KafkaClient
-from allocator.core.commands import OWNERS_KINDS, OrderKeeper
+from allocator.core.commands import KINDS, OrderKeeper
 from allocator.core.settings import names_arguments
 from allocator.core.znodes import AssignmentDocument, MemberInfo
 from allocator.errors import OrderRefused
 from allocator.operate.group_orders import NOT_OURS, OrdersFromOutside
 from allocator.operate.kafka_describe import kafka_group
 from allocator.protocols import OrderTopic
+
+OWNERS_KINDS = tuple(kind.name for kind in KINDS.values() if kind.acts == "owner")
 
 
 class OrdersOfKafkaGroup(OrdersFromOutside):

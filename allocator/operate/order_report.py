@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Optional
 
-from allocator.core.commands import KINDS, Order, Orders, order_text
+from allocator.core.commands import KINDS, Order, Orders
 from allocator.core.text import plain
 from allocator.core.znodes import AssignmentDocument, MemberInfo
 
-__all__ = ["ORDER_STATES", "OrderReport", "order_reports", "order_text"]
+__all__ = ["ORDER_STATES", "OrderReport", "order_reports"]
 
 ORDER_STATES = ("pending", "given", "waiting", "kept", "done", "not kept", "expired")
 
@@ -29,7 +29,7 @@ class OrderReport(NamedTuple):
         in milliseconds since the epoch, `expires` null for never."""
         return {
             **self.order.to_json(),
-            "text": order_text(self.order),
+            "text": str(self.order),
             "state": self.state,
             "state_why": plain(self.why),
         }

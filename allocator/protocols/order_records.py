@@ -21,24 +21,15 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, Optional
+from typing import Optional
 
-from allocator.core.commands import (
-    MAX_ORDERS,
-    MAX_RESULTS,
-    ORDERS_BYTES,
-    Order,
-    OrderResult,
-    Orders,
-    order_of,
-    result_of,
-)
-from allocator.core.znodes import FORMAT, InflateBudget, InvalidZnode, parse_object, to_ranges
+from allocator.core.commands import Order, OrderResult, Orders, decode_entry, encode_entry
+from allocator.core.znodes import InflateBudget, InvalidZnode, to_ranges
 from allocator.errors import ConfigError
 
 ORDER_KEY = re.compile(rb"o-[0-9a-f]{8,32}\Z")
 RESULT_KEY = re.compile(rb"result/(o-[0-9a-f]{8,32})/[0-9a-f]{16}\Z")
-MAX_BYTES = 4 * ORDERS_BYTES  # bytes of all values. more: more memory; less: fewer orders and results
+MAX_BYTES = 4 * Orders.MAX_BYTES  # bytes of all values. more: more memory; less: fewer orders and results
 
 Entry = tuple[bytes, Optional[bytes]]
 """Key and value of a record to write."""
@@ -78,8 +69,9 @@ class OrderRecords:
         """
         before, readable = self._decoded()
         kept = {order.id.encode() for order in after.entries}
-        known = {order.id: _encode(order) for order in before.entries}
-        new = [(order.id.encode(), data) for order in after.entries if known.get(order.id) != (data := _encode(order))]
+        known = {order.id: encode_entry(order) for order in before.entries}
+        wanted = {order.id: encode_entry(order) for order in after.entries}
+        new = [(order_id.encode(), data) for order_id, data in wanted.items() if known.get(order_id) != data]
         size = self._bytes + sum(len(data) for _, data in new)
         if size > MAX_BYTES // 2 and new:
             raise ConfigError(
@@ -94,7 +86,7 @@ class OrderRecords:
             readable, budget = set[bytes](), InflateBudget()
             by_subject: dict[str, Order] = {}
             for key, order in self._orders(budget):
-                if by_subject.pop(order.subject, None) is not None or len(by_subject) < MAX_ORDERS:
+                if by_subject.pop(order.subject, None) is not None or len(by_subject) < Orders.MAX_ENTRIES:
                     by_subject[order.subject] = order
                     readable.add(key)
             results: defaultdict[str, list[OrderResult]] = defaultdict(list)
@@ -102,7 +94,9 @@ class OrderRecords:
                 results[order_id].append(result)
                 readable.add(key)
             orders = Orders(
-                tuple(replace(each, results=tuple(results[each.id][:MAX_RESULTS])) for each in by_subject.values())
+                tuple(
+                    replace(each, results=tuple(results[each.id][: Orders.MAX_RESULTS])) for each in by_subject.values()
+                )
             )
             self._read = orders, frozenset(readable)
         return self._read
@@ -112,7 +106,7 @@ class OrderRecords:
             if not ORDER_KEY.match(key):
                 continue
             try:
-                order = order_of(key.decode(), {**_parsed(key, value), "results": []}, budget)
+                order = decode_entry(Order, key.decode(), value, budget)
             except InvalidZnode:
                 continue
             if order.id.encode() == key:
@@ -123,7 +117,7 @@ class OrderRecords:
             if not RESULT_KEY.match(key):
                 continue
             try:
-                yield key, _order_id(key).decode(), result_of(key.decode(), _parsed(key, value), budget)
+                yield key, _order_id(key).decode(), decode_entry(OrderResult, key.decode(), value, budget)
             except InvalidZnode:
                 continue
 
@@ -132,23 +126,9 @@ def result_record(order_id: str, result: OrderResult) -> Entry:
     """Returns the record of a member's result for these partitions."""
     ranges = json.dumps(to_ranges(result.partitions), sort_keys=True).encode()
     digest = hashlib.sha256(ranges).hexdigest()[:16]
-    return f"result/{order_id}/{digest}".encode(), _json(result.to_json())
+    return f"result/{order_id}/{digest}".encode(), encode_entry(result)
 
 
 def _order_id(key: bytes) -> bytes:
     found = RESULT_KEY.match(key)
     return key if found is None else found[1]
-
-
-def _parsed(key: bytes, value: bytes) -> dict[str, Any]:
-    if len(value) > ORDERS_BYTES:
-        raise InvalidZnode(key.decode(), f"{len(value)} bytes")
-    return parse_object(key.decode(), value)
-
-
-def _encode(order: Order) -> bytes:
-    return _json({name: value for name, value in order.to_json().items() if name != "results"})
-
-
-def _json(value: dict[str, Any]) -> bytes:
-    return json.dumps({"format": FORMAT, **value}, separators=(",", ":")).encode()

@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 
 from allocator import Consumer
 from allocator.core.aio import wall_ms
-from allocator.core.commands import budget_of
+from allocator.core.commands import Budget
 from allocator.operate import ORDER_STATES
 from allocator.types import TopicPartition
 from allocator.web.families import Sample, counter, gauge
@@ -181,7 +181,7 @@ def _orders(groups: list[tuple[str, WatchedGroup]]) -> Iterator[Metric]:
     limits, used = list[Sample](), list[Sample]()
     for name, group in groups:
         document = group.report.state.document
-        budget = budget_of(each.order for each in group.report.orders if each.state == "kept")
+        budget = Budget.of(each.order for each in group.report.orders if each.state == "kept")
         if budget.at_once is not None:
             limits.append(([name, "at_once"], budget.at_once))
             used.append(([name, "at_once"], moving(group)))

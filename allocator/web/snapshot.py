@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
-from allocator.core.commands import KINDS, Budget, budget_of
+from allocator.core.commands import KINDS, Budget
 from allocator.core.znodes import to_ranges
 from allocator.types import TopicPartition
 from allocator.web.history import REBALANCES
@@ -312,7 +312,7 @@ def orders(group: WatchedGroup) -> list[dict[str, Any]]:
 def budget(group: WatchedGroup) -> dict[str, Any] | None:
     """The limits of the order `budget`, and the moves that count against them; null without such an order."""
     state = group.report.state
-    limits = budget_of(each.order for each in group.report.orders if each.state == "kept")
+    limits = Budget.of(each.order for each in group.report.orders if each.state == "kept")
     if state.document is None or limits == Budget():
         return None
     return {

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allocator.core.commands.order_store import NoSuchOrder, OrderStore
-from allocator.core.commands.orders import KEPT_MS, KINDS, MAX_ORDERS, Order, OrderKind, OrderResult, Orders
+from allocator.core.commands.orders import KEPT_MS, KINDS, Order, OrderKind, OrderResult, Orders
 from allocator.core.znodes.documents import InvalidZnode, Paths
 from allocator.core.zookeeper.client import NoZnode, ZooKeeperClient
 from allocator.errors import ConfigError
@@ -162,10 +162,12 @@ def test_an_expired_order_counts_no_more_and_is_dropped_a_day_later() -> None:
 
 
 def test_there_is_a_bound_to_orders() -> None:
-    orders = Orders(tuple(order("cordon", arguments={"member": f"web{n}"}) for n in range(MAX_ORDERS)))
+    orders = Orders(tuple(order("cordon", arguments={"member": f"web{n}"}) for n in range(Orders.MAX_ENTRIES)))
     with pytest.raises(ConfigError, match="remove some first"):
         orders.put(order("freeze"), NOW)
-    long = Orders(tuple(order("cordon", arguments={"member": f"web{n}"}, why="x" * 1000) for n in range(MAX_ORDERS)))
+    long = Orders(
+        tuple(order("cordon", arguments={"member": f"web{n}"}, why="x" * 1000) for n in range(Orders.MAX_ENTRIES))
+    )
     with pytest.raises(ConfigError, match="more than the 500000"):
         long.encode()
 

@@ -15,7 +15,6 @@ from allocator.core.assignors.constraints import Constraints
 from allocator.core.commands.orders import KINDS, Order, Orders
 from allocator.core.commands.steering import (
     Budget,
-    budget_of,
     constraints_of,
     counting,
     members_named,
@@ -108,7 +107,7 @@ def test_orders_become_constraints_on_live_members() -> None:
         },
         frozen=True,
     )
-    assert budget_of(orders) == Budget(5, None)
+    assert Budget.of(orders) == Budget(5, None)
 
 
 def test_a_swap_needs_both_members_and_comes_before_their_evacuation() -> None:

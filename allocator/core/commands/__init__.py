@@ -9,22 +9,16 @@ from __future__ import annotations
 from allocator.core.commands.order_store import NoSuchOrder, OrderStore
 from allocator.core.commands.orders import (
     KINDS,
-    MAX_ORDERS,
-    MAX_RESULTS,
-    ORDERS_BYTES,
-    OWNERS_KINDS,
     Order,
     OrderKeeper,
     OrderResult,
     Orders,
-    order_of,
-    order_text,
-    result_of,
+    decode_entry,
+    encode_entry,
 )
 from allocator.core.commands.record_orders import Quarantined, RecordOrders
 from allocator.core.commands.steering import (
     Budget,
-    budget_of,
     counting,
     members_named,
     process_name,
@@ -32,10 +26,6 @@ from allocator.core.commands.steering import (
 
 __all__ = [
     "KINDS",
-    "MAX_ORDERS",
-    "MAX_RESULTS",
-    "ORDERS_BYTES",
-    "OWNERS_KINDS",
     "Budget",
     "NoSuchOrder",
     "Order",
@@ -45,11 +35,9 @@ __all__ = [
     "Orders",
     "Quarantined",
     "RecordOrders",
-    "budget_of",
     "counting",
+    "decode_entry",
+    "encode_entry",
     "members_named",
-    "order_of",
-    "order_text",
     "process_name",
-    "result_of",
 ]

@@ -28,7 +28,7 @@ import secrets
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal, Optional, Protocol
+from typing import Any, ClassVar, Literal, Optional, Protocol, TypeVar, Union
 
 from allocator.core.errors import ConfigError
 from allocator.core.text.quoting import plain, shown
@@ -36,9 +36,6 @@ from allocator.core.types import NO_PARTITIONS, Partitions, TopicPartition
 from allocator.core.znodes.checked import FORMAT, InvalidZnode, check_mapping, check_number, check_text, parse_object
 from allocator.core.znodes.documents import InflateBudget, from_ranges, to_ranges
 
-ORDERS_BYTES = 500_000  # bytes of the znode; ZooKeeper's own limit is 1 MiB by default
-MAX_ORDERS = 1_000
-MAX_RESULTS = 1_000  # results of one order
 LONGEST_TEXT = 1_000  # characters of a reason or a name
 MAX_NAMES = 2_000  # members in one list
 MAX_COUNT = 1_000_000
@@ -191,9 +188,6 @@ _KINDS = (
 KINDS: Mapping[str, OrderKind] = {kind.name: kind for kind in _KINDS}
 """Every kind that this version knows, by name."""
 
-OWNERS_KINDS = tuple(kind.name for kind in _KINDS if kind.acts == "owner")
-"""The kinds that the owners of partitions carry out themselves."""
-
 
 @dataclass(frozen=True)
 class OrderResult:
@@ -208,6 +202,18 @@ class OrderResult:
 
     def to_json(self) -> dict[str, Any]:
         return {"when": self.when, "by": self.by, "partitions": to_ranges(self.partitions), "what": self.what}
+
+    @classmethod
+    def _of(cls, path: str, value: object, budget: InflateBudget) -> OrderResult:
+        doc = check_mapping(path, "result", value)
+        ranges = check_mapping(path, "partitions", doc.get("partitions"))
+        budget.take(path, ranges)
+        return cls(
+            when=check_number(path, "when", doc.get("when")),
+            by=_bounded(path, "by", doc.get("by")),
+            partitions=from_ranges(ranges),
+            what=_bounded(path, "what", doc.get("what")),
+        )
 
 
 @dataclass(frozen=True)
@@ -297,6 +303,35 @@ class Order:
         """Whether it has expired or is done at `now_ms`."""
         return self.expires is not None and self.expires <= now_ms
 
+    def __str__(self) -> str:
+        """Returns the order in a few words: "pin orders:0-3 to rack a"."""
+        given = self.arguments
+        if self.fault is not None:
+            return plain(self.kind)
+        words = [self.kind]
+        if "partitions" in given:
+            words.append(" ".join(f"{topic}:{ranges}" for topic, ranges in given["partitions"].items()))
+        if self.kind in ("cordon", "evacuate"):
+            words.append(given["member"])
+        elif self.kind == "swap":
+            words.append(f"{given['old']} for {given['new']}")
+        elif self.kind == "pin":
+            words.append(f"to {_place(given['place'])}")
+        elif self.kind == "budget":
+            limits = ((given["at_once"], "at once"), (given["per_minute"], "a minute"))
+            words.append(
+                ", ".join(f"{number} {unit}" for number, unit in limits if number is not None) or "without a limit"
+            )
+        elif self.kind == "skip":
+            words.append(f"at {given['offset']}")
+        elif self.kind == "seek":
+            words.append(f"to {given['to']}")
+        elif self.kind == "canary":
+            words.append(f"{given['count']} partitions for each new member")
+            if given["promoted"]:
+                words.append(f"but {', '.join(given['promoted'])}")
+        return plain(" ".join(words))
+
     def to_json(self) -> dict[str, Any]:
         return {
             "id": self.id,
@@ -309,6 +344,31 @@ class Order:
             "results": [result.to_json() for result in self.results],
         }
 
+    @classmethod
+    def _of(cls, path: str, value: object, budget: InflateBudget) -> Order:
+        doc = check_mapping(path, "order", value)
+        found, kind = check_text(path, "id", doc.get("id")), check_text(path, "kind", doc.get("kind"))
+        if not ORDER_ID.match(found) or not KIND_NAME.match(kind):
+            raise InvalidZnode(path, f"order {shown(found)} of kind {shown(kind)}")
+        arguments = check_mapping(path, "arguments", doc.get("arguments"))
+        results = doc.get("results", [])
+        if not isinstance(results, list) or len(results) > Orders.MAX_RESULTS:
+            raise InvalidZnode(path, f"results of {found}")
+        expires = doc.get("expires")
+        order = cls(
+            id=found,
+            kind=kind,
+            arguments=arguments,
+            who=_bounded(path, "who", doc.get("who")),
+            when=check_number(path, "when", doc.get("when")),
+            why=_bounded(path, "why", doc.get("why", "")),
+            expires=None if expires is None else check_number(path, "expires", expires),
+            results=tuple(OrderResult._of(path, each, budget) for each in results),
+        )
+        if order.fault is None and "partitions" in arguments:
+            budget.take(path, arguments["partitions"])  # counts the partitions of all orders together
+        return order
+
     def _over(self, now_ms: int) -> bool:
         """Whether it expired or was done more than a day ago."""
         ended = self.expires if self.expired(now_ms) else None
@@ -320,6 +380,10 @@ class Order:
 @dataclass(frozen=True)
 class Orders:
     """All orders of a group, the oldest first. Immutable: methods such as `put` return a new object."""
+
+    MAX_ENTRIES: ClassVar = 1_000
+    MAX_RESULTS: ClassVar = 1_000  # results of one order
+    MAX_BYTES: ClassVar = 500_000  # bytes of the znode; ZooKeeper's own limit is 1 MiB by default
 
     entries: tuple[Order, ...] = ()
 
@@ -349,7 +413,7 @@ class Orders:
             for each in self.entries
             if each.subject != order.subject and each.id != order.id and not each._over(now_ms)
         )
-        if len(kept) >= MAX_ORDERS:
+        if len(kept) >= self.MAX_ENTRIES:
             raise ConfigError(f"the group has {len(kept)} orders, as many as it may have; remove some first")
         return Orders((*kept, order))
 
@@ -361,7 +425,7 @@ class Orders:
         return Orders(
             tuple(
                 replace(order, results=(*order.results, result))
-                if order.id == order_id and len(order.results) < MAX_RESULTS
+                if order.id == order_id and len(order.results) < self.MAX_RESULTS
                 else order
                 for order in self.entries
             )
@@ -369,11 +433,10 @@ class Orders:
 
     def encode(self) -> bytes:
         """Raises ConfigError if the orders do not fit into a znode."""
-        document = {"format": FORMAT, "orders": [order.to_json() for order in self.entries]}
-        data = json.dumps(document, separators=(",", ":")).encode()
-        if len(data) > ORDERS_BYTES:
+        data = _encoded({"orders": [order.to_json() for order in self.entries]})
+        if len(data) > self.MAX_BYTES:
             raise ConfigError(
-                f"the orders of the group would take {len(data)} bytes, more than the {ORDERS_BYTES} of their znode; "
+                f"the orders of the group would take {len(data)} bytes, more than the {self.MAX_BYTES} of their znode; "
                 "remove some first, or name partitions in ranges"
             )
         return data
@@ -383,13 +446,11 @@ class Orders:
         """Decodes orders. An order with wrong arguments is kept (`Order.fault`). Raises InvalidZnode."""
         if not data:
             return cls()  # the znode was created and not written yet
-        if len(data) > ORDERS_BYTES:
-            raise InvalidZnode(path, f"{len(data)} bytes")
-        listed = parse_object(path, data).get("orders")
-        if not isinstance(listed, list) or len(listed) > MAX_ORDERS:
-            raise InvalidZnode(path, f"orders is no list of at most {MAX_ORDERS}")
+        listed = _decoded(path, data).get("orders")
+        if not isinstance(listed, list) or len(listed) > cls.MAX_ENTRIES:
+            raise InvalidZnode(path, f"orders is no list of at most {cls.MAX_ENTRIES}")
         budget = InflateBudget()
-        orders = tuple(order_of(path, each, budget) for each in listed)
+        orders = tuple(Order._of(path, each, budget) for each in listed)
         if len({order.id for order in orders}) != len(orders):
             raise InvalidZnode(path, "two orders have one id")
         return cls(orders)
@@ -411,43 +472,27 @@ class OrderKeeper(Protocol):
         """Adds a member's result to an order that is carried out once. Does nothing if the order was removed."""
 
 
-def order_of(path: str, value: object, budget: InflateBudget) -> Order:
-    """Decodes one order. `budget` bounds the partitions of all orders together. Raises InvalidZnode."""
-    doc = check_mapping(path, "order", value)
-    found, kind = check_text(path, "id", doc.get("id")), check_text(path, "kind", doc.get("kind"))
-    if not ORDER_ID.match(found) or not KIND_NAME.match(kind):
-        raise InvalidZnode(path, f"order {shown(found)} of kind {shown(kind)}")
-    arguments = check_mapping(path, "arguments", doc.get("arguments"))
-    results = doc.get("results", [])
-    if not isinstance(results, list) or len(results) > MAX_RESULTS:
-        raise InvalidZnode(path, f"results of {found}")
-    expires = doc.get("expires")
-    order = Order(
-        id=found,
-        kind=kind,
-        arguments=arguments,
-        who=_bounded(path, "who", doc.get("who")),
-        when=check_number(path, "when", doc.get("when")),
-        why=_bounded(path, "why", doc.get("why", "")),
-        expires=None if expires is None else check_number(path, "expires", expires),
-        results=tuple(result_of(path, each, budget) for each in results),
-    )
-    if order.fault is None and "partitions" in arguments:
-        budget.take(path, arguments["partitions"])  # counts the partitions of all orders together
-    return order
+Entry = TypeVar("Entry", Order, OrderResult)
 
 
-def result_of(path: str, value: object, budget: InflateBudget) -> OrderResult:
-    """Decodes one result. Raises InvalidZnode."""
-    doc = check_mapping(path, "result", value)
-    ranges = check_mapping(path, "partitions", doc.get("partitions"))
-    budget.take(path, ranges)
-    return OrderResult(
-        when=check_number(path, "when", doc.get("when")),
-        by=_bounded(path, "by", doc.get("by")),
-        partitions=from_ranges(ranges),
-        what=_bounded(path, "what", doc.get("what")),
-    )
+def encode_entry(entry: Union[Order, OrderResult]) -> bytes:
+    """Encodes an order without its results, or a result, for a store that keeps each of them by itself."""
+    return _encoded({name: value for name, value in entry.to_json().items() if name != "results"})
+
+
+def decode_entry(kind: type[Entry], path: str, data: bytes, budget: InflateBudget) -> Entry:
+    """Decodes what `encode_entry` returned. `budget` bounds the partitions of all entries. Raises InvalidZnode."""
+    return kind._of(path, {**_decoded(path, data), "results": []}, budget)
+
+
+def _encoded(document: Mapping[str, Any]) -> bytes:
+    return json.dumps({"format": FORMAT, **document}, separators=(",", ":")).encode()
+
+
+def _decoded(path: str, data: bytes) -> dict[str, Any]:
+    if len(data) > Orders.MAX_BYTES:
+        raise InvalidZnode(path, f"{len(data)} bytes")
+    return parse_object(path, data)
 
 
 def _bounded(path: str, what: str, value: object) -> str:
@@ -455,36 +500,6 @@ def _bounded(path: str, what: str, value: object) -> str:
     if len(text) > LONGEST_TEXT:
         raise InvalidZnode(path, f"{what} has {len(text)} characters")
     return text
-
-
-def order_text(order: Order) -> str:
-    """Returns the order in a few words: "pin orders:0-3 to rack a"."""
-    given = order.arguments
-    if order.fault is not None:
-        return plain(order.kind)
-    words = [order.kind]
-    if "partitions" in given:
-        words.append(" ".join(f"{topic}:{ranges}" for topic, ranges in given["partitions"].items()))
-    if order.kind in ("cordon", "evacuate"):
-        words.append(given["member"])
-    elif order.kind == "swap":
-        words.append(f"{given['old']} for {given['new']}")
-    elif order.kind == "pin":
-        words.append(f"to {_place(given['place'])}")
-    elif order.kind == "budget":
-        limits = ((given["at_once"], "at once"), (given["per_minute"], "a minute"))
-        words.append(
-            ", ".join(f"{number} {unit}" for number, unit in limits if number is not None) or "without a limit"
-        )
-    elif order.kind == "skip":
-        words.append(f"at {given['offset']}")
-    elif order.kind == "seek":
-        words.append(f"to {given['to']}")
-    elif order.kind == "canary":
-        words.append(f"{given['count']} partitions for each new member")
-        if given["promoted"]:
-            words.append(f"but {', '.join(given['promoted'])}")
-    return plain(" ".join(words))
 
 
 def _place(place: Mapping[str, str]) -> str:

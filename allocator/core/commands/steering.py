@@ -40,6 +40,14 @@ class Budget:
     at_once: int | None = None
     per_minute: int | None = None
 
+    @classmethod
+    def of(cls, orders: Iterable[Order]) -> Budget:
+        """Returns the limits of the order `budget`; no limits if there is none."""
+        for order in orders:
+            if order.kind == "budget":
+                return cls(order.arguments["at_once"], order.arguments["per_minute"])
+        return cls()
+
 
 def process_name(member: str, info: MemberInfo) -> str:
     """Returns a member's name without the number of its session: "billing@web1:4242"."""
@@ -73,14 +81,6 @@ def counting(
         else:
             count.append(order)
     return count, pending
-
-
-def budget_of(orders: Iterable[Order]) -> Budget:
-    """Returns the limits of the order `budget`; no limits if there is none."""
-    for order in orders:
-        if order.kind == "budget":
-            return Budget(order.arguments["at_once"], order.arguments["per_minute"])
-    return Budget()
 
 
 def canaries_of(order: Order, members: Infos) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from allocator.core.aio.clock import wall_ms
 from allocator.core.client.client import KafkaClient
 from allocator.core.client.log_offsets import EARLIEST, LATEST, list_offsets
-from allocator.core.commands.orders import OWNERS_KINDS, Order, OrderKeeper, OrderResult, Orders, order_text
+from allocator.core.commands.orders import KINDS, Order, OrderKeeper, OrderResult, Orders
 from allocator.core.commands.record_orders import RecordOrders
 from allocator.core.consumer.ownership import SinkOffsets
 from allocator.core.consumer.record_processor import RecordProcessor
@@ -23,6 +23,7 @@ from allocator.core.types import NO_PARTITIONS, Partitions, TopicPartition
 
 log = logging.getLogger(__name__)
 
+OWNERS_KINDS = tuple(kind.name for kind in KINDS.values() if kind.acts == "owner")
 RETRY_S = 0.2
 
 
@@ -86,7 +87,7 @@ class OperatorOrders:
         in_effect: dict[str, str] = {}
         for order in in_force:
             ours = order.partitions & self._core.state.assigned_partitions()
-            words = f"{order_text(order)}, by {order.who}" + (f": {order.why}" if order.why else "")
+            words = f"{order}, by {order.who}" + (f": {order.why}" if order.why else "")
             if ours and order.kind != "seek" and order.kind not in refused:
                 in_effect[order.id] = words
             if order.kind == "pause":
@@ -119,7 +120,7 @@ class OperatorOrders:
             "skip": "this member reads its records itself, or in batches; use seek",
             "quarantine": "this member has no dead-letter topic for its records; use pause",
         }[order.kind]
-        log.error("%s: the order %s (%s) is not kept: %s", self._core.group, order_text(order), order.id, why)
+        log.error("%s: the order %s (%s) is not kept: %s", self._core.group, str(order), order.id, why)
         self._core.start_task(self._report(order, ours, f"not kept: {why}"), "order")
 
     def _seek_all(self, order: Order, partitions: Partitions) -> None:

@@ -8,7 +8,7 @@ from allocator.core.text import plain
 from allocator.operate.doctor.finding import Finding, Fix, Severity
 from allocator.operate.doctor.fixes import is_long_expired
 from allocator.operate.group_report import GroupReport
-from allocator.operate.order_report import OrderReport, order_text
+from allocator.operate.order_report import OrderReport
 
 OLD_MS = 7 * 86_400_000  # an order without expiry is easily forgotten
 OLD_FREEZE_MS = 86_400_000  # new members get nothing meanwhile
@@ -68,4 +68,4 @@ def order_findings(report: GroupReport) -> Iterator[Finding]:
 
 
 def _called(each: OrderReport) -> str:
-    return f"order {order_text(each.order)} of {plain(each.order.who)}"
+    return f"order {each.order} of {plain(each.order.who)}"

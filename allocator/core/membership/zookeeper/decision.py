@@ -17,7 +17,7 @@ from allocator.core.assignors import Assignor, GroupView, Member, choose, left_o
 from allocator.core.assignors.constraints import Constraints, steer
 from allocator.core.assignors.load import LoadAssignor, balance, moved
 from allocator.core.commands.orders import Order, Orders
-from allocator.core.commands.steering import LEADERS_KINDS, Budget, budget_of, constraints_of, counting, states_of
+from allocator.core.commands.steering import LEADERS_KINDS, Budget, constraints_of, counting, states_of
 from allocator.core.errors import AllocatorError
 from allocator.core.membership.zookeeper.seats import away, standby, view_ids
 from allocator.core.settings.table import DEFAULT
@@ -210,7 +210,7 @@ async def preview(
     decision = await decide(members, counts, document, counted, {strategy: function}, build, load)
     after = AssignmentDocument(owners={member: parts for member, parts in decision.target.items() if parts})
     states = {**states_of(counted, members, after, decision.target, {}), **pending}
-    return Preview(decision.target, strategy, states, budget_of(counted))
+    return Preview(decision.target, strategy, states, Budget.of(counted))
 
 
 def counts_of(document: AssignmentDocument) -> dict[str, int]:

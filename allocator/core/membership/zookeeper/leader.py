@@ -15,7 +15,7 @@ from allocator.core.assignors import Assignor
 from allocator.core.assignors.load import LoadAssignor
 from allocator.core.commands.order_store import OrderStore
 from allocator.core.commands.orders import Order, Orders
-from allocator.core.commands.steering import LEADERS_KINDS, Budget, budget_of, counting, states_of
+from allocator.core.commands.steering import LEADERS_KINDS, Budget, counting, states_of
 from allocator.core.errors import AllocatorError
 from allocator.core.membership.view import GroupViewBuilder, Load
 from allocator.core.membership.zookeeper.decision import GroupDecision, GroupLoad, counts_of, decide
@@ -380,7 +380,7 @@ class Leader:
             log.error("%s: the orders stay as they were: %s", self._store.paths.group, error)
         in_force = self._known_orders.in_force(now_ms, LEADERS_KINDS)
         self._counting, self._pending = counting(in_force, members, document.orders)
-        self._budget_of_moves = budget_of(self._counting)
+        self._budget_of_moves = Budget.of(self._counting)
 
     def _allowance(self, document: AssignmentDocument, alive: set[str], now_ms: int) -> int | None:
         """Returns how many more partitions may leave their live owners now; None: any number."""

@@ -12,13 +12,19 @@ from allocator import lazy_names
 
 if TYPE_CHECKING:
     from allocator.daemon.config import Config, load
+    from allocator.daemon.daemon import Daemon
     from allocator.daemon.preflight import try_servers
-    from allocator.daemon.process import Beside, Runner, check, configure_logs, run
+    from allocator.daemon.process import Beside, check, configure_logs, run
 
-__all__ = ["Beside", "Config", "Runner", "check", "configure_logs", "load", "run", "try_servers"]
+__all__ = ["Beside", "Config", "Daemon", "check", "configure_logs", "load", "run", "try_servers"]
 
 if not TYPE_CHECKING:  # a type checker would accept every name
     __getattr__ = lazy_names(
         __name__,
-        {"config": "Config load", "preflight": "try_servers", "process": "Beside Runner check configure_logs run"},
+        {
+            "config": "Config load",
+            "daemon": "Daemon",
+            "preflight": "try_servers",
+            "process": "Beside check configure_logs run",
+        },
     )

@@ -22,7 +22,7 @@ from allocator.core.consumer import MembershipConfig, MembershipOptions, members
 from allocator.core.settings import MASK, REQUIRED, Flag, Text, Texts, Whole, setting, shared
 from allocator.daemon.settings_reader import SettingsReader
 from allocator.errors import ConfigError, MissingExtra
-from allocator.handlers import HANDLING, Handling, RetryPlan, retry_fault
+from allocator.handlers import HANDLING, Handling, RetryPlan, contradictions
 from allocator.types import MembershipName
 
 if sys.version_info >= (3, 11):
@@ -363,8 +363,13 @@ class Config:
     @property
     def handling(self) -> Handling:
         """Raises ConfigError for an error class that does not exist."""
+        return Handling.of(self.handling_values, "handler.")
+
+    @property
+    def handling_values(self) -> dict[str, Any]:
+        """The values of `HANDLING`."""
         given = {**vars(self.handler), "commit_interval_s": self.commit.interval_s}
-        return Handling.of({name: given[name] for name in HANDLING}, "handler.")
+        return {name: given[name] for name in HANDLING}
 
     def consumer_options(self) -> dict[str, Any]:
         """The keywords of `Consumer`, without the topics. Auto-commit is off, since the daemon commits done records."""
@@ -426,12 +431,9 @@ def check_together(config: Config, reader: SettingsReader) -> None:
             reader.fault(["handler.dead_letter_topic", "group.pattern"], "dead letters would be consumed again")
     if handler.retry_topics is not None:
         _check_retry_topics(config, reader)
-    if handler.sink is not None and handler.ordering != "partition":
-        reader.fault(["handler.sink", "handler.ordering"], "a sink takes the records of a partition in order")
-    if handler.mode == "batch" and handler.ordering != "partition":
-        reader.fault(["handler.mode", "handler.ordering"], "a batch has records of many keys; use mode record")
-    if handler.dead_letter_on is not None and handler.dead_letter_topic is None:
-        reader.fault(["handler.dead_letter_on", "handler.dead_letter_topic"], "a topic is needed")
+    batch, sink = handler.mode == "batch", handler.sink is not None
+    for names, why in contradictions(config.handling_values, group.membership, sink=sink, by_batch=batch):
+        reader.fault([f"handler.{name}" for name in names], why)
     if handler.retry_backoff_s > handler.retry_backoff_max_s:
         reader.fault(["handler.retry_backoff_s", "handler.retry_backoff_max_s"], "the first is more than the maximum")
     if consume.min_bytes > consume.prefetch_bytes:
@@ -442,10 +444,6 @@ def check_together(config: Config, reader: SettingsReader) -> None:
 
 def _check_retry_topics(config: Config, reader: SettingsReader) -> None:
     group, handler = config.group, config.handler
-    batch, sink = handler.mode == "batch", handler.sink is not None
-    why = retry_fault(handler.dead_letter_topic, group.membership, sink=sink, by_batch=batch)
-    if why is not None:
-        reader.fault(["handler.retry_topics"], why)
     try:
         plan = RetryPlan.of(group.name, handler.retry_topics or ())
     except ConfigError as error:

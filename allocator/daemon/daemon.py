@@ -1,39 +1,135 @@
-"""`allocator run`: a consumer, a handler, and a processor between them."""
+"""`allocator run`: a handler on the consumer of a group, which follows the cluster choice of its group, or pauses."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Callable
-from typing import Any
 
-from allocator.core.subscription import RebalanceListener
+from allocator import Consumer, RebalanceListener
+from allocator.core.aio import TaskGroup, first_of
 from allocator.daemon.notify import Notifier
-from allocator.handlers import Processor, RecordSource
+from allocator.errors import CommitFailed, HandlerCutOff
+from allocator.handlers import Handler, Handling, Processor
+from allocator.operate import ChoiceWatcher, ClusterChoice
+from allocator.types import TopicPartition
+
+log = logging.getLogger(__name__)
 
 
-class Daemon(Processor):
-    """A `Processor` with its own consumer, which reports its state to systemd.
+class Daemon:
+    """Runs a processor on one consumer after another, each on the cluster that the group should read; none while the
+    group is paused. Reports its state to systemd.
 
-    `source` creates the consumer from a listener; the consumer must not commit by itself. `parts` and `more` are the
-    arguments of `Processor`. The constructor does no I/O.
+    `make` creates the consumer for a choice that is not frozen; it must have the listener, and must not commit by
+    itself. Without `watcher` the group has no cluster choice. `restart`: as in `Consumer.close`. The constructor does
+    no I/O.
+
+    Guarantee: a processor has drained and committed, and its member has left the group, before the next one begins.
+    Records after its last commit are read again, if offsets were copied before that commit.
     """
 
     def __init__(
         self,
-        source: Callable[[RebalanceListener], RecordSource],
-        *parts: Any,
+        make: Callable[[ClusterChoice, RebalanceListener], Consumer],
+        handler: Handler,
+        handling: Handling,
+        watcher: ChoiceWatcher | None = None,
+        *,
+        connect_timeout_s: float | None = None,
         notifier: Notifier | None = None,
-        **more: Any,
+        restart: bool = True,
     ) -> None:
-        super().__init__(*parts, **more)
-        self._make_source = source
+        self._make = make
+        self._handler = handler
+        self._handling = handling
+        self._watcher = watcher
+        self._connect_timeout_s = connect_timeout_s
         self._notifier = notifier or Notifier({})
+        self._restart = restart
+        self._processor: Processor | None = None
+        self._stopping = False
+        self._stop: asyncio.Event | None = None
 
-    async def run(self) -> None:  # type: ignore[override]
-        """Like `Processor.run`; the daemon starts and closes the consumer."""
-        await super().run(self._make_source(self))
+    @property
+    def stuck(self) -> frozenset[TopicPartition]:
+        """Partitions whose handler still runs although the daemon has stopped."""
+        return frozenset() if self._processor is None else self._processor.stuck
 
-    def _started(self) -> None:
-        self._notifier.tell("READY=1")
+    def stop(self) -> None:
+        """Makes `run` drain, commit, leave and return. May be called at any time, from the loop."""
+        self._stopping = True
+        if self._stop is not None:
+            self._stop.set()
+        if self._processor is not None:
+            self._processor.stop()
 
-    def _partitions_changed(self) -> None:
-        self._notifier.tell(f"STATUS={len(self._source.assignment())} partitions")
+    async def run(self) -> None:
+        """Like `Processor.run`. Also raises ZooKeeperUnavailable, and ConfigError for a znode with invalid content."""
+        self._stop = asyncio.Event()
+        if self._stopping:
+            return
+        if self._watcher is None:
+            await self._process(ClusterChoice())
+            return
+        started, _ = await first_of(self._watcher.start(self._connect_timeout_s), self._stop.wait())
+        if not started:
+            return
+        try:
+            while not self._stopping:
+                self._watcher.changed.clear()
+                choice = self._watcher.current
+                if not choice.frozen:
+                    await self._process_until_change(choice, self._watcher)
+                    continue
+                log.info("resting: the group is paused")
+                self._notifier.tell("READY=1", "STATUS=the group is paused")
+                await first_of(self._stop.wait(), self._watcher.changed.wait())
+        finally:
+            await self._watcher.close()
+
+    async def _process(self, choice: ClusterChoice) -> None:
+        self._processor = Processor(self._handler, self._handling)
+        await self._processor.run(
+            self._make(choice, _Status(self._notifier)),
+            started=lambda: self._notifier.tell("READY=1"),
+            restart=self._restart,
+        )
+
+    async def _process_until_change(self, choice: ClusterChoice, watcher: ChoiceWatcher) -> None:
+        """Runs until the choice changes or `stop` is called. Raises the processor's error."""
+        switching = False
+
+        async def stop_at_change() -> None:
+            nonlocal switching
+            while watcher.current == choice:
+                watcher.changed.clear()
+                await watcher.changed.wait()
+            if not self._stopping and self._processor is not None:
+                switching = True
+                log.info("the group is told %s: draining", watcher.current)
+                self._processor.stop()
+
+        try:
+            await TaskGroup().run(self._process(choice), switch=stop_at_change())
+        except (CommitFailed, HandlerCutOff) as error:
+            # the next processor must not begin while a call runs
+            if not switching or (isinstance(error, HandlerCutOff) and error.running):
+                raise
+            log.warning("what was handled and not committed comes again: %s", error)
+
+
+class _Status(RebalanceListener):
+    """Tells systemd how many partitions the member owns."""
+
+    def __init__(self, notifier: Notifier) -> None:
+        self._notifier = notifier
+        self._owned: frozenset[TopicPartition] = frozenset()
+
+    def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
+        self._owned |= partitions
+        self._notifier.tell(f"STATUS={len(self._owned)} partitions")
+
+    def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
+        self._owned -= partitions
+        self._notifier.tell(f"STATUS={len(self._owned)} partitions")

@@ -9,23 +9,21 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
-from typing import Any, Optional, TextIO, Union
+from typing import Any, TextIO
 
-from allocator import Consumer
+from allocator import Consumer, RebalanceListener
 from allocator.assignors import resolve
 from allocator.core.aio import TaskGroup, first_of
 from allocator.core.client import check_security
-from allocator.core.consumer import EnsembleOptions, OwnConsumer, join_again_if
+from allocator.core.consumer import EnsembleOptions, join_again_if
 from allocator.core.settings import find
-from allocator.core.subscription import RebalanceListener
 from allocator.core.text import CONTROL, limit_reached, plain, shown
-from allocator.core.zookeeper import ZooKeeperClient, check_options
+from allocator.core.zookeeper import check_options
 from allocator.daemon.config import Config
 from allocator.daemon.daemon import Daemon
-from allocator.daemon.following import FollowingDaemon
 from allocator.daemon.notify import Notifier
 from allocator.daemon.preflight import refuse_new_chroot
 from allocator.daemon.stacks import dump_when_stuck
@@ -35,8 +33,7 @@ from allocator.operate import ChoiceWatcher, ClusterChoice, choice_path
 
 log = logging.getLogger(__name__)
 
-Runner = Union[Daemon, FollowingDaemon]
-Beside = Callable[[Config, Sequence[Consumer], Runner], AbstractAsyncContextManager[Any]]
+Beside = Callable[[Config, Sequence[Consumer], Daemon], AbstractAsyncContextManager[Any]]
 """Entered while the daemon runs. The consumer is added to the list once it is created."""
 
 # exit codes; a second signal ends the process with 128 + its number, without draining
@@ -78,7 +75,7 @@ def run(config: Config, beside: Beside | None = None, *, create: bool = False) -
         return SETTINGS
     consumers: list[Consumer] = []
     notifier = Notifier()
-    daemon = _runner(config, handler, consumers, notifier)
+    daemon = _daemon(config, handler, consumers, notifier)
     first = None
     if isinstance(config.membership, EnsembleOptions) and not create:
         first = partial(refuse_new_chroot, config)
@@ -90,56 +87,34 @@ def run(config: Config, beside: Beside | None = None, *, create: bool = False) -
         return ERROR
 
 
-def _runner(config: Config, handler: Handler, consumers: list[Consumer], notifier: Notifier) -> Runner:
-    place = config.membership
-    if not isinstance(place, EnsembleOptions) or place.name != "zookeeper":
-        return _daemon(config, handler, consumers, notifier)
-    watcher = ChoiceWatcher(place.ensemble(), choice_path(place.root, config.group.name))
-
-    def make(choice: ClusterChoice) -> Daemon:
-        return _daemon(config, handler, consumers, notifier, choice.brokers, watcher.still(choice))
-
-    return FollowingDaemon(
-        watcher,
-        make,
-        connect_timeout_s=config.group.connect_timeout_s,
-        notifier=notifier,
-    )
-
-
-def _daemon(
-    config: Config,
-    handler: Handler,
-    consumers: list[Consumer],
-    notifier: Notifier,
-    brokers: Optional[str] = None,
-    admitted: Optional[Callable[[ZooKeeperClient], Awaitable[bool]]] = None,
-) -> Daemon:
+def _daemon(config: Config, handler: Handler, consumers: list[Consumer], notifier: Notifier) -> Daemon:
     options = config.consumer_options()
-    if brokers is not None:
-        options["brokers"] = brokers
     if config.handler.sink is not None:
         options["sink"] = find(config.handler.sink, f"sink {config.handler.sink!r}", here=True)
+    place, watcher = config.membership, None
+    if isinstance(place, EnsembleOptions) and place.name == "zookeeper":
+        watcher = ChoiceWatcher(place.ensemble(), choice_path(place.root, config.group.name))
 
-    def consumer(listener: RebalanceListener) -> OwnConsumer:
-        # the previous daemon, on another cluster, has left
-        consumers[:] = [Consumer(*(config.group.topics or ()), **options, listener=listener)]
-        if admitted is not None:
-            join_again_if(consumers[-1], admitted)
-        return OwnConsumer(consumers[-1], leave_for_good=config.group.leave_on_stop)
+    def make(choice: ClusterChoice, listener: RebalanceListener) -> Consumer:
+        brokers = choice.brokers or options["brokers"]
+        consumer = Consumer(*(config.group.topics or ()), **{**options, "brokers": brokers}, listener=listener)
+        if watcher is not None:
+            join_again_if(consumer, watcher.still(choice))
+        consumers[:] = [consumer]  # the previous one, on another cluster, has left
+        return consumer
 
-    return config.handling.processor(
-        partial(Daemon, consumer, notifier=notifier),
+    return Daemon(
+        make,
         handler,
-        config.group.name,
-        options["brokers"],
-        config.kafka.security(),
-        config.group.topics or (),
-        config.group.pattern,
+        config.handling,
+        watcher,
+        connect_timeout_s=config.group.connect_timeout_s,
+        notifier=notifier,
+        restart=not config.group.leave_on_stop,
     )
 
 
-async def _to_its_end(daemon: Runner, notifier: Notifier, **more: Any) -> int:
+async def _to_its_end(daemon: Daemon, notifier: Notifier, **more: Any) -> int:
     code = await _until_signal(daemon, notifier, **more)
     if daemon.stuck:
         # neither asyncio nor the interpreter would end before this call. The ZooKeeper session is left to expire: its
@@ -150,7 +125,7 @@ async def _to_its_end(daemon: Runner, notifier: Notifier, **more: Any) -> int:
 
 
 async def _until_signal(
-    daemon: Runner,
+    daemon: Daemon,
     notifier: Notifier,
     beside: Callable[[], AbstractAsyncContextManager[Any]] | None = None,
     first: Callable[[], Coroutine[Any, Any, None]] | None = None,

@@ -1,8 +1,7 @@
 """Records through a user's handler: order, concurrency, retries, dead letters, and exactly what is done.
 
-In: a source of batches that owns partitions (`RecordSource`), a handler, `ProcessSettings`. Out: calls of the handler,
-commits, dead letters, records in retry topics. May touch: the source, these topics, threads and processes for plain
-handlers.
+In: a consumer, a handler, and `Handling`. Out: calls of the handler, commits, dead letters, records in retry topics.
+May touch: the consumer, these topics, threads and processes for plain handlers.
 
 `processor` feeds and commits, `partition_worker` has the records of one partition in hand, `window` knows which of them
 are done, `lanes` calls the handler, and `policy` decides what follows when a call fails. `retry_topics` sends records
@@ -18,9 +17,9 @@ from allocator import lazy_names
 if TYPE_CHECKING:
     from allocator.handlers.consumer import Consumer
     from allocator.handlers.handlers import Handler, load_handler
-    from allocator.handlers.handling import Handling, retry_fault
+    from allocator.handlers.handling import Handling, contradictions
     from allocator.handlers.letter_headers import origin_of, restored
-    from allocator.handlers.processor import Processor, RecordSource
+    from allocator.handlers.processor import Processor
     from allocator.handlers.retry_topics import RetryPlan, due_ms, is_retry_topic
     from allocator.handlers.settings import HANDLING
 
@@ -30,14 +29,13 @@ __all__ = [
     "Handler",
     "Handling",
     "Processor",
-    "RecordSource",
     "RetryPlan",
+    "contradictions",
     "due_ms",
     "is_retry_topic",
     "load_handler",
     "origin_of",
     "restored",
-    "retry_fault",
 ]
 
 if not TYPE_CHECKING:  # a type checker would accept every name
@@ -46,9 +44,9 @@ if not TYPE_CHECKING:  # a type checker would accept every name
         {
             "consumer": "Consumer",
             "handlers": "Handler load_handler",
-            "handling": "Handling retry_fault",
+            "handling": "Handling contradictions",
             "letter_headers": "origin_of restored",
-            "processor": "Processor RecordSource",
+            "processor": "Processor",
             "retry_topics": "RetryPlan due_ms is_retry_topic",
             "settings": "HANDLING",
         },

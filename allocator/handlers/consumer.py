@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from allocator.core.consumer import ConsumerBase, RunningConsumer
+from allocator.core.consumer import ConsumerBase
 from allocator.core.fetch import deserialized
 from allocator.core.settings import names_arguments
-from allocator.errors import ConfigError
 from allocator.handlers.handling import given_in_python
 from allocator.handlers.processor import Processor
 from allocator.handlers.settings import HANDLING, HANDLING_DEFAULT
@@ -102,14 +101,8 @@ class Consumer(ConsumerBase):
         given = {name: arguments[name] for name in HANDLING}
         self._begun()
         self._engine.must_not_process()
-        if self._engine.sink is not None and ordering != "partition":
-            raise ConfigError(f"ordering = {ordering!r}: a sink takes the records of a partition in order")
         called, handling = given_in_python(handler, self._deserialize(), given, self._engine)
-        core, joining = self._engine, self._engine.joining
-        processor = handling.processor(
-            Processor, called, core.group or "", core.brokers, core.security, joining.topics, joining.pattern
-        )
-        await processor.run(RunningConsumer(self, processor))
+        await Processor(called, handling).run(self)
 
     def _deserialize(self) -> Callable[[Record], Record] | None:
         key, value = self._deserializers

@@ -21,25 +21,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from functools import partial
+from typing import Any
 
 from allocator.core.aio import Reminder
 from allocator.core.commands import RecordOrders
-from allocator.core.consumer import RecordProcessor
+from allocator.core.consumer import ConsumerBase
 from allocator.core.fetch import Batch
-from allocator.core.subscription import Committed, DoneSet, RecordsLost, joined, stamped, topic_of_offset
-from allocator.core.telemetry import Measures
+from allocator.core.subscription import Committed, DoneSet
 from allocator.errors import AllocatorError, Closed, CommitFailed, HandlerCutOff, NotOwned
+from allocator.handlers.dead_letter import DeadLetterTopic
 from allocator.handlers.failures import DeadLetters, Failures
 from allocator.handlers.handlers import Handler
+from allocator.handlers.handling import Handling
 from allocator.handlers.lanes import Lanes
 from allocator.handlers.partition_worker import InHandBytes, PartitionWorker, Work
-from allocator.handlers.policy import ErrorPolicy, Retries
 from allocator.handlers.retry_topics import RetryTopics
-from allocator.handlers.settings import HANDLING_DEFAULT
-from allocator.types import Offset, OffsetAndMetadata, Partitions, TopicPartition
+from allocator.types import OffsetAndMetadata, Partitions, TopicPartition
 
 log = logging.getLogger(__name__)
 
@@ -52,105 +51,33 @@ QUEUE_BATCHES = 2  # that wait for a partition before it is paused. more: memory
 FEED_BACKOFF_S = 0.5  # pause after an error of the cluster that a retry may solve
 
 
-class RecordSource(Protocol):
-    """The part of `Consumer` that the processor uses."""
+class Processor:
+    """Runs a handler over the records of a consumer until `stop` is called or an error ends it.
 
-    @property
-    def measures(self) -> Measures: ...
-
-    def also_read(self, topics: Sequence[str]) -> None:
-        """Also subscribes to these topics, until the source is closed."""
-
-    async def start(self) -> None: ...
-
-    async def close(self) -> None: ...
-
-    async def getbatch(self, timeout_s: float | None = None) -> Batch | None: ...
-
-    async def commit(self, offsets: Mapping[TopicPartition, Offset] | None = None) -> None: ...
-
-    async def committed(self, partition: TopicPartition) -> OffsetAndMetadata | None: ...
-
-    def is_own(self, committed: OffsetAndMetadata) -> bool:
-        """Whether this process has committed the offset."""
-
-    @property
-    def keeps_positions(self) -> bool:
-        """Whether a sink, and not the group, has the position of a partition that returns."""
-
-    @property
-    def done_characters(self) -> int:
-        """The characters that a commit's metadata has for done records beyond the offset."""
-
-    def done_beyond(self, partition: TopicPartition) -> DoneSet | None: ...
-
-    def seek(self, partition: TopicPartition, offset: Offset) -> None: ...
-
-    def topic_id(self, partition: TopicPartition) -> Any: ...
-
-    def pause(self, *partitions: TopicPartition) -> None: ...
-
-    def resume(self, *partitions: TopicPartition) -> None: ...
-
-    def assignment(self) -> Partitions: ...
-
-    def may_act(self) -> bool: ...
-
-    async def until_may_act(self) -> None: ...
-
-    async def until_confirmed(self) -> None:
-        """Like `until_may_act`, but gives up once the member cannot own its partitions any more."""
-
-
-@dataclass(frozen=True)
-class ProcessSettings:
-    """Seconds, and counts, as in the sections of the daemon's file."""
-
-    ordering: str = HANDLING_DEFAULT["ordering"]
-    concurrency: int = HANDLING_DEFAULT["concurrency"]
-    workers: str = HANDLING_DEFAULT["workers"]
-    in_hand_records: int = 2000
-    """Records of one partition that are queued or being handled. More: more keys side by side, and memory. Less: keys
-    with many records in a row hold up others."""
-    in_hand_bytes: int = HANDLING_DEFAULT["in_hand_bytes"]
-    retries: Retries = field(default_factory=Retries)
-    policy: ErrorPolicy = field(default_factory=ErrorPolicy)
-    drain_timeout_s: float = HANDLING_DEFAULT["drain_timeout_s"]
-    commit_interval_s: float = HANDLING_DEFAULT["commit_interval_s"]
-
-
-class Processor(RecordProcessor):
-    """Runs a handler over a source until `stop` is called or an error ends it.
-
-    The source must have this processor as its listener, and must not commit by itself. `run` starts and closes the
-    source. The constructor does no I/O.
+    `dead_letters` and `retry_topics` replace the topics that `handling` names on the consumer's cluster. The
+    constructor does no I/O.
     """
 
     def __init__(
         self,
         handler: Handler,
-        settings: ProcessSettings,
+        handling: Handling,
         *,
         dead_letters: DeadLetters | None = None,
         retry_topics: RetryTopics | None = None,
     ) -> None:
-        self._handler = handler if retry_topics is None else retry_topics.restoring(handler)
-        self._retry_topics = retry_topics
-        self._settings = settings
+        self._handler = handler
+        self._handling = handling
         self._dead_letters = dead_letters
+        self._retry_topics = retry_topics
         self._workers: dict[TopicPartition, PartitionWorker] = {}
         self._past: dict[TopicPartition, PartitionWorker] = {}
         """The last worker of each partition that this member no longer owns: it knows the progress, and whether its
         thread still runs."""
-        self._returning: dict[TopicPartition, object] = {}
-        """A new value for each time that a partition comes back."""
         self._going: set[TopicPartition] = set()
         self._paused: set[TopicPartition] = set()
-        self._orders = RecordOrders()
-        self._lanes: Lanes | None = None
         self._stop: asyncio.Event | None = None
         self._stopping = False
-        self._retired = False
         self._ending: asyncio.Task[None] | None = None
         """Ends what outlasts `run`: the calls that cannot be cut off."""
 
@@ -162,9 +89,7 @@ class Processor(RecordProcessor):
 
     def order(self, orders: RecordOrders) -> None:
         """Replaces the orders of operators. Called by the consumer."""
-        self._orders = orders
-        if self._lanes is not None:
-            self._lanes.order(orders)
+        self._work.lanes.order(orders)
         for worker in self._workers.values():
             if orders.guard(worker.partition) is not None:
                 worker.retry_now()
@@ -195,50 +120,37 @@ class Processor(RecordProcessor):
         async with self._committing:
             worker = self._workers.get(partition)
             if worker is None:
-                await self._source.commit({partition: offset})
+                await self._core.commit({partition: _to_commit(offset, None)})
                 return
             worker.committed = (-1, None)  # a new worker takes its first offset for committed
         await self._commit([worker])
 
-    async def run(self, source: RecordSource) -> None:
-        """Returns after `stop`, when everything is drained and committed and the source is closed.
+    async def run(
+        self, consumer: ConsumerBase, *, started: Callable[[], None] | None = None, restart: bool = True
+    ) -> None:
+        """Handles the records of `consumer`, which must not be read or committed otherwise meanwhile.
 
-        Raises HandlerFailed when a record can be neither handled nor stored elsewhere, and any error that ended the
-        source. Before it raises, it drains and commits the other records. Raises HandlerCutOff if calls did not end
-        within `drain_timeout_s`.
+        If the consumer is not started, starts it, calls `started`, and closes it at the end, with `restart` as in
+        `Consumer.close`. A started consumer keeps its partitions, and continues at the first record that is not done.
 
-        If such a call runs on (`stuck`), the source is not closed yet. It is closed when the call has ended, so that
-        the partition does not move before.
+        Returns after `stop`, when everything is drained and committed. Raises HandlerFailed when a record can be
+        neither handled nor stored elsewhere, and any error that ended the consumer. Before it raises, it drains and
+        commits the other records. Raises HandlerCutOff if calls did not end within `drain_timeout_s`, and RuntimeError
+        if another processor runs.
+
+        If such a call runs on (`stuck`), its partition does not move before the call has ended, and a consumer to
+        close is closed then.
         """
         self._stop = asyncio.Event()
         if self._stopping:
             self._stop.set()
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._committing = asyncio.Lock()
-        self._source = source
-        self._lanes = Lanes(
-            self._handler,
-            self._settings.concurrency,
-            may_act=source.may_act,
-            until_active=source.until_may_act,
-            broken=self._broke,
-            processes=self._settings.workers == "processes",
-        )
-        self._lanes.order(self._orders)
-        retries, policy = self._settings.retries, self._settings.policy
-        self._work = Work(
-            ordering=self._settings.ordering,
-            by_batch=self._handler.by_batch,
-            in_hand_records=self._settings.in_hand_records,
-            budget=InHandBytes(self._settings.in_hand_bytes),
-            lanes=self._lanes,
-            failures=Failures(self._handler, retries, policy, self._dead_letters, source.measures, self._retry_topics),
-            measures=source.measures,
-            broken=self._broke,
-            done_characters=lambda: source.done_characters,
-            retry_plan=None if self._retry_topics is None else self._retry_topics.plan,
-        )
-        running: list[asyncio.Future[None]] = [asyncio.ensure_future(self._start())]
+        self._consumer = consumer
+        self._core = core = consumer._engine
+        leave = self._let_go if core.started else partial(consumer.close, restart=restart)
+        self._work = self._prepare()
+        running: list[asyncio.Future[None]] = [asyncio.ensure_future(self._start(started))]
         try:
             await self._until_stop(running)
             if not self._stop.is_set():
@@ -246,11 +158,53 @@ class Processor(RecordProcessor):
                 await self._until_stop(running)
         finally:
             try:
-                await self._shut_down(running)
+                await self._shut_down(running, leave)
             finally:
                 failure = self._failed.exception() if self._failed.done() else None
         if failure is not None:
             raise failure
+
+    def _prepare(self) -> Work:
+        core, handling, handler = self._core, self._handling, self._handler
+        group = core.group or ""
+        if self._dead_letters is None and handling.dead_letter_topic is not None:
+            self._dead_letters = DeadLetterTopic(
+                handling.dead_letter_topic, core.brokers, group, security=core.security
+            )
+        if self._retry_topics is None and handling.retry_topics is not None:
+            self._retry_topics = RetryTopics.of(
+                group,
+                handling.retry_topics,
+                core.brokers,
+                security=core.security,
+                topics=core.joining.topics,
+                pattern=core.joining.pattern,
+                create_topics=handling.create_retry_topics,
+            )
+        if self._retry_topics is not None:
+            handler = self._retry_topics.restoring(handler)
+        measures = self._consumer.measures
+        return Work(
+            ordering=handling.ordering,
+            by_batch=handler.by_batch,
+            in_hand_records=handling.in_hand_records,
+            budget=InHandBytes(handling.in_hand_bytes),
+            lanes=Lanes(
+                handler,
+                handling.concurrency,
+                may_act=self._consumer.may_act,
+                until_active=self._consumer.until_may_act,
+                broken=self._broke,
+                processes=handling.workers == "processes",
+            ),
+            failures=Failures(
+                handler, handling.retries, handling.policy, self._dead_letters, measures, self._retry_topics
+            ),
+            measures=measures,
+            broken=self._broke,
+            done_characters=lambda: core.done_characters,
+            retry_plan=None if self._retry_topics is None else self._retry_topics.plan,
+        )
 
     def _broke(self, error: BaseException) -> None:
         if not self._failed.done():
@@ -262,12 +216,14 @@ class Processor(RecordProcessor):
         if self._stop is not None:
             self._stop.set()
 
-    def resume_points(self) -> dict[TopicPartition, tuple[Committed, bool]]:
-        """For each owned partition that was read: the offset to continue at, and whether it is committed."""
-        return {
-            partition: (_resume_point(worker), worker.progress() == worker.committed)
-            for partition, worker in self._workers.items()
-        }
+    def resume_points(self) -> dict[TopicPartition, Committed]:
+        """For each owned partition that was read: the offset to continue at, and what is done beyond it."""
+        return {partition: _resume_point(worker) for partition, worker in self._workers.items()}
+
+    def reached(self, partition: TopicPartition) -> Committed | None:
+        """Where a partition that comes back continues. None if no record of it was read."""
+        worker = self._past.get(partition)
+        return None if worker is None or self._retired else _resume_point(worker)
 
     @property
     def stuck(self) -> Partitions:
@@ -282,12 +238,11 @@ class Processor(RecordProcessor):
 
     # -- rebalances ----------------------------------------------------------------------------------------------
 
-    def retire(self) -> None:
-        """Takes no partitions and commits nothing from now on. A revoked partition still waits for its running calls.
-
-        For a `run` that ends while its consumer stays open.
-        """
-        self._retired = True
+    @property
+    def _retired(self) -> bool:
+        """Whether `run` has left the consumer to its user. Takes no partitions and commits nothing from then on, but a
+        revoked partition still waits for its running calls."""
+        return self._core.processor is not self
 
     def working(self, partitions: Partitions) -> Partitions:
         return frozenset(worker.partition for worker in self._workers_of(partitions) if not worker.has_ended)
@@ -297,15 +252,9 @@ class Processor(RecordProcessor):
         found = (self._workers.get(partition, self._past.get(partition)) for partition in partitions)
         return [worker for worker in found if worker is not None]
 
-    async def on_partitions_assigned(self, partitions: Partitions) -> None:
-        if self._retired:
-            return
+    def on_partitions_assigned(self, partitions: Partitions) -> None:
         self._going -= partitions
         self._paused -= partitions
-        known = () if self._source.keeps_positions else self._past
-        returning = [partition for partition in partitions if partition in known]
-        await asyncio.gather(*(self._go_on(partition) for partition in returning))
-        self._partitions_changed()
 
     async def on_partitions_revoked(self, partitions: Partitions) -> None:
         """Returns when the calls of all these partitions have ended. If some take longer, it returns when others are
@@ -314,7 +263,7 @@ class Processor(RecordProcessor):
         workers = self._workers_of(partitions)
         # if this is cancelled (the session is lost), `on_partitions_lost` still finds the workers
         for worker in workers:
-            worker.drain(self._settings.drain_timeout_s)
+            worker.drain(self._handling.drain_timeout_s)
         await _ended([worker for worker in workers if not worker.cut_off], TOGETHER_S)
         if len(workers) == len(partitions) and not any(worker.has_ended for worker in workers):
             await _ended(workers, None, return_when=asyncio.FIRST_COMPLETED)
@@ -329,20 +278,18 @@ class Processor(RecordProcessor):
         except Exception:
             log.exception("committing %d revoked partitions failed", len(workers))
         self._forget(workers)
-        self._partitions_changed()
 
     async def on_partitions_lost(self, partitions: Partitions) -> None:
         self._going |= partitions
         workers = self._workers_of(partitions)
         self._forget(workers)  # first of all: a commit in preparation must not include these partitions
-        await asyncio.gather(*(worker.abandon(self._settings.drain_timeout_s) for worker in workers))
-        if not self._retired:
-            self._partitions_changed()
+        await asyncio.gather(*(worker.abandon(self._handling.drain_timeout_s) for worker in workers))
 
-    def on_records_lost(self, loss: RecordsLost) -> None:
-        worker = self._workers.get(loss.partition)
-        if worker is not None and (loss.recreated or loss.resumed_at < loss.position):
-            worker.restart(loss.resumed_at)
+    def set_back(self, partition: TopicPartition, offset: int) -> None:
+        """Handles records again from `offset` on. Called by the consumer, because the log was replaced there."""
+        worker = self._workers.get(partition)
+        if worker is not None:
+            worker.restart(offset)
 
     def _forget(self, workers: Iterable[PartitionWorker]) -> None:
         for worker in workers:
@@ -350,40 +297,13 @@ class Processor(RecordProcessor):
                 del self._workers[worker.partition]
                 self._past[worker.partition] = worker
 
-    async def _go_on(self, partition: TopicPartition) -> None:
-        """Seeks in a returning partition to its handled position, unless another process has committed since.
-
-        Then, or while the committed offset is not known, the consumer begins at that offset by itself. It may be lower
-        on purpose, because an operator or another owner sought there.
-        """
-        worker, turn = self._past[partition], object()
-        self._returning[partition] = turn
-        try:
-            committed = await self._source.committed(partition)
-        except AllocatorError as error:
-            log.warning("%s:%d: what was handled beyond the committed offset is handled again: %s", *partition, error)
-            return
-        if self._returning[partition] is not turn:
-            return  # it left and came back in the meantime
-        ours = _resume_point(worker)
-        if committed is not None:
-            if not self._source.is_own(committed) or committed.offset > ours.offset:
-                return
-            if _of_another_topic(committed, worker):
-                return
-            if committed.offset == ours.offset:
-                # an earlier commit may name records that are done beyond the offset
-                ours.done = joined(ours.done, committed.done if isinstance(committed, Committed) else None)
-        with contextlib.suppress(NotOwned):
-            self._source.seek(partition, ours)
-
     # -- feeding -------------------------------------------------------------------------------------------------
 
     async def _feed(self) -> None:
         failing = Reminder(log)
         while True:
             try:
-                batch = await self._source.getbatch()
+                batch = await self._consumer.getbatch()
                 failing.over()
             except Closed:
                 self.stop()
@@ -395,7 +315,7 @@ class Processor(RecordProcessor):
                 await asyncio.sleep(FEED_BACKOFF_S)
                 continue
             if batch is not None:
-                self._take(batch)
+                self._take(batch.raw())
 
     def _take(self, batch: Batch) -> None:
         partition = TopicPartition(batch.topic, batch.partition)
@@ -409,28 +329,28 @@ class Processor(RecordProcessor):
                 self._work,
                 lambda: self._room(partition),
                 self._past.pop(partition, None),
-                self._source.done_beyond(partition),
+                self._core.progress.done_beyond(partition),
             )
             self._workers[partition] = worker
-        worker.topic_id = self._source.topic_id(partition) or worker.topic_id
+        worker.topic_id = self._consumer.topic_id(partition) or worker.topic_id
         worker.put(batch)
         if len(worker) >= QUEUE_BATCHES:
             self._paused.add(partition)
             with contextlib.suppress(NotOwned):
-                self._source.pause(partition)
+                self._consumer.pause(partition)
 
     def _room(self, partition: TopicPartition) -> None:
         if partition in self._paused and partition not in self._going:
             self._paused.discard(partition)
             with contextlib.suppress(NotOwned):
-                self._source.resume(partition)
+                self._consumer.resume(partition)
 
     # -- committing ----------------------------------------------------------------------------------------------
 
     async def _commit_regularly(self) -> None:
         failing = Reminder(log)
         while True:
-            await asyncio.sleep(self._settings.commit_interval_s)
+            await asyncio.sleep(self._handling.commit_interval_s)
             try:
                 await self._commit(self._workers.values())
                 failing.over()
@@ -441,7 +361,7 @@ class Processor(RecordProcessor):
     async def _commit_last(self, workers: Collection[PartitionWorker]) -> None:
         """Commits the progress of workers that end, if their partitions are still this member's."""
         if any(worker.may_commit and worker.progress() != worker.committed for worker in workers):
-            await self._source.until_confirmed()
+            await self._core.until_confirmed()
         await self._commit([worker for worker in workers if self._workers.get(worker.partition) is worker])
 
     async def _commit(self, workers: Iterable[PartitionWorker]) -> None:
@@ -451,30 +371,54 @@ class Processor(RecordProcessor):
             progress = {worker: each for worker, each in progress.items() if each != worker.committed}
             if not progress:
                 return
-            await self._source.commit({worker.partition: _to_commit(*each) for worker, each in progress.items()})
+            if self._core.group is not None:
+                await self._core.commit({worker.partition: _to_commit(*each) for worker, each in progress.items()})
             for worker, each in progress.items():
                 worker.committed = each
 
     # -- beginning and end ---------------------------------------------------------------------------------------
 
-    async def _start(self) -> None:
-        if self._retry_topics is not None:
-            await self._retry_topics.prepare()
-            self._source.also_read(self._retry_topics.plan.topics)
-            if self._settings.ordering != "none":
+    async def _start(self, started: Callable[[], None] | None) -> None:
+        core, retries = self._core, self._retry_topics
+        if retries is not None:
+            await retries.prepare()
+            if self._handling.ordering != "none":
                 log.warning(
                     'ordering "%s" does not hold for records in retry topics: later records overtake them',
-                    self._settings.ordering,
+                    self._handling.ordering,
                 )
-        await self._source.start()
+        await core.process_with(self)
+        if retries is not None:
+            core.also_read(retries.plan.topics)
+        if not core.started:
+            await self._consumer.start()
+        core.start_task(core.learn_metadata_limit(), "metadata limit")
         log.info("started with handler %s", self._handler.name)
-        self._started()
+        if started is not None:
+            started()
 
-    def _started(self) -> None:
-        """Called when the source has started. For subclasses."""
-
-    def _partitions_changed(self) -> None:
-        """Called when partitions were assigned or revoked. For subclasses."""
+    async def _let_go(self) -> None:
+        """Leaves the consumer to its user, who reads on from the first record that is not done."""
+        core, consumer = self._core, self._consumer
+        if core.processor is not self:
+            return  # it has not started
+        core.process_no_more()
+        retries = () if self._retry_topics is None else self._retry_topics.plan.topics
+        for partition in consumer.assignment():
+            if partition.topic in retries:
+                consumer.pause(partition)
+        if retries and not core.closing:
+            core.also_read(())
+        for worker in self._workers.values():
+            point = _resume_point(worker)
+            with contextlib.suppress(NotOwned):
+                # these partitions are being released; until then the user gets none of their records
+                if worker.partition.topic not in retries:
+                    consumer.resume(worker.partition)
+                consumer.seek(worker.partition, point)
+                if worker.progress() == worker.committed:
+                    # a second commit of the same offset would drop the done records beyond it
+                    core.progress.note_committed({worker.partition: point.offset})
 
     async def _until_stop(self, running: Sequence[asyncio.Future[None]]) -> None:
         """Waits until one of these tasks ends, a worker fails, or `stop` is called. Raises the error of a task."""
@@ -489,7 +433,7 @@ class Processor(RecordProcessor):
             if task.done():
                 task.result()
 
-    async def _shut_down(self, running: Sequence[asyncio.Future[None]]) -> None:
+    async def _shut_down(self, running: Sequence[asyncio.Future[None]], leave: Callable[[], Awaitable[None]]) -> None:
         """Drains, commits and leaves. Returns without the calls that cannot be cut off; `_ending` waits for them."""
         log.info("stopping: %d partitions drain", len(self._workers))
         # await a commit in progress instead of cancelling it: it could arrive after the last commit
@@ -507,15 +451,15 @@ class Processor(RecordProcessor):
             stuck = self.stuck
             if stuck:
                 # the session goes on: its end would free the partition while its call runs
-                self._ending = asyncio.get_running_loop().create_task(self._end(stuck), name="end")
+                self._ending = asyncio.get_running_loop().create_task(self._end(stuck, leave), name="end")
                 await asyncio.wait({self._ending}, timeout=HEED_S)
             else:
-                await self._end(stuck)
+                await self._end(stuck, leave)
         log.info("stopped" if not stuck else "stopped, but for a handler that still runs")
 
     async def _drain_all(self, workers: Sequence[PartitionWorker]) -> None:
         """Waits for the running calls, up to `drain_timeout_s`, and cuts off the others."""
-        timeout_s = self._settings.drain_timeout_s
+        timeout_s = self._handling.drain_timeout_s
         workers = [worker for worker in workers if not worker.has_ended]
         for worker in workers:
             worker.drain(timeout_s)
@@ -533,31 +477,26 @@ class Processor(RecordProcessor):
         else:
             self._failed.set_exception(cut_off)
 
-    async def _end(self, stuck: Partitions) -> None:
-        await self._source.close()
+    async def _end(self, stuck: Partitions, leave: Callable[[], Awaitable[None]]) -> None:
+        await leave()
         for topics in (self._dead_letters, self._retry_topics):
             if topics is not None:
                 await topics.close()
-        assert self._lanes is not None
         await _ended(self._workers_of(stuck), None)  # closing the lanes would lose sight of them
-        await self._lanes.close()
-
-
-def _of_another_topic(committed: OffsetAndMetadata, worker: PartitionWorker) -> bool:
-    return worker.topic_id is not None and topic_of_offset(committed) not in (None, worker.topic_id)
+        await self._work.lanes.close()
 
 
 def _resume_point(worker: PartitionWorker) -> Committed:
     offset, done = worker.progress()
-    # with the topic's id: if the topic was created again, the consumer begins at the first record of the new one
-    point = Committed(offset, stamped("", worker.topic_id), -1)
+    point = Committed(offset, "", -1)
     point.done = done
+    point.topic_id = worker.topic_id  # if the topic was created again, the consumer begins at its first record
     return point
 
 
-def _to_commit(offset: int, done: DoneSet | None) -> Offset:
+def _to_commit(offset: int, done: DoneSet | None) -> OffsetAndMetadata:
     if done is None:
-        return offset
+        return OffsetAndMetadata(offset, "", -1)
     committed = Committed(offset, "", -1)
     committed.done = done
     return committed

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, PlatformCollector, ProcessColle
 
 from allocator import Consumer
 from allocator.core.aio import BackgroundTasks, TaskGroup, wait_for_event
-from allocator.daemon import Runner
+from allocator.daemon import Daemon
 from allocator.operate import Clusters
 from allocator.operate.doctor import Finding, Severity
 from allocator.types import TopicPartition
@@ -162,7 +162,7 @@ def beside(
     port: int,
     group: str,
     access: Optional[Clusters] = None,
-) -> Callable[[Any, Sequence[Consumer], Runner], contextlib.AbstractAsyncContextManager[None]]:
+) -> Callable[[Any, Sequence[Consumer], Daemon], contextlib.AbstractAsyncContextManager[None]]:
     """Returns the server that a daemon runs beside itself: metrics, health, and the page of its group.
 
     `access`: the clusters of the group; without them the server has no page. Raises ConfigError.
@@ -171,7 +171,7 @@ def beside(
     guard = Guard.make(hosts, token)
 
     @contextlib.asynccontextmanager
-    async def running(_: Any, consumers: Sequence[Consumer], daemon: Runner) -> AsyncIterator[None]:
+    async def running(_: Any, consumers: Sequence[Consumer], daemon: Daemon) -> AsyncIterator[None]:
         registry = CollectorRegistry()
         registry.register(ConsumerCollector(consumers))
         for collector in (ProcessCollector, PlatformCollector):

@@ -17,7 +17,8 @@ from statistics import median
 from typing import Any
 
 from allocator.handlers.handlers import Handler
-from allocator.handlers.processor import Processor, ProcessSettings
+from allocator.handlers.handling import Handling
+from allocator.handlers.processor import Processor
 from allocator.testing import LocalCluster, wait_until
 
 from .memory import MemorySource, batches
@@ -41,8 +42,8 @@ def cpu(ordering: str, plain: bool) -> float:
 
     async def run() -> float:
         count[0] = 0
-        engine = Processor(Handler("empty", handle_plain if plain else handle), ProcessSettings(ordering=ordering))
-        running = asyncio.ensure_future(engine.run(MemorySource(data)(engine)))
+        engine = Processor(Handler("empty", handle_plain if plain else handle), Handling(ordering=ordering))
+        running = asyncio.ensure_future(engine.run(MemorySource(data)))
         begin = time.process_time()
         while count[0] < total:  # noqa: ASYNC110 - a handler that sets an event would cost more
             await asyncio.sleep(0.005)

@@ -8,6 +8,7 @@ from typing import Any
 
 from allocator.core.fetch.batch import Batch
 from allocator.core.fetch.decode import scan
+from allocator.core.offsets.tracker import OffsetTracker
 from allocator.core.telemetry.measures import Measures
 from allocator.testing.batches import ProducedRecord, encode
 from allocator.types import TopicPartition
@@ -39,21 +40,29 @@ class MemorySource:
         self.partitions = frozenset(TopicPartition(batch.topic, batch.partition) for batch in given)
         self._paused: set[TopicPartition] = set()
         self._changed = asyncio.Event()
-        self.listener: Any = None
         self.measures = Measures()
-        self.keeps_positions = False
-        self.done_characters = 3500
         self.commits: list[Any] = []
+        # the processor asks the core for the rest
+        self._engine = self
+        self.processor: Any = None
+        self.progress = OffsetTracker(asking_is_done=False)
+        self.group = "g"
+        self.started = False
+        self.done_characters = 3500
 
-    def __call__(self, listener: Any) -> MemorySource:
-        self.listener = listener
-        return self
+    async def process_with(self, processor: Any) -> None:
+        self.processor = processor
+
+    def start_task(self, work: Any, name: str) -> None:
+        work.close()
+
+    async def learn_metadata_limit(self) -> None: ...
 
     async def start(self) -> None:
-        await self.listener.on_partitions_assigned(self.partitions)
+        self.processor.on_partitions_assigned(self.partitions)
 
-    async def close(self) -> None:
-        await self.listener.on_partitions_revoked(self.partitions)
+    async def close(self, *, restart: bool = True) -> None:
+        await self.processor.on_partitions_revoked(self.partitions)
 
     async def getbatch(self, timeout_s: float | None = None) -> Batch:
         while True:
@@ -67,16 +76,8 @@ class MemorySource:
     async def commit(self, offsets: Mapping[TopicPartition, Any] | None = None) -> None:
         self.commits.append(offsets)
 
-    async def committed(self, partition: TopicPartition) -> None:
-        return None
-
     async def until_confirmed(self) -> None:
         """No lease to wait for."""
-
-    def done_beyond(self, partition: TopicPartition) -> None:
-        return None
-
-    def seek(self, partition: TopicPartition, offset: Any) -> None: ...
 
     def topic_id(self, partition: TopicPartition) -> None:
         return None

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from allocator.core.subscription import RecordsLost
-from allocator.core.subscription.done import DoneSet, done_of
-from allocator.core.subscription.listener import DrainingListener, RebalanceListener
+from allocator.core.commands.record_orders import RecordOrders
+from allocator.core.offsets.tracker import OffsetTracker
+from allocator.core.subscription.done import DoneSet, done_of, with_done
 from allocator.core.subscription.loss import Committed
 from allocator.core.telemetry.measures import Measures
 from allocator.errors import AllocatorError, CommitFailed, NotOwned
 from allocator.handlers.processor import Processor
-from allocator.types import Offset, OffsetAndMetadata, Record, TopicPartition
+from allocator.types import OffsetAndMetadata, Record, TopicPartition
 
 
 class Batch:
@@ -30,6 +30,9 @@ class Batch:
     def __len__(self) -> int:
         return len(self._records)
 
+    def raw(self) -> Batch:
+        return self
+
     def __iter__(self) -> Iterator[Record]:
         return iter(self._records)
 
@@ -42,7 +45,7 @@ class Batch:
 
 def positions(processor: Processor) -> dict[TopicPartition, int]:
     """For each partition with a worker: the offset before which every record is handled."""
-    return {partition: point.offset for partition, (point, _) in processor.resume_points().items()}
+    return {partition: point.offset for partition, point in processor.resume_points().items()}
 
 
 class Cluster:
@@ -68,12 +71,19 @@ class Cluster:
 
 
 class FakeSource:
-    """A fake of the `Consumer` methods that the daemon uses, with the same guarantees."""
+    """A fake of the `Consumer` methods that a processor uses, and of those of its core, with the same guarantees."""
 
     def __init__(self, cluster: Cluster, batch_size: int = 4) -> None:
         self.cluster = cluster
         self.batch_size = batch_size
-        self.listener = RebalanceListener()
+        self._engine = self
+        self.processor: Any = None
+        self.progress = OffsetTracker(asking_is_done=False)
+        self.progress.note_member("this")
+        self.orders = RecordOrders()
+        """In effect from the start on."""
+        self.group = "g"
+        self.started = False
         self.events: list[str] = []
         self.active = True
         self.commit_error: AllocatorError | None = None
@@ -81,42 +91,29 @@ class FakeSource:
         self.start_error: AllocatorError | None = None
         self.assign_at_start = frozenset(cluster.partitions)
         self.positions: dict[TopicPartition, int] = {}
-        self.reached: dict[TopicPartition, int] = {}
         self.paused: set[TopicPartition] = set()
         self.draining: set[TopicPartition] = set()
         self.opening: set[TopicPartition] = set()
         self.closed = False
-        self.keeps_positions = False
         self.done_characters = 3500
         self.topics: dict[TopicPartition, Any] = {}
         self.measures = Measures()
         self.own: dict[TopicPartition, int] = {}
         """What this process committed last."""
-        self.beyond: dict[TopicPartition, DoneSet] = {}
-        """What was done already, beyond where a partition began."""
         self._turn = 0
         self._changed = asyncio.Event()
-
-    def __call__(self, listener: RebalanceListener) -> FakeSource:
-        self.listener = listener
-        return self
 
     # -- at the test's word --------------------------------------------------------------------------------------
 
     async def assign(self, partitions: Iterable[TopicPartition]) -> None:
         gained = frozenset(partitions)
         for partition in gained:
-            # like `Consumer`: continues after the last delivered record, if no other process has committed since
-            start = self.cluster.committed.get(partition)
-            if start is None or start == self.own.get(partition):
-                start = max(start or 0, self.reached.get(partition, 0))
-            self.positions[partition] = start
-            done = self.cluster.beyond.get(partition)
-            if done is not None and done.base == start:
-                self.beyond[partition] = done
+            start = self.progress.begin(partition, self._committed(partition), self.processor.reached(partition))
+            self.positions[partition] = 0 if start is None else start.offset
             self.paused.discard(partition)
         self.opening |= gained
-        await self._tell(self.listener.on_partitions_assigned, gained)
+        self.events.append("on_partitions_assigned")
+        self.processor.on_partitions_assigned(gained)
         self.opening -= gained
         self._changed.set()
 
@@ -124,24 +121,23 @@ class FakeSource:
         going = frozenset(partitions)
         self.draining |= going
         while going:
-            await self._tell(self.listener.on_partitions_revoked, going)
-            listener = self.listener
-            working = listener.working(going) if isinstance(listener, DrainingListener) else frozenset()
+            self.events.append("on_partitions_revoked")
+            await self.processor.on_partitions_revoked(going)
+            working = self.processor.working(going)
             self._drop(going - working)
             going = working
 
     async def lose(self, partitions: Iterable[TopicPartition]) -> None:
         gone = frozenset(partitions)
         self._drop(gone)
-        await self._tell(self.listener.on_partitions_lost, gone)
+        await self.processor.on_partitions_lost(gone)
 
     def recreate(self, partition: TopicPartition, records: int) -> None:
         """The topic is deleted and created again, with so many records."""
-        loss = RecordsLost(partition, self.positions[partition], 0, None, None, "recreated", recreated=True)
         self.cluster.logs[partition] = [_record(partition, offset) for offset in range(records)]
-        self.positions[partition] = self.reached[partition] = 0
-        self.beyond.pop(partition, None)
-        self.listener.on_records_lost(loss)
+        self.positions[partition] = 0
+        self.progress.rewind(partition, 0)
+        self.processor.set_back(partition, 0)
         self._changed.set()
 
     async def fail_fetching(self, error: AllocatorError) -> None:
@@ -151,30 +147,43 @@ class FakeSource:
     def topic_id(self, partition: TopicPartition) -> Any:
         return self.topics.get(partition)
 
-    def _drop(self, partitions: Iterable[TopicPartition]) -> None:
+    def _drop(self, partitions: frozenset[TopicPartition]) -> None:
+        self.progress.forget(partitions, self.topics.get)
         for partition in partitions:
             self.draining.discard(partition)
             self.positions.pop(partition, None)
-            self.beyond.pop(partition, None)
 
-    async def _tell(self, callback: Callable[[Any], Any], partitions: Any) -> None:
-        self.events.append(callback.__name__)
-        await callback(partitions)
+    def _committed(self, partition: TopicPartition) -> OffsetAndMetadata | None:
+        offset, done = self.cluster.committed.get(partition), self.cluster.beyond.get(partition)
+        if offset is None:
+            return None
+        stamp = f"generation 1 member {'this' if offset == self.own.get(partition) else 'another'}"
+        # as a broker keeps it
+        text = stamp if done is None else with_done(stamp, done.encoded(3500)[0])
+        return OffsetAndMetadata(offset, text, -1)
 
     def also_read(self, topics: Sequence[str]) -> None:
         self.assign_at_start |= {partition for partition in self.cluster.logs if partition.topic in topics}
 
-    # -- what the daemon calls -----------------------------------------------------------------------------------
+    # -- what the processor calls --------------------------------------------------------------------------------
+
+    async def process_with(self, processor: Any) -> None:
+        self.processor = processor
+        processor.order(self.orders)
+
+    def start_task(self, work: Any, name: str) -> None:
+        work.close()
+
+    async def learn_metadata_limit(self) -> None: ...
 
     async def start(self) -> None:
+        self.started = True
         self.events.append("start")
         if self.start_error is not None:
             raise self.start_error
         await self.assign(self.assign_at_start)
 
-    async def close(self) -> None:
-        if self.closed:
-            return
+    async def close(self, *, restart: bool = True) -> None:
         self.closed = True
         await self.revoke(list(self.positions))
         self.events.append("close")
@@ -203,12 +212,11 @@ class FakeSource:
             end = records[-1].offset + 1
             if end == len(self.cluster.logs[partition]):
                 end = self.cluster.end(partition)
-            self.positions[partition] = self.reached[partition] = end
+            self.positions[partition] = end
             return Batch(records, end)
         return None
 
-    async def commit(self, offsets: Mapping[TopicPartition, Offset] | None = None) -> None:
-        assert offsets
+    async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
         await asyncio.sleep(0)
         self._must_own(offsets)
         if self.commit_error is not None:
@@ -216,42 +224,24 @@ class FakeSource:
         if not self.active:
             raise CommitFailed("suspended")
         self.events.append("commit")
-        plain = {p: each if isinstance(each, int) else int(each.offset) for p, each in offsets.items()}
+        plain = {partition: each.offset for partition, each in offsets.items()}
         self.cluster.commits.append(plain)
         self.cluster.committed.update(plain)
         self.own.update(plain)
+        self.progress.note_committed(plain)
         for partition, offset in offsets.items():
             done = offset.done if isinstance(offset, Committed) else None
             self.cluster.beyond.pop(partition, None)
             if done is not None:
-                # as a broker keeps it
-                read = done_of(f"generation 1 member m done {done.encoded(3500)[0]}", done.base)
-                assert read == done
-                self.cluster.beyond[partition] = read
+                self.cluster.beyond[partition] = done
+                found = self._committed(partition)
+                assert found is not None
+                assert done_of(found.metadata, found.offset) == done
 
-    async def committed(self, partition: TopicPartition) -> OffsetAndMetadata | None:
-        await asyncio.sleep(0)
-        offset = self.cluster.committed.get(partition)
-        if offset is None:
-            return None
-        found = Committed(offset, "", -1)
-        found.member = "this" if offset == self.own.get(partition) else "another"
-        found.done = self.cluster.beyond.get(partition)
-        return found
-
-    def is_own(self, committed: OffsetAndMetadata) -> bool:
-        return isinstance(committed, Committed) and committed.member == "this"
-
-    def done_beyond(self, partition: TopicPartition) -> DoneSet | None:
-        return self.beyond.get(partition)
-
-    def seek(self, partition: TopicPartition, offset: Offset) -> None:
+    def seek(self, partition: TopicPartition, offset: int) -> None:
         self._must_own([partition])
-        self.beyond.pop(partition, None)
-        if isinstance(offset, Committed) and offset.done is not None:
-            self.beyond[partition] = offset.done
-        offset = offset if isinstance(offset, int) else offset.offset
-        self.positions[partition] = self.reached[partition] = offset
+        self.progress.rewind(partition, offset)
+        self.positions[partition] = offset
 
     def pause(self, *partitions: TopicPartition) -> None:
         self._must_own(partitions)

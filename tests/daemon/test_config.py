@@ -11,12 +11,8 @@ from typing import Any
 import pytest
 
 from allocator import Consumer, Kafka, ZooKeeper
-from allocator.core.subscription.listener import RebalanceListener
-from allocator.daemon import process
 from allocator.daemon.config import SECTIONS, Config, load
-from allocator.daemon.notify import Notifier
 from allocator.errors import ConfigError
-from allocator.handlers.handlers import Handler
 
 GOOD = """
 [kafka]
@@ -463,26 +459,9 @@ def test_settings_are_frozen(files: Files) -> None:
         config.group.name = "other"
 
 
-@pytest.mark.parametrize("leaves", [False, True])
-def test_a_stop_is_a_restart_unless_the_file_says_otherwise(files: Files, leaves: bool) -> None:
-    place = f'[group]\ninstance_id = "a"\nrestart_grace_s = 60\nleave_on_stop = {str(leaves).lower()}'
-    consumers: list[Consumer] = []
-    daemon = process._daemon(files.load(edited("[group]", place)), Handler("h", print, False), consumers, Notifier({}))
-    daemon._make_source(RebalanceListener())
-    assert consumers[0].client_id == "allocator-a"  # the same id after a restart
-    assert consumers[0]._engine.membership._for_good is leaves
-
-
-def test_the_daemon_reads_its_retry_topics_beside_its_own(files: Files) -> None:
-    config = files.load(f'{GOOD}retry_topics = ["1m", "1h"]\ndead_letter_topic = "d"\ncreate_retry_topics = true\n')
-    consumers: list[Consumer] = []
-    daemon = process._daemon(config, Handler("h", print, False), consumers, Notifier({}))
-    assert daemon._retry_topics is not None
-    source = daemon._make_source(RebalanceListener())
-    source.also_read(daemon._retry_topics.plan.topics)
-    assert consumers[0].subscription() == {"orders", "returns", "billing.retry-1m", "billing.retry-1h"}
-    source.also_read(())
-    assert consumers[0].subscription() == {"orders", "returns"}
+def test_a_member_has_the_same_id_after_a_restart(files: Files) -> None:
+    config = files.load(edited("[group]", '[group]\ninstance_id = "a"\nrestart_grace_s = 60'))
+    assert Consumer("orders", **config.consumer_options()).client_id == "allocator-a"
 
 
 def test_a_grace_needs_an_instance_id(files: Files) -> None:

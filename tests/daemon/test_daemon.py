@@ -16,12 +16,12 @@ import pytest
 from fake_source import Cluster, FakeSource, positions
 from tornado import gen
 
-from allocator.daemon.daemon import Daemon
 from allocator.errors import BrokerError, Fenced, HandlerCutOff, HandlerFailed, OffsetOutOfRange, ZooKeeperUnavailable
 from allocator.handlers import lanes, processor
 from allocator.handlers.handlers import Handler
+from allocator.handlers.handling import Handling
 from allocator.handlers.policy import ErrorPolicy, Retries
-from allocator.handlers.processor import ProcessSettings
+from allocator.handlers.processor import Processor
 from allocator.testing import wait_until_async
 from allocator.types import Record, TopicPartition
 
@@ -96,7 +96,7 @@ class Letters:
 
 
 class Running:
-    def __init__(self, source: FakeSource, daemon: Daemon, task: asyncio.Task[None]) -> None:
+    def __init__(self, source: FakeSource, daemon: Processor, task: asyncio.Task[None]) -> None:
         self.source = source
         self.daemon = daemon
         self.task = task
@@ -126,8 +126,8 @@ async def running(
     source = FakeSource(cluster, batch_size)
     prepare(source)
     settings = {"retries": FAST, "commit_interval_s": 60.0, "drain_timeout_s": 5.0, **settings}
-    daemon = Daemon(source, Handler("test", function, by_batch), ProcessSettings(**settings), dead_letters=letters)
-    task = asyncio.ensure_future(daemon.run())
+    daemon = Processor(Handler("test", function, by_batch), Handling(**settings), dead_letters=letters)
+    task = asyncio.ensure_future(daemon.run(source))
     try:
         yield Running(source, daemon, task)
     finally:
@@ -751,9 +751,9 @@ async def test_stopping_finishes_what_runs_commits_it_and_leaves_in_this_order()
 async def test_stopping_before_anything_began_is_fine() -> None:
     cluster = Cluster()
     source = FakeSource(cluster)
-    daemon = Daemon(source, Handler("test", Recorder().handle), ProcessSettings())
+    daemon = Processor(Handler("test", Recorder().handle), Handling())
     daemon.stop()
-    await asyncio.wait_for(daemon.run(), DEADLINE_S)
+    await asyncio.wait_for(daemon.run(source), DEADLINE_S)
     assert cluster.commits == []
 
 

@@ -13,10 +13,10 @@ import pytest
 from fake_source import Cluster, FakeSource, positions
 
 from allocator.core.subscription.loss import Committed
-from allocator.daemon.daemon import Daemon
 from allocator.handlers.handlers import Handler
+from allocator.handlers.handling import Handling
 from allocator.handlers.policy import Retries
-from allocator.handlers.processor import ProcessSettings
+from allocator.handlers.processor import Processor
 from allocator.types import Record, TopicPartition
 
 PARTITIONS, RECORDS, KEYS = 6, 120, 7
@@ -100,7 +100,7 @@ def handler(cluster: Checked, rng: random.Random, plain: bool) -> Callable[[Reco
 async def test_moves_losses_and_cancellations_skip_nothing(ordering: str, seed: int, plain: bool) -> None:
     rng = random.Random(seed)
     cluster = Checked(ordering)
-    settings = ProcessSettings(
+    settings = Handling(
         ordering=ordering,
         concurrency=3 if ordering == "partition" else 8,
         retries=Retries(1000, 0.001, 0.002),
@@ -111,10 +111,10 @@ async def test_moves_losses_and_cancellations_skip_nothing(ordering: str, seed: 
     for number in range(2):
         source = CheckedSource(cluster, batch_size=5)
         source.assign_at_start = frozenset(cluster.partitions if number == 0 else [])
-        daemon = Daemon(source, Handler("chaos", handler(cluster, rng, plain)), settings)
+        daemon = Processor(Handler("chaos", handler(cluster, rng, plain)), settings)
         sources.append(source)
         daemons.append(daemon)
-        tasks.append(asyncio.ensure_future(daemon.run()))
+        tasks.append(asyncio.ensure_future(daemon.run(source)))
     owner = dict.fromkeys(cluster.partitions, 0)
     deadline = time.monotonic() + 40
     while cluster.committed != cluster.ends():

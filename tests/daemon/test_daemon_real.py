@@ -88,6 +88,15 @@ async def test_partitions_move_between_daemons_and_every_record_is_handled_once(
     assert await it.committed() == dict.fromkeys(range(6), it.filled // 6)
 
 
+async def test_a_daemon_that_leaves_on_stop_reserves_no_partition(make: Callable[..., Setup]) -> None:
+    it = await asyncio.to_thread(make, 2)
+    config = it.config(group={"restart_grace_s": 600, "leave_on_stop": True})
+    processes = [it.run(config, ALLOCATOR_GROUP_INSTANCE_ID=name) for name in ("i-0", "i-1")]
+    await asyncio.to_thread(it.both_at_work)
+    assert await asyncio.to_thread(stopped, processes[0]) == 0
+    await asyncio.to_thread(it.wait_done)
+
+
 async def test_a_rolling_restart_of_daemons_moves_no_partition(make: Callable[..., Setup]) -> None:
     """Records arrive during the restart of each of three processes. Only the restarted process handles the records
     of its partitions."""

@@ -19,8 +19,9 @@ from virtual_time import VirtualLoop
 from allocator.core.telemetry.measures import Effort
 from allocator.handlers import lanes
 from allocator.handlers.handlers import Handler
+from allocator.handlers.handling import Handling
 from allocator.handlers.policy import Retries
-from allocator.handlers.processor import Processor, ProcessSettings
+from allocator.handlers.processor import Processor
 from allocator.types import Record, TopicPartition
 
 WORK_S = 0.05
@@ -56,8 +57,8 @@ class Letters:
 async def handled(cluster: Cluster, handle: Any, total: int, **given: Any) -> FakeSource:
     """Runs until `total` records are handled, and returns the source."""
     source = FakeSource(cluster, given.pop("batch_size", 500))
-    engine = Processor(Handler("test", handle), ProcessSettings(ordering="key", **given), dead_letters=Letters())
-    running = asyncio.ensure_future(engine.run(source(engine)))
+    engine = Processor(Handler("test", handle), Handling(ordering="key", **given), dead_letters=Letters())
+    running = asyncio.ensure_future(engine.run(source))
     while sum(positions(engine).values()) < total:
         await asyncio.sleep(0.01)
         assert not running.done()
@@ -97,8 +98,8 @@ def test_a_key_with_many_records_takes_turns_with_others(ordering: str) -> None:
         order.append(record.partition)
 
     async def main() -> None:
-        engine = Processor(Handler("test", handle), ProcessSettings(ordering=ordering, concurrency=1))
-        running = asyncio.ensure_future(engine.run(FakeSource(cluster, 50)(engine)))
+        engine = Processor(Handler("test", handle), Handling(ordering=ordering, concurrency=1))
+        running = asyncio.ensure_future(engine.run(FakeSource(cluster, 50)))
         while len(order) < 600:
             await asyncio.sleep(0.01)
             assert not running.done()
@@ -127,8 +128,8 @@ def test_the_time_of_calls_is_measured_by_partition(by_batch: bool) -> None:
         source = FakeSource(cluster, 10)
         source.measures.handled = work
         handler = Handler("test", handle, by_batch=by_batch)
-        engine = Processor(handler, ProcessSettings(ordering="partition" if by_batch else "key", concurrency=4))
-        running = asyncio.ensure_future(engine.run(source(engine)))
+        engine = Processor(handler, Handling(ordering="partition" if by_batch else "key", concurrency=4))
+        running = asyncio.ensure_future(engine.run(source))
         while sum(positions(engine).values()) < 40:
             await asyncio.sleep(0.01)
             assert not running.done()
@@ -176,10 +177,10 @@ def latencies(poison: float, seed: int = 7) -> list[float]:
         source = FakeSource(cluster, 50)
         engine = Processor(
             Handler("test", handle),
-            ProcessSettings(ordering="key", concurrency=concurrency, retries=Retries(3, 0.5, 2.0)),
+            Handling(ordering="key", concurrency=concurrency, retries=Retries(3, 0.5, 2.0)),
             dead_letters=Letters(),
         )
-        running = asyncio.ensure_future(engine.run(source(engine)))
+        running = asyncio.ensure_future(engine.run(source))
         gap = 1 / rate
         for offset in range(records):
             for partition in cluster.partitions:
@@ -234,7 +235,7 @@ def test_any_stops_and_failures_leave_each_record_done_once_and_keys_in_order(
             source = FakeSource(cluster, 7)
             engine = Processor(
                 Handler("test", handle),
-                ProcessSettings(
+                Handling(
                     ordering="key",
                     concurrency=concurrency,
                     in_hand_records=in_hand,
@@ -242,7 +243,7 @@ def test_any_stops_and_failures_leave_each_record_done_once_and_keys_in_order(
                     commit_interval_s=0.05,
                 ),
             )
-            running = asyncio.ensure_future(engine.run(source(engine)))
+            running = asyncio.ensure_future(engine.run(source))
             for step in _steps(wait_s):
                 await asyncio.sleep(step)
                 if cluster.committed.get(PARTITION) == 40:

@@ -22,10 +22,11 @@ from allocator.errors import BrokerError, ConfigError
 from allocator.handlers import due
 from allocator.handlers.due import DueGate
 from allocator.handlers.handlers import Handler
+from allocator.handlers.handling import Handling
 from allocator.handlers.late_producer import Outgoing
 from allocator.handlers.letter_headers import headers_of
 from allocator.handlers.policy import ErrorPolicy, Retries
-from allocator.handlers.processor import Processor, ProcessSettings
+from allocator.handlers.processor import Processor
 from allocator.handlers.retry_topics import RetryPlan, RetryTopics
 from allocator.producer.producer import DeliveryFailed
 from allocator.testing import wait_until_async
@@ -98,11 +99,11 @@ async def running(
     chosen = {"retries": Retries(1, 0.001, 0.002), "commit_interval_s": 0.01, "drain_timeout_s": 30.0, **settings}
     processor = Processor(
         Handler("test", function),
-        ProcessSettings(**chosen),
+        Handling(**chosen),
         dead_letters=it.letters,
         retry_topics=Prepared(plan, "g", it.topics),
     )
-    task = asyncio.ensure_future(processor.run(it.source(processor)))
+    task = asyncio.ensure_future(processor.run(it.source))
     try:
         yield it
     finally:
@@ -204,7 +205,7 @@ async def test_a_partition_that_moves_takes_along_what_waits() -> None:
         await it.source.assign([waiting])
         await until(lambda: waiting in it.source.measures.due_ms)
         # a seek does not wait for records that wait for their retry
-        it.source.listener.restart(waiting, 1)  # type: ignore[attr-defined]
+        it.source.processor.restart(waiting, 1)
         assert it.source.measures.due_ms == {}
     assert seen.count(1) == 2
     assert cluster.committed[PARTITION] == 3

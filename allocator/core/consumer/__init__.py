@@ -6,7 +6,7 @@ May touch: everything below through its public surface; nothing above.
 
 from __future__ import annotations
 
-from allocator.core.consumer.consumer import ConsumerBase
+from allocator.core.consumer.consumer import ConsumerBase, join_again_if
 from allocator.core.consumer.core import ConsumerCore
 from allocator.core.consumer.measures import lag
 from allocator.core.consumer.membership_config import (
@@ -21,8 +21,6 @@ from allocator.core.consumer.membership_config import (
     attempt,
     membership_from,
 )
-from allocator.core.consumer.record_processor import RecordProcessor
-from allocator.core.consumer.record_source import OwnConsumer, RunningConsumer, join_again_if
 from allocator.core.consumer.sink import OffsetSink, SinkClaim, SinkOffset
 from allocator.core.subscription.listener import RebalanceListener
 
@@ -36,10 +34,7 @@ __all__ = [
     "MembershipConfig",
     "MembershipOptions",
     "OffsetSink",
-    "OwnConsumer",
     "RebalanceListener",
-    "RecordProcessor",
-    "RunningConsumer",
     "SinkClaim",
     "SinkOffset",
     "ZooKeeper",

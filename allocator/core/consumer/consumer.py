@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, ClassVar, TypeVar
@@ -40,6 +40,7 @@ from allocator.core.types import (
     Record,
     TopicPartition,
 )
+from allocator.core.zookeeper.client import ZooKeeperClient
 
 This = TypeVar("This", bound="ConsumerBase")
 
@@ -591,3 +592,8 @@ class ConsumerBase:
     def member_id(self) -> str:
         """The name of this member's znode; a new one for each ZooKeeper session."""
         return self._engine.membership.member_id
+
+
+def join_again_if(consumer: ConsumerBase, admitted: Callable[[ZooKeeperClient], Awaitable[bool]]) -> None:
+    """Like `Membership.join_again_if`."""
+    consumer._engine.join_again_if(admitted)

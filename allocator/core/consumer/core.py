@@ -40,7 +40,7 @@ from allocator.core.offsets.storage import StoredOffsets, fetch_old_offsets
 from allocator.core.offsets.tracker import OffsetTracker
 from allocator.core.settings.table import check_keywords
 from allocator.core.subscription.done import with_done
-from allocator.core.subscription.listener import RebalanceListener, check_listener
+from allocator.core.subscription.listener import check_listener
 from allocator.core.subscription.loss import Committed, OutOfTurn, RecordsLost, stamped, topic_of_offset
 from allocator.core.subscription.patterns import topic_pattern, with_topics
 from allocator.core.subscription.state import SubscriptionState
@@ -139,14 +139,14 @@ class ConsumerCore:
         self.losses: deque[RecordsLost] = deque(maxlen=LOSSES)
         """The latest losses, for the page and for users."""
         self._metadata_bytes = METADATA_BYTES
-        self.processing = False
-        """Whether `Consumer.process` runs. It tracks done records itself, so a request for more records marks
-        nothing as done."""
+        self.processor: RecordProcessor | None = None
+        """What calls the handler, for `Consumer.process` or the daemon. It tracks done records itself, so a request for
+        more records marks nothing as done."""
         self.closing = False
         """Whether `close` was called. An offset that cannot be committed now will never be."""
         self.ever_chosen = False
         """Whether topics were subscribed, or partitions assigned, at least once."""
-        self._started = self._warned = False
+        self.started = self._warned = False
         self._nonexistent: set[TopicPartition] = set()
         self._note_choice()
         self._broken: BaseException | None = None
@@ -190,7 +190,7 @@ class ConsumerCore:
     async def start(self) -> None:
         """Connects to Kafka (and ZooKeeper) and joins the group. Undoes everything if a step fails."""
         self._one_commit = asyncio.Lock()
-        self._started = True
+        self.started = True
         joining, topics = self._joining, self._topics()
         self.client.measures.trace(self.group, joining.client_id)
         try:
@@ -361,7 +361,7 @@ class ConsumerCore:
                 "partitions are assigned by hand, and topics can't be subscribed beside them; unsubscribe() first"
             )
         self._joining = joining
-        if self._started:
+        if self.started:
             self._note_choice()
             if pattern is not None:
                 self.client.follow_all()
@@ -388,7 +388,7 @@ class ConsumerCore:
             raise OutOfTurn("topics are subscribed, and partitions can't be assigned beside them; unsubscribe() first")
         joining = dataclasses.replace(self._joining, partitions=partitions)
         joining.check()
-        if self._started:
+        if self.started:
             gained = self.membership.assign(partitions)
             self._joining = joining
             self._note_choice()
@@ -457,36 +457,31 @@ class ConsumerCore:
         # with the leader epoch of the record before it, so that a truncated log is distinguished from one that grew
         # (KIP-320)
         self.state.update_position(partition, next_offset, self.fetcher.leader_epoch(partition, next_offset))
-        if not self.processing:
+        if self.processor is None:
             self.progress.hand_out(partition, next_offset)
 
     def must_not_process(self) -> None:
         """Raises RuntimeError while `process` runs: another call would take its partitions from its handler."""
-        if self.processing:
+        if self.processor is not None:
             raise RuntimeError("process() runs already; cancel that call first, or make a second Consumer")
 
-    def process_with(self, processor: RebalanceListener | None, outlasting: RebalanceListener | None = None) -> None:
-        """Lets `processor` track done records, and get partition changes before the user's listener. None ends that.
+    async def process_with(self, processor: RecordProcessor) -> None:
+        """Lets `processor` track done records, and tells it of every change of partitions, until `process_no_more`.
 
-        `outlasting`: a former processor whose calls still run, and keep their partitions from being released.
+        Waits for calls that outlasted a former processor: they keep their partitions, and two calls at once would break
+        the order. Raises RuntimeError while another one runs.
         """
-        self.processing = processor is not None
-        self._ownership.processor = processor or outlasting
+        self.must_not_process()
+        if self._ownership.processor is not None:
+            await self._ownership.processor.until_ended()
+            self.must_not_process()
+        self.processor = self._ownership.processor = processor
         self._orders.apply()
 
-    @property
-    def outlasting(self) -> RecordProcessor | None:
-        """A former processor whose calls still run."""
-        former = None if self.processing else self._ownership.processor
-        return former if isinstance(former, RecordProcessor) and former.stuck else None
-
-    @property
-    def processor(self) -> RecordProcessor | None:
-        """What calls the handler: `Consumer.process` or the daemon."""
-        for listener in (self._ownership.processor if self.processing else None, self.state.rebalance_listener):
-            if isinstance(listener, RecordProcessor):
-                return listener
-        return None
+    def process_no_more(self) -> None:
+        """Called by the processor when it ends. Calls of its handler that still run keep their partitions."""
+        self.processor = None
+        self._orders.apply()
 
     def sought(self, partition: TopicPartition, offset: int) -> bool:
         """Continues at `offset`, whatever position was reached before. Called for operators' orders.

@@ -10,9 +10,10 @@ from typing import Any, Optional, Protocol
 
 from allocator.core.aio.reminder import Reminder
 from allocator.core.aio.tasks import BackgroundTasks, ends, user_callback, within
+from allocator.core.consumer.record_processor import RecordProcessor
 from allocator.core.errors import AllocatorError, NoOffsetsError
 from allocator.core.offsets.tracker import OffsetTracker
-from allocator.core.subscription.listener import DrainingListener, RebalanceEvent, RebalanceListener, callback_of
+from allocator.core.subscription.listener import RebalanceEvent, callback_of
 from allocator.core.subscription.loss import RecordsLost
 from allocator.core.subscription.state import SubscriptionState
 from allocator.core.telemetry.measures import Measures
@@ -74,8 +75,8 @@ class Ownership:
         began: Callable[[Partitions], None] | None = None,
         sink: SinkOffsets | None = None,
     ) -> None:
-        self.processor: RebalanceListener | None = None
-        """Gets every change before the user's listener; set while `Consumer.process` runs."""
+        self.processor: RecordProcessor | None = None
+        """The latest processor. It may have ended while calls of its handler run, which keep their partitions."""
         self._error: BaseException | None = None
         self._told: asyncio.Event
         self._state = state
@@ -178,12 +179,14 @@ class Ownership:
 
     async def _tell_loss(self, loss: RecordsLost) -> None:
         try:
-            if self._sink is not None and (loss.recreated or loss.resumed_at < loss.position):
-                await self._rewind_sink(loss)
-            for listener in (self.processor, self._state.rebalance_listener):
-                callback = getattr(listener, "on_records_lost", None)  # other clients' listeners have none
-                if callback is not None:
-                    await _call(callback, loss, str(loss))
+            if loss.recreated or loss.resumed_at < loss.position:
+                if self._sink is not None:
+                    await self._rewind_sink(loss)
+                if self.processor is not None:
+                    self.processor.set_back(loss.partition, loss.resumed_at)
+            callback = getattr(self._state.rebalance_listener, "on_records_lost", None)  # other clients' have none
+            if callback is not None:
+                await _call(callback, loss, str(loss))
         finally:
             self._opening -= 1
             self._fetcher.wake()
@@ -279,18 +282,15 @@ class Ownership:
         await self._tell_all(RebalanceEvent.LOST, partitions)
 
     async def _tell_all(self, event: RebalanceEvent, partitions: Partitions) -> None:
-        """Calls the engine of `Consumer.process` before the user's listener, which then finds all work done
-        and may seek."""
+        """Calls the processor before the user's listener, which then finds all work done and may seek."""
         await tell(self.processor, event, partitions)
         await tell(self._state.rebalance_listener, event, partitions)
 
     async def _tell_revoked(self, partitions: Partitions) -> Partitions:
         """Returns the partitions whose handler still works. The user's listener is told of them once it has ended."""
-        working = NO_PARTITIONS
-        for listener in (self.processor, self._state.rebalance_listener):
-            await tell(listener, RebalanceEvent.REVOKED, partitions - working)
-            if isinstance(listener, DrainingListener):
-                working |= listener.working(partitions)
+        await tell(self.processor, RebalanceEvent.REVOKED, partitions)
+        working = NO_PARTITIONS if self.processor is None else self.processor.working(partitions)
+        await tell(self._state.rebalance_listener, RebalanceEvent.REVOKED, partitions - working)
         return working
 
     def _stop(self, partitions: Partitions) -> None:
@@ -366,7 +366,8 @@ class Ownership:
         await self._told.wait()
 
     def _begin(self, partition: TopicPartition, committed: OffsetAndMetadata | None) -> None:
-        start = self._progress.begin(partition, committed)
+        reached = None if self.processor is None else self.processor.reached(partition)
+        start = self._progress.begin(partition, committed, reached)
         if start is not None:
             # with leader epoch and topic id, if known, so that the position is compared with the present log
             self._state.seek(partition, start)

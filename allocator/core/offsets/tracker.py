@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from allocator.core.subscription.done import DoneSet, done_of
+from allocator.core.subscription.done import DoneSet, done_of, joined
 from allocator.core.subscription.loss import Committed, as_written, stamped, topic_of
 from allocator.core.types import OffsetAndMetadata, TopicPartition
 
@@ -84,26 +84,35 @@ class OffsetTracker:
         self._done[partition] = offset
         self._reached[partition] = offset
 
-    def begin(self, partition: TopicPartition, committed: OffsetAndMetadata | None) -> OffsetAndMetadata | None:
+    def begin(
+        self, partition: TopicPartition, committed: OffsetAndMetadata | None, reached: Committed | None = None
+    ) -> OffsetAndMetadata | None:
         """Where to start a partition that was just assigned: the committed offset, or what this process had reached.
 
         What it had reached counts if it is higher, and if no other process has committed since: a commit of this
         process may have failed, or may have been overtaken by an older one. Any other commit counts as it is. It may be
         lower on purpose, because an operator or another owner sought there.
+
+        `reached`: what a processor knows to be done, which counts instead of what was delivered here.
         """
-        reached, topic = self._reached.get(partition), self._topics.get(partition)
-        self._note_beyond(partition, None)
+        offset, topic, done = self._reached.get(partition), self._topics.get(partition), None
+        if reached is not None:
+            offset, topic, done = reached.offset, reached.topic_id, reached.done
         if committed is not None:
             self._committed[partition] = committed.offset
-            self._note_beyond(partition, done_of(committed.metadata, committed.offset))
-            if not self.is_own(committed) or (topic is not None and topic_of(committed.metadata) not in (None, topic)):
+            found = done_of(committed.metadata, committed.offset)
+            own = self.is_own(committed) and (topic is None or topic_of(committed.metadata) in (None, topic))
+            if not own:
                 self._reached.pop(partition, None)
+            if not own or offset is None or committed.offset >= offset:
+                # an earlier commit may name further records that are done beyond the same offset
+                self._note_beyond(partition, joined(done, found) if own and committed.offset == offset else found)
                 return committed
-        if reached is None or (committed is not None and committed.offset >= reached):
-            return committed
-        self._done[partition] = reached
-        self._note_beyond(partition, None)
-        return OffsetAndMetadata(reached, stamped("", topic), -1)
+        self._note_beyond(partition, done)
+        if offset is None:
+            return None
+        self._done[partition] = offset
+        return reached or OffsetAndMetadata(offset, stamped("", topic), -1)
 
     def note_member(self, member_id: str) -> None:
         """This process commits under this id."""

@@ -58,14 +58,6 @@ class RebalanceListener:
         """
 
 
-class DrainingListener(RebalanceListener):
-    """A listener whose `on_partitions_revoked` may return while calls of the user's code for some partitions run."""
-
-    def working(self, partitions: Partitions) -> Partitions:
-        """Returns the partitions that must not be released yet. `on_partitions_revoked` is called again for them."""
-        raise NotImplementedError
-
-
 def check_listener(listener: Any) -> None:
     """Raises `TypeError` unless `listener` is None or has the two methods that each listener needs."""
     if listener is None:

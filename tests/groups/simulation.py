@@ -41,7 +41,7 @@ from simulated_zookeeper import Ensemble, Write
 from virtual_time import VirtualLoop, current_member
 
 from allocator.core.membership import session
-from allocator.core.membership.zookeeper import leader as leader_module
+from allocator.core.membership.zookeeper import group_znodes
 from allocator.core.znodes import following
 from allocator.core.znodes.documents import AssignmentDocument, Claim, InvalidZnode
 from allocator.core.zookeeper.client import ConnectionLost
@@ -114,7 +114,7 @@ class Simulation:
         # the wall clock of the leader is virtual too
         with contextlib.ExitStack() as patches:
             for place, name, by in (
-                (leader_module, "wall_ms", self._wall_ms),
+                (group_znodes, "wall_ms", self._wall_ms),
                 (following, "REST_MS", 1000),
                 (session, "Watchdog", VirtualWatchdog),
             ):

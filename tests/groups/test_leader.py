@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 from members import StaticTopics
 
+from allocator.core.membership.zookeeper.group_znodes import GroupZnodes
 from allocator.core.membership.zookeeper.leader import Leader, LeaderSettings
 from allocator.core.znodes.documents import AssignmentDocument, Claim, InflateBudget, InvalidZnode, Paths, Waiting
 from allocator.core.znodes.store import Store, Watch
@@ -58,14 +59,14 @@ async def test_rubbish_is_replaced_and_not_what_somebody_wrote_after_it(zk_chroo
 async def test_claims_are_read_after_the_assignment_was_lost(zk_chroot: str, group: str) -> None:
     async with stored(zk_chroot, group) as store:
         await store.zk.create(store.paths.claim(MEMBER), Claim(1, ONE, 1).encode())
-        leader = Leader(store, "m-0123456789abcdef-0000000001", StaticTopics({"t": 2}), {}, LeaderSettings())
-        assert (await leader._claims_of([MEMBER]))[MEMBER].held == ONE
+        watch = GroupZnodes(store, StaticTopics({"t": 2}).counts.get)
+        assert (await watch.read()).document.owners == {MEMBER: ONE}
         await store.zk.set(store.paths.claim(MEMBER), Claim(2, TWO, 1).encode())
         await store.zk.create(store.paths.assignment, b"rubbish")
-        leader.start_over()
-        document, version = await leader._read_document()
-        assert document.owners == {MEMBER: TWO}
-        assert version == 0
+        watch.start_over()
+        found = await watch.read()
+        assert found.document.owners == {MEMBER: TWO}
+        assert found.version == 0
 
 
 class Releasing(Store):

@@ -17,8 +17,8 @@ from simulation import FOLLOWING, READING, Broken, Simulation
 
 from allocator.core.consumer.ownership import Ownership
 from allocator.core.membership.lease import EnsembleLease, LeaseRenewer
-from allocator.core.membership.zookeeper import decision, leader, plan
-from allocator.core.membership.zookeeper.leader import Leader
+from allocator.core.membership.zookeeper import decider, decision, group_znodes, plan
+from allocator.core.membership.zookeeper.group_znodes import GroupZnodes, Snapshot
 from allocator.core.membership.zookeeper.membership import ZooKeeperMembership
 from allocator.core.offsets.tracker import OffsetTracker
 from allocator.core.znodes.documents import AssignmentDocument, Claim, Waiting
@@ -363,15 +363,15 @@ def old_claims_that_count_and_new_ones_that_grow_unchecked(patch: pytest.MonkeyP
 
 
 def a_leader_that_forgets_what_changed_while_it_read(patch: pytest.MonkeyPatch) -> None:
-    step = Leader._step
+    read = GroupZnodes.read
 
-    async def forgetful(self: Leader, write_at: float | None) -> bool:
-        await step(self, write_at)
-        self._group_changed.clear()
-        self._changed.clear()
-        return True
+    async def forgetful(self: GroupZnodes) -> Snapshot:
+        found = await read(self)
+        self.regrouped.clear()
+        self.changed.clear()
+        return found
 
-    patch.setattr(Leader, "_step", forgetful)
+    patch.setattr(GroupZnodes, "read", forgetful)
 
 
 def members_that_release_before_they_have_stopped(patch: pytest.MonkeyPatch) -> None:
@@ -389,18 +389,18 @@ def a_leader_that_takes_waiting_members_for_gone(patch: pytest.MonkeyPatch) -> N
     ) -> AssignmentDocument | None:
         return plan.advance(document, me, alive - document.waiting.keys(), *rest, **more)
 
-    patch.setattr(leader, "advance", careless)
+    patch.setattr(decider, "advance", careless)
 
 
 def a_leader_that_numbers_from_one_after_rubbish(patch: pytest.MonkeyPatch) -> None:
     def anew(claims: dict[str, Claim], last: object = None, writes: int = 0) -> AssignmentDocument:
         return AssignmentDocument(owners={member: claim.held for member, claim in claims.items() if claim.held})
 
-    patch.setattr(leader, "adopt", anew)
+    patch.setattr(group_znodes, "adopt", anew)
 
 
 def a_leader_that_moves_all_at_once(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(leader, "portion", lambda document, goal, alive, most: (goal, 1, 0))
+    patch.setattr(decider, "portion", lambda document, goal, alive, most: (goal, 1, 0))
 
 
 def a_leader_that_forgets_the_moves_of_the_last_one(patch: pytest.MonkeyPatch) -> None:

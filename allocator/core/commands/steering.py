@@ -18,14 +18,18 @@ session. With the instance id it also applies to the process that replaces this 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from allocator.core.assignors.constraints import Constraints
-from allocator.core.commands.orders import KINDS, Order
+from allocator.core.commands.orders import KINDS, Order, Orders
+from allocator.core.text.quoting import plain
 from allocator.core.types import NO_PARTITIONS, Partitions, TopicPartition
 from allocator.core.znodes.documents import AssignmentDocument, MemberInfo, OrderState, sequence
 from allocator.core.znodes.member_names import member_name
+
+log = logging.getLogger(__name__)
 
 LEADERS_KINDS = frozenset(kind.name for kind in KINDS.values() if kind.acts == "leader")
 SHOWN = 5  # names and partitions listed in one state
@@ -81,6 +85,53 @@ def counting(
         else:
             count.append(order)
     return count, pending
+
+
+@dataclass(frozen=True)
+class OrdersInForce:
+    """The orders that the leader honours at one moment."""
+
+    known: Orders
+    counting: list[Order]
+    """The orders in effect."""
+    pending: dict[str, OrderState]
+    """The states of the others, which members of older versions do not know."""
+
+    @classmethod
+    def of(cls, known: Orders, members: Infos, before: Mapping[str, OrderState], now_ms: int) -> OrdersInForce:
+        """`before`: the states in the present document."""
+        return cls(known, *counting(known.in_force(now_ms, LEADERS_KINDS), members, before))
+
+    @property
+    def budget(self) -> Budget:
+        return Budget.of(self.counting)
+
+    def allowance(self, document: AssignmentDocument, alive: Collection[str], now_ms: int) -> int | None:
+        """Returns how many more partitions may leave their live owners now; None: any number."""
+        budget, allowed = self.budget, []
+        if budget.at_once is not None:
+            allowed.append(budget.at_once - document.in_flight(alive))
+        if budget.per_minute is not None:
+            allowed.append(budget.per_minute - sum(number for _, number in document.recent_moves(now_ms)))
+        return max(0, min(allowed)) if allowed else None
+
+    def states(
+        self, members: Infos, document: AssignmentDocument, goal: Mapping[str, Partitions], moving: str = ""
+    ) -> dict[str, OrderState]:
+        """Returns the state of each order by id; the arguments are those of `states_of`."""
+        return {**states_of(self.counting, members, document, goal, moving), **self.pending}
+
+    def log_changes(self, group: str, before: Mapping[str, OrderState], after: Mapping[str, OrderState]) -> None:
+        """Logs the states that have changed."""
+        for order_id, found in after.items():
+            if before.get(order_id) != found:
+                order = self.known.find(order_id)
+                called = order_id if order is None else f"{order_id} ({order.kind}, by {order.who})"
+                why = f": {found.why}" if found.why else ""
+                level = logging.WARNING if found.state in ("not kept", "pending") else logging.INFO
+                log.log(level, "%s: order %s is %s%s", group, plain(called), found.state, plain(why))
+        for order_id in before.keys() - after.keys():
+            log.info("%s: order %s does not count any more", group, plain(order_id))
 
 
 def canaries_of(order: Order, members: Infos) -> list[str]:
@@ -149,18 +200,18 @@ def states_of(
     members: Infos,
     document: AssignmentDocument,
     goal: Mapping[str, Partitions],
-    told: Mapping[str, OrderState],
+    moving: str = "",
 ) -> dict[str, OrderState]:
     """Returns the state of each order in effect, by id.
 
-    `document`: the present assignment. `goal`: the assignment that the leader aims at. `told`: states that the caller
-    has already computed.
+    `document`: the present assignment. `goal`: the assignment that the leader aims at. `moving`: which moves a budget
+    delays.
     """
     orders = tuple(orders)
     if not orders:
         return {}
     view = _Outcome(members, document, goal, orders)
-    return {order.id: told.get(order.id) or view.state(order) for order in orders}
+    return {order.id: OrderState("kept", moving) if order.kind == "budget" else view.state(order) for order in orders}
 
 
 class _Outcome:

@@ -4,6 +4,7 @@ In: a `ZooKeeper` session, partition counts and assignors. Out: calls to an `Ass
 May touch: the znodes below `<root>/<group>`; no record and no offset.
 
 Start reading at `membership`, the code that each member runs. `leader` is the code that the oldest member runs in
-addition. `plan` decides, as a pure function, when a partition changes its owner. `znodes` defines the data, `store`
-reads and writes it.
+addition: it takes a snapshot of the group (`group_znodes`), decides (`decider`, `decision`), and writes. `plan`
+decides, as a pure function, when a partition changes its owner. The package `znodes` defines the data, and reads and
+writes it.
 """

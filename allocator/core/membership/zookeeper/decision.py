@@ -17,7 +17,7 @@ from allocator.core.assignors import Assignor, GroupView, Member, choose, left_o
 from allocator.core.assignors.constraints import Constraints, steer
 from allocator.core.assignors.load import LoadAssignor, balance, moved
 from allocator.core.commands.orders import Order, Orders
-from allocator.core.commands.steering import LEADERS_KINDS, Budget, constraints_of, counting, states_of
+from allocator.core.commands.steering import Budget, OrdersInForce, constraints_of
 from allocator.core.errors import AllocatorError
 from allocator.core.membership.zookeeper.seats import away, standby, view_ids
 from allocator.core.settings.table import DEFAULT
@@ -206,11 +206,10 @@ async def preview(
     strategy, _ = choose([(member, info.strategies) for member, info in members.items()])
     function = resolve(strategy)
     load = GroupLoad(loads_of(reports, function.source), uneven, now_ms) if isinstance(function, LoadAssignor) else None
-    counted, pending = counting(orders.in_force(now_ms, LEADERS_KINDS), members, document.orders)
-    decision = await decide(members, counts, document, counted, {strategy: function}, build, load)
+    in_force = OrdersInForce.of(orders, members, document.orders, now_ms)
+    decision = await decide(members, counts, document, in_force.counting, {strategy: function}, build, load)
     after = AssignmentDocument(owners={member: parts for member, parts in decision.target.items() if parts})
-    states = {**states_of(counted, members, after, decision.target, {}), **pending}
-    return Preview(decision.target, strategy, states, Budget.of(counted))
+    return Preview(decision.target, strategy, in_force.states(members, after, decision.target), in_force.budget)
 
 
 def counts_of(document: AssignmentDocument) -> dict[str, int]:

@@ -107,12 +107,10 @@ class ZooKeeperMembership(SessionMembership):
         clock: Callable[[], float] = boot_clock,
     ) -> None:
         super().__init__(zk, paths.group, paths.base, listener, settings, measures, clock)
-        self._clock = clock
-        self._paths = paths
-        self._store = Store(zk, paths)
-        self._topics = topics
-        self._assignors = dict(assignors)
-        self._load = load
+        self._store = store = Store(zk, paths)
+        self._new_leader: Callable[[], Leader] = lambda: Leader(
+            store, self.member_id, topics, assignors, settings.leader, load, clock
+        )
         self._measured = measured
         self._followed = followed
         self._ordered = ordered
@@ -124,7 +122,7 @@ class ZooKeeperMembership(SessionMembership):
             pattern=settings.pattern,
             weight=settings.weight,
             rack=settings.rack,
-            strategies=tuple(self._assignors),
+            strategies=tuple(assignors),
             pid=os.getpid(),
             orders=tuple(KINDS),
             instance_id=settings.instance_id if settings.restart_grace_s else None,
@@ -177,10 +175,10 @@ class ZooKeeperMembership(SessionMembership):
         self._info.encode()
 
     def _proof(self) -> tuple[str, bytes]:
-        return self._paths.member(self.member_id), self._info.encode()
+        return self._store.paths.member(self.member_id), self._info.encode()
 
     def _znodes(self) -> Iterable[str]:
-        return self._paths.claim(self.member_id), self._paths.member(self.member_id)
+        return self._store.paths.claim(self.member_id), self._store.paths.member(self.member_id)
 
     async def _delete_ours(self, released: bool) -> None:
         claim, member = self._znodes()
@@ -194,14 +192,14 @@ class ZooKeeperMembership(SessionMembership):
         if self._info.instance_id is not None and ((self._for_good and self._leaving) or self._polls.silent):
             # a user who does not poll must not keep partitions from the other members, so this checks the poll interval
             # too
-            ops.insert(0, Op("create", self._paths.left_mark(self.member_id)))
+            ops.insert(0, Op("create", self._store.paths.left_mark(self.member_id)))
         try:
             await self._zk.multi(ops)
         except ZooKeeperError:  # one of them was deleted by hand
             await super()._delete_ours(released)
         if self._measured is not None:
             with contextlib.suppress(ZooKeeperError):
-                await self._zk.delete(self._paths.load(self.member_id))
+                await self._zk.delete(self._store.paths.load(self.member_id))
 
     async def _take_part(self, scope: TaskGroup) -> None:
         scope.start(self._elect(), "election")
@@ -226,22 +224,24 @@ class ZooKeeperMembership(SessionMembership):
         self.member_id = path.rsplit("/", 1)[1]
         self._claim = Claim(0)
         with contextlib.suppress(ZnodeExists):
-            await self._claim_znode.create({self._paths.claim(self.member_id): self._claim.encode()})
+            await self._claim_znode.create({self._store.paths.claim(self.member_id): self._claim.encode()})
         self._refused = None
         self._document = Watched(partial(self._store.document, only=self.member_id), self._changed.set)
-        log.info("%s: joined as %s (znode %s)", self._paths.group, self.shown, path)
+        log.info("%s: joined as %s (znode %s)", self._group, self.shown, path)
 
     async def _create_member(self) -> str:
         if self._info.instance_id is not None:
-            await self._zk.ensure_path(self._paths.left)
+            await self._zk.ensure_path(self._store.paths.left)
         self._tried = True
-        return await self._member_znode.create_sequential(f"{self._paths.members}/{self._prefix}", self._info.encode())
+        return await self._member_znode.create_sequential(
+            f"{self._store.paths.members}/{self._prefix}", self._info.encode()
+        )
 
     # -- orders --------------------------------------------------------------------------------------------------
 
     async def _obey(self, ordered: Callable[[Orders, OrderKeeper], None]) -> None:
         """Passes the orders to the listener whenever their znode changes. One watch covers all orders."""
-        store, changed = OrderStore(self._zk, self._paths), asyncio.Event()
+        store, changed = OrderStore(self._zk, self._store.paths), asyncio.Event()
         orders = Watched(store.read, changed.set)
         wait_s: float | None = 0.0
         while True:
@@ -253,7 +253,7 @@ class ZooKeeperMembership(SessionMembership):
             except ConnectionLost:
                 wait_s = 0.05
             except (InvalidZnode, ZooKeeperError) as error:
-                log.error("%s: the orders stay as they were: %s", self._paths.group, error)
+                log.error("%s: the orders stay as they were: %s", self._group, error)
                 wait_s = ORDERS_AGAIN_S
             else:
                 ordered(found, store)
@@ -274,7 +274,7 @@ class ZooKeeperMembership(SessionMembership):
                 try:
                     await self._store.write_load_report(self.member_id, report)
                 except ZooKeeperError as error:
-                    log.debug("%s: the load is reported later: %s", self._paths.group, error)
+                    log.debug("%s: the load is reported later: %s", self._group, error)
                 else:
                     last = report
 
@@ -292,7 +292,7 @@ class ZooKeeperMembership(SessionMembership):
                 if place == 0:
                     await self._lead()
                 # this watch fires when the znode is deleted; the writes that renew the lease do not fire it
-                await self._zk.get_children(self._paths.member(names[place - 1]), gone.set)
+                await self._zk.get_children(self._store.paths.member(names[place - 1]), gone.set)
             except NoZnode:
                 continue
             except ConnectionLost:
@@ -307,15 +307,7 @@ class ZooKeeperMembership(SessionMembership):
             return []  # the group's znodes were deleted
 
     async def _lead(self) -> None:
-        self._leader = Leader(
-            self._store,
-            self.member_id,
-            self._topics,
-            self._assignors,
-            self._settings.leader,
-            self._load,
-            self._clock,
-        )
+        self._leader = self._new_leader()
         try:
             await self._leader.run()
         finally:
@@ -350,7 +342,7 @@ class ZooKeeperMembership(SessionMembership):
         try:
             document, version = await self._document.get()
         except InvalidZnode as error:
-            log.error("%s: %s", self._paths.group, error)
+            log.error("%s: %s", self._group, error)
             document, version = None, -1
         if document is None and self._leader is not None:
             self._leader.start_over()
@@ -382,14 +374,14 @@ class ZooKeeperMembership(SessionMembership):
             # the check fails if a newer assignment, which this member has not read, gives the partitions to another
             transaction = await self._zk.multi(
                 [
-                    Op("check", self._paths.assignment, version=version),
+                    Op("check", self._store.paths.assignment, version=version),
                     # a deleted assignment that the leader created again has had this version too
-                    Op("check", self._paths.base, version=document.writes or -1),
-                    Op("set", self._paths.claim(self.member_id), claim.encode()),
+                    Op("check", self._store.paths.base, version=document.writes or -1),
+                    Op("set", self._store.paths.claim(self.member_id), claim.encode()),
                 ]
             )
         except (BadVersion, NoZnode):
-            if await self._zk.exists(self._paths.claim(self.member_id)) is None:
+            if await self._zk.exists(self._store.paths.claim(self.member_id)) is None:
                 raise MembershipLost("its claim was deleted") from None
             return  # the watch on the assignment has fired, or is about to
         self._claim = claim
@@ -398,7 +390,7 @@ class ZooKeeperMembership(SessionMembership):
         self._fences.update(dict.fromkeys(gained, transaction))
         log.info(
             "%s: %s gains %d partitions, holds %d (generation %d)",
-            self._paths.group,
+            self._group,
             self.shown,
             len(gained),
             len(self._held),
@@ -417,7 +409,7 @@ class ZooKeeperMembership(SessionMembership):
 
     async def _write_claim(self, claim: Claim) -> None:
         try:
-            await self._zk.set(self._paths.claim(self.member_id), claim.encode())
+            await self._zk.set(self._store.paths.claim(self.member_id), claim.encode())
         except NoZnode:
             raise MembershipLost("its claim was deleted") from None
         self._claim = claim
@@ -429,7 +421,7 @@ class ZooKeeperMembership(SessionMembership):
         self._stop_waiting()
         if reason is None:
             return
-        text = f"group {self._paths.group!r} gives this member no partitions: {reason}"
+        text = f"group {self._group!r} gives this member no partitions: {reason}"
         if not reason.startswith(IN_USE):
             self._listener.failed(InconsistentAssignor(text))
             return

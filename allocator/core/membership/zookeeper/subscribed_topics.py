@@ -1,0 +1,98 @@
+"""Follows the topics that a group subscribes to, for its leader."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+
+from allocator.core.errors import AllocatorError
+from allocator.core.membership.zookeeper.decision import counts_of
+from allocator.core.subscription.patterns import PartitionCountSource, topic_pattern
+from allocator.core.znodes.documents import AssignmentDocument, MemberInfo
+
+log = logging.getLogger(__name__)
+
+
+class SubscribedTopics:
+    """The partition count of every topic that a member subscribes to. Calls `changed` when a count may have changed.
+
+    While Kafka does not answer, the counts stay as they are. A topic is deleted if two responses do not list it, as a
+    starting broker may omit existing topics.
+    """
+
+    def __init__(self, group: str, source: PartitionCountSource, changed: Callable[[], None]) -> None:
+        self.counts: dict[str, int] = {}
+        self._group = group
+        self._source = source
+        self._changed = changed
+        self._certain: bool = getattr(source, "certain", False)
+        """Whether a topic that the source does not list once is deleted."""
+        self._missing: set[str] = set()
+        self._patterns: set[str] = set()
+
+    async def poll(self, every_s: float) -> None:
+        """Looks for new topics and partitions until it is cancelled."""
+        remove = self._source.on_metadata(self._metadata_came)
+        try:
+            while True:
+                await asyncio.sleep(every_s)
+                await self._refresh()
+                self._changed()
+        finally:
+            remove()
+
+    async def update(self, members: Mapping[str, MemberInfo], document: AssignmentDocument) -> None:
+        """Counts the partitions for these members. A new leader starts with the counts of its predecessor's
+        `document`."""
+        self.counts = known = self.counts or counts_of(document)
+        topics = set().union(*(info.topics for info in members.values()))
+        self._patterns = {info.pattern for info in members.values() if info.pattern is not None}
+        self._source.follow(topics)
+        if self._patterns:
+            self._source.follow_all()
+        answered = True
+        if self._patterns or any(self._source.partitions(topic) is None for topic in topics):
+            answered = await self._refresh()
+        topics |= self._matching(self._source.topics())
+        counts = {}
+        for topic in topics | set(known):
+            found = self._source.partitions(topic)
+            before = known.get(topic)
+            if found:
+                counts[topic] = max(found) + 1
+                self._missing.discard(topic)
+            elif before is not None and (not answered or not (self._certain or topic in self._missing)):
+                counts[topic] = before
+                if answered:
+                    self._missing.add(topic)
+        subscribed = topics | self._matching(counts)
+        self.counts = {topic: count for topic, count in counts.items() if topic in subscribed}
+
+    def of_topic(self, topic: str) -> int | None:
+        """Returns the partition count that Kafka has for any topic."""
+        known = self._source.partitions(topic)
+        return None if known is None else len(known)
+
+    async def _refresh(self) -> bool:
+        try:
+            await self._source.refresh()
+        except AllocatorError as error:
+            log.warning("%s: no metadata from Kafka: %s", self._group, error)
+            return False
+        return True
+
+    def _metadata_came(self) -> None:
+        # `update` may request metadata itself, so only a changed count matters
+        if any(map(self._grew_or_ended, self.counts)) or (
+            self._patterns and self._matching(self._source.topics()) - set(self.counts)
+        ):
+            self._changed()
+
+    def _grew_or_ended(self, topic: str) -> bool:
+        found = self.of_topic(topic)
+        return self._certain if found is None else found > self.counts[topic]
+
+    def _matching(self, names: Iterable[str]) -> set[str]:
+        patterns = list(map(topic_pattern, self._patterns))
+        return {topic for topic in names if any(pattern.matches(topic) for pattern in patterns)}

@@ -48,13 +48,13 @@ FORMS = (FetchAnswer, FetchedPartition, RecordSet, Chunk, Batch, Record, OffsetC
 DECODER = ("columns.py", "decode.py", "decode_plain.py", "record.py")
 # these methods store nothing of the record
 QUERIES = {
-    "BrokerFetchers.leader_epoch",
     "Fetcher.leader_epoch",
     "FetchSession.answered",
     "FetchSession.parts",
     "OffsetTracker.uncommitted",
     "PartitionBuffer.leader_epoch",
     "PartitionBuffer.precedes",
+    "Planner.leader_epoch",
     "Positions.leader_epoch",
     "TopicPartitionState.leader_epoch",
 }

@@ -320,7 +320,7 @@ def test_other_codes_are_retried_only_if_known_as_retriable() -> None:
 
 
 async def test_a_refused_topic_is_told_until_it_heals(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("allocator.core.fetch.brokers.HOPELESS_S", 0.02)
+    monkeypatch.setattr("allocator.core.fetch.loop.HOPELESS_S", 0.02)
     cluster = FakeCluster()
     state = start_at([cluster.add(A0), cluster.add(B0)])
     cluster.errors[A0] = [29, 29, 29]

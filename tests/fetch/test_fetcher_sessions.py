@@ -550,8 +550,8 @@ async def test_a_replica_that_lags_is_no_reason_to_jump() -> None:
 
 
 async def test_the_lease_of_a_replica_ends_and_the_leader_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("allocator.core.fetch.brokers.REPLICA_LEASE_S", 0.1)
-    monkeypatch.setattr("allocator.core.fetch.brokers.LEASE_LOOK_S", 0.02)
+    monkeypatch.setattr("allocator.core.fetch.loop.REPLICA_LEASE_S", 0.1)
+    monkeypatch.setattr("allocator.core.fetch.planner.LEASE_LOOK_S", 0.02)
     cluster = FakeCluster()
     state = start_at([cluster.add(A0)])
     cluster.replicas[A0] = 2

@@ -107,6 +107,7 @@ class PartitionBuffer:
         self.queue.append(chunk)
         self._hold(chunk.size)
         self.fetch_offset = chunk.found.next_offset
+        self.need = 0
         self._note_epochs(chunk)
 
     def pop(self) -> None:

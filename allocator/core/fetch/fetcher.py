@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from allocator.core.errors import AllocatorError, Closed, ConfigError, CorruptRecordError
 from allocator.core.fetch.batch import Batch
-from allocator.core.fetch.brokers import BrokerFetchers
 from allocator.core.fetch.buffer import ByteBudget, Chunk, Failure, OutOfRange, PartitionBuffer
+from allocator.core.fetch.loop import FetchLoop
+from allocator.core.fetch.planner import Planner
 from allocator.core.settings.table import BYTES, DEFAULT, SECONDS, check_keywords
 from allocator.core.subscription import LogTruncation, RecordsLost, SubscriptionState, reset_timestamp
 from allocator.core.subscription.loss import PositionOfOldTopic, PositionOutOfRange
@@ -113,13 +114,13 @@ class Fetcher:
         self._key_deserializer = key_deserializer
         self._value_deserializer = value_deserializer
         self._budget = ByteBudget(prefetch_bytes=prefetch_bytes, max_partition_bytes=max_partition_bytes)
-        self._brokers = BrokerFetchers(
+        self._planner = Planner(client, state, self._budget, max_wait_s=max_wait_s)
+        self._fetching = FetchLoop(
             client,
             state,
+            self._planner,
             self,
-            max_wait_s=max_wait_s,
             min_bytes=min_bytes,
-            budget=self._budget,
             isolation_level=isolation_level,
             retry_backoff_s=retry_backoff_s,
             rack=rack or "",
@@ -145,13 +146,13 @@ class Fetcher:
         """Start to fetch. Raises `Closed` after `close`."""
         if self._closed:
             raise Closed("this fetcher is closed; create a new one")
-        self._brokers.start()
+        self._fetching.start()
 
     async def close(self) -> None:
         """End every task and drop fetched records; callers that wait for a batch get `Closed`. Idempotent."""
         self._closed = True
         self._let_go()
-        await self._brokers.close()
+        await self._fetching.close()
         self._ready.clear()
         self._parked.clear()
 
@@ -185,7 +186,7 @@ class Fetcher:
 
     def unreachable(self) -> set[TopicPartition]:
         """The partitions to fetch whose leader is unknown or failed, or has not responded for a while."""
-        return self._brokers.unreachable()
+        return self._planner.unreachable(time.monotonic())
 
     def leader_epoch(self, tp: TopicPartition, offset: int) -> int:
         """The epoch of the record before `offset`; -1 if that was not read since the last seek, or Kafka is older than
@@ -193,19 +194,19 @@ class Fetcher:
 
         Store it with a position or a commit at `offset`: it tells a truncated log from one that grew (KIP-320).
         """
-        epoch = self._brokers.leader_epoch(tp, offset)
+        epoch = self._planner.leader_epoch(tp, offset)
         # a partition that is being released has no buffer any more
         return epoch if epoch >= 0 else self._state.leader_epoch(tp, offset)
 
     def wake(self) -> None:
         """Read the state again. Caller: the consumer, after changing the assignment, positions or pauses."""
-        self._brokers.wake()
+        self._fetching.wake()
         self._let_go()
 
     def prepare(self, partitions: Iterable[TopicPartition]) -> None:
         """Connect to the leaders of partitions that will soon be assigned. Caller: the consumer, in its event loop."""
         for tp in partitions:
-            self._brokers.prepare(tp)
+            self._fetching.prepare(tp)
 
     def discard(self, partitions: Iterable[TopicPartition]) -> None:
         """Drop the fetched records of these, and deliver none until they are assigned again or sought.
@@ -216,18 +217,19 @@ class Fetcher:
             self._ready.pop(tp, None)
             self._parked.pop(tp, None)
             self._faults.pop(tp, None)
-            self._brokers.discard(tp)
+            self._planner.discard(tp)
+        self._fetching.wake()
 
     def halt(self, tp: TopicPartition, error: AllocatorError) -> None:
         """Stop a partition until it is sought. Caller: the consumer, when `error` stopped the decoding of a batch."""
         self._ready.pop(tp, None)
         self._parked.pop(tp, None)
-        self._brokers.halt(tp)
+        self._planner.halt(tp)
         self._raised(tp, error)
 
     def halted(self) -> list[TopicPartition]:
         """Partitions that are stopped until they are sought; their errors were raised."""
-        return self._brokers.halted()
+        return self._planner.halted()
 
     # -- called by the fetch loop
 
@@ -316,13 +318,13 @@ class Fetcher:
             self._raise_a_fault(topic)
         if self._state.version != self._seen_version:
             self._seen_version = self._state.version
-            self._brokers.wake()
+            self._fetching.wake()
             # paused partitions may have been resumed
             self._ready.update(self._parked)
             self._parked.clear()
         for _ in range(len(self._ready)):
             tp, buffer = self._ready.popitem(last=False)
-            if not self._brokers.is_current(buffer):
+            if not self._planner.is_current(buffer):
                 continue
             if topic is not None and tp.topic != topic:
                 self._ready[tp] = buffer
@@ -378,14 +380,15 @@ class Fetcher:
                 self._out_of_range(tp, item.offset)
                 return None
             buffer.pop()
-            self._brokers.room_changed()
+            if self._planner.pressed:
+                self._fetching.wake()
             if isinstance(item, Failure):
                 raise self._raised(tp, item.error)
             try:
                 batch = self._batch(tp, item)
             except CorruptRecordError as error:
                 # records after the damaged ones must not be delivered as if none were missing
-                self._brokers.halt(tp)
+                self._planner.halt(tp)
                 raise self._raised(tp, error) from None
             if batch is not None:
                 return batch
@@ -418,7 +421,7 @@ class Fetcher:
             why = "the log does not reach there and auto_offset_reset is 'none'; seek to an offset that it has"
             raise self._raised(tp, PositionOutOfRange(tp.topic, tp.partition, offset, why))
         self._begin_reset(tp, offset, "the log does not have it")
-        self._brokers.wake()
+        self._fetching.wake()
 
     def _begin_reset(self, tp: TopicPartition, position: int, why: str, *, recreated: bool = False) -> None:
         log.warning("%s:%d at offset %d: %s; resetting to %s", tp.topic, tp.partition, position, why, self._reset)

@@ -258,16 +258,16 @@ class Lookups:
         self._failed_lines = RepeatedFailures(log)
         self._backoff = Backoff(backoff_s, LOOKUP_BACKOFF_MAX_S)
         self._changed = changed
-        # topics with a partition whose leader is unknown; set by the fetch loop
-        self.lost: set[str] = set()
+        self._leaderless: set[str] = set()
         # topics with a partition that the asked broker does not lead
         self.doubted: set[str] = set()
         self._under_way = False
         self._not_before = 0.0
 
-    def due(self, now: float, times: list[float]) -> set[str]:
-        """The topics to `run` now; adds to `times` when to call this again."""
-        topics = self.lost | self.doubted
+    def due(self, leaderless: set[str], now: float, times: list[float]) -> set[str]:
+        """The topics to `run` now, with those that are `leaderless`; adds to `times` when to call this again."""
+        self._leaderless = leaderless
+        topics = leaderless | self.doubted
         if not topics or self._under_way:
             return set()
         if now < self._not_before:
@@ -287,7 +287,7 @@ class Lookups:
             names = ", ".join(sorted(topics))
             self._failed_lines.note((names, type(error)), "metadata of %s: %s", names, error)
         finally:
-            if not self.lost and all(self._client.partitions(topic) for topic in topics):
+            if not self._leaderless and all(self._client.partitions(topic) for topic in topics):
                 self._backoff.reset()
             self._not_before = time.monotonic() + self._backoff.next()
             self._under_way = False

@@ -1,0 +1,407 @@
+"""The fetch loop: sends the requests that the planner plans, and applies what the reactor makes of their responses."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Coroutine, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Protocol, Union, cast
+
+from allocator.core.aio.backoff import Backoff
+from allocator.core.client.errors import FETCH, reaction_to
+from allocator.core.client.fetch_messages import BOUNDED, FetchAnswer, FetchedPartition, FetchRequest
+from allocator.core.errors import AllocatorError, BrokerError, Closed
+from allocator.core.fetch.buffer import OutOfRange, PartitionBuffer
+from allocator.core.fetch.planner import PlannedFetch, Planner
+from allocator.core.fetch.position_requests import Lookups, ResetRequests, ValidationRequests
+from allocator.core.fetch.reactor import SERVED, Effects, effects_of, effects_of_failure
+from allocator.core.fetch.repeats import RepeatedFailures
+from allocator.core.subscription import LogTruncation, SubscriptionState
+from allocator.core.types import TopicPartition
+
+if TYPE_CHECKING:
+    from allocator.core.client.client import KafkaClient
+
+log = logging.getLogger(__name__)
+
+SESSIONLESS: Final = 0
+# the longest pause before a partition is fetched again after an error that may pass
+BACKOFF_MAX_S: Final = 1.0
+POSITION_TIMEOUT_S: Final = 10.0
+# after checking the headers and checksums of so many bytes, let other tasks run
+BREATH_BYTES: Final = 1 << 20
+# pause before fetching again after an error that an operator has to fix
+HOPELESS_S = 2.0
+# how long a preferred replica is read before the leader is asked again (KIP-392)
+REPLICA_LEASE_S = 300.0
+# how long the leader is read after its replica failed: it names a dead replica until that broker's session expires,
+# and sends no records to a client that it redirects
+REPLICA_SHUNNED_S = 20.0
+
+Chore = Union[ResetRequests, ValidationRequests]
+
+
+class Sink(Protocol):
+    """What the loop reports, and to which object: the `Fetcher`."""
+
+    def arrived(self, buffer: PartitionBuffer) -> None: ...
+
+    def fail(self, tp: TopicPartition, error: AllocatorError, *, lasting: bool = False) -> None: ...
+
+    def healed(self, tp: TopicPartition) -> None: ...
+
+    def broke(self, error: BaseException) -> None: ...
+
+    def recreated(self, tp: TopicPartition) -> None: ...
+
+    def reset(self, tp: TopicPartition, offset: int, epoch: int) -> None: ...
+
+    def cut(self, what: LogTruncation) -> None: ...
+
+
+class FetchLoop:
+    """Keeps the requests under way that `planner` plans.
+
+    One task plans and sends; `close` cancels it and the tasks of the requests, and waits for them all.
+    """
+
+    def __init__(
+        self,
+        client: KafkaClient,
+        state: SubscriptionState,
+        planner: Planner,
+        sink: Sink,
+        *,
+        min_bytes: int,
+        isolation_level: str,
+        retry_backoff_s: float,
+        rack: str,
+    ) -> None:
+        self._client = client
+        self._state = state
+        self._planner = planner
+        self._sink = sink
+        self._min_bytes = min_bytes
+        self._committed_only = isolation_level == "read_committed"
+        self._rack = rack
+        self._backoff = Backoff(retry_backoff_s, BACKOFF_MAX_S)
+        chores: dict[str, Any] = {
+            "backoff_s": retry_backoff_s,
+            "timeout_s": POSITION_TIMEOUT_S,
+            "clock": time.monotonic,
+            "fail": sink.fail,
+        }
+        self._resets = ResetRequests(client, state, isolation_level=isolation_level, found=sink.reset, **chores)
+        self._validations = ValidationRequests(client, state, cut=sink.cut, healed=sink.healed, **chores)
+        # when to check for due requests; None: no partition awaits one
+        self._due_at: dict[Chore, float | None] = {self._resets: None, self._validations: None}
+        self._lookups = Lookups(client, retry_backoff_s, self.metadata_changed)
+        self._failures = RepeatedFailures(log)
+        # topic -> its earlier ids: a broker with old metadata may still announce one
+        self._former: dict[str, set[Any]] = {}
+        # brokers to which a fetch connection was opened while positions were looked up
+        self._prepared: set[int] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+        self._event: asyncio.Event | None = None
+        self._forget_listener: Any = None
+
+    def start(self) -> None:
+        if self._event is None:
+            self._event = asyncio.Event()
+            self._forget_listener = self._client.on_metadata(self.metadata_changed)
+            self._spawn(self._run())
+
+    async def close(self) -> None:
+        """Cancel all tasks and wait for them."""
+        if self._forget_listener is not None:
+            self._forget_listener()
+            self._forget_listener = None
+        self._closed = True
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._planner.clear()
+
+    def wake(self) -> None:
+        """Plan again soon."""
+        if self._event is not None:
+            self._event.set()
+
+    def metadata_changed(self) -> None:
+        """Leaders may have moved. Caller: the client."""
+        self._planner.metadata_changed()
+        self.wake()
+
+    def prepare(self, tp: TopicPartition) -> None:
+        """Connects to the leader of a partition that is assigned soon, or whose position is looked up."""
+        leader = self._client.leader(tp)
+        if leader is not None and leader not in self._prepared and not self._closed:
+            self._prepared.add(leader)
+            self._spawn(self._client.prepare(leader, FetchRequest))
+
+    # -- sending
+
+    async def _run(self) -> None:
+        assert self._event is not None
+        loop = asyncio.get_running_loop()
+        while True:
+            self._event.clear()
+            again_at = self._send_planned()
+            timer = None
+            if again_at < math.inf:
+                timer = loop.call_later(max(0.001, again_at - time.monotonic()), self._event.set)
+            try:
+                await self._event.wait()
+            finally:
+                if timer is not None:
+                    timer.cancel()
+
+    def _send_planned(self) -> float:
+        """Sends the requests that can be sent. Returns when to plan again even without an event."""
+        now = time.monotonic()
+        if self._planner.is_outdated(now):
+            self._check(self._planner.unchecked())
+            self._planner.sync(now)
+        times: list[float] = []
+        for chore, at in self._due_at.items():
+            if at is not None and now >= at:
+                due = chore.due()
+                if due:
+                    self._spawn(self._do(chore, due))
+                at = self._due_at[chore] = chore.next_time()
+            if at is not None:
+                times.append(at + 0.001)  # the request is allowed only after that time, not at it
+        topics = self._lookups.due(self._planner.leaderless, now, times)
+        if topics:
+            self._spawn(self._lookups.run(topics))
+        plans, again_at = self._planner.next(now)
+        for plan in plans:
+            self._send(plan)
+        return min([again_at, *times])
+
+    def _check(self, partitions: list[TopicPartition]) -> None:
+        """Compares positions with the metadata: the topic may be another one, or the leader newer."""
+        for tp in partitions:
+            found = self._client.topic_id(tp.topic)
+            if found is None or found in self._former.get(tp.topic, ()):
+                continue
+            before = self._state.note_topic(tp, found)
+            if before is not None:
+                self._former.setdefault(tp.topic, set()).add(before)
+                self._sink.recreated(tp)
+        self._validations.look(partitions)
+        for tp, partition in self._state.assignment.items():
+            if partition.awaiting_reset:
+                self._due_at[self._resets] = 0.0
+            elif partition.awaiting_validation:
+                self._due_at[self._validations] = 0.0
+            if partition.position is None:
+                self.prepare(tp)
+
+    def _send(self, plan: PlannedFetch) -> None:
+        """Sends one request: at once if its connection is ready, in a task if not."""
+        client = self._client
+        version = client.api_version(FetchRequest)
+        turn = plan.session.turn(plan.wanted, SESSIONLESS if plan.urgent or version is None else version)
+        request = FetchRequest(
+            turn.asked,
+            turn.forgotten,
+            session=turn.session,
+            max_version=turn.max_version,
+            max_wait_s=plan.wait_s,
+            min_bytes=self._min_bytes,
+            max_bytes=plan.max_bytes,
+            committed_only=self._committed_only,
+            rack="" if plan.leader_only else self._rack,
+        )
+        timeout_s = client.request_timeout_s + plan.wait_s
+        # a tracing span belongs to a task
+        if client.measures.spans is None and client.send_now(
+            plan.node, request, timeout_s, partial(self._responded, plan)
+        ):
+            return
+        self._spawn(self._exchange(plan, request, timeout_s))
+
+    async def _exchange(self, plan: PlannedFetch, request: FetchRequest, timeout_s: float) -> None:
+        answer, error = None, None
+        try:
+            with self._client.measures.span("fetch", broker=plan.broker.node_id, partitions=len(plan.wanted)):
+                answer = await self._client.send(plan.node, request, timeout_s)
+        except (BrokerError, Closed) as failure:
+            error = failure
+        self._responded(plan, answer, error)
+
+    async def _do(self, chore: Chore, due: set[TopicPartition]) -> None:
+        try:
+            self._lookups.doubted |= {tp.topic for tp in await chore.run(due)}
+        except Closed:
+            return
+        finally:
+            self._due_at[chore] = chore.next_time()
+            self.wake()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self._sink.broke(cast(BaseException, task.exception()))
+
+    # -- responses
+
+    def _responded(self, plan: PlannedFetch, answer: FetchAnswer | None, error: AllocatorError | None) -> None:
+        """The response to a request came, or none will. When the broker refuses the session, the request goes out once
+        more, in a new one.
+        """
+        if self._closed:
+            return
+        try:
+            if answer is None or error is not None:
+                self._failed(plan, error)
+            elif plan.session.answered(answer) or plan.repeated:
+                self._take_apart(plan, answer)
+            else:
+                plan.repeated = True
+                self._send(plan)
+        except Exception as failure:  # noqa: BLE001 - the connection called, and is not at fault
+            self._sink.broke(failure)
+
+    def _failed(self, plan: PlannedFetch, error: AllocatorError | None) -> None:
+        plan.session.lost()
+        node_id = plan.broker.node_id
+        if isinstance(error, BrokerError):
+            key = (node_id, type(error), error.code)
+            self._failures.note(key, "fetching from broker %s: %s", node_id, error)
+            for buffer in plan.buffers.values():
+                if self._planner.is_current(buffer):
+                    from_replica = self._state.preferred_read_replica(buffer.tp) == node_id
+                    self._apply(buffer, effects_of_failure(error, from_replica=from_replica))
+        elif error is not None and not isinstance(error, Closed):
+            raise error
+        self._planner.ended(plan)
+        self.wake()
+
+    def _take_apart(self, plan: PlannedFetch, answer: FetchAnswer) -> None:
+        """Puts the records of each partition into its buffer."""
+        version = answer.API_VERSION
+        if answer.error_code:
+            for tp in plan.wanted:
+                part = FetchedPartition(tp.topic, tp.partition, answer.error_code, -1, -1, -1, [], b"")
+                self._take_partition(plan, tp, part, version)
+            self._go_on(plan, [])
+            return
+        self._planner.note_size(plan, sum(len(part.records) for part in answer.parts))
+        self._take_some(plan, plan.session.parts(answer.parts), version, [])
+
+    def _take_some(
+        self,
+        plan: PlannedFetch,
+        parts: Iterator[tuple[TopicPartition, FetchedPartition]],
+        version: int,
+        with_records: list[TopicPartition],
+    ) -> None:
+        """Lets other tasks run after `BREATH_BYTES`; the rest of the response follows."""
+        breath = 0
+        for tp, part in parts:
+            if tp not in plan.wanted:
+                continue
+            if part.records:
+                with_records.append(tp)
+                breath += len(part.records)
+            self._take_partition(plan, tp, part, version)
+            if breath > BREATH_BYTES:
+                self._spawn(self._take_rest(plan, parts, version, with_records))
+                return
+        self._go_on(plan, with_records)
+
+    async def _take_rest(
+        self,
+        plan: PlannedFetch,
+        parts: Iterator[tuple[TopicPartition, FetchedPartition]],
+        version: int,
+        with_records: list[TopicPartition],
+    ) -> None:
+        self._take_some(plan, parts, version, with_records)
+
+    def _take_partition(self, plan: PlannedFetch, tp: TopicPartition, part: FetchedPartition, version: int) -> None:
+        """Reacts to the part of one partition. `_go_on` reports its records, after it has sent the next request."""
+        buffer, wanted = plan.buffers[tp], plan.wanted[tp]
+        if not self._planner.is_current(buffer) or buffer.fetch_offset != wanted.offset or buffer.halted:
+            return  # sought, reset, reassigned, reclaimed or halted since the request
+        state = self._state
+        effects = effects_of(
+            part,
+            buffer,
+            wanted,
+            version,
+            from_replica=part.code != 0 and state.preferred_read_replica(tp) == plan.broker.node_id,
+            record_bytes=self._planner.budget.record_bytes,
+        )
+        if effects.served:
+            buffer.succeeded()
+            self._sink.healed(tp)
+            state.update_high_watermark(tp, part.high_watermark)
+            state.update_last_stable_offset(tp, part.last_stable_offset)
+            if part.preferred_replica >= 0:
+                expiry = time.monotonic() + REPLICA_LEASE_S
+                if state.update_preferred_read_replica(tp, part.preferred_replica, expiry):
+                    log.info("%s:%d is read from broker %d, which is nearer", *tp, part.preferred_replica)
+        elif not isinstance(effects.stop, OutOfRange):
+            reaction = reaction_to(part.code, FETCH)
+            message = "%s:%d at offset %d: error %d, %s"
+            self._failures.note((tp, part.code), message, *tp, wanted.offset, part.code, reaction.value)
+        if effects.chunk is not None:
+            buffer.push(effects.chunk)
+            fetched = self._client.measures.fetched
+            if fetched is not None:
+                fetched.add(tp, buffer.fetch_offset - wanted.offset, len(part.records))
+            if effects.stop is None:
+                return
+        if effects is not SERVED:
+            self._apply(buffer, effects)
+
+    def _apply(self, buffer: PartitionBuffer, effects: Effects) -> None:
+        """Applies the effects on a partition, but for its records."""
+        tp = buffer.tp
+        if effects.need:
+            buffer.need = effects.need
+        if effects.leave_replica:
+            buffer.leader_until = time.monotonic() + REPLICA_SHUNNED_S
+            node_id = self._state.clear_preferred_read_replica(tp)
+            log.info("%s:%d is read from its leader again, not from broker %s", *tp, node_id)
+        if effects.back_off:
+            buffer.back_off(time.monotonic(), self._backoff)
+        if effects.refresh:
+            self._lookups.doubted.add(tp.topic)
+            self.wake()
+        if effects.validate:
+            self._state.request_position_validation(tp)
+        if effects.refusal is not None:
+            buffer.next_try = time.monotonic() + HOPELESS_S
+            self._sink.fail(tp, effects.refusal, lasting=True)
+        if effects.stop is not None:
+            buffer.halt(effects.stop)
+            self._sink.arrived(buffer)
+        if effects.recreated:
+            self._sink.recreated(tp)
+
+    def _go_on(self, plan: PlannedFetch, with_records: list[TopicPartition]) -> None:
+        """Sends the next request before the consumer learns of these records: the broker works meanwhile."""
+        self._planner.ended(plan, with_records)
+        following = self._planner.next_of(plan.broker, time.monotonic())
+        if following is not None:
+            self._send(following)
+        version = self._client.api_version(FetchRequest)
+        if following is None or plan.broker.again_at < math.inf or version is None or version < BOUNDED:
+            self.wake()
+        for tp in with_records:
+            if self._planner.is_current(plan.buffers[tp]):
+                self._sink.arrived(plan.buffers[tp])

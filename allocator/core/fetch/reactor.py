@@ -1,0 +1,118 @@
+"""Decides what the response about one partition causes. Changes nothing: the fetch loop applies the `Effects`."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Optional, Union
+
+from allocator.core.client.errors import FETCH, Reaction, error_of, reaction_to
+from allocator.core.client.fetch_messages import BOUNDED, FetchedPartition, Wanted
+from allocator.core.errors import AllocatorError, BrokerError, CorruptRecordError, RecordTooLarge
+from allocator.core.fetch.buffer import Chunk, Failure, OutOfRange, PartitionBuffer
+from allocator.core.fetch.decode import scan
+from allocator.core.types import TopicPartition
+
+
+class Effects(NamedTuple):
+    """What the response about one partition, or a missing one, causes."""
+
+    served: bool = False
+    """The broker served the partition: earlier failures are over."""
+    chunk: Optional[Chunk] = None
+    """The records to keep."""
+    stop: Optional[Union[OutOfRange, Failure]] = None
+    """Why to fetch no more. Takes effect once the records before it are delivered."""
+    need: int = 0
+    """The bytes to request next time, because a record batch did not fit (brokers before 0.10.1); 0: as usual."""
+    recreated: bool = False
+    """The records are of another topic than those before them: it was deleted and created again."""
+    leave_replica: bool = False
+    """Return to the leader."""
+    refresh: bool = False
+    """Read the metadata of the topic: the leader may have moved."""
+    back_off: bool = False
+    """Pause before the next fetch; longer after each failure in a row."""
+    validate: bool = False
+    """Compare the position with the log of the leader (KIP-320)."""
+    refusal: Optional[AllocatorError] = None
+    """An error that an operator has to fix: reported until the broker serves the partition."""
+
+
+SERVED = Effects(served=True)
+RETRY = Effects(back_off=True)
+REFRESH = Effects(back_off=True, refresh=True)
+VALIDATE = Effects(back_off=True, refresh=True, validate=True)
+# the leader may have records that a replica lacks, and its error is the relevant one
+LEAVE_REPLICA = Effects(leave_replica=True, refresh=True)
+
+
+def effects_of(
+    part: FetchedPartition,
+    buffer: PartitionBuffer,
+    wanted: Wanted,
+    version: int,
+    *,
+    from_replica: bool,
+    record_bytes: int,
+) -> Effects:
+    """Returns the effects of a response about `buffer`, whose request was `wanted`.
+
+    `from_replica`: the broker is the preferred replica and not the leader. `record_bytes` is the most to request from a
+    broker before 0.10.1.
+    """
+    if not part.code:
+        return _effects_of_records(part, buffer, wanted, version, record_bytes) if part.records else SERVED
+    if from_replica:
+        return LEAVE_REPLICA
+    reaction = reaction_to(part.code, FETCH)
+    if reaction is Reaction.RETRY:
+        return RETRY
+    if reaction in (Reaction.REFRESH, Reaction.REFIND):
+        return REFRESH
+    if reaction is Reaction.VALIDATE:
+        return VALIDATE
+    if reaction is Reaction.RESET:
+        return Effects(stop=OutOfRange(wanted.offset))
+    error = error_of(part.code, buffer.tp, wanted.offset)
+    return Effects(refusal=error) if reaction is Reaction.RAISE else Effects(stop=Failure(error))
+
+
+def effects_of_failure(error: BrokerError, *, from_replica: bool) -> Effects:
+    """Returns the effects on a partition of a request that got no response."""
+    if from_replica:
+        return LEAVE_REPLICA
+    return REFRESH if error.retriable else REFRESH._replace(refusal=error)
+
+
+def _effects_of_records(
+    part: FetchedPartition, buffer: PartitionBuffer, wanted: Wanted, version: int, record_bytes: int
+) -> Effects:
+    tp, offset = buffer.tp, wanted.offset
+    found = scan(part.records, topic=tp.topic, partition=tp.partition, start=offset, aborted=part.aborted)
+    if found.wanted is not None and found.error is None:
+        return _effects_of_incomplete(found.wanted, len(found.data), tp, wanted, version, record_bytes)
+    if buffer.precedes(found):
+        return Effects(served=True, recreated=True)
+    chunk = Chunk(found, offset, part.high_watermark) if found.next_offset > offset else None
+    stop = None
+    if found.error is not None:
+        stop = Failure(found.error)
+    elif chunk is None:
+        why = "the broker sent only records from before this offset"
+        stop = Failure(CorruptRecordError(tp.topic, tp.partition, offset, why))
+    return Effects(True, chunk, stop)
+
+
+def _effects_of_incomplete(
+    length: int, received: int, tp: TopicPartition, wanted: Wanted, version: int, record_bytes: int
+) -> Effects:
+    """The response has not even one whole record batch. Its `length` is 0 if even that did not arrive."""
+    if version >= BOUNDED:
+        # these brokers send the first batch whole whatever the limits, so its length field is wrong
+        why = f"a record batch of {length} bytes of which {received} came"
+        return Effects(served=True, stop=Failure(CorruptRecordError(tp.topic, tp.partition, wanted.offset, why)))
+    if max(length, wanted.size + 1) > record_bytes:
+        size = f"{length} bytes" if length else f"more than {wanted.size} bytes"
+        limit = f"the most to request from this broker, {record_bytes}"
+        why = f"a message of {size}, above {limit}; raise prefetch_bytes to its size, or seek past it"
+        return Effects(served=True, stop=Failure(RecordTooLarge(tp.topic, tp.partition, wanted.offset, why)))
+    return Effects(served=True, need=min(max(length, 2 * wanted.size), record_bytes))

@@ -339,7 +339,7 @@ async def test_commits_with_a_callback_take_effect_in_their_order(service: Servi
 
 
 @each(*MEMBERSHIPS)
-async def test_commits_by_the_library_have_the_epoch_of_the_last_record(service: Service) -> None:
+async def test_commits_have_the_epoch_of_the_last_record(service: Service) -> None:
     """A client that takes over detects by it that the log was truncated (KIP-320)."""
     partitions = set(service.partitions)
 
@@ -357,8 +357,9 @@ async def test_commits_by_the_library_have_the_epoch_of_the_last_record(service:
     async with service.consumer(auto_commit_interval_s=1000.0) as consumer:
         assert await epochs(consumer, 10) == {0}
         assert len(await read(consumer, 40)) == 40
-        await consumer.commit(dict.fromkeys(partitions, 20))
-        assert await epochs(consumer, 20) == {0}
+        for offset in (20, OffsetAndMetadata(20, "mine", -1)):
+            await consumer.commit(dict.fromkeys(partitions, offset))
+            assert await epochs(consumer, 20) == {0}
         await service.produce(80, 120)
         handled: list[int] = []
 

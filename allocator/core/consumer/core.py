@@ -627,7 +627,7 @@ class ConsumerCore:
             log.error("%s: %d offsets are not committed: %s", self.group, len(offsets), error)
 
     def _to_send(self, offsets: Offsets) -> Offsets:
-        """Adds the committing member's id and the known leader epoch to offsets without metadata of the user.
+        """Adds the known leader epoch, and the committing member's id where the user gives no metadata.
 
         Raises if a commit is not allowed now.
         """
@@ -645,7 +645,7 @@ class ConsumerCore:
         to_send = {}
         for partition, each in offsets.items():
             offset, metadata, epoch = each
-            if not metadata and (epoch is None or epoch < 0):
+            if epoch is None or epoch < 0:
                 # the next owner detects by it that the log was truncated (KIP-320)
                 epoch = self.fetcher.leader_epoch(partition, offset)
             if not metadata and isinstance(each, Committed):

@@ -200,21 +200,11 @@ class Cutover:
         if until not in STEPS:
             raise ConfigError(f"there is no step {until!r}; steps are {', '.join(STEPS)}")
         done = self.load()
-        steps: dict[str, Callable[[CutoverClusters], Awaitable[dict[str, Any]]]] = {
-            "check": self._check,
-            "freeze": self._freeze,
-            "drain": self._drain,
-            "offsets": self._offsets,
-            "start": self._start,
-            "verify": self._verify,
-            "producers": self._producers,
-            "finish": self._finish,
-        }
         async with opened(self.plan) as clusters:
             for step in STEPS[: STEPS.index(until) + 1]:
                 if step in done:
                     continue
-                details = await steps[step](clusters)
+                details: dict[str, Any] = await getattr(self, f"_{step}")(clusters)
                 self._note(step, **details)
                 shown = ", ".join(f"{key} {value}" for key, value in details.items() if key not in BY_PARTITION)
                 self._on_step(step, shown or "done")

@@ -116,26 +116,17 @@ def load_plan(path: Path) -> Plan:
         faults.append(f"[old] and [new] share a broker: {values['old']['brokers']} and {values['new']['brokers']}")
     if faults:
         raise ConfigError(f"{path}: {'; '.join(faults)}")
-    cutover, old, new = values["cutover"], values["old"], values["new"]
-    return Plan(
-        path=path,
-        digest=_digest(values),
-        groups=tuple(cutover["groups"]),
-        topics=tuple(cutover["topics"]),
-        zookeeper=cutover["zookeeper"],
-        root=cutover["root"],
-        state=path.parent / (cutover["state"] or f"{path.stem}.state.json"),
-        mirror=cutover["mirror"],
-        audit=cutover["audit"],
-        old_brokers=old["brokers"],
-        old_zookeeper=old["zookeeper"],
-        old_storage=old["storage"],
-        old_security=old["security"],
-        new_brokers=new["brokers"],
-        new_security=new["security"],
-        producers=values["producers"]["znode"],
+    cutover = values["cutover"]
+    settings: dict[str, Any] = {
+        **cutover,
+        "groups": tuple(cutover["groups"]),
+        "topics": tuple(cutover["topics"]),
+        "state": path.parent / (cutover["state"] or f"{path.stem}.state.json"),
+        "producers": values["producers"]["znode"],
+        **{f"{side}_{key}": value for side in ("old", "new") for key, value in values[side].items()},
         **{key: float(value) for key, value in values["wait"].items()},
-    )
+    }
+    return Plan(path=path, digest=_digest(values), **settings)
 
 
 def _digest(values: Mapping[str, Any]) -> str:

@@ -13,7 +13,6 @@ from allocator.errors import AllocatorError, ConfigError, TopicNotFound
 from allocator.migrate import translate
 from allocator.migrate.storage import GroupAlive, OffsetStore, OpenOffsetStore
 from allocator.migrate.topics import TopicIds, same_topic
-from allocator.migrate.translate import Found
 from allocator.types import TopicPartition
 
 FORMAT = "allocator offsets 1"
@@ -64,16 +63,8 @@ class CopyPlan:
             "by": self.by,
             "alive": list(self.alive),
             "partitions": [
-                {
-                    "topic": row.partition.topic,
-                    "partition": row.partition.partition,
-                    "from": row.source,
-                    "before": row.before,
-                    "after": row.after,
-                    "lag": row.lag,
-                    "note": row.note,
-                    "problem": row.problem,
-                }
+                {**row.partition._asdict(), "from": row.source}
+                | {name: getattr(row, name) for name in ("before", "after", "lag", "note", "problem")}
                 for row in self.rows
             ],
         }
@@ -201,7 +192,14 @@ async def _plan(
         committed = {each: offset for each, offset in committed.items() if each.topic in topics}
     if not committed:
         raise CopyRefused(f"{old} has no committed offsets" + (f" of {', '.join(topics)}" if topics else ""))
-    found = await _found(old, new, by, committed, mirror, progress)
+    if by == "timestamp":
+        found = await translate.by_timestamp(old, new, committed, progress)
+    elif by == "content":
+        found = await translate.by_content(old, new, committed, progress)
+    elif by == "map":
+        found = await translate.by_map(old, new, mirror, committed)
+    else:  # correct where both stores refer to the same log
+        found = {each: translate.Found(offset) for each, offset in committed.items()}
     own_ends, former = await translate.ends_of(old.client, committed), await old.of_former_topics(committed)
     before = await new.committed(list(committed))
     ends = await translate.ends_of(new.client, committed)
@@ -224,23 +222,6 @@ async def _plan(
     return CopyPlan(source, target, by, tuple(rows), tuple(dict.fromkeys(alive)))
 
 
-async def _found(
-    old: OpenOffsetStore,
-    new: OpenOffsetStore,
-    by: str,
-    committed: Mapping[TopicPartition, int],
-    mirror: str,
-    progress: translate.Progress,
-) -> dict[TopicPartition, Found]:
-    if by == "timestamp":
-        return await translate.by_timestamp(old, new, committed, progress)
-    if by == "content":
-        return await translate.by_content(old, new, committed, progress)
-    if by == "map":
-        return await translate.by_map(old, new, mirror, committed)
-    return translate.by_offset(committed)
-
-
 def _restore(plan: CopyPlan, topic_ids: Mapping[str, str | None]) -> dict[str, Any]:
     return {
         "format": FORMAT,
@@ -255,10 +236,4 @@ def _restore(plan: CopyPlan, topic_ids: Mapping[str, str | None]) -> dict[str, A
 
 def _store_json(store: OffsetStore) -> dict[str, Any]:
     """Without credentials: they do not belong into files."""
-    return {
-        "brokers": store.brokers,
-        "group": store.group,
-        "storage": store.storage,
-        "zookeepers": list(store.zookeepers),
-        "root": store.root,
-    }
+    return {name: getattr(store, name) for name in ("brokers", "group", "storage", "zookeepers", "root")}

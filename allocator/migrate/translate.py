@@ -25,6 +25,7 @@ Progress = Callable[[int, int, str], None]
 """Called with what is done, of how much, and the unit."""
 # This many records in a row identify a position. More: duplicated runs are distinguished; less: faster
 SAMPLE: Final = 20
+_bare: Final = partial(digest, timed=False)  # other copy tools set their own timestamps
 
 
 def silent(_done: int, _total: int, _unit: str) -> None:
@@ -56,11 +57,6 @@ async def ends_of(
     existing = [each for each in partitions if each.partition in (client.partitions(each.topic) or ())]
     found = await RangeReader(client, isolation_level=isolation_level).bounds(existing)
     return {each: Ends(*bounds) for each, bounds in found.items()}
-
-
-def by_offset(committed: Mapping[TopicPartition, int]) -> dict[TopicPartition, Found]:
-    """The same number: correct where both stores refer to the same log."""
-    return {each: Found(offset) for each, offset in committed.items()}
 
 
 async def by_timestamp(
@@ -188,7 +184,10 @@ async def by_content(
             found[each] = empty if low == high else Found(None, "no record at that offset is left to compare")
             continue
         before = sum(record.offset < offset for record in sample)
-        tell = partial(_tell, progress, before_it - new_ends[each].start, total)
+
+        def tell(offset: int, base: int = before_it - new_ends[each].start) -> None:
+            progress(base + offset, total, "records")
+
         found[each] = await _search(new, each, new_ends[each], list(map(_bare, sample)), before, tell)
     return found
 
@@ -215,12 +214,3 @@ async def _search(
         return Found(None, f"the new cluster does not have the {len(sample)} records around it in a row")
     note = f"{len(sample)} records compared"
     return Found(matches[0], note if len(matches) == 1 else f"{note}; {len(matches)} matches, the first is used")
-
-
-def _tell(progress: Progress, base: int, total: int, offset: int) -> None:
-    progress(base + offset, total, "records")
-
-
-def _bare(record: Record) -> bytes:
-    """The digest without the timestamp: other copy tools set their own."""
-    return digest(record, timed=False)

@@ -8,7 +8,8 @@ files that it names. On the old cluster it writes only offsets: its own group's,
 from __future__ import annotations
 
 from allocator.migrate.cutover import Cutover
-from allocator.migrate.mirror import Mirror, MirrorSettings
+from allocator.migrate.mirror import Mirror
+from allocator.migrate.mirror_settings import MirrorSettings
 from allocator.migrate.offsets import CopyPlan, copy_offsets, restore_offsets
 from allocator.migrate.storage import OffsetStore
 

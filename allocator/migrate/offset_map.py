@@ -241,11 +241,8 @@ class OffsetMap:
         known = self.incarnation(partition)
         if there.number < known.number:
             return  # of a deleted topic, by a process that had not noticed
-        if there.number > known.number:
-            self._known[partition] = OffsetTranslation()
-            self._new.pop(partition, None)
         topic_id = there.topic_id or (known.topic_id if there.number == known.number else None)
-        self._incarnations[partition] = Incarnation(there.number, topic_id)
+        self._enter(partition, Incarnation(there.number, topic_id))
         for run in runs:
             self._known[partition].note(run)
 
@@ -269,14 +266,15 @@ class OffsetMap:
 
         Drops all runs of the partition if the number is greater than before.
         """
-        known = self.incarnation(partition)
-        if incarnation == known:
-            return
-        if incarnation.number > known.number:
+        if incarnation != self.incarnation(partition):
+            self._enter(partition, incarnation)
+            self._new.setdefault(partition, [])  # so that `flush` writes an entry even without runs
+
+    def _enter(self, partition: TopicPartition, incarnation: Incarnation) -> None:
+        if incarnation.number > self.incarnation(partition).number:
             self._known[partition] = OffsetTranslation()
             self._new.pop(partition, None)
         self._incarnations[partition] = incarnation
-        self._new.setdefault(partition, [])  # so that `flush` writes an entry even without runs
 
     def note(self, partition: TopicPartition, run: Run) -> None:
         """Adds a run; the next `flush` writes it if it is new."""

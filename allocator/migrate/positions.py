@@ -1,4 +1,4 @@
-"""The position of a mirror in one partition: an old offset, and the new offset that belongs to it.
+"""The copy of one partition: an old offset, and the new offset that belongs to it.
 
 Both are in the commit of the old offset, the new one in its metadata. Old offsets without a visible record
 (transaction markers, aborted, compacted and deleted records) make it impossible to compute one from the other.
@@ -7,10 +7,11 @@ Both are in the commit of the old offset, the new one in its metadata. Old offse
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Final, NamedTuple, Optional
 
 from allocator.core.subscription import stamped
-from allocator.migrate.topics import same_topic
+from allocator.migrate.topics import ZNODE, same_topic
 from allocator.producer import Encoded
 from allocator.types import OffsetAndMetadata, TopicPartition
 
@@ -31,30 +32,41 @@ class Target(NamedTuple):
             return None
         return cls(int(found[2]), found[3])
 
-    def committed(self, source: int, source_id: str | None = None, epoch: int | None = None) -> OffsetAndMetadata:
+    def committed(self, source: int, source_id: str | None = None) -> OffsetAndMetadata:
         """The commit of old offset `source`. `source_id`: the id that the old topic's brokers gave it."""
         text = f"mirrored {source} to {self.offset}" + ("" if self.topic_id is None else f" of {self.topic_id}")
-        return OffsetAndMetadata(source, stamped(text, source_id), -1 if epoch is None else epoch)
+        return OffsetAndMetadata(source, stamped(text, source_id), -1)
 
 
-class PartitionPosition:
-    """Advances both offsets of a partition together.
+@dataclass
+class PartitionCopy:
+    """How far the copy of one partition has come. Its two offsets advance together.
 
     Guarantee: the mirrored records below old offset `acked` are on the new cluster below offset `end`, and no others.
     """
 
-    def __init__(self, acked: int, end: int, topic_id: str | None = None) -> None:
-        self.acked = acked
-        """The old offset after the last acknowledged record."""
-        self.end = end
-        """The new offset that belongs to `acked`: the expected end of the new log, if no other producer writes."""
-        self.topic_id = topic_id
-        """Id of the new topic; None if unknown."""
+    acked: int
+    """The old offset after the last acknowledged record."""
+    end: int
+    """The new offset that belongs to `acked`: the expected end of the new log, if no other producer writes."""
+    source_id: Optional[str] = None
+    """Id of the old topic when the partition was taken over, from `TopicIds`; None if unknown."""
+    target_id: Optional[str] = None
+    """Id of the new topic; None if unknown."""
+    expires_after_ms: Optional[int] = None
+    """Age at which the new cluster deletes records that the old one keeps; None if it deletes none of these."""
 
     @property
-    def stored(self) -> Target:
-        """The new offset to commit with `acked`."""
-        return Target(self.end, self.topic_id)
+    def target(self) -> Target:
+        return Target(self.end, self.target_id)
+
+    @property
+    def commit(self) -> OffsetAndMetadata:
+        """The commit of `acked`."""
+        source_id = self.source_id
+        return self.target.committed(
+            self.acked, None if source_id is None or source_id.startswith(ZNODE) else source_id
+        )
 
     def note(self, encoded: Encoded, target: int) -> int:
         """Counts an acknowledged batch, and returns the number of unexpected records before it."""

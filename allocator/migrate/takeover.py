@@ -11,18 +11,21 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Optional
 
 from allocator.core.client import KafkaClient, ends_of_epochs
 from allocator.core.fetch import RangeReader
 from allocator.core.offsets import GroupOffsets
 from allocator.core.settings import DEFAULT
+from allocator.core.zookeeper import ZooKeeperClient
 from allocator.errors import AllocatorError, BrokerError, TopicNotFound
 from allocator.migrate.mirror_settings import MirrorSettings
 from allocator.migrate.offset_map import OffsetMap, Run
 from allocator.migrate.positions import Target, target_lost
+from allocator.migrate.report import Remedy, SourceLoss, Stop
 from allocator.migrate.tails import digest, match_tails, read_tails
-from allocator.migrate.topics import same_topic
+from allocator.migrate.topics import TopicIds, same_topic
 from allocator.migrate.translate import Ends, ends_of
 from allocator.types import IsolationLevel, OffsetAndMetadata, Record, TopicPartition
 
@@ -41,8 +44,20 @@ class NotEmpty(AllocatorError):
     """A partition of the new cluster holds records that this mirror may not have written."""
 
 
-class TopicsStopped(AllocatorError):
-    """Topics were deleted, created again or truncated. The mirror stops them until a setting says how to go on."""
+class MirrorClusters(NamedTuple):
+    """Both clusters of a mirror, and what it knows about their topics."""
+
+    old: KafkaClient
+    new: KafkaClient
+    offsets: GroupOffsets
+    """Of the mirror's group, on the old cluster."""
+    map: OffsetMap
+    source_ids: TopicIds
+    """Of the old topics."""
+    target_ids: TopicIds
+    """Of the new topics."""
+    ensemble: Optional[ZooKeeperClient]
+    """The old cluster's ZooKeeper: brokers before 0.11 do not report settings of topics."""
 
 
 class Log(NamedTuple):
@@ -62,20 +77,19 @@ class Replaced(NamedTuple):
     reason: str
     cut: Optional[int] = None
 
-
-class SourceLoss(NamedTuple):
-    """Offsets of an old partition that were deleted before they were mirrored, both ends included."""
-
-    partition: TopicPartition
-    first: int
-    last: int
-
-    def __str__(self) -> str:
-        return f"{self.partition.topic}:{self.partition.partition} offsets {self.first} to {self.last}"
-
     @property
-    def offsets(self) -> int:
-        return self.last - self.first + 1
+    def stop(self) -> Stop:
+        return Stop(self.reason, Remedy.RECREATED if self.cut is None else Remedy.TRUNCATED)
+
+    @classmethod
+    def truncated(
+        cls, partition: TopicPartition, at: int, cut: int | None, end: int | None = None, what: str = "lost its tail"
+    ) -> Replaced:
+        """The old log lost records below the mirror's position `at`, from `cut` on. `end`: its end, if below `at`."""
+        others = "others below it" if cut is None else f"other records from offset {cut} on"
+        now = f"has {others}" if end is None else f"ends at {end - 1} now"
+        up_to = f"partition {partition.partition} was mirrored up to offset {at - 1}"
+        return cls(f"the old topic {what}: {up_to}, and {now}", cut)
 
 
 class TakenOver(NamedTuple):
@@ -83,8 +97,7 @@ class TakenOver(NamedTuple):
 
     `present`: records that a crashed process had written and not committed; `position` is behind them. `unexpected`:
     other records of the new log behind the committed target. `seek`: the committed offset differs, or is of another
-    topic. `lost`: old offsets that were deleted before they were mirrored. `replaced`, `target_lost`: the reason on the
-    old or on the new cluster why the partition is not mirrored until the operator says how to go on.
+    topic. `lost`: old offsets that were deleted before they were mirrored. `stop`: why the partition is not mirrored.
     """
 
     position: int
@@ -93,31 +106,13 @@ class TakenOver(NamedTuple):
     unexpected: int = 0
     seek: bool = False
     lost: Optional[SourceLoss] = None
-    replaced: Optional[Replaced] = None
-    target_lost: Optional[str] = None
-
-    @property
-    def stopped(self) -> bool:
-        return self.replaced is not None or self.target_lost is not None
-
-
-def truncated(
-    partition: TopicPartition, position: int, cut: int | None, end: int | None = None, what: str = "lost its tail"
-) -> Replaced:
-    """The old log lost records below the position of the mirror, from `cut` on. `end`: its end, if that is below."""
-    others = "others below it" if cut is None else f"other records from offset {cut} on"
-    now = f"has {others}" if end is None else f"ends at {end - 1} now"
-    up_to = f"partition {partition.partition} was mirrored up to offset {position - 1}"
-    return Replaced(f"the old topic {what}: {up_to}, and {now}", cut)
+    stop: Optional[Stop] = None
 
 
 async def take_over(
-    partitions: Iterable[TopicPartition],
+    clusters: MirrorClusters,
     settings: MirrorSettings,
-    old: KafkaClient,
-    new: KafkaClient,
-    offsets: GroupOffsets,
-    known: OffsetMap,
+    partitions: Iterable[TopicPartition],
     ids: Mapping[str, str | None],
     target_ids: Mapping[str, str | None],
 ) -> dict[TopicPartition, TakenOver]:
@@ -126,10 +121,11 @@ async def take_over(
     `ids`, `target_ids`: the current ids of the old and of the new topics. Raises NotEmpty.
     """
     wanted = list(partitions)
+    known = clusters.map
     await known.refresh()
-    stored = await offsets.fetch(wanted)
+    stored = await clusters.offsets.fetch(wanted)
     committed = {each: found.offset for each, found in stored.items()}
-    sources, targets = await ends_of(old, wanted), await ends_of(new, wanted)
+    sources, targets = await ends_of(clusters.old, wanted), await ends_of(clusters.new, wanted)
     missing = {each.topic for each in wanted if each not in sources or each not in targets}
     if missing:
         raise TopicNotFound(sorted(missing))
@@ -140,21 +136,21 @@ async def take_over(
         for each, offset in stored.items()
         if (mirrored_to := Target.of(offset)) is not None
     }
-    replaced = await find_replaced(old, new, known, logs, ids, intact)
-    targets_lost = await _find_targets_lost(old, new, known, stored, target_ids)
+    replaced = await find_replaced(clusters, logs, ids, intact)
+    targets_lost = await _find_targets_lost(clusters, stored, target_ids)
     found: dict[TopicPartition, TakenOver] = {}
     spans: dict[TopicPartition, tuple[int, int]] = {}
     for partition, source in sources.items():
         change, choice = replaced.get(partition), settings.recreated.get(partition.topic)
         there = targets[partition].end
         if change is not None and choice is None:
-            found[partition] = TakenOver(source.start, there, replaced=change)
+            found[partition] = TakenOver(source.start, there, stop=change.stop)
             continue
         reason = None if change is None else change.reason
         if reason is None and partition in targets_lost:
             reason, choice = targets_lost[partition], "earliest" if partition.topic in settings.restart else None
             if choice is None:
-                found[partition] = TakenOver(source.start, there, target_lost=reason)
+                found[partition] = TakenOver(source.start, there, stop=Stop(reason, Remedy.RESTART))
                 continue
         incarnation = known.incarnation(partition)
         incarnation = incarnation._replace(topic_id=ids[partition.topic] or incarnation.topic_id)
@@ -191,7 +187,7 @@ async def take_over(
         position = max(position, source.start)
         seek = reason is not None or committed.get(partition) != position
         found[partition] = TakenOver(position, there, seek=seek, lost=lost)
-    found.update(await _behind_tails(old, new, known, found, spans, committed))
+    found.update(await _behind_tails(clusters, found, spans, committed))
     await known.flush()
     return found
 
@@ -233,9 +229,7 @@ def _note_lost(known: OffsetMap, partition: TopicPartition, end: int) -> None:
 
 
 async def _behind_tails(
-    old: KafkaClient,
-    new: KafkaClient,
-    known: OffsetMap,
+    clusters: MirrorClusters,
     taken: Mapping[TopicPartition, TakenOver],
     spans: Mapping[TopicPartition, tuple[int, int]],
     committed: Mapping[TopicPartition, int],
@@ -244,12 +238,12 @@ async def _behind_tails(
 
     Records that the old cluster deleted since do not count as lost.
     """
-    tails = await read_tails(new, spans)
+    tails = await read_tails(clusters.new, spans)
     # each of their records has an old offset: a leader that was just elected may report a lower end for a moment
     least = {each: committed.get(each, taken[each].position) + tail.left for each, tail in tails.items()}
-    ends = await _ends_beyond(old, least, isolation_level="read_committed")
+    ends = await _ends_beyond(clusters.old, least, isolation_level="read_committed")
     sources = {each: (taken[each].position, end) for each, end in ends.items()}
-    await match_tails(old, sources, tails)
+    await match_tails(clusters.old, sources, tails)
     found = {}
     for partition, tail in tails.items():
         one = taken[partition]
@@ -259,7 +253,7 @@ async def _behind_tails(
         if tail.next_source is not None:
             one = one._replace(position=tail.next_source)
         for run in tail.runs:
-            known.note(partition, run)
+            clusters.map.note(partition, run)
         found[partition] = one._replace(present=tail.present, unexpected=tail.unexpected, seek=True)
     return found
 
@@ -274,39 +268,33 @@ async def find_targets_lost(
 
 
 async def _find_targets_lost(
-    old: KafkaClient,
-    new: KafkaClient,
-    known: OffsetMap,
-    stored: Mapping[TopicPartition, OffsetAndMetadata],
-    target_ids: Mapping[str, str | None],
+    clusters: MirrorClusters, stored: Mapping[TopicPartition, OffsetAndMetadata], target_ids: Mapping[str, str | None]
 ) -> dict[TopicPartition, str]:
     """Like `find_targets_lost`. Where topics have no id, also compares the last mirrored records."""
     kept = {each: target for each, offset in stored.items() if (target := Target.of(offset)) is not None}
     for each in stored.keys() - kept.keys():
-        runs = known.positions(each).runs  # the broker of the old cluster stores no metadata
+        runs = clusters.map.positions(each).runs  # the broker of the old cluster stores no metadata
         if runs:
             kept[each] = Target(max(run.target for run in runs))
-    found = await find_targets_lost(new, kept, target_ids)
+    found = await find_targets_lost(clusters.new, kept, target_ids)
     unproven = {
         each: (max(0, stored[each].offset - SAMPLE), stored[each].offset)
         for each, target in kept.items()
         if each not in found and target.offset and same_topic(target.topic_id, target_ids[each.topic]) is None
     }
-    starts = await ends_of(old, unproven)
+    starts = await ends_of(clusters.old, unproven)
     spans = {each: (max(first, starts[each].start), stop) for each, (first, stop) in unproven.items() if each in starts}
-    for each, one in (await _compare(old, new, known, spans)).items():
+    for each, one in (await _compare(clusters, spans)).items():
         if one.differs is not None:
             found[each] = f"the new topic was deleted and created again: {_unlike(one.differs[1], one.differs)}"
     return found
 
 
 async def find_replaced(
-    old: KafkaClient,
-    new: KafkaClient,
-    known: OffsetMap,
+    clusters: MirrorClusters,
     logs: Mapping[TopicPartition, Log],
     ids: Mapping[str, str | None],
-    intact: Mapping[TopicPartition, bool | None],
+    intact: Mapping[TopicPartition, bool | None] = MappingProxyType({}),
 ) -> dict[TopicPartition, Replaced]:
     """The partitions of `logs` whose topic was recreated or truncated. `ids`: the current ids of the old topics.
 
@@ -320,7 +308,8 @@ async def find_replaced(
     same: dict[TopicPartition, bool] = {}
     stops: dict[TopicPartition, int] = {}
     at = {each: one.position for each, one in logs.items() if one.position is not None}
-    ends, cuts = await _ends_beyond(old, at), await _ends_of_epochs(old, logs)
+    known = clusters.map
+    ends, cuts = await _ends_beyond(clusters.old, at), await _ends_of_epochs(clusters.old, logs)
     for partition in logs:
         reason = known.recreated(partition, ids[partition.topic])
         if reason is not None:
@@ -329,7 +318,7 @@ async def find_replaced(
             same[partition] = bool(same_topic(known.incarnation(partition).topic_id, ids[partition.topic]))
             stops[partition] = min(at[partition], ends[partition], cuts.get(partition, ends[partition]))
     last = {each: (logs[each].start, stop) for each, stop in stops.items() if intact.get(each) is not False}
-    compared = await _compare_widely(old, new, known, last)
+    compared = await _compare_widely(clusters, last)
     for partition, stop in stops.items():
         one = compared.get(partition, Compared())
         is_same, position, end = same[partition] or one.equal, at[partition], ends[partition]
@@ -340,7 +329,7 @@ async def find_replaced(
             found[partition] = Replaced(f"the old topic {what}: {_unlike(one.differs[0], one.differs)}", cut)
         elif stop < position:
             what = "lost its tail" if is_same else "was deleted and created again, or lost its tail"
-            why = truncated(partition, position, stop, end if end < position else None, what)
+            why = Replaced.truncated(partition, position, stop, end if end < position else None, what)
             found[partition] = why if is_same else why._replace(cut=None)
     return found
 
@@ -394,7 +383,7 @@ class Compared(NamedTuple):
 
 
 async def _compare_widely(
-    old: KafkaClient, new: KafkaClient, known: OffsetMap, at: Mapping[TopicPartition, tuple[int, int]]
+    clusters: MirrorClusters, at: Mapping[TopicPartition, tuple[int, int]]
 ) -> dict[TopicPartition, Compared]:
     """Compares the last mirrored records before a position; more of them, until some are the same.
 
@@ -404,7 +393,7 @@ async def _compare_widely(
     left, size = dict(at), SAMPLE
     while left:
         spans = {each: (max(start, stop - size), stop) for each, (start, stop) in left.items()}
-        found.update(await _compare(old, new, known, spans))
+        found.update(await _compare(clusters, spans))
         size *= 8
         left = {
             each: span
@@ -415,24 +404,24 @@ async def _compare_widely(
 
 
 async def _compare(
-    old: KafkaClient, new: KafkaClient, known: OffsetMap, spans: Mapping[TopicPartition, tuple[int, int]]
+    clusters: MirrorClusters, spans: Mapping[TopicPartition, tuple[int, int]]
 ) -> dict[TopicPartition, Compared]:
     """Compares the records of these spans of the old cluster with their copies. Partitions without any are absent."""
     here: dict[TopicPartition, dict[int, Record]] = {}
-    async for batch in RangeReader(old, isolation_level="read_committed").read(spans):
+    async for batch in RangeReader(clusters.old, isolation_level="read_committed").read(spans):
         for record in batch:
             partition = TopicPartition(batch.topic, batch.partition)
-            target = known.positions(partition).exact(record.offset)
+            target = clusters.map.positions(partition).exact(record.offset)
             if target is not None:
                 here.setdefault(partition, {})[target] = record
     found: dict[TopicPartition, Compared] = {}
-    ends = await ends_of(new, here)
+    ends = await ends_of(clusters.new, here)
     there = {
         each: (max(min(records), ends[each].start), min(max(records) + 1, ends[each].end))
         for each, records in here.items()
         if each in ends
     }
-    async for batch in RangeReader(new).read(there):
+    async for batch in RangeReader(clusters.new).read(there):
         for copy in batch:
             partition = TopicPartition(batch.topic, batch.partition)
             original = here[partition].get(copy.offset)

@@ -108,12 +108,11 @@ async def make_alike(
     old: KafkaClient,
     new: KafkaClient,
     topics: Iterable[str],
-    *,
-    ensemble: ZooKeeperClient | None = None,
-    mirrored: Collection[str] = (),
+    ensemble: ZooKeeperClient | None,
+    mirrored: Collection[str],
     replication: int,
-) -> list[str]:
-    """Creates missing topics on the new cluster and compares the others. Returns the created topics.
+) -> None:
+    """Creates missing topics on the new cluster and compares the others.
 
     `ensemble` is the old cluster's ZooKeeper. Topics in `mirrored` also get partitions that were added to the old
     topic. Raises TopicsDiffer, naming every difference, before any change, and the errors of `settings_of`.
@@ -150,11 +149,9 @@ async def make_alike(
     for name in grown:
         await add_partitions(new, name, counts[name])
         log.info("added partitions to %s: it has %d now, as on the old cluster", name, counts[name])
-    missing = [name for name in there if not here[name]]
-    for name in missing:
+    for name in [name for name in there if not here[name]]:
         await create(new, name, counts[name], replication, {**carried(wanted[name], zstd), TIMES: "CreateTime"})
         log.info("created %s with %d partitions", name, counts[name])
-    return missing
 
 
 def _without(settings: Mapping[str, str], name: str) -> dict[str, str]:
@@ -174,6 +171,24 @@ def _unlike(topic: str, wanted: Mapping[str, str], here: Mapping[str, str]) -> l
         if key in here and key not in wanted
     ]
     return found
+
+
+async def refuse_same_cluster(old: KafkaClient, new: KafkaClient) -> None:
+    """Raises ConfigError if both are the same cluster: a mirror would read the records that it writes.
+
+    Brokers name their cluster from Kafka 0.10.1 on. Addresses tell older ones apart, except behind other listeners.
+    """
+    await old.refresh()
+    await new.refresh()
+    cluster_id = old.metadata.cluster_id
+    if cluster_id is not None and cluster_id == new.metadata.cluster_id:
+        raise ConfigError(f"the old and the new cluster are the same: both have the cluster id {cluster_id}")
+    same = {(broker.host, broker.port) for broker in old.brokers} & {
+        (broker.host, broker.port) for broker in new.brokers
+    }
+    if same:
+        host, port = min(same)
+        raise ConfigError(f"the old and the new cluster are the same: broker {host}:{port} is in both")
 
 
 class TopicIds:

@@ -7,7 +7,7 @@ import json
 import sys
 import time
 
-from allocator.migrate.mirror import SourceConsumer
+from allocator.migrate.copying import SourceConsumer
 from bench.consume.fill import fill
 
 

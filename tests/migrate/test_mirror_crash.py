@@ -26,7 +26,7 @@ from allocator.core.record import Record
 from allocator.migrate.mirror import Mirror
 from allocator.migrate.offset_map import OffsetTranslation, Run
 from allocator.migrate.offsets import copy_offsets
-from allocator.migrate.positions import PartitionPosition, Target
+from allocator.migrate.positions import PartitionCopy, Target
 from allocator.migrate.storage import OffsetStore
 from allocator.migrate.tails import Tail, digest
 from allocator.migrate.topics import TopicsDiffer
@@ -71,7 +71,7 @@ class Scene:
 
     async def crash(self, copied: int) -> None:
         """Runs the mirror until the new cluster has so many records, and kills it."""
-        script = "import asyncio, sys; from allocator.migrate.mirror import Mirror, MirrorSettings; "
+        script = "import asyncio, sys; from allocator.migrate import Mirror, MirrorSettings; "
         script += f"asyncio.run(Mirror({replace(self.settings, commit_interval_s=3600.0)!r}).run())"
         process = await asyncio.to_thread(subprocess.Popen, [sys.executable, "-c", script])
         try:
@@ -273,7 +273,7 @@ class Crashing:
         for run in (*self.map.corrected(end), *tail.runs):
             self.map.note(run)
         self.read = position if tail.next_source is None else tail.next_source
-        self.position = PartitionPosition(self.read, end)
+        self.position = PartitionCopy(self.read, end)
         self.sent: deque[tuple[Encoded, int]] = deque()
 
     def step(self, count: int) -> None:
@@ -298,7 +298,7 @@ class Crashing:
     def commit(self) -> None:
         if not self.sent:
             self.position.pass_to(self.read)
-        self.stored = self.position.stored.committed(self.position.acked)
+        self.stored = self.position.commit
 
     def lose(self, keep: int) -> None:
         """The process crashes, and the new cluster loses the records from `keep` on, none of which is committed."""

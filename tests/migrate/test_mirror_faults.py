@@ -107,7 +107,7 @@ async def test_the_late_request_of_a_frozen_process_does_not_change_the_map_of_i
     await fill("first", 100)
     script = (
         f"import asyncio, logging; logging.basicConfig(filename={str(log_file)!r}, level=logging.DEBUG)\n"
-        "from allocator.migrate.mirror import Mirror, MirrorSettings\n"
+        "from allocator.migrate import Mirror, MirrorSettings\n"
         f"asyncio.run(Mirror({replace(chosen, commit_interval_s=2.0)!r}).run())"
     )
     frozen = await asyncio.to_thread(subprocess.Popen, [sys.executable, "-c", script])

@@ -111,7 +111,7 @@ def errors() -> Iterator[str]:
 
 
 def metrics() -> Iterator[str]:
-    from allocator.migrate.mirror import Mirror, MirrorSettings
+    from allocator.migrate import Mirror, MirrorSettings
     from allocator.web.metrics import ConsumerCollector, GroupCollector
     from allocator.web.mirror_metrics import MirrorCollector
 

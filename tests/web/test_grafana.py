@@ -16,7 +16,8 @@ from prometheus_client.core import Metric
 
 from allocator.cli.access import Access
 from allocator.core.telemetry.measures import Measures
-from allocator.migrate.mirror import Mirror, MirrorProgress
+from allocator.migrate.copying import MirrorProgress
+from allocator.migrate.mirror import Mirror
 from allocator.migrate.mirror_settings import MirrorSettings
 from allocator.operate.group_report import GroupState, Logs
 from allocator.types import OffsetAndMetadata, TopicPartition

@@ -18,7 +18,6 @@ from allocator.core.client.configs import (
 )
 from allocator.core.client.create_topics import add_partitions, create
 from allocator.core.client.errors import ErrorCode, Reaction, for_code, reaction_to
-from allocator.core.client.fetch_messages import BY_NAME, FetchRequest
 from allocator.core.client.log_offsets import EARLIEST, LATEST, EpochEnd, ends_of_epochs, is_supported, list_offsets
 from allocator.core.client.metadata import Metadata
 from allocator.core.client.oauth import check_token_endpoint
@@ -26,13 +25,11 @@ from allocator.core.client.pool import same_cluster
 from allocator.core.client.security import KEYS, check_security, mechanism_faults
 
 __all__ = [
-    "BY_NAME",
     "EARLIEST",
     "KEYS",
     "LATEST",
     "EpochEnd",
     "ErrorCode",
-    "FetchRequest",
     "KafkaClient",
     "Metadata",
     "Reaction",

@@ -6,7 +6,7 @@ May touch: everything below through its public surface; nothing above.
 
 from __future__ import annotations
 
-from allocator.core.consumer.consumer import ConsumerBase, join_again_if
+from allocator.core.consumer.consumer import ConsumerBase, client_of, join_again_if
 from allocator.core.consumer.core import ConsumerCore
 from allocator.core.consumer.measures import lag
 from allocator.core.consumer.membership_config import (
@@ -40,6 +40,7 @@ __all__ = [
     "ZooKeeper",
     "assignors_of",
     "attempt",
+    "client_of",
     "join_again_if",
     "lag",
     "membership_from",

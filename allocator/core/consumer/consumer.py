@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, ClassVar, TypeVar
 
 from allocator.core.aio.tasks import ClosesOnce, ends, warn_unclosed
+from allocator.core.client.client import KafkaClient
 from allocator.core.client.log_offsets import EARLIEST, LATEST, Found, list_offsets
 from allocator.core.consumer.arguments import as_offset, as_offsets, as_partition, as_partitions, as_topics
 from allocator.core.consumer.core import ConsumerCore
@@ -597,3 +598,8 @@ class ConsumerBase:
 def join_again_if(consumer: ConsumerBase, admitted: Callable[[ZooKeeperClient], Awaitable[bool]]) -> None:
     """Like `Membership.join_again_if`."""
     consumer._engine.join_again_if(admitted)
+
+
+def client_of(consumer: ConsumerBase) -> KafkaClient:
+    """The consumer's own client: its metadata changes before the consumer fetches by it."""
+    return consumer._engine.client

@@ -1,0 +1,466 @@
+"""Copies partitions of the old cluster to the new one until it is stopped or something fails."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+import time
+from collections.abc import Coroutine, Iterable, Mapping
+from typing import Any, Final, NamedTuple, Optional
+
+from allocator.core.aio import TaskGroup, first_of, wait_for_event, wall_ms, within
+from allocator.core.consumer import ConsumerBase, client_of, membership_from
+from allocator.core.fetch import Batch
+from allocator.core.subscription import NoPosition, RebalanceListener
+from allocator.errors import AllocatorError, CommitFailed, ConfigError, OffsetOutOfRange
+from allocator.migrate.offset_map import Run
+from allocator.migrate.positions import PartitionCopy, Target, target_lost
+from allocator.migrate.report import MirrorReport, Remedy, SourceLoss, Stop
+from allocator.migrate.source_watch import SourceWatch
+from allocator.migrate.takeover import MirrorClusters, TakenOver, find_targets_lost, take_over
+from allocator.migrate.topics import deletes_after, make_alike
+from allocator.migrate.translate import ends_of
+from allocator.producer import Encoded, Producer, encode
+from allocator.types import Partitions, TopicPartition
+
+log = logging.getLogger(__name__)
+
+TARGETS_S: Final = 5.0  # between checks that the new topics exist; more: fewer requests; less: a loss is noticed sooner
+POLL_S: Final = 0.5  # wait for records; less: `stop` is noticed sooner
+STOP_S: Final = 10.0  # wait at the end for acknowledgements of batches under way
+
+
+class SourceConsumer(ConsumerBase):
+    """Reads the old cluster in large batches."""
+
+    _fetching = {"max_partition_bytes": 4 << 20}
+
+
+class MirrorProgress(NamedTuple):
+    """The progress of one partition. `next` is the old position after the last acknowledged record.
+
+    `end` of the old log is None before the first response of its leader.
+    """
+
+    partition: TopicPartition
+    next: int
+    end: Optional[int]
+
+    @property
+    def lag(self) -> int | None:
+        return None if self.end is None else max(0, self.end - self.next)
+
+
+class Throttle:
+    """At most `bytes_s` bytes a second, and one second's bytes at once; None: no limit.
+
+    After a larger batch it waits longer, so the average rate holds for batches of every size.
+    """
+
+    def __init__(self, bytes_s: float | None) -> None:
+        self._rate = bytes_s
+        self._budget = 0.0
+        self._at = 0.0
+
+    async def take(self, size: int, stop: asyncio.Event) -> None:
+        """Returns when `size` bytes may be sent, or at once when `stop` is set."""
+        if self._rate is None:
+            return
+        now = time.monotonic()
+        self._budget = min(self._rate, self._budget + (now - self._at) * self._rate) - size
+        self._at = now
+        if self._budget < 0:
+            await wait_for_event(stop, -self._budget / self._rate)
+
+
+async def ends_unless(stopping: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Whether `work` ended before `stopping` was set, which cancels it."""
+    ended, _ = await first_of(work, stopping.wait())
+    return ended
+
+
+class Copying(RebalanceListener):
+    """One start of a mirror: reads the partitions that its consumer owns, sends their records and commits.
+
+    `stopping` ends it. Each step writes records, then the offset map, then the commit.
+    """
+
+    def __init__(
+        self, report: MirrorReport, clusters: MirrorClusters, throttle: Throttle, stopping: asyncio.Event
+    ) -> None:
+        settings = report.settings
+        self._settings = settings
+        self._report = report
+        self._clusters = clusters
+        self._throttle = throttle
+        self._stopping = stopping
+        self._consumer = SourceConsumer(
+            *settings.topics,
+            pattern=settings.pattern,
+            brokers=settings.old,
+            security=settings.old_security,
+            group=settings.group,
+            membership=membership_from(settings.membership, vars(settings)),
+            auto_commit_interval_s=None,
+            isolation_level="read_committed",
+            assignor="range",
+            listener=self,
+            auto_offset_reset="none",  # `_out_of_range` handles positions that the log does not have
+        )
+        self._producer = Producer(
+            clusters.new, self._acknowledged, self._consumer.may_act, buffer_bytes=settings.buffer_bytes
+        )
+        self._kept: set[str] = set()  # topics that `_keep_topics` has compared
+        self._copies: dict[TopicPartition, PartitionCopy] = {}
+        self._watch = SourceWatch(clusters, client_of(self._consumer), self._copies, report.stops)
+        self._committing = asyncio.Lock()
+        self._targets_checked = 0.0
+        self._error: Exception | None = None
+        self._unsent: TopicPartition | None = None  # the producer does not have all of its last batch yet
+        self._last: list[MirrorProgress] = []
+
+    # -- life -----------------------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Creates topics that the new cluster lacks, and reads the offset map."""
+        clusters, settings = self._clusters, self._settings
+        self._producer.open()
+        if self._producer.magic < 2:
+            raise ConfigError(
+                f"the new cluster is Kafka {'.'.join(map(str, clusters.new.broker_version))}; a mirror writes record "
+                "batches of format v2, which takes 0.11 or newer"
+            )
+        if settings.pattern is not None:
+            clusters.old.follow_all()
+        else:
+            await self._keep_topics(settings.topics)
+        await clusters.map.open(settings.replication)
+
+    async def goal(self) -> dict[TopicPartition, int]:
+        """Returns the ends of the old topics."""
+        old, pattern = self._clusters.old, re.compile(self._settings.pattern or "")
+        await old.refresh(self._settings.topics)
+        topics = self._settings.topics or [topic for topic in old.topics() if pattern.match(topic)]
+        wanted = [TopicPartition(topic, n) for topic in topics for n in old.partitions(topic) or ()]
+        return {partition: log.end for partition, log in (await ends_of(old, wanted)).items()}
+
+    async def run(self, goal: Mapping[TopicPartition, int] | None) -> None:
+        """Copies until it is stopped, or until all processes together have reached `goal`."""
+        scope = TaskGroup()
+        await scope.run(self._read(goal), producer=self._producer.run(scope), commits=self._commits())
+
+    def progress(self) -> list[MirrorProgress]:
+        """The progress of the partitions of this process; after `run`, of those that it had last."""
+        if not self._copies:
+            return self._last
+        found = []
+        for partition in sorted(self._copies):
+            with contextlib.suppress(AllocatorError):  # the partition has just moved
+                end = self._consumer.high_watermark(partition)
+                found.append(MirrorProgress(partition, self._copies[partition].acked, end))
+        return found
+
+    async def _read(self, goal: Mapping[TopicPartition, int] | None) -> None:
+        consumer = self._consumer
+        client_of(consumer).on_metadata(self._watch.metadata_changed)
+        if not await ends_unless(self._stopping, consumer.start()):
+            return
+        goal_checked = time.monotonic()
+        try:
+            while not self._stopping.is_set():
+                batch = None
+                try:
+                    batch = await consumer.getbatch(POLL_S)
+                    # at once: the position is behind the batch now, and a commit would count the batch as done
+                    self._unsent = None if batch is None else TopicPartition(batch.topic, batch.partition)
+                except OffsetOutOfRange as error:
+                    await self._out_of_range(TopicPartition(error.topic, error.partition), error)
+                except NoPosition:
+                    pass  # partitions without a committed offset: `_begin` sets where they begin
+                if self._error is not None:
+                    raise self._error
+                if self._unsent is not None:
+                    await self._watch.check(self._unsent)
+                for partition, replaced in sorted((await self._watch.settle(self._drain)).items()):
+                    self._stop(partition.topic, replaced.stop)
+                if time.monotonic() - self._targets_checked > TARGETS_S:
+                    await self._check_targets()
+                if batch is not None and batch.topic not in self._report.stops:
+                    await self._send(batch)
+                    if self._stopping.is_set():
+                        break  # the rest of the batch is unsent, and may not count as done
+                    self._unsent = None
+                    if goal is None or time.monotonic() - goal_checked < POLL_S:
+                        continue  # producers may never pause
+                goal_checked = time.monotonic()
+                if goal is not None and await self._reached(goal):
+                    self._report.caught_up = True
+                    break
+            await self._drain(consumer.assignment())
+            await self._commit(consumer.assignment())
+            self._last = self.progress()
+        finally:
+            await consumer.close()
+
+    # -- records --------------------------------------------------------------------------------------------------
+
+    async def _drain(self, partitions: Partitions) -> None:
+        """Waits until all their records are acknowledged; after `stop`, for `STOP_S` at most.
+
+        The new cluster may be down. The next start reads unacknowledged records again.
+        """
+        if not await ends_unless(self._stopping, self._producer.drained(partitions)):
+            with contextlib.suppress(asyncio.TimeoutError):
+                await within(self._producer.drained(partitions), STOP_S)
+
+    async def _send(self, batch: Batch) -> None:
+        """Gives the batch to the producer, until the partition is lost or `stop` is called."""
+        partition = TopicPartition(batch.topic, batch.partition)
+        queue, copy = self._producer.queue(partition), self._copies.get(partition)
+        if copy is None:
+            return
+        for encoded in encode(batch, self._producer.takes_zstd):
+            if self._expires(partition, copy, encoded):
+                return
+            await self._throttle.take(encoded.size, self._stopping)
+            await ends_unless(self._stopping, self._producer.room(encoded.size))
+            if self._stopping.is_set() or not self._producer.put(partition, queue, encoded):
+                return
+            await asyncio.sleep(0)
+
+    def _expires(self, partition: TopicPartition, copy: PartitionCopy, encoded: Encoded) -> bool:
+        """Stops the topic if the new cluster would delete the batch at once and the old one keeps it."""
+        age = copy.expires_after_ms
+        if age is None or not 0 <= encoded.max_time < wall_ms() - age:
+            return False
+        newest = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(encoded.max_time / 1000))
+        reason = (
+            f"the new cluster would delete its records at once: those at offsets {encoded.first} to "
+            f"{encoded.next - 1} of partition {partition.partition} are of {newest} or older, and retention.ms is "
+            f"{age} there"
+        )
+        if self._settings.accept_loss:
+            log.warning("%s: topic %r: %s", self._settings.group, partition.topic, reason)
+            copy.expires_after_ms = None  # one warning for each partition
+            return False
+        self._stop(partition.topic, Stop(reason, Remedy.EXPIRED))
+        return True
+
+    def _acknowledged(self, partition: TopicPartition, encoded: Encoded, target: int) -> None:
+        """Called by the producer, in the order of each partition."""
+        copy = self._copies.get(partition)
+        if copy is None:
+            return  # the next owner finds the records on the new cluster
+        for source, before in encoded.runs:
+            self._clusters.map.note(partition, Run(source, target + before))
+        others = copy.note(encoded, target)
+        if others < 0:
+            reason = target_lost(partition, Target(target - others), target, copy.target_id)
+            self._stop(partition.topic, Stop(reason or "", Remedy.RESTART))
+        elif others:
+            self._report.duplicated += others
+            log.warning(
+                "%s:%d: %d records before %d are of another producer, or written twice", *partition, others, target
+            )
+        self._report.count_acknowledged(partition.topic, encoded)
+
+    # -- commits --------------------------------------------------------------------------------------------------
+
+    async def _commits(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.commit_interval_s)
+            try:
+                await self._commit(self._consumer.assignment())
+            except AllocatorError as error:
+                self._report.errors += 1
+                log.warning("%s: commit failed, retrying with the next one: %s", self._settings.group, error)
+
+    async def _commit(self, partitions: Iterable[TopicPartition]) -> None:
+        async with self._committing:
+            for partition in partitions:
+                if partition in self._copies:
+                    await self._pass_markers(partition)
+            # taken before the flush: the commit may not contain batches that are acknowledged during it; positions in a
+            # topic that lost records stay as evidence for the next start
+            offsets = {
+                each: self._copies[each].commit
+                for each in partitions
+                if each in self._copies and not self._lost_by_target(each.topic)
+            }
+            if not offsets:
+                return
+            if not self._consumer.may_act():  # the next owner may have written other entries of the map
+                error = CommitFailed(f"{self._settings.group}: it is not confirmed that it still owns its partitions")
+                error.retriable = True
+                raise error
+            await self._clusters.map.flush()
+            await self._consumer.commit(offsets)
+
+    async def _pass_markers(self, partition: TopicPartition) -> None:
+        """Moves the position past invisible records (transaction markers) at the end of the old log."""
+        if not self._all_acknowledged(partition) or partition.topic in self._report.stops:
+            return
+        try:
+            position = await self._consumer.position(partition)
+        except NoPosition:
+            return  # it was gained just now, and the reader has not set its position yet
+        if self._all_acknowledged(partition) and partition in self._copies:
+            self._copies[partition].pass_to(position)
+
+    def _all_acknowledged(self, partition: TopicPartition) -> bool:
+        return self._unsent != partition and self._producer.idle(partition)
+
+    async def _reached(self, goal: Mapping[TopicPartition, int]) -> bool:
+        mine, stops = self._consumer.assignment(), self._report.stops
+        await self._commit(mine)
+        if all(self._acked(each) >= end for each, end in goal.items() if each in mine and each.topic not in stops):
+            await self._check_targets()
+        left = {each: end for each, end in goal.items() if end and each.topic not in stops}
+        if any(self._acked(each) < end for each, end in left.items() if each in mine):
+            return False
+        committed = await self._clusters.offsets.fetch(list(left))
+        late = [each for each, end in left.items() if each not in committed or committed[each].offset < end]
+        if late:
+            await self._stop_others(late)
+        return all(each.topic in stops for each in late)
+
+    def _acked(self, partition: TopicPartition) -> int:
+        copy = self._copies.get(partition)
+        return 0 if copy is None else copy.acked
+
+    async def _stop_others(self, partitions: Iterable[TopicPartition]) -> None:
+        """Stops recreated topics among `partitions` of other processes: they will not reach the goal."""
+        known = self._clusters.map
+        ids = await self._clusters.source_ids.of({each.topic for each in partitions})
+        await known.refresh()
+        for each in partitions:
+            reason = known.recreated(each, ids[each.topic])
+            if reason is not None and each.topic not in self._settings.recreated:
+                self._stop(each.topic, Stop(reason, Remedy.RECREATED))
+
+    # -- assignment -----------------------------------------------------------------------------------------------
+
+    async def on_partitions_assigned(self, partitions: Partitions) -> None:
+        """Sets the positions. The consumer reads the partitions after this returns."""
+        try:
+            await self._begin(partitions)
+        except Exception as error:  # noqa: BLE001 - `_read` raises it; the group would only log it
+            self._error = error
+
+    async def on_partitions_revoked(self, partitions: Partitions) -> None:
+        """Waits until all their records that were read are acknowledged, and commits."""
+        await self._drain(partitions)
+        try:
+            await self._commit(partitions)
+        except AllocatorError as error:
+            log.warning("%s: commit failed, the next owner compares the records: %s", self._settings.group, error)
+        self.on_partitions_lost(partitions)
+
+    def on_partitions_lost(self, partitions: Partitions) -> None:
+        """Drops the partitions. The next owner finds the written records on the new cluster."""
+        self._producer.drop(partitions)
+        self._clusters.map.forget(partitions)
+        for partition in partitions:
+            self._copies.pop(partition, None)
+
+    async def _keep_topics(self, topics: Iterable[str]) -> None:
+        """Creates topics that the new cluster lacks, and adds partitions that were added to the old topics since.
+
+        Raises TopicsDiffer.
+        """
+        old, new = self._clusters.old, self._clusters.new
+        wanted = set(topics)
+        await old.refresh(wanted)
+        grown = {each for each in wanted if len(old.partitions(each) or ()) > len(new.partitions(each) or ())}
+        changed = (wanted - self._kept) | grown
+        if changed:
+            partitions = [TopicPartition(topic, n) for topic in changed for n in old.partitions(topic) or ()]
+            mirrored = {each.topic for each in await self._clusters.offsets.fetch(partitions)}
+            await make_alike(old, new, changed, self._clusters.ensemble, mirrored, self._settings.replication)
+            self._kept |= changed
+        new.follow({*self._kept, self._clusters.map.topic})
+        await new.refresh()
+
+    async def _begin(self, partitions: Partitions) -> None:
+        clusters, topics = self._clusters, {partition.topic for partition in partitions}
+        await self._keep_topics(topics)
+        ids, target_ids = await clusters.source_ids.of(topics), await clusters.target_ids.of(topics)
+        taken = await take_over(clusters, self._settings, partitions, ids, target_ids)
+        ages = {topic: await deletes_after(clusters.old, clusters.new, topic) for topic in topics}
+        await self._producer.add(partitions)
+        for partition, each in taken.items():
+            if each.lost is not None:
+                self._report.count_lost(each.lost, clusters.map.incarnation(partition).number)
+            if each.stop is not None:
+                self._stop(partition.topic, each.stop)
+        copied = {each: one for each, one in taken.items() if one.stop is None}
+        for partition, each in copied.items():
+            topic = partition.topic
+            copy = PartitionCopy(each.position, each.end, ids[topic], target_ids[topic], ages[topic])
+            self._copies[partition] = copy
+            self._count_present(partition, each)
+        moved = {each: self._copies[each].commit for each, one in copied.items() if one.seek}
+        if moved:
+            await self._consumer.commit(moved)
+        for partition in moved:
+            self._consumer.seek(partition, taken[partition].position)
+        self._pause_stopped()
+
+    def _count_present(self, partition: TopicPartition, taken: TakenOver) -> None:
+        self._report.already_present += taken.present
+        if taken.unexpected:
+            self._report.duplicated += taken.unexpected
+            log.warning(
+                "%s:%d: %d records before offset %d of the new log match no record of the old log: another producer "
+                "wrote them, a mirror wrote them twice, or the old cluster has deleted the originals",
+                *partition,
+                taken.unexpected,
+                taken.end,
+            )
+
+    # -- losses ---------------------------------------------------------------------------------------------------
+
+    def _stop(self, topic: str, stop: Stop) -> None:
+        """Copies no more of a topic. If the new cluster lost records of it, also commits nothing."""
+        if topic in self._report.stops and (stop.remedy is not Remedy.RESTART or self._lost_by_target(topic)):
+            return
+        self._report.stops[topic] = stop
+        log.error("%s: %s", self._settings.group, stop.text(topic))
+        if stop.remedy is Remedy.RESTART:
+            self._producer.drop([each for each in self._copies if each.topic == topic])
+        self._pause_stopped()
+
+    def _lost_by_target(self, topic: str) -> bool:
+        stop = self._report.stops.get(topic)
+        return stop is not None and stop.remedy is Remedy.RESTART
+
+    def _pause_stopped(self) -> None:
+        self._consumer.pause([each for each in self._consumer.assignment() if each.topic in self._report.stops])
+
+    async def _check_targets(self) -> None:
+        """Stops topics of which the new cluster lost records that it had acknowledged."""
+        kept = {each: copy.target for each, copy in self._copies.items() if each.topic not in self._report.stops}
+        ids = await self._clusters.target_ids.of({each.topic for each in kept})
+        for each, reason in (await find_targets_lost(self._clusters.new, kept, ids)).items():
+            if each in self._copies:
+                self._stop(each.topic, Stop(reason, Remedy.RESTART))
+        self._targets_checked = time.monotonic()
+
+    async def _out_of_range(self, partition: TopicPartition, error: OffsetOutOfRange) -> None:
+        """The old log does not have the position: its beginning was deleted, or it is another log."""
+        await self._drain(frozenset({partition}))
+        ends = (await ends_of(self._clusters.old, [partition])).get(partition)
+        if ends is None or partition not in self._consumer.assignment():
+            return  # the topic was deleted, or another process owns the partition
+        if await self._consumer.position(partition) != error.offset:
+            return  # the error is about the committed offset, and `_begin` has moved the position since
+        replaced = await self._watch.replaced(partition, ends.start, error)
+        if replaced is not None:
+            self._stop(partition.topic, replaced.stop)
+            return
+        if ends.start > error.offset:
+            loss = SourceLoss(partition, error.offset, ends.start - 1)
+            self._report.count_lost(loss, self._clusters.map.incarnation(partition).number)
+        self._consumer.seek(partition, max(ends.start, error.offset))

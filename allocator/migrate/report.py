@@ -1,0 +1,149 @@
+"""What a mirror has copied, what it could not copy, and why."""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections import Counter, deque
+from typing import Final, NamedTuple
+
+from allocator.core.aio import wall_ms
+from allocator.errors import AllocatorError
+from allocator.migrate.mirror_settings import MirrorSettings
+from allocator.producer import Encoded
+from allocator.types import TopicPartition
+
+log = logging.getLogger(__name__)
+
+LOSSES: Final = 1000  # most ranges in `MirrorReport.losses`
+
+
+class TopicsStopped(AllocatorError):
+    """Topics were deleted, created again or truncated. The mirror stops them until a setting says how to go on."""
+
+
+class RecordsGone(AllocatorError):
+    """The old cluster deleted records before they were mirrored. Everything else is done."""
+
+
+class Remedy(enum.Enum):
+    """What an operator does so that a stopped topic goes on."""
+
+    RECREATED = (
+        "Start with --recreated {topic}=earliest to mirror it from its earliest record, behind what the new cluster "
+        "has; or with --recreated {topic}=continue to go on at the stored position, as if it were the same topic"
+    )
+    TRUNCATED = (
+        "Start with --recreated {topic}=continue to go on at the first offset that the old log lost, behind what the "
+        "new cluster has, which keeps the records that the old one lost; or with --recreated {topic}=earliest to "
+        "mirror all records again"
+    )
+    EXPIRED = (
+        "Set retention.ms of the new topic to -1 until its consumers have moved, and start the mirror again; or start "
+        "with --accept-loss to mirror these records nevertheless"
+    )
+    RESTART = (
+        "Start with --restart {topic} to mirror it again from its earliest old record, behind what the new cluster has"
+    )
+
+
+class Stop(NamedTuple):
+    """Why a topic is not mirrored until an operator says how to go on."""
+
+    reason: str
+    remedy: Remedy
+
+    def text(self, topic: str) -> str:
+        return f"topic {topic!r} is not mirrored: {self.reason}. {self.remedy.value.format(topic=topic)}"
+
+
+class SourceLoss(NamedTuple):
+    """Offsets of an old partition that were deleted before they were mirrored, both ends included."""
+
+    partition: TopicPartition
+    first: int
+    last: int
+
+    def __str__(self) -> str:
+        return f"{self.partition.topic}:{self.partition.partition} offsets {self.first} to {self.last}"
+
+    @property
+    def offsets(self) -> int:
+        return self.last - self.first + 1
+
+
+class MirrorReport:
+    """The counts of one process of a mirror since its start. They survive reconnections."""
+
+    def __init__(self, settings: MirrorSettings) -> None:
+        self.settings = settings
+        self.records_of: Counter[str] = Counter()
+        """Records that the new cluster acknowledged since the start of this process, by old topic."""
+        self.bytes_of: Counter[str] = Counter()
+        """Their bytes on the wire, by old topic."""
+        self.last_progress_ms: int | None = None
+        """When the new cluster last acknowledged records, or `run` began; milliseconds since the epoch."""
+        self.errors = 0
+        """Failures after which the mirror tried again."""
+        self.problem: str | None = "it has not reached its servers yet"
+        """Why nothing is mirrored at present; None while it runs."""
+        self.duplicated = 0
+        """Records of the new cluster that the mirror did not expect there: of another producer, or written twice."""
+        self.already_present = 0
+        """Records that the new cluster had already after a crash, and that were not sent again."""
+        self.lost_at_source = 0
+        """Old offsets that the old cluster deleted before they were mirrored."""
+        self.losses: deque[SourceLoss] = deque(maxlen=LOSSES)
+        """Their ranges; the last thousand."""
+        self.stops: dict[str, Stop] = {}
+        """Old topics that are not mirrored until an operator says how to go on."""
+        self.caught_up = False
+        """Whether `run(until_caught_up=True)` has mirrored all records of its goal."""
+        self._lost_to: dict[tuple[TopicPartition, int], int] = {}
+
+    @property
+    def records(self) -> int:
+        """Records that the new cluster acknowledged since the start of this process."""
+        return sum(self.records_of.values())
+
+    @property
+    def bytes(self) -> int:
+        """Their bytes on the wire."""
+        return sum(self.bytes_of.values())
+
+    @property
+    def stopped(self) -> dict[str, str]:
+        """Old topics that are not mirrored until `settings.recreated` or `settings.restart` says how to go on -> the
+        reason."""
+        return {topic: stop.reason for topic, stop in self.stops.items()}
+
+    def count_acknowledged(self, topic: str, encoded: Encoded) -> None:
+        self.records_of[topic] += encoded.records
+        self.bytes_of[topic] += encoded.size
+        self.last_progress_ms = wall_ms()
+
+    def count_lost(self, loss: SourceLoss, incarnation: int) -> None:
+        """Counts and logs a loss, without offsets that were counted before a reconnection.
+
+        `incarnation`: the number of the old topic, because a recreated topic begins at offset 0 again.
+        """
+        key = (loss.partition, incarnation)
+        loss = loss._replace(first=max(loss.first, self._lost_to.get(key, 0)))
+        if loss.offsets <= 0:
+            return
+        self._lost_to[key] = loss.last + 1
+        self.lost_at_source += loss.offsets
+        self.losses.append(loss)
+        log.error("%s: the old cluster deleted %s before they were mirrored", self.settings.group, loss)
+
+    def check(self) -> None:
+        """Raises TopicsStopped, and RecordsGone unless `settings.accept_loss`, if not everything was mirrored."""
+        if self.stops:
+            raise TopicsStopped("; ".join(stop.text(topic) for topic, stop in sorted(self.stops.items())))
+        if self.lost_at_source and not self.settings.accept_loss:
+            raise RecordsGone(
+                f"the old cluster deleted {self.lost_at_source} offsets before they were mirrored: "
+                f"{', '.join(map(str, list(self.losses)[:5]))}{' and others' if len(self.losses) > 5 else ''}; all "
+                "that it still had is mirrored. Copy them from a backup, or pass --accept-loss to end without this "
+                "error"
+            )

@@ -1,0 +1,90 @@
+"""Notices topics of the old cluster that are created again or truncated while a mirror reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Container, Mapping
+
+from allocator.core.client import KafkaClient
+from allocator.errors import LogTruncated, OffsetOutOfRange
+from allocator.migrate.positions import PartitionCopy
+from allocator.migrate.takeover import Log, MirrorClusters, Replaced, find_replaced
+from allocator.migrate.topics import ZNODE, same_topic
+from allocator.migrate.translate import ends_of
+from allocator.types import Partitions, TopicPartition
+
+
+class SourceWatch:
+    """Doubts topics whose log may be another one, and compares their records with the mirrored ones.
+
+    Guarantee: a topic is doubted before the consumer gets the first batch of its new log. A caller that settles doubts
+    before it sends a batch sends no record of a new log.
+
+    `client` is the consumer's own: its metadata shows a change before the consumer fetches. `copies` are the partitions
+    of this process, and `stopped` the topics that are not mirrored any more.
+    """
+
+    def __init__(
+        self,
+        clusters: MirrorClusters,
+        client: KafkaClient,
+        copies: Mapping[TopicPartition, PartitionCopy],
+        stopped: Container[str],
+    ) -> None:
+        self._clusters = clusters
+        self._client = client
+        self._copies = copies
+        self._stopped = stopped
+        self._doubted: set[str] = set()
+
+    def metadata_changed(self) -> None:
+        """Doubts topics with another id, and topics with a partition that has no leader."""
+        topics = {each.topic: copy.source_id for each, copy in self._copies.items() if each.topic not in self._stopped}
+        for topic, known in topics.items():
+            now = self._client.topic_id(topic)
+            same = same_topic(known, None if now is None else str(now))
+            # a truncated topic, and without ids a recreated one, shows only by partitions without a leader
+            if same is not False:
+                numbers = self._client.partitions(topic) or ()
+                same = bool(numbers) and all(self._client.leader(TopicPartition(topic, n)) is not None for n in numbers)
+            if not same:
+                self._doubted.add(topic)
+
+    async def check(self, partition: TopicPartition) -> None:
+        """Doubts the topic if a batch of this partition that was fetched by name may be of a recreated topic."""
+        copy = self._copies.get(partition)
+        known = None if copy is None else copy.source_id
+        if known is None or (self._client.broker_version >= (3, 1) and not known.startswith(ZNODE)):
+            return  # from Kafka 3.1 on, a fetch names the topic by its id, and metadata with another id arrives before
+        if same_topic(known, (await self._clusters.source_ids.of([partition.topic]))[partition.topic]) is False:
+            self._doubted.add(partition.topic)
+
+    async def settle(self, drain: Callable[[Partitions], Awaitable[None]]) -> dict[TopicPartition, Replaced]:
+        """Compares doubted topics with the mirrored records after `drain`, and returns the partitions that are not the
+        mirrored ones any more.
+
+        A topic that does not exist now stays doubted.
+        """
+        old, replaced = self._clusters.old, {}
+        for topic in list(self._doubted):
+            ids = await self._clusters.source_ids.of([topic])
+            mine = frozenset(each for each in self._copies if each.topic == topic)
+            if old.partitions(topic) is None or any(old.leader(each) is None for each in mine):
+                continue
+            await drain(mine)
+            ends = await ends_of(old, mine)
+            logs = {
+                each: Log(ends[each].start, self._copies[each].acked)
+                for each in mine
+                if each in ends and each in self._copies
+            }
+            replaced.update(await find_replaced(self._clusters, logs, ids))
+            self._doubted.discard(topic)
+        return replaced
+
+    async def replaced(self, partition: TopicPartition, start: int, error: OffsetOutOfRange) -> Replaced | None:
+        """Why a log that begins at `start` does not have the position of the mirror; None if it is the mirrored log."""
+        ids = await self._clusters.source_ids.of([partition.topic])
+        found = await find_replaced(self._clusters, {partition: Log(start, error.offset)}, ids)
+        if not found and isinstance(error, LogTruncated):
+            return Replaced.truncated(partition, error.offset, error.divergent_offset)
+        return found.get(partition)

@@ -14,7 +14,7 @@ from allocator.core.aio import TaskGroup, first_of, wait_for_event, wall_ms, wit
 from allocator.core.consumer import ConsumerBase, client_of, membership_from
 from allocator.core.fetch import Batch
 from allocator.core.subscription import NoPosition, RebalanceListener
-from allocator.errors import AllocatorError, CommitFailed, ConfigError, OffsetOutOfRange
+from allocator.errors import AllocatorError, BrokerError, CommitFailed, ConfigError, OffsetOutOfRange
 from allocator.migrate.offset_map import Run
 from allocator.migrate.positions import PartitionCopy, Target, target_lost
 from allocator.migrate.report import MirrorReport, Remedy, SourceLoss, Stop
@@ -22,7 +22,7 @@ from allocator.migrate.source_watch import SourceWatch
 from allocator.migrate.takeover import MirrorClusters, TakenOver, find_targets_lost, take_over
 from allocator.migrate.topics import deletes_after, make_alike
 from allocator.migrate.translate import ends_of
-from allocator.producer import Encoded, Producer, encode
+from allocator.producer import BatchSender, Encoded, PartitionQueue, SequenceLost, encode
 from allocator.types import Partitions, TopicPartition
 
 log = logging.getLogger(__name__)
@@ -109,8 +109,8 @@ class Copying(RebalanceListener):
             listener=self,
             auto_offset_reset="none",  # `_out_of_range` handles positions that the log does not have
         )
-        self._producer = Producer(
-            clusters.new, self._acknowledged, self._consumer.may_act, buffer_bytes=settings.buffer_bytes
+        self._sender = BatchSender(
+            clusters.new, self._acknowledged, self._refused, self._consumer.may_act, buffer_bytes=settings.buffer_bytes
         )
         self._kept: set[str] = set()  # topics that `_keep_topics` has compared
         self._copies: dict[TopicPartition, PartitionCopy] = {}
@@ -118,7 +118,7 @@ class Copying(RebalanceListener):
         self._committing = asyncio.Lock()
         self._targets_checked = 0.0
         self._error: Exception | None = None
-        self._unsent: TopicPartition | None = None  # the producer does not have all of its last batch yet
+        self._unsent: TopicPartition | None = None  # the sender does not have all of its last batch yet
         self._last: list[MirrorProgress] = []
 
     # -- life -----------------------------------------------------------------------------------------------------
@@ -126,8 +126,7 @@ class Copying(RebalanceListener):
     async def open(self) -> None:
         """Creates topics that the new cluster lacks, and reads the offset map."""
         clusters, settings = self._clusters, self._settings
-        self._producer.open()
-        if self._producer.magic < 2:
+        if self._sender.magic < 2:
             raise ConfigError(
                 f"the new cluster is Kafka {'.'.join(map(str, clusters.new.broker_version))}; a mirror writes record "
                 "batches of format v2, which takes 0.11 or newer"
@@ -149,7 +148,7 @@ class Copying(RebalanceListener):
     async def run(self, goal: Mapping[TopicPartition, int] | None) -> None:
         """Copies until it is stopped, or until all processes together have reached `goal`."""
         scope = TaskGroup()
-        await scope.run(self._read(goal), producer=self._producer.run(scope), commits=self._commits())
+        await scope.run(self._read(goal), sender=self._sender.run(scope), commits=self._commits())
 
     def progress(self) -> list[MirrorProgress]:
         """The progress of the partitions of this process; after `run`, of those that it had last."""
@@ -211,22 +210,22 @@ class Copying(RebalanceListener):
 
         The new cluster may be down. The next start reads unacknowledged records again.
         """
-        if not await ends_unless(self._stopping, self._producer.drained(partitions)):
+        if not await ends_unless(self._stopping, self._sender.drained(partitions)):
             with contextlib.suppress(asyncio.TimeoutError):
-                await within(self._producer.drained(partitions), STOP_S)
+                await within(self._sender.drained(partitions), STOP_S)
 
     async def _send(self, batch: Batch) -> None:
-        """Gives the batch to the producer, until the partition is lost or `stop` is called."""
+        """Gives the batch to the sender, until the partition is lost or `stop` is called."""
         partition = TopicPartition(batch.topic, batch.partition)
-        queue, copy = self._producer.queue(partition), self._copies.get(partition)
+        queue, copy = self._sender.queues.get(partition), self._copies.get(partition)
         if copy is None:
             return
-        for encoded in encode(batch, self._producer.takes_zstd):
+        for encoded in encode(batch, self._sender.takes_zstd):
             if self._expires(partition, copy, encoded):
                 return
             await self._throttle.take(encoded.size, self._stopping)
-            await ends_unless(self._stopping, self._producer.room(encoded.size))
-            if self._stopping.is_set() or not self._producer.put(partition, queue, encoded):
+            await ends_unless(self._stopping, self._sender.room(encoded.size))
+            if self._stopping.is_set() or not self._sender.put(partition, queue, encoded):
                 return
             await asyncio.sleep(0)
 
@@ -249,10 +248,13 @@ class Copying(RebalanceListener):
         return True
 
     def _acknowledged(self, partition: TopicPartition, encoded: Encoded, target: int) -> None:
-        """Called by the producer, in the order of each partition."""
+        """Called by the sender, in the order of each partition."""
         copy = self._copies.get(partition)
         if copy is None:
             return  # the next owner finds the records on the new cluster
+        if target < 0:  # the next start finds them
+            where = f"{partition.topic}:{partition.partition}"
+            raise SequenceLost(f"{where} has a batch already, and does not say where", retriable=True)
         for source, before in encoded.runs:
             self._clusters.map.note(partition, Run(source, target + before))
         others = copy.note(encoded, target)
@@ -265,6 +267,16 @@ class Copying(RebalanceListener):
                 "%s:%d: %d records before %d are of another producer, or written twice", *partition, others, target
             )
         self._report.count_acknowledged(partition.topic, encoded)
+
+    def _refused(self, partition: TopicPartition, queue: PartitionQueue[Encoded], error: BrokerError) -> None:
+        if isinstance(error, SequenceLost):
+            raise error  # the next start goes on from what is committed
+        batch = queue.pending[0].batch
+        raise BrokerError(
+            f"the new cluster refuses old offsets {batch.first} to {batch.next - 1} of {partition.topic}:"
+            f"{partition.partition} ({batch.size} bytes): {error}; nothing is skipped, correct it and start again",
+            code=error.code,
+        )
 
     # -- commits --------------------------------------------------------------------------------------------------
 
@@ -310,7 +322,7 @@ class Copying(RebalanceListener):
             self._copies[partition].pass_to(position)
 
     def _all_acknowledged(self, partition: TopicPartition) -> bool:
-        return self._unsent != partition and self._producer.idle(partition)
+        return self._unsent != partition and self._sender.idle(partition)
 
     async def _reached(self, goal: Mapping[TopicPartition, int]) -> bool:
         mine, stops = self._consumer.assignment(), self._report.stops
@@ -360,7 +372,7 @@ class Copying(RebalanceListener):
 
     def on_partitions_lost(self, partitions: Partitions) -> None:
         """Drops the partitions. The next owner finds the written records on the new cluster."""
-        self._producer.drop(partitions)
+        self._sender.drop(partitions)
         self._clusters.map.forget(partitions)
         for partition in partitions:
             self._copies.pop(partition, None)
@@ -389,7 +401,7 @@ class Copying(RebalanceListener):
         ids, target_ids = await clusters.source_ids.of(topics), await clusters.target_ids.of(topics)
         taken = await take_over(clusters, self._settings, partitions, ids, target_ids)
         ages = {topic: await deletes_after(clusters.old, clusters.new, topic) for topic in topics}
-        await self._producer.add(partitions)
+        await self._sender.add(partitions)
         for partition, each in taken.items():
             if each.lost is not None:
                 self._report.count_lost(each.lost, clusters.map.incarnation(partition).number)
@@ -429,7 +441,7 @@ class Copying(RebalanceListener):
         self._report.stops[topic] = stop
         log.error("%s: %s", self._settings.group, stop.text(topic))
         if stop.remedy is Remedy.RESTART:
-            self._producer.drop([each for each in self._copies if each.topic == topic])
+            self._sender.drop([each for each in self._copies if each.topic == topic])
         self._pause_stopped()
 
     def _lost_by_target(self, topic: str) -> bool:

@@ -24,7 +24,7 @@ from allocator.core.fetch import RangeReader
 from allocator.core.text import shown
 from allocator.errors import AllocatorError
 from allocator.migrate.topics import same_topic
-from allocator.producer import append
+from allocator.producer import BatchSender, Encoded, written
 from allocator.types import Record, TopicPartition
 
 MOST: Final = 5000  # runs in one entry, which has to fit into a record batch
@@ -32,6 +32,7 @@ MOST: Final = 5000  # runs in one entry, which has to fit into a record batch
 # a group that is moved to a position between two runs repeats up to SPAN records
 MOST_RUNS: Final = 8
 SPAN: Final = 1000
+WRITE_S: Final = 30.0  # for a flush; more: a write waits longer for a lost leader; less: it fails sooner
 
 
 def map_topic(group: str) -> str:
@@ -299,7 +300,12 @@ class OffsetMap:
                 key, value = pack(entry)
                 records.append(Record(self.topic, 0, len(records), now, 0, key, value, []))
             try:
-                await append(self._client, self._at, records)
+                sender: BatchSender[Encoded] = BatchSender(self._client)
+                await sender.add([self._at])
+                late = asyncio.get_running_loop().time() + WRITE_S
+                for batch in written(iter(records), 0):
+                    sender.put(self._at, sender.queues[self._at], batch, expires_at=late)
+                await sender.send_all()
             except BaseException:
                 for entry in slices:
                     same = entry.incarnation.number == self.incarnation(entry.partition).number

@@ -1,4 +1,4 @@
-"""One producer: record batches to partitions, in order, each batch once.
+"""Record batches or records to partitions, in order, each once; `BatchSender` carries the other two producers.
 
 In: record batches or records, and a connected `KafkaClient`. Out: the offsets at which the broker stored them, or an
 error that names the partition. May touch: the brokers by Produce and InitProducerId.
@@ -7,21 +7,25 @@ error that names the partition. May touch: the brokers by Produce and InitProduc
 from __future__ import annotations
 
 from allocator.producer.columns import ColumnsToSend
-from allocator.producer.encoding import Encoded, encode, encode_headers
+from allocator.producer.encoding import Encoded, encode, encode_headers, written
 from allocator.producer.partitioner import Partitioner
-from allocator.producer.producer import DeliveryFailed, Producer, append
+from allocator.producer.producer import DeliveryFailed, Producer
+from allocator.producer.sender import BatchSender, PartitionQueue, SequenceLost
 from allocator.producer.transaction import NewRecord, TooLargeForTopic, TransactionalWriter
 
 __all__ = [
+    "BatchSender",
     "ColumnsToSend",
     "DeliveryFailed",
     "Encoded",
     "NewRecord",
+    "PartitionQueue",
     "Partitioner",
     "Producer",
+    "SequenceLost",
     "TooLargeForTopic",
     "TransactionalWriter",
-    "append",
     "encode",
     "encode_headers",
+    "written",
 ]

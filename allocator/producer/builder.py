@@ -9,10 +9,10 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple, Union
+from typing import Final
 
 from allocator.core.fetch import lz4_of_old
-from allocator.producer.encoding import CODECS, Encoded, compress, encode_record
+from allocator.producer.encoding import CODECS, TRANSACTIONAL, Encoded, compress, encode_record
 
 _LZ4: Final = CODECS["lz4"]
 _NULL: Final = b"\xff\xff\xff\xff"
@@ -22,33 +22,20 @@ _NULL: Final = b"\xff\xff\xff\xff"
 EncodeRows = Callable[[int, int, int], tuple[bytes, int]]
 
 
-class MessageSet(NamedTuple):
-    """Messages of v0 or v1 as bytes on the wire. These formats have no producer id."""
-
-    records: int
-    data: bytes
-
-    @property
-    def size(self) -> int:
-        return len(self.data)
-
-    def stamped(self, producer: int, epoch: int, sequence: int) -> bytes:
-        """The bytes to send. The arguments are those of `Encoded.stamped`; these formats have no fields for them."""
-        return self.data
-
-
-AnyBatch = Union[Encoded, MessageSet]
-
-
 class BatchBuilder:
-    """An open batch. `magic` is the version of the format, `codec` its number of the compression."""
+    """A batch that takes records until it is stamped or `encode` ends it.
 
-    def __init__(self, magic: int, codec: int) -> None:
+    `magic` is the version of the format, `codec` its number of the compression. `transactional` needs v2.
+    """
+
+    def __init__(self, magic: int, codec: int, *, transactional: bool = False) -> None:
         self.magic = magic
         self.records = 0
         self.size = 0
-        """Bytes before compression."""
+        """Bytes in memory: before compression, until the batch is encoded."""
+        self.encoded: Encoded | bytes | None = None
         self._codec = codec
+        self._flags = TRANSACTIONAL if transactional else 0
         self._parts: list[bytes] = []
         self._base_time = 0
         self._max_time = 0
@@ -78,26 +65,30 @@ class BatchBuilder:
         self.records += rows
         return rows
 
-    def encode(self) -> AnyBatch:
-        data = b"".join(self._parts)
+    def stamped(self, producer: int, epoch: int, sequence: int) -> bytes:
+        """The bytes to send. Formats before v2 have no fields for the arguments."""
+        encoded = self.encode()
+        return encoded if isinstance(encoded, bytes) else encoded.stamped(producer, epoch, sequence)
+
+    def encode(self) -> Encoded | bytes:
+        """Ends the batch. Returns a message set of v0 or v1 as bytes."""
+        if self.encoded is None:
+            self.encoded = self._encode(b"".join(self._parts))
+            self._parts.clear()
+            self.size = len(self.encoded) if isinstance(self.encoded, bytes) else self.encoded.size
+        return self.encoded
+
+    def _encode(self, data: bytes) -> Encoded | bytes:
+        count, codec = self.records, self._codec
         if self.magic == 2:
-            payload = memoryview(compress(data, self._codec))
-            return Encoded(
-                0,
-                self.records,
-                ((0, 0),),
-                self.records,
-                self._codec,
-                self._base_time,
-                self._max_time,
-                payload,
-            )
-        if self._codec:
-            packed = compress(data, self._codec)
-            if self._codec == _LZ4 and self.magic == 0:
+            payload = memoryview(compress(data, codec))
+            return Encoded(0, count, ((0, 0),), count, codec | self._flags, self._base_time, self._max_time, payload)
+        if codec:
+            packed = compress(data, codec)
+            if codec == _LZ4 and self.magic == 0:
                 packed = lz4_of_old(packed)
-            data = _entry(self.records - 1, _message(self.magic, self._codec, self._max_time, None, packed))
-        return MessageSet(self.records, data)
+            data = _entry(count - 1, _message(self.magic, codec, self._max_time, None, packed))
+        return data
 
     def _note_time(self, timestamp: int) -> None:
         if not self.records:

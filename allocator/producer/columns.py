@@ -81,12 +81,6 @@ def _buffers(array: Any) -> Buffers:
         return None
     import pyarrow as pa
 
-    bits, ends, data = array.buffers()
+    addresses: Any = (0 if each is None else each.address for each in array.buffers())
     wide = pa.types.is_large_binary(array.type) or pa.types.is_large_string(array.type)
-    return (
-        0 if bits is None else bits.address,
-        ends.address,
-        0 if data is None else data.address,
-        array.offset,
-        wide,
-    )
+    return (*addresses, array.offset, wide)

@@ -26,7 +26,7 @@ from allocator.types import Record
 _FRONT: Final = struct.Struct(">qiibI")
 _CHECKED: Final = struct.Struct(">hiqqqhii")
 _HEADER: Final = _FRONT.size + _CHECKED.size
-_CODEC, _TRANSACTIONAL = 0x07, 0x10
+_CODEC, TRANSACTIONAL = 0x07, 0x10
 _GZIP, _SNAPPY, _LZ4, _ZSTD = 1, 2, 3, 4
 CODECS: Final = {"none": 0, "gzip": _GZIP, "snappy": _SNAPPY, "lz4": _LZ4, "zstd": _ZSTD}
 
@@ -68,17 +68,8 @@ class Encoded(NamedTuple):
 
     def stamped(self, producer: int, epoch: int, sequence: int) -> bytes:
         """The bytes to send under this producer id, epoch and first sequence number."""
-        fields = (
-            self.attributes,
-            self.records - 1,
-            self.base_time,
-            self.max_time,
-            producer,
-            epoch,
-            sequence,
-            self.records,
-        )
-        checked = _CHECKED.pack(*fields)
+        times = self.base_time, self.max_time
+        checked = _CHECKED.pack(self.attributes, self.records - 1, *times, producer, epoch, sequence, self.records)
         length = self.size - 12  # length of the remaining batch
         front = _FRONT.pack(0, length, -1, 2, crc32c(self.payload, crc32c(checked)))
         return b"".join((front, checked, self.payload))
@@ -126,7 +117,7 @@ def _as_it_came(part: Batch, data: memoryview) -> Encoded | None:
     """The unchanged batch; None if a broker would refuse it from a producer: compaction left gaps, or a broker set
     the timestamps."""
     attributes, last_delta, base_time, max_time, _, _, _, count = _CHECKED.unpack_from(data, _FRONT.size)
-    if count != last_delta + 1 or attributes & ~(_CODEC | _TRANSACTIONAL):
+    if count != last_delta + 1 or attributes & ~(_CODEC | TRANSACTIONAL):
         return None
     return Encoded(
         part.base_offset,

@@ -10,7 +10,8 @@ from kafka.protocol.producer import InitProducerIdRequest, ProduceRequest
 
 from allocator.types import TopicPartition
 
-MAX_VERSION = 12  # later versions of Produce use topic ids
+# later versions of Produce use topic ids, and those after 11 add a partition to a transaction by themselves
+MAX_VERSION, TRANSACTIONAL_MAX_VERSION = 12, 11
 
 
 def init_request(name: str | None = None, timeout_s: float = 60.0) -> Any:
@@ -24,9 +25,7 @@ def init_request(name: str | None = None, timeout_s: float = 60.0) -> Any:
     )
 
 
-def produce_request(
-    records: Mapping[TopicPartition, bytes], timeout_s: float, name: str | None = None, max_version: int = MAX_VERSION
-) -> Any:
+def produce_request(records: Mapping[TopicPartition, bytes], timeout_s: float, name: str | None = None) -> Any:
     """A request to the leader of these partitions, for all replicas in sync. `name`: the transactional id."""
     data = ProduceRequest.TopicProduceData
     topics: dict[str, list[Any]] = defaultdict(list)
@@ -37,7 +36,7 @@ def produce_request(
         acks=-1,
         timeout_ms=int(timeout_s * 1000),
         topic_data=[data(name=topic, partition_data=parts) for topic, parts in topics.items()],
-        max_version=max_version,
+        max_version=MAX_VERSION if name is None else TRANSACTIONAL_MAX_VERSION,
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Optional
 
@@ -17,15 +17,14 @@ from kafka.protocol.producer import AddPartitionsToTxnRequest, EndTxnRequest
 
 from allocator.core.client import ErrorCode, KafkaClient, Reaction, for_code, reaction_to
 from allocator.core.offsets import Coordinator
-from allocator.errors import AllocatorError, BrokerError, ConfigError, TopicNotFound
+from allocator.errors import AllocatorError, BrokerError, ConfigError
 from allocator.producer.builder import BatchBuilder
-from allocator.producer.encoding import Encoded
-from allocator.producer.requests import init_request, produce_request, produced
+from allocator.producer.requests import init_request
+from allocator.producer.sender import BatchSender, PartitionQueue
 from allocator.types import TopicPartition
 
-TRANSACTIONAL: Final = 0x10  # the attribute that marks a transactional batch
-# the newest versions with a separate request to add partitions, and with an epoch that a commit does not change
-ADD_VERSION, PRODUCE_VERSION, END_VERSION = 3, 11, 4
+# the newest versions that an older client may send, and with an epoch that a commit does not change
+ADD_VERSION, END_VERSION = 3, 4
 TOO_LARGE: Final = frozenset((ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE))
 REPLACED: Final = frozenset((ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.PRODUCER_FENCED))
 
@@ -43,6 +42,16 @@ class TooLargeForTopic(BrokerError):
     """The topic takes no record of this size, also not alone. Raise its max.message.bytes."""
 
 
+class _Batch(BatchBuilder):
+    """A batch that can be split."""
+
+    def __init__(self, rows: Sequence[NewRecord]) -> None:
+        super().__init__(2, 0, transactional=True)
+        self.rows = rows
+        for row in rows:
+            self.append(row.key, row.value, row.headers, row.timestamp)
+
+
 class TransactionalWriter:
     """Writes transactions under one name, one at a time.
 
@@ -56,8 +65,11 @@ class TransactionalWriter:
         self._name = name
         self._timeout_s = timeout_s
         self._coordinator = Coordinator(client, name, client.retry_backoff_s, for_transactions=True)
+        self._sender: BatchSender[_Batch] = BatchSender(
+            client, refused=self._refused, request_timeout_s=client.request_timeout_s, transactional_id=name
+        )
         self._identity: tuple[int, int] | None = None
-        self._sequences: dict[TopicPartition, int] = defaultdict(int)
+        self._too_large: TooLargeForTopic | None = None
 
     async def open(self) -> None:
         """Takes the name over. Raises ConfigError for brokers without transactions, BrokerError."""
@@ -66,11 +78,11 @@ class TransactionalWriter:
             raise ConfigError(f"transactions need brokers of Kafka 0.11 or newer; these are {name}")
         request = init_request(self._name, self._timeout_s)
         answer = await self._ask(request, lambda response: response.error_code)
-        self._identity = answer.producer_id, answer.producer_epoch
-        self._sequences.clear()
+        self._sender.drop(list(self._sender.queues))
+        self._identity = self._sender.identity = answer.producer_id, answer.producer_epoch
 
     async def write(self, records: Mapping[TopicPartition, Sequence[NewRecord]]) -> None:
-        """Writes all of these, in their order within a partition. Raises BrokerError or TopicNotFound.
+        """Writes all of these, in their order within a partition. Raises BrokerError.
 
         A batch that a topic does not take is split. After an error nothing is written, unless the answer to the commit
         was lost. Call `open` before the next write, except after TooLargeForTopic.
@@ -82,7 +94,7 @@ class TransactionalWriter:
         try:
             await self._client.refresh({partition.topic for partition in records})
             await self._add(records, identity)
-            await self._produce(records, identity)
+            await self._produce(records)
         except TooLargeForTopic:
             await self._end(identity, commit=False)
             # the brokers acknowledged or refused every batch, so the next sequence numbers are known
@@ -114,72 +126,39 @@ class TransactionalWriter:
         )
 
         def code(response: Any) -> int:
-            codes = [
-                each.partition_error_code
-                for topic in response.results_by_topic_v3_and_below
-                for each in topic.results_by_partition
-            ]
-            return next((one for one in codes if one), 0)
+            topics = response.results_by_topic_v3_and_below
+            codes = (part.partition_error_code for topic in topics for part in topic.results_by_partition)
+            return next(filter(None, codes), 0)
 
         await self._ask(request, code)
 
-    async def _produce(self, records: Mapping[TopicPartition, Sequence[NewRecord]], identity: tuple[int, int]) -> None:
-        # the batches of each partition, of which the first is sent
-        left = {p: deque([list(some)]) for p, some in records.items() if some}
-        encoded = {p: _encoded(batches[0]) for p, batches in left.items()}
-        deadline = time.monotonic() + self._timeout_s
-        error: AllocatorError
-        too_large: TooLargeForTopic | None = None
-        while left:
-            by_leader: dict[int, list[TopicPartition]] = defaultdict(list)
-            for partition in left:
-                leader = self._client.leader(partition)
-                by_leader[-1 if leader is None else leader].append(partition)
-            error = TopicNotFound(sorted({p.topic for p in by_leader.get(-1, ())}))
-            failed = -1 in by_leader
-            for leader in by_leader.keys() - {-1}:
-                some = by_leader[leader]
-                try:
-                    stamped = {p: encoded[p].stamped(*identity, self._sequences[p]) for p in some}
-                    request = produce_request(stamped, self._timeout_s, self._name, PRODUCE_VERSION)
-                    codes = {p: code for p, code, _ in produced(await self._client.send(leader, request))}
-                except BrokerError as lost:
-                    error, codes, failed = lost, {}, True
-                for partition, code in codes.items():
-                    batches = left[partition]
-                    if code in (0, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
-                        self._sequences[partition] += len(batches.popleft())
-                    elif code in TOO_LARGE:
-                        batch = batches.popleft()
-                        half = len(batch) // 2
-                        if half:
-                            batches.extendleft((batch[half:], batch[:half]))
-                        else:
-                            size = len(batch[0].key or b"") + len(batch[0].value or b"")
-                            too_large = TooLargeForTopic(
-                                f"{partition.topic}:{partition.partition} does not take a record with {size} bytes of "
-                                "key and value; raise max.message.bytes of the topic",
-                                code=code,
-                            )
-                            batches.clear()
-                    else:
-                        error, failed = self._refusal(code, f"{partition.topic}:{partition.partition}"), True
-                        if not error.retriable:
-                            raise error
-                        continue
-                    if batches:
-                        encoded[partition] = _encoded(batches[0])
-                    else:
-                        del left[partition]
-            if not failed:
-                continue
-            if time.monotonic() > deadline:
-                raise error
-            await asyncio.sleep(self._client.retry_backoff_s)
-            with contextlib.suppress(AllocatorError):
-                await self._client.refresh({partition.topic for partition in left})
-        if too_large is not None:
-            raise too_large
+    async def _produce(self, records: Mapping[TopicPartition, Sequence[NewRecord]]) -> None:
+        sender, late = self._sender, asyncio.get_running_loop().time() + self._timeout_s
+        self._too_large = None
+        await sender.add(partition for partition in records if partition not in sender.queues)
+        for partition, some in records.items():
+            if some:
+                sender.put(partition, sender.queues[partition], _Batch(some), expires_at=late)
+        await sender.send_all()
+        if self._too_large is not None:
+            raise self._too_large
+
+    def _refused(self, partition: TopicPartition, queue: PartitionQueue[_Batch], error: BrokerError) -> None:
+        """Splits a batch that is too large. Raises any other refusal."""
+        where = f"{partition.topic}:{partition.partition}"
+        if error.code not in TOO_LARGE:
+            raise error if error.code is None else self._refusal(error.code, where)
+        refused = queue.pending[0].batch
+        half = refused.records // 2
+        if half:
+            self._sender.replace_first(partition, [_Batch(refused.rows[:half]), _Batch(refused.rows[half:])])
+            return
+        size = sum(len(part or b"") for part in refused.rows[0][:2])
+        self._too_large = TooLargeForTopic(
+            f"{where} does not take a record with {size} bytes of key and value; raise max.message.bytes of the topic",
+            code=error.code,
+        )
+        self._sender.replace_first(partition, ())
 
     async def _end(self, identity: tuple[int, int], *, commit: bool) -> None:
         request = EndTxnRequest(
@@ -222,12 +201,3 @@ class TransactionalWriter:
                 code=code,
             )
         return for_code(code, what)
-
-
-def _encoded(records: Sequence[NewRecord]) -> Encoded:
-    builder = BatchBuilder(2, 0)
-    for record in records:
-        builder.append(record.key, record.value, record.headers, record.timestamp)
-    batch = builder.encode()
-    assert isinstance(batch, Encoded)
-    return batch._replace(attributes=batch.attributes | TRANSACTIONAL)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from kafka.protocol.producer import EndTxnRequest, ProduceRequest
 
 from allocator import Consumer, Fixed, TopicPartition
 from allocator.cli.commands import main
@@ -17,13 +19,24 @@ from allocator.core.fetch import RangeReader
 from allocator.errors import BrokerError, TopicNotFound
 from allocator.handlers.dead_letter import DeadLetterTopic
 from allocator.operate.dead_letters import DeadLetterQueue, LetterFilter
-from allocator.producer.transaction import TransactionalWriter
 from allocator.testing import LocalCluster
 from allocator.types import Record
 
 
 class Killed(BaseException):
     """As if the process ended here."""
+
+
+def before_each(kind: type, action: Callable[[], Awaitable[None]], patch: pytest.MonkeyPatch) -> None:
+    """Runs `action` before each request of this kind is sent."""
+    send = KafkaClient.send
+
+    async def sent(self: KafkaClient, node_id: int, request: object, *args: Any) -> Any:
+        if isinstance(request, kind):
+            await action()
+        return await send(self, node_id, request, *args)
+
+    patch.setattr(KafkaClient, "send", sent)
 
 
 async def fill(cluster: LocalCluster, dead: str, orders: str, count: int) -> None:
@@ -62,7 +75,7 @@ async def test_a_redrive_that_is_killed_before_its_commit_is_repeated_and_each_r
     orders, dead = topic_factory(2), topic_factory(1)
     await fill(kafka_cluster, dead, orders, 20)
 
-    async def killed(*_: object, **options: object) -> None:
+    async def killed() -> None:
         raise Killed
 
     async with DeadLetterQueue(dead, kafka_cluster.bootstrap) as letters:
@@ -70,7 +83,7 @@ async def test_a_redrive_that_is_killed_before_its_commit_is_repeated_and_each_r
         assert len(planned.done) == 20
         assert await values(kafka_cluster, orders, "read_uncommitted") == []
         with monkeypatch.context() as patch:
-            patch.setattr(TransactionalWriter, "_end", killed)
+            before_each(EndTxnRequest, killed, patch)
             with pytest.raises(Killed):
                 await letters.redrive(execute=True)
     # the records are in the log, and no transaction has them yet
@@ -91,17 +104,17 @@ async def test_a_process_that_was_replaced_writes_nothing_more(
 ) -> None:
     orders, dead = topic_factory(2), topic_factory(1)
     await fill(kafka_cluster, dead, orders, 4)
-    produce = TransactionalWriter._produce
+    replaced = False
 
-    async with DeadLetterQueue(dead, kafka_cluster.bootstrap) as letters:
-
-        async def frozen(*arguments: object) -> None:
-            monkeypatch.setattr(TransactionalWriter, "_produce", produce)
+    async def replace() -> None:
+        nonlocal replaced
+        if not replaced:
+            replaced = True
             async with DeadLetterQueue(dead, kafka_cluster.bootstrap) as other:
                 assert len((await other.redrive(execute=True)).done) == 4
-            await produce(*arguments)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(TransactionalWriter, "_produce", frozen)
+    async with DeadLetterQueue(dead, kafka_cluster.bootstrap) as letters:
+        before_each(ProduceRequest, replace, monkeypatch)
         with pytest.raises(BrokerError, match="another process has begun to write"):
             await letters.redrive(execute=True)
     assert len(await values(kafka_cluster, orders, "read_committed")) == 4

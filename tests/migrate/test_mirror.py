@@ -9,23 +9,18 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from background import background
 from fake_broker import MODERN, FakeBroker
 from kafka.protocol.admin import DescribeConfigsResponse
 from mirroring import bare, contents, killed, mirroring, more, settings, started, transactions, translation
 from tornado.httpclient import AsyncHTTPClient
 
-from allocator.core.aio.tasks import within
 from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.group_offsets import GroupOffsets
-from allocator.core.record import Record
 from allocator.core.zookeeper.client import ZooKeeperClient
 from allocator.errors import BrokerError, ConfigError
 from allocator.migrate.mirror import Mirror
 from allocator.migrate.takeover import NotEmpty
 from allocator.migrate.topics import TopicsDiffer, settings_of
-from allocator.producer.encoding import written
-from allocator.producer.producer import Producer
 from allocator.testing import LocalCluster, ProducedRecord, produce, wait_until_async
 from allocator.testing.versions import NEWEST
 from allocator.types import TopicPartition
@@ -211,69 +206,6 @@ async def test_one_cluster_behind_two_listeners_is_refused(cluster_factory: Any,
     other = f"127.0.0.1:{cluster.brokers[0].more_ports[0]}"
     with pytest.raises(ConfigError, match="the old and the new cluster are the same: both have the cluster id"):
         await Mirror(replace(settings(cluster, cluster, group, topics=[group]), old=other)).run(until_caught_up=True)
-
-
-async def test_nothing_is_sent_by_who_may_not(new: LocalCluster, topic_factory: Callable[..., str]) -> None:
-    """A resumed process has batches to send that its successor has already sent."""
-    partition = TopicPartition(await asyncio.to_thread(topic_factory, 1, 1, None, new), 0)
-    row = Record(partition.topic, 0, 0, 1, 0, b"k", b"v", [])
-    (encoded,) = written(iter([row]), 0)
-    allowed, asked, acked = False, 0, []
-
-    def may_send() -> bool:
-        nonlocal asked
-        asked += 1
-        return allowed
-
-    async with KafkaClient(new.bootstrap) as client, background() as tasks:
-        await client.refresh([partition.topic])
-        sender = Producer(client, lambda *told: acked.append(told), may_send)
-        sender.open()
-        tasks.start(sender.run(tasks))
-        await sender.add([partition])
-        dropped = sender.queue(partition)
-        sender.drop([partition])
-        await sender.add([partition])
-        assert not sender.put(partition, dropped, encoded)
-        assert sender.put(partition, sender.queue(partition), encoded)
-        await wait_until_async(lambda: asked > 5, 30, "it to ask")
-        assert not acked
-        assert (await contents(new, partition.topic))[0] == []
-        allowed = True
-        await within(sender.drained([partition]), 30)
-        assert acked == [(partition, encoded, 0)]
-
-
-async def test_a_first_batch_that_fails_is_not_overtaken(
-    new: LocalCluster, topic_factory: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A new topic's leader may refuse one request and take the next, of whose producer it knows nothing."""
-    partition = TopicPartition(await asyncio.to_thread(topic_factory, 1, 1, None, new), 0)
-    batches = [next(written(iter([Record(partition.topic, 0, n, 1, 0, b"%d" % n, b"v", [])]), 0)) for n in range(8)]
-    acked: list[int] = []
-    async with KafkaClient(new.bootstrap) as client, background() as tasks:
-        await client.refresh([partition.topic])
-        send, sent = client.send, 0
-
-        async def first_fails(*args: Any) -> Any:
-            nonlocal sent
-            sent += 1
-            if sent == 1:
-                for _ in range(1000):  # a mirror that does not wait for it has sent by then
-                    await asyncio.sleep(0)
-                raise BrokerError("not the leader yet", code=6, retriable=True)
-            return await send(*args)
-
-        sender = Producer(client, lambda _, encoded, target: acked.append(encoded.first), lambda: True)
-        sender.open()
-        await sender.add([partition])
-        monkeypatch.setattr(client, "send", first_fails)
-        for encoded in batches:
-            assert sender.put(partition, sender.queue(partition), encoded)
-        tasks.start(sender.run(tasks))
-        await within(sender.drained([partition]), 30)
-    assert acked == list(range(8))
-    assert [row[2] for row in (await contents(new, partition.topic))[0]] == [b"%d" % n for n in range(8)]
 
 
 async def test_it_ends_soon_when_it_is_told_to(

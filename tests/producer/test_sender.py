@@ -1,0 +1,130 @@
+"""Batches of one partition are stored in order and once, whatever brokers answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from background import background
+from kafka.protocol.producer import ProduceRequest
+from mirroring import contents
+
+from allocator.core.aio import within
+from allocator.core.client import KafkaClient
+from allocator.errors import BrokerError
+from allocator.producer import BatchSender, PartitionQueue
+from allocator.producer.builder import BatchBuilder
+from allocator.testing import LocalCluster, wait_until_async
+from allocator.types import TopicPartition
+
+TopicFactory = Callable[..., str]
+
+
+def batch(value: bytes) -> BatchBuilder:
+    builder = BatchBuilder(2, 0)
+    builder.append(b"k", value, (), 1)
+    return builder
+
+
+async def values(cluster: LocalCluster, topic: str) -> list[bytes]:
+    return [row[3] for row in (await contents(cluster, topic))[0]]
+
+
+class FirstFails(KafkaClient):
+    """Loses the first request to produce, late."""
+
+    failed = False
+
+    async def send(self, node_id: int, request: Any, *args: Any, **options: Any) -> Any:
+        if isinstance(request, ProduceRequest) and not self.failed:
+            self.failed = True
+            for _ in range(1000):  # a sender that does not wait for it has sent more by then
+                await asyncio.sleep(0)
+            raise BrokerError("not the leader yet", code=6, retriable=True)
+        return await super().send(node_id, request, *args, **options)
+
+
+async def test_nothing_is_sent_by_who_may_not(kafka_cluster: LocalCluster, topic_factory: TopicFactory) -> None:
+    """A resumed process has batches to send that its successor has already sent."""
+    partition = TopicPartition(await asyncio.to_thread(topic_factory, 1), 0)
+    allowed, asked, acked = False, 0, []
+
+    def may_send() -> bool:
+        nonlocal asked
+        asked += 1
+        return allowed
+
+    async with KafkaClient(kafka_cluster.bootstrap) as client, background() as tasks:
+        await client.refresh([partition.topic])
+        sender = BatchSender(client, lambda *told: acked.append(told), may_send=may_send)
+        tasks.start(sender.run(tasks))
+        await sender.add([partition])
+        dropped, sent = sender.queues[partition], batch(b"v")
+        sender.drop([partition])
+        await sender.add([partition])
+        assert not sender.put(partition, dropped, sent)
+        assert sender.put(partition, sender.queues[partition], sent)
+        await wait_until_async(lambda: asked > 5, 30, "it to ask")
+        assert not acked
+        assert await values(kafka_cluster, partition.topic) == []
+        allowed = True
+        await within(sender.drained([partition]), 30)
+        assert acked == [(partition, sent, 0)]
+
+
+async def test_a_first_batch_that_fails_is_not_overtaken(
+    kafka_cluster: LocalCluster, topic_factory: TopicFactory
+) -> None:
+    """A new topic's leader may refuse one request and take the next, of whose producer it knows nothing."""
+    partition = TopicPartition(await asyncio.to_thread(topic_factory, 1), 0)
+    acked: list[int] = []
+    async with FirstFails(kafka_cluster.bootstrap) as client:
+        await client.refresh([partition.topic])
+        sender: BatchSender[BatchBuilder] = BatchSender(client, lambda _, sent, offset: acked.append(offset))
+        await sender.add([partition])
+        for n in range(8):
+            assert sender.put(partition, sender.queues[partition], batch(b"%d" % n))
+        await within(sender.send_all(), 30)
+    assert acked == list(range(8))
+    assert await values(kafka_cluster, partition.topic) == [b"%d" % n for n in range(8)]
+
+
+async def test_other_batches_take_the_place_of_a_refused_one(
+    kafka_cluster: LocalCluster, topic_factory: TopicFactory
+) -> None:
+    topic = await asyncio.to_thread(topic_factory, 1, config={"max.message.bytes": "2000"})
+    partition = TopicPartition(topic, 0)
+    acked: list[int] = []
+    refusals: list[str] = []
+
+    def refused(partition: TopicPartition, queue: PartitionQueue[BatchBuilder], error: BrokerError) -> None:
+        refusals.append(f"{acked} {error}")
+        sender.replace_first(partition, [batch(b"a"), batch(b"b")])
+
+    async with KafkaClient(kafka_cluster.bootstrap) as client:
+        await client.refresh([topic])
+        sender: BatchSender[BatchBuilder] = BatchSender(client, lambda _, sent, offset: acked.append(offset), refused)
+        await sender.add([partition])
+        for size in (1, 2, 5000, 3):
+            sender.put(partition, sender.queues[partition], batch(bytes(size)))
+        await within(sender.send_all(), 30)
+        await within(sender.room(64 << 20), 0)
+    (refusal,) = refusals
+    assert refusal.startswith(f"[0, 1] {topic}:0: ")
+    assert "MESSAGE_TOO_LARGE" in refusal
+    assert acked == [0, 1, 2, 3, 4]
+    assert await values(kafka_cluster, topic) == [bytes(1), bytes(2), b"a", b"b", bytes(3)]
+
+
+async def test_a_batch_that_cannot_be_sent_expires(kafka_cluster: LocalCluster, topic_factory: TopicFactory) -> None:
+    nowhere = TopicPartition(await asyncio.to_thread(topic_factory, 1), 7)
+    async with KafkaClient(kafka_cluster.bootstrap) as client:
+        sender: BatchSender[BatchBuilder] = BatchSender(client)
+        await sender.add([nowhere])
+        late = asyncio.get_running_loop().time() + 0.3
+        sender.put(nowhere, sender.queues[nowhere], batch(b"v"), expires_at=late)
+        with pytest.raises(BrokerError, match="not acknowledged in time") as error:
+            await within(sender.send_all(), 30)
+    assert error.value.retriable

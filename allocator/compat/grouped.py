@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -138,7 +137,7 @@ class GroupedConsumer(BaseConsumer):
         if self._started:
             return
         self._loop = asyncio.get_running_loop()
-        self._going, self._committing = asyncio.Lock(), asyncio.Lock()
+        self._going = asyncio.Lock()
         try:
             if self._watcher is not None:
                 await self._watcher.start(self._connect_timeout_s)
@@ -181,7 +180,7 @@ class GroupedConsumer(BaseConsumer):
                 return False
             self._engine = self._make(brokers=told.brokers or self._brokers)
             if self._watcher is not None:
-                self._engine.join_again_if(self._watcher.still(told))
+                self._engine.membership.join_again_if(self._watcher.still(told))
             await self._join()
             self._reads = told
             return True
@@ -194,7 +193,7 @@ class GroupedConsumer(BaseConsumer):
     async def _join(self) -> None:
         await self._engine.start()
         try:
-            await self._engine.offsets.find()
+            await self._engine.commits.offsets.find()
         except BaseException:
             await self._engine.close()
             raise
@@ -239,7 +238,7 @@ class GroupedConsumer(BaseConsumer):
     @property
     def coordinator_id(self) -> int | None:
         """Node id of the broker that stores the group's offsets."""
-        return self._engine.offsets.coordinator
+        return self._engine.commits.offsets.coordinator
 
     async def _consume(self, topic: str, start: Any) -> list[Any] | None:
         if self.closing:
@@ -284,7 +283,7 @@ class GroupedConsumer(BaseConsumer):
             return False
         if self._fetching.get(topic) is not self._engine:
             self._fetching[topic] = self._engine
-            self._engine.polled()
+            self._engine.membership.polled()
             self._start_fetching(topic)
         return True
 
@@ -302,10 +301,7 @@ class GroupedConsumer(BaseConsumer):
         wanted = engine.progress.uncommitted(starts, in_hand=True)
         try:
             engine.must_own(starts)
-            with engine.committing(wanted):
-                async with self._committing:
-                    await self._commit(engine, wanted, None)
-                    self._committed(engine, {p.topic for p in wanted})
+            await self._start_commit(engine, wanted, {p.topic for p in wanted}, retry=False)
         except AllocatorError as error:
             log.warning("%s: commit failed, reading the values again: %s", self.group_name, error)
             self._put_back(starts)
@@ -318,16 +314,11 @@ class GroupedConsumer(BaseConsumer):
 
     def _go_to(self, partition: TopicPartition, offset: int) -> None:
         if self._engine.state.is_fetchable(partition):  # not if it was lost or is revoked
-            self._rewind(partition, offset)
+            self._engine.seek(partition, offset)
 
     def _seek(self, partition: TopicPartition, offset: int) -> None:
         self._engine.must_own([partition])
-        self._rewind(partition, offset)
-
-    def _rewind(self, partition: TopicPartition, offset: int) -> None:
-        self._engine.state.seek(partition, offset)
-        self._engine.progress.rewind(partition, offset)
-        self._engine.fetcher.wake()
+        self._engine.seek(partition, offset)
 
     def _start_fetching(self, topic: str) -> None:
         """Starts fetching a topic. The group allocates all topics, but fetches only those that the user consumes."""
@@ -345,7 +336,7 @@ class GroupedConsumer(BaseConsumer):
     def determine_coordinator(self) -> asyncio.Future[object]:
         """Finds the coordinator again. Raises NoOffsetsError if that is refused."""
         self._must_be_connected()
-        return asyncio.ensure_future(self._engine.offsets.find())
+        return asyncio.ensure_future(self._engine.commits.offsets.find())
 
     def determine_offsets(self, topic: str, start: Any = None) -> asyncio.Future[None]:
         """Goes back to the committed offsets of this member's partitions of a topic; `start` is unused."""
@@ -354,7 +345,7 @@ class GroupedConsumer(BaseConsumer):
 
     async def _determine_offsets(self, topic: str) -> None:
         ours = [p for p in self._engine.assignment if p.topic == topic]
-        committed = {p: value.offset for p, value in (await self._engine.committed(ours)).items()}
+        committed = {p: value.offset for p, value in (await self._engine.commits.committed(ours)).items()}
         rest = dict.fromkeys(set(ours) - set(committed), EARLIEST)
         if rest:  # returned values without a commit are read again
             found = await list_offsets(self._engine.client, rest)
@@ -378,25 +369,37 @@ class GroupedConsumer(BaseConsumer):
         wanted: dict[TopicPartition, int] = {}
         if self._reads is not None:  # otherwise nothing waits for a commit
             wanted = {p: o for p, o in engine.progress.uncommitted(in_hand=True).items() if p.topic in topics}
-        # before any await: a rebalance may begin
-        until_done = contextlib.ExitStack()
-        until_done.enter_context(engine.committing(wanted))
-        task = asyncio.ensure_future(self._commit_offsets(engine, wanted, topics, metadata))
-        task.add_done_callback(lambda _: until_done.close())
+        return self._start_commit(engine, wanted, topics, metadata)
+
+    def _start_commit(
+        self, engine: ConsumerCore, wanted: dict[TopicPartition, int], topics: Collection[str], *args: Any, **kw: Any
+    ) -> asyncio.Future[None]:
+        task = asyncio.ensure_future(self._commit_offsets(engine, wanted, topics, *args, **kw))
+        engine.commits.hold(task, wanted)  # before any await: a rebalance may begin
         return task
 
     async def _commit_offsets(
-        self, engine: ConsumerCore, wanted: dict[TopicPartition, int], topics: Collection[str], metadata: str | None
+        self,
+        engine: ConsumerCore,
+        wanted: dict[TopicPartition, int],
+        topics: Collection[str],
+        metadata: str | None = None,
+        *,
+        retry: bool = True,
     ) -> None:
         """Runs one commit after the other: a retry of an earlier one must not overtake a later one."""
         backoff = Backoff(COMMIT_BACKOFF_S, COMMIT_BACKOFF_MAX_S)
-        async with self._committing:
+        if not wanted:  # perhaps the consumer has not joined, because its group is paused
+            self._committed(engine, topics)
+            return
+        async with engine.commits.turn:
             while wanted:
                 try:
                     await self._commit(engine, wanted, metadata)
                     break
                 except (CommitFailed, NotOwned) as error:
-                    if engine.closing or not (error.retriable or isinstance(error, (Fenced, NotOwned))):
+                    final = not (error.retriable or isinstance(error, (Fenced, NotOwned)))
+                    if engine.closing or final or not retry:
                         raise
                     log.warning("%s: retrying the commit: %s", self.group_name, error)
                 await asyncio.sleep(backoff.next())
@@ -416,8 +419,9 @@ class GroupedConsumer(BaseConsumer):
         """Commits once. Raises NotOwned or CommitFailed."""
         epoch = engine.fetcher.leader_epoch
         ours = f"committed by {self.name}"
-        text = {p: engine.stamped(ours, p) if metadata is None else metadata for p in wanted}
-        await engine.commit({p: OffsetAndMetadata(offset, text[p], epoch(p, offset)) for p, offset in wanted.items()})
+        text = {p: engine.commits.stamped(ours, p) if metadata is None else metadata for p in wanted}
+        offsets = {p: OffsetAndMetadata(offset, text[p], epoch(p, offset)) for p, offset in wanted.items()}
+        await engine.commits.commit(offsets)
         engine.progress.finish_up_to(wanted)
 
     def _committed(self, engine: ConsumerCore, topics: Collection[str]) -> None:

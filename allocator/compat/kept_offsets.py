@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 
 from allocator.core.client import KafkaClient
-from allocator.core.offsets import GroupOffsets, IdleOffsets, commit_again
+from allocator.core.offsets import GroupOffsets, IdleOffsets
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 
@@ -16,7 +16,7 @@ class KeptOffsets(GroupOffsets):
         super().__init__(client, group, timeout_s=timeout_s, retention_s=retention_s)
         self._known: dict[TopicPartition, int] = {}
         self._under_way = 0
-        self._idle = IdleOffsets(lambda: self._known.keys(), self._all_again, self.retention_s)
+        self._idle = IdleOffsets(self, self._to_keep, self.commit)
         self._still_ours: Callable[[], bool] = bool
 
     async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
@@ -34,9 +34,5 @@ class KeptOffsets(GroupOffsets):
         self._still_ours = still_ours
         await self._idle.run()
 
-    async def _all_again(self, partitions: Collection[TopicPartition]) -> None:
-        if self._still_ours():
-            await commit_again(self, partitions, self._not_under_way, self.commit)
-
-    def _not_under_way(self, partition: TopicPartition) -> int | None:
-        return None if self._under_way or not self._still_ours() else self._known.get(partition)
+    def _to_keep(self) -> Mapping[TopicPartition, int]:
+        return {} if self._under_way or not self._still_ours() else self._known

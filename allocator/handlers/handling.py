@@ -103,7 +103,7 @@ def given_in_python(
     name = getattr(function, "__qualname__", type(function).__qualname__)
     if deserialize is not None:
         function = _deserializing(function, deserialize)
-    delays, joining = values["retry_topics"], core.joining
+    delays, joining = values["retry_topics"], core.choice.config
     found = contradictions(values, joining.membership, sink=core.sink is not None)
     faults = [f"{' with '.join(names)}: {why}" for names, why in found]
     if delays is not None and not (joining.topics or joining.pattern):

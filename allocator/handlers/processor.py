@@ -120,7 +120,7 @@ class Processor:
         async with self._committing:
             worker = self._workers.get(partition)
             if worker is None:
-                await self._core.commit({partition: _to_commit(offset, None)})
+                await self._core.commits.commit({partition: _to_commit(offset, None)})
                 return
             worker.committed = (-1, None)  # a new worker takes its first offset for committed
         await self._commit([worker])
@@ -169,16 +169,16 @@ class Processor:
         group = core.group or ""
         if self._dead_letters is None and handling.dead_letter_topic is not None:
             self._dead_letters = DeadLetterTopic(
-                handling.dead_letter_topic, core.brokers, group, security=core.security
+                handling.dead_letter_topic, core.client.bootstrap, group, security=core.client.security
             )
         if self._retry_topics is None and handling.retry_topics is not None:
             self._retry_topics = RetryTopics.of(
                 group,
                 handling.retry_topics,
-                core.brokers,
-                security=core.security,
-                topics=core.joining.topics,
-                pattern=core.joining.pattern,
+                core.client.bootstrap,
+                security=core.client.security,
+                topics=core.choice.config.topics,
+                pattern=core.choice.config.pattern,
                 create_topics=handling.create_retry_topics,
             )
         if self._retry_topics is not None:
@@ -202,7 +202,7 @@ class Processor:
             ),
             measures=measures,
             broken=self._broke,
-            done_characters=lambda: core.done_characters,
+            done_characters=lambda: core.commits.done_characters,
             retry_plan=None if self._retry_topics is None else self._retry_topics.plan,
         )
 
@@ -372,7 +372,8 @@ class Processor:
             if not progress:
                 return
             if self._core.group is not None:
-                await self._core.commit({worker.partition: _to_commit(*each) for worker, each in progress.items()})
+                offsets = {worker.partition: _to_commit(*each) for worker, each in progress.items()}
+                await self._core.commits.commit(offsets)
             for worker, each in progress.items():
                 worker.committed = each
 
@@ -389,10 +390,10 @@ class Processor:
                 )
         await core.process_with(self)
         if retries is not None:
-            core.also_read(retries.plan.topics)
+            core.choice.also_read(retries.plan.topics)
         if not core.started:
             await self._consumer.start()
-        core.start_task(core.learn_metadata_limit(), "metadata limit")
+        core.start_task(core.commits.learn_metadata_limit(), "metadata limit")
         log.info("started with handler %s", self._handler.name)
         if started is not None:
             started()
@@ -408,7 +409,7 @@ class Processor:
             if partition.topic in retries:
                 consumer.pause(partition)
         if retries and not core.closing:
-            core.also_read(())
+            core.choice.also_read(())
         for worker in self._workers.values():
             point = _resume_point(worker)
             with contextlib.suppress(NotOwned):

@@ -45,7 +45,7 @@ class Service:
 
     async def committed(self, consumer: GroupedConsumer) -> dict[int, tuple[int, str]]:
         partitions = [TopicPartition(self.topic, number) for number in range(4)]
-        found = await consumer._engine.offsets.fetch(partitions)
+        found = await consumer._engine.commits.offsets.fetch(partitions)
         return {p.partition: (o.offset, o.metadata) for p, o in found.items()}
 
 

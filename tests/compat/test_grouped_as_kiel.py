@@ -195,7 +195,7 @@ async def test_an_offset_that_is_set_is_read_from_and_committed(scene: Scene, to
     assert await drink(consumer, topic, 3) == [7, 8, 9]
     consumer.offsets[topic] = {0: 4}
     await consumer.commit_offsets()
-    found = await consumer._engine.offsets.fetch([TopicPartition(topic, 0)])
+    found = await consumer._engine.commits.offsets.fetch([TopicPartition(topic, 0)])
     assert found[TopicPartition(topic, 0)].offset == 4, "kiel commits what stands in `offsets`, backwards too"
     assert await drink(consumer, topic, 6) == [4, 5, 6, 7, 8, 9]
 
@@ -304,7 +304,7 @@ async def test_what_was_taken_before_an_error_is_neither_lost_nor_counted_as_han
     monkeypatch.setattr(consumer, "max_bytes", 1 << 30)
     await wait_until_async(fails, 20, "the error")
     await consumer.commit_offsets()
-    found = await consumer._engine.offsets.fetch([TopicPartition(topic, 0)])
+    found = await consumer._engine.commits.offsets.fetch([TopicPartition(topic, 0)])
     assert found[TopicPartition(topic, 0)].offset == 0
     assert await drink(consumer, topic, 5) == [0, 1, 2, 3, 4]
 

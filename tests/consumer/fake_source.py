@@ -76,7 +76,7 @@ class FakeSource:
     def __init__(self, cluster: Cluster, batch_size: int = 4) -> None:
         self.cluster = cluster
         self.batch_size = batch_size
-        self._engine = self
+        self._engine = self.commits = self.choice = self
         self.processor: Any = None
         self.progress = OffsetTracker(asking_is_done=False)
         self.progress.note_member("this")

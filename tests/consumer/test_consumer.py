@@ -110,7 +110,7 @@ async def test_everything_is_delivered_in_order_and_committed(setting: Setting) 
         who = f"generation {consumer.generation} member {consumer.member_id}"
         topic_id = consumer.topic_id(partition)
         assert topic_id is not None
-        stands = (await consumer._engine.offsets.fetch([partition]))[partition]
+        stands = (await consumer._engine.commits.offsets.fetch([partition]))[partition]
         assert stands.metadata == f"{who} topic {topic_id}"
     async with setting.consumer() as again:
         assert await again.getbatch(0.5) is None

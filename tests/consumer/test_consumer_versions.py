@@ -82,7 +82,7 @@ async def test_the_whole_path(
             assert committed.offset == 200
             assert committed.metadata == ""
             if version != "0.8.1.1":  # 0.8.1.1 stores only the offset
-                stands = (await again._engine.offsets.fetch([partition]))[partition]
+                stands = (await again._engine.commits.offsets.fetch([partition]))[partition]
                 assert stands.metadata.startswith("generation ")
 
     if cluster.release.number < (4,):

@@ -48,6 +48,7 @@ FORMS = (FetchAnswer, FetchedPartition, RecordSet, Chunk, Batch, Record, OffsetC
 DECODER = ("columns.py", "decode.py", "decode_plain.py", "record.py")
 # these methods store nothing of the record
 QUERIES = {
+    "ConsumerCore.must_own",
     "Fetcher.leader_epoch",
     "FetchSession.answered",
     "FetchSession.parts",

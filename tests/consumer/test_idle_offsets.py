@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from allocator.compat.kept_offsets import KeptOffsets
 from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.coordinator import SHORTEST_RETENTION_S
 from allocator.core.offsets.group_offsets import GroupOffsets
-from allocator.core.offsets.idle import CHECK_S, MAX_PERIOD_S, IdleOffsets, commit_again
+from allocator.core.offsets.idle import CHECK_S, MAX_PERIOD_S, IdleOffsets
 from allocator.errors import CommitFailed
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.types import OffsetAndMetadata
@@ -34,20 +34,29 @@ class Group:
     def __init__(self, *owned: TopicPartition, retention_s: float | None = DAY_S) -> None:
         self.clock = Clock()
         self.owned = set(owned)
-        self.retention_s = retention_s
+        self.kept_s = retention_s
         self.asked = 0
         self.commits: list[tuple[float, set[TopicPartition]]] = []
         self.error: CommitFailed | None = None
-        self.idle = IdleOffsets(lambda: self.owned, self.again, self.retention, self.clock)
+        self.stored = dict.fromkeys((A, B, C), OffsetAndMetadata(7, "mine", 3))
+        self.known = {p: at.offset for p, at in self.stored.items()}
+        self.idle = IdleOffsets(self, self.may_commit, self.commit, self.clock)  # type: ignore[arg-type]
 
-    async def again(self, partitions: Collection[TopicPartition]) -> None:
+    def may_commit(self) -> dict[TopicPartition, int]:
+        return {p: offset for p, offset in self.known.items() if p in self.owned}
+
+    async def fetch(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
+        return {p: self.stored[p] for p in partitions if p in self.stored}
+
+    async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
         if self.error is not None:
             raise self.error
-        self.commits.append((self.clock.now, set(partitions)))
+        self.commits.append((self.clock.now, set(offsets)))
+        self.stored.update(offsets)
 
-    async def retention(self) -> float | None:
+    async def retention_s(self) -> float | None:
         self.asked += 1
-        return self.retention_s
+        return self.kept_s
 
     async def live(self, seconds: float) -> None:
         """Advances the clock step by step."""
@@ -108,56 +117,40 @@ async def test_a_commit_that_fails_is_tried_again_at_the_next_turn() -> None:
     assert [what for _, what in group.commits] == [{A}]
 
 
-class Stored(GroupOffsets):
-    def __init__(self, **stands: OffsetAndMetadata) -> None:
-        self.stands = {{"a": A, "b": B, "c": C}[name]: value for name, value in stands.items()}
-
-    async def fetch(self, partitions: Iterable[TopicPartition] | None, *, require_stable: bool = False) -> Any:
-        return {p: self.stands[p] for p in partitions or () if p in self.stands}
-
-
 async def test_what_stands_is_committed_as_it_stands_and_what_others_moved_is_left_alone() -> None:
-    sent: list[dict[TopicPartition, OffsetAndMetadata]] = []
-
-    async def commit(offsets: dict[TopicPartition, OffsetAndMetadata]) -> None:
-        sent.append(offsets)
-
-    mine = OffsetAndMetadata(7, "mine", 3)
-    offsets = Stored(a=mine, b=OffsetAndMetadata(3, "reset by hand", -1))
-    known = {A: 7, B: 9, C: 5}
-    await commit_again(offsets, [A, B, C], known.get, commit)
-    assert sent == [{A: mine, C: OffsetAndMetadata(5, "", -1)}], "C had expired already"
-    await commit_again(offsets, [A, B], lambda partition: None, commit)
-    assert len(sent) == 1, "another commit of them is under way"
+    group = Group(A, B, C)
+    group.known = {A: 7, B: 9, C: 5}
+    reset = group.stored[B] = OffsetAndMetadata(3, "reset by hand", -1)
+    del group.stored[C]  # it had expired already
+    await group.idle.commit_again({A, B, C})
+    assert group.stored == {A: OffsetAndMetadata(7, "mine", 3), B: reset, C: OffsetAndMetadata(5, "", -1)}
+    assert [what for _, what in group.commits] == [{A, C}]
+    group.known = {}
+    await group.idle.commit_again({A, B})
+    assert len(group.commits) == 1, "another commit of them is under way"
 
 
 async def test_a_generation_keeps_what_it_began_with_and_what_it_commits(monkeypatch: pytest.MonkeyPatch) -> None:
     stands = {A: OffsetAndMetadata(1, "", -1), B: OffsetAndMetadata(2, "", -1)}
     sent: list[dict[TopicPartition, OffsetAndMetadata]] = []
-    gate = asyncio.Event()
-    gate.set()
 
     async def fetch(self: GroupOffsets, partitions: Iterable[TopicPartition] | None) -> Any:
         return {p: stands[p] for p in partitions or ()}
 
     async def commit(self: GroupOffsets, offsets: dict[TopicPartition, OffsetAndMetadata]) -> None:
-        await gate.wait()
         sent.append(offsets)
         stands.update(offsets)
 
     monkeypatch.setattr(GroupOffsets, "fetch", fetch)
     monkeypatch.setattr(GroupOffsets, "commit", commit)
-    offsets = KeptOffsets(KafkaClient("127.0.0.1:1"), "g", timeout_s=5, retention_s=60.0)
+    offsets = KeptOffsets(KafkaClient("127.0.0.1:1"), "g", timeout_s=5, retention_s=1.0)
     keeping = asyncio.ensure_future(offsets.keep(dict(stands), lambda: True))
     await wait_until_async(lambda: sent, 30, "the first commit")
     assert sent == [stands]
-    gate.clear()
-    theirs = asyncio.ensure_future(offsets.commit({A: OffsetAndMetadata(9, "", -1)}))
-    await asyncio.sleep(0)
-    await offsets._all_again([A, B])  # while that is under way
-    gate.set()
-    await theirs
-    assert sent[1:] == [{A: OffsetAndMetadata(9, "", -1)}], "nothing was set back"
+    await offsets.commit({A: OffsetAndMetadata(9, "", -1)})
+    await wait_until_async(lambda: len(sent) > 2, 30, "the next commit of idle offsets")
+    assert sent[2][B] == stands[B]
+    assert stands[A].offset == 9, "nothing was set back"
     keeping.cancel()
 
 

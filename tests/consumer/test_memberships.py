@@ -382,7 +382,7 @@ async def test_auto_commit_comes_by_itself_and_soon_again_after_a_failure(
     async with service.consumer(auto_commit_interval_s=5.0) as consumer:
         assert len(await read(consumer, 40)) == 40
         assert await consumer.getbatch(0) is None  # done with the last one
-        offsets, tries = consumer._engine.offsets, []
+        offsets, tries = consumer._engine.commits.offsets, []
         commit = offsets.commit
 
         async def failing(wanted: Any) -> None:

@@ -491,7 +491,7 @@ async def test_a_commit_without_metadata_still_says_of_which_topic_it_is(service
     async with service.consumer(service.topic) as consumer:
         assert len(await values(consumer, 20)) == 20
         await consumer.commit()
-        raw = (await consumer._engine.offsets.fetch([service.zero]))[service.zero]
+        raw = (await consumer._engine.commits.offsets.fetch([service.zero]))[service.zero]
         topic_id = consumer.topic_id(service.zero)
         assert topic_id is not None
         assert raw.metadata.endswith(f" topic {topic_id}")
@@ -501,4 +501,4 @@ async def test_a_commit_without_metadata_still_says_of_which_topic_it_is(service
         consumer.seek(service.zero, committed)
         assert consumer.topic_id(service.zero) == topic_id
         await consumer.commit({service.zero: committed})
-        assert (await consumer._engine.offsets.fetch([service.zero]))[service.zero].metadata == raw.metadata
+        assert (await consumer._engine.commits.offsets.fetch([service.zero]))[service.zero].metadata == raw.metadata

@@ -27,9 +27,13 @@ class Read:
 
         self.progress = OffsetTracker(asking_is_done=True)
         engine: Any = SimpleNamespace(
-            group="g", progress=self.progress, polled=lambda: None, may_deliver=True, news=news,
+            group="g",
+            progress=self.progress,
+            membership=SimpleNamespace(polled=lambda: None),
+            may_deliver=True,
+            news=news,
             fetcher=SimpleNamespace(take=lambda: None, wake=lambda: None),
-        )  # fmt: skip
+        )
         self.reading = Reading(engine)
 
     async def batch(self) -> None:

@@ -29,6 +29,7 @@ class Engine:
         self.batches = list(batches)
         self.delivered = 0
         self.fetcher = SimpleNamespace(take=lambda: self.batches.pop(0) if self.batches else None)
+        self.membership = SimpleNamespace(polled=lambda: None)
         self.progress = SimpleNamespace(finish=lambda: None, abandon=lambda: None)
         self.state = SimpleNamespace(
             is_fetchable=lambda partition: True,
@@ -39,9 +40,6 @@ class Engine:
     def deliver(self, batch: Batch, next_offset: int) -> None:
         assert next_offset >= self.delivered
         self.delivered = next_offset
-
-    def polled(self) -> None:
-        pass
 
     async def news(self, timeout_s: float | None) -> None:
         raise AssertionError("there is no more")

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from simulated_member import Worker
 
 from allocator.core.aio.tasks import BackgroundTasks
 from allocator.core.commands.orders import Order, OrderResult, Orders
+from allocator.core.consumer.commits import Commits
 from allocator.core.consumer.core import ConsumerCore
 from allocator.core.consumer.operator_orders import OperatorOrders
 from allocator.core.consumer.ownership import Ownership
@@ -54,28 +56,85 @@ class CommitsOfGroup:
         self.seeks = self.seeks.with_result(order_id, result)
 
 
+class OffsetsOfWorker:
+    """The committed offsets, as one member fetches and commits them."""
+
+    group = "g"
+    storage = "kafka"
+    committer = None
+
+    def __init__(self, worker: ReadingWorker) -> None:
+        self._worker = worker
+        self._under_way: set[asyncio.Future[None]] = set()
+
+    async def fetch(
+        self, partitions: Iterable[TopicPartition], *, require_stable: bool = False
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
+        """Sometimes the answer takes longer than a session."""
+        world, asked = self._worker.world, list(partitions)
+        answer: asyncio.Future[dict[TopicPartition, OffsetAndMetadata]] = world.loop.create_future()
+        random = world.random
+        back_s = random.uniform(1.0, 8.0) if random.random() < 0.3 else random.uniform(0.001, 0.02)
+
+        def arrive() -> None:
+            found = {
+                p: OffsetAndMetadata(world.read_committed(p), world.kafka.metadata[p], -1)
+                for p in asked
+                if p in world.committed
+            }
+            world.ensemble.later(back_s, lambda: answer.done() or answer.set_result(found))
+
+        world.ensemble.later(random.uniform(0.001, 0.02), arrive)
+        return await answer
+
+    async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+        sent = [self._worker.send(partition, offset) for partition, offset in offsets.items()]
+        self._under_way.update(sent)
+        for each in sent:
+            each.add_done_callback(self._under_way.discard)
+        await asyncio.wait(sent)
+
+    async def settled(self) -> None:
+        while self._under_way:
+            await asyncio.wait(set(self._under_way))
+
+    async def find(self) -> None: ...
+
+    async def retention_s(self) -> None: ...
+
+
 class ReadingWorker(Worker):
     """Reads some records of each partition at a time. The handler takes a while, and a request for more ends it."""
 
-    processor = sink = sink_member = None
+    processor = sink = None
     group = "g"
-    commit_sought = ConsumerCore.commit_sought
+    seek, commit_sought = ConsumerCore.seek, ConsumerCore.commit_sought
 
     def __init__(self, world: Simulation, name: str) -> None:
         super().__init__(world, name)
         self.context = world.context_of(name)
-        self.fetcher = self
+        self.fetcher = self.client = self
         self.state = SubscriptionState("earliest", clock=world.loop.time, shuffle=None)
         self.state.subscribe(["t"])
         self.progress = OffsetTracker(asking_is_done=True)
         self.orders = OperatorOrders(self)  # type: ignore[arg-type]
+        self.commits = Commits(
+            OffsetsOfWorker(self),  # type: ignore[arg-type]
+            self,  # type: ignore[arg-type]
+            self.state,
+            self.progress,
+            self,  # type: ignore[arg-type]
+            partial(ConsumerCore.must_own, self),  # type: ignore[arg-type]
+            interval_s=None,
+        )
+        self.commits.membership = self.membership
         self.ownership = Ownership(
             self.state,
             self.progress,
-            self._look_up,
+            self.commits.committed,
             self,
-            self.commit_progress,
-            self._settled,
+            self.commits.commit_done,
+            self.commits.settled,
             Measures(),
             auto_commit=True,
             began=self._began,
@@ -85,10 +144,9 @@ class ReadingWorker(Worker):
         self.seeking: set[TopicPartition] = set()
         """Partitions whose next commit is the one of a seek."""
         self._in_work: set[TopicPartition] = set()
-        self._under_way: set[asyncio.Future[None]] = set()
 
     async def main(self) -> None:
-        self._one_commit = asyncio.Lock()
+        self.commits.start(self.tasks)
         self.ownership.start(self.tasks)
         self.obey()
         await self.membership.join()
@@ -123,53 +181,19 @@ class ReadingWorker(Worker):
 
     # -- Kafka ---------------------------------------------------------------------------------------------------
 
-    async def _look_up(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Sometimes the answer takes longer than a session."""
-        answer: asyncio.Future[dict[TopicPartition, OffsetAndMetadata]] = self.world.loop.create_future()
-        random, asked = self.world.random, list(partitions)
-        back_s = random.uniform(1.0, 8.0) if random.random() < 0.3 else random.uniform(0.001, 0.02)
-
-        def arrive() -> None:
-            found = {
-                p: OffsetAndMetadata(self.world.read_committed(p), self.world.kafka.metadata[p], -1)
-                for p in asked
-                if p in self.world.committed
-            }
-            self.world.ensemble.later(back_s, lambda: answer.done() or answer.set_result(found))
-
-        self.world.ensemble.later(random.uniform(0.001, 0.02), arrive)
-        return await answer
-
-    async def commit_progress(self, partitions: Iterable[TopicPartition] | None = None) -> None:
-        async with self._one_commit:
-            offsets = {p: o for p, o in self.progress.uncommitted(partitions).items() if p in self.tenures}
-            if not offsets:
-                return
-            if not self.membership.may_act():
-                error = CommitFailed("no lease")
-                error.retriable = True
-                raise error
-            self.progress.note_member(self.membership.member_id)
-            sent = [self._send(partition, offset) for partition, offset in offsets.items()]
-            self._under_way.update(sent)
-            for each in sent:
-                each.add_done_callback(self._under_way.discard)
-            await asyncio.wait(sent)
-            self.progress.note_committed(offsets)
-            self.progress.finish_up_to(offsets)
-
-    def _send(self, partition: TopicPartition, offset: int) -> asyncio.Future[None]:
-        stamp, seeks = f"generation 1 member {self.membership.member_id}", partition in self.seeking
-        self.seeking.discard(partition)
-        return self.world.send_commit(self, partition, offset, stamp, seeks=seeks)
-
     async def _auto_commit(self) -> None:
         with contextlib.suppress(CommitFailed):
-            await self.commit_progress()
+            await self.commits.commit_done()
 
-    async def _settled(self, partitions: Partitions) -> None:
-        while self._under_way:
-            await asyncio.wait(set(self._under_way))
+    def send(self, partition: TopicPartition, offset: OffsetAndMetadata) -> asyncio.Future[None]:
+        seeks = partition in self.seeking
+        self.seeking.discard(partition)
+        return self.world.send_commit(self, partition, offset.offset, offset.metadata, seeks=seeks)
+
+    def leader_epoch(self, partition: TopicPartition, offset: int) -> int:
+        return -1
+
+    def topic_id(self, topic: str) -> None: ...
 
     # -- what the ownership and the orders call ------------------------------------------------------------------
 

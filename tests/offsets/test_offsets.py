@@ -437,23 +437,6 @@ async def test_an_error_about_many_partitions_names_some_and_counts_the_rest() -
 # -- commits that are not waited for ----------------------------------------------------------------------------------
 
 
-async def test_a_commit_that_is_not_waited_for_tells_its_callback() -> None:
-    async with Coordinator() as broker, KafkaClient(broker.address) as client:
-        told: list[Any] = []
-        group = offsets(client, on_commit=lambda asked, error: told.append(("default", asked, error)))
-        await group.commit_async({A: at(1)}, lambda asked, error: told.append((asked, error)))
-        await group.commit_async({A: at(2)})
-        broker.codes[A] = [29]
-        task = group.commit_async({A: at(3), B: at(3)}, lambda asked, error: told.append((asked, error)))
-        with pytest.raises(CommitFailed, match="t:0"):
-            await task
-        assert told[:2] == [({A: at(1)}, None), ("default", {A: at(2)}, None)]
-        asked, error = told[2]
-        assert asked == {A: at(3), B: at(3)}
-        assert isinstance(error, CommitFailed)
-        assert broker.stored == {A: at(2), B: at(3)}
-
-
 async def test_commits_take_effect_in_the_order_of_the_calls_waited_for_or_not() -> None:
     async with Coordinator() as broker, KafkaClient(broker.address) as client:
         group = offsets(client)
@@ -480,24 +463,6 @@ async def test_one_that_was_cancelled_before_it_began_is_never_sent() -> None:
         await asyncio.wait({task})
         await group.commit({B: at(1)})
         await group.close()
-        assert broker.stored == {B: at(1)}
-
-
-async def test_failures_nobody_listens_for_and_callbacks_that_raise_are_logged(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    def raises(*_: Any) -> None:
-        raise RuntimeError("the user's")
-
-    async with Coordinator() as broker, KafkaClient(broker.address) as client:
-        group = offsets(client)
-        broker.codes[A] = [29]
-        with caplog.at_level(logging.ERROR, "allocator"):
-            group.commit_async({A: at(1)})
-            group.commit_async({B: at(1)}, raises)
-            await group.close()
-        assert "t:0 (the coordinator: TOPIC_AUTHORIZATION_FAILED" in caplog.text
-        assert "callback of a commit failed" in caplog.text
         assert broker.stored == {B: at(1)}
 
 

@@ -11,7 +11,6 @@ import pytest
 from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.coordinator import Coordinator
 from allocator.core.offsets.storage import StoredOffsets
-from allocator.errors import AllocatorError
 from allocator.testing import LocalCluster
 from allocator.testing.plugin import ClusterFactory
 from allocator.testing.topics import zookeeper_client
@@ -79,22 +78,6 @@ async def test_both_commits_to_both_and_the_greater_counts(place: Place) -> None
         wanted = [place.first, place.second, place.third]
         assert numbers(await offsets.fetch(wanted)) == {0: 9, 1: 8}
         assert numbers(await offsets.fetch(None)) == {0: 9, 1: 8}
-
-
-async def test_a_commit_to_both_without_waiting_is_told_of_once(place: Place) -> None:
-    told: list[tuple[dict[int, int], AllocatorError | None]] = []
-
-    def tell(committed: Mapping[TopicPartition, OffsetAndMetadata], error: AllocatorError | None) -> None:
-        told.append((numbers(committed), error))
-
-    async with place.offsets("both") as offsets:
-        for offset in (3, 4):
-            offsets.commit_async({place.first: at(offset=offset)}, tell)
-        await offsets.close()
-        assert told == [({0: 3}, None), ({0: 4}, None)]
-        assert place.in_zookeeper() == {0: 4}
-        offsets.storage = "kafka"
-        assert numbers(await offsets.fetch([place.first])) == {0: 4}
 
 
 async def test_what_stands_in_zookeeper_is_carried_over_as_it_is(place: Place) -> None:

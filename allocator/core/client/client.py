@@ -88,8 +88,9 @@ class KafkaClient:
         for name, value in {**times, **sizes}.items():
             if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
                 raise ConfigError(f"{name} is {value!r}; it must be a positive number")
+        self.bootstrap = brokers if isinstance(brokers, str) else ",".join(brokers)
         self._addresses = parse_addresses(brokers)
-        self._security = check_security(security)
+        self.security = check_security(security)
         self._client_id = client_id
         self._receive_max_bytes = int(receive_max_bytes)
         self.measures = Measures()
@@ -127,11 +128,11 @@ class KafkaClient:
             client_id=self._client_id,
             request_timeout_s=self.request_timeout_s,
             receive_max_bytes=self._receive_max_bytes,
-            security=with_credentials(self._security),
-            tls=tls_context(self._security),
+            security=with_credentials(self.security),
+            tls=tls_context(self.security),
         )
-        if str(self._security.get("security_protocol", "")).startswith("SASL"):
-            warn_of_clear_text(self._security)
+        if str(self.security.get("security_protocol", "")).startswith("SASL"):
+            warn_of_clear_text(self.security)
         self._pool = ConnectionPool(self._directory, settings, self._refresher.poke)
         try:
             await self._bootstrap(timeout_s)
@@ -327,7 +328,7 @@ class KafkaClient:
 
     def _tried(self, causes: Mapping[str, str]) -> str:
         short = {where: _without(where, cause) for where, cause in causes.items()}
-        return unreachable(short, str(self._security.get("security_protocol", "PLAINTEXT")))
+        return unreachable(short, str(self.security.get("security_protocol", "PLAINTEXT")))
 
     def _candidates(self) -> list[Any]:
         best = self._live().least_busy()

@@ -22,7 +22,7 @@ from allocator.core.errors import Closed, ConfigError, IllegalState, NotOwned
 from allocator.core.fetch.batch import Batch
 from allocator.core.settings.table import DEFAULT
 from allocator.core.subscription.listener import check_listener
-from allocator.core.subscription.loss import Committed, RecordsLost, as_written, listed
+from allocator.core.subscription.loss import RecordsLost, as_written, listed
 from allocator.core.telemetry.measures import Measures
 from allocator.core.types import (
     Assignors,
@@ -234,7 +234,7 @@ class ConsumerBase:
 
     def _begun(self) -> Reading:
         self._must_be_started()
-        if not self._engine.ever_chosen:
+        if not self._engine.choice.ever_made:
             raise IllegalState("nothing is subscribed or assigned; name topics, or call subscribe() or assign() first")
         return self._reading
 
@@ -259,9 +259,9 @@ class ConsumerBase:
         when the lease has expired or the coordinator refuses.
         """
         if offsets is None:
-            await self._engine.commit_progress(in_hand=True)
+            await self._engine.commits.commit_done(in_hand=True)
             return
-        await self._engine.commit(as_offsets(offsets))
+        await self._engine.commits.commit(as_offsets(offsets))
 
     def commit_async(
         self, offsets: Mapping[PartitionKey, Offset] | None = None, callback: OnCommit | None = None
@@ -273,7 +273,7 @@ class ConsumerBase:
         """
         progress = self._engine.progress
         wanted = as_offsets(progress.uncommitted(in_hand=True)) if offsets is None else as_offsets(offsets)
-        self._engine.commit_async(wanted, callback)
+        self._engine.commits.commit_async(wanted, callback)
 
     async def committed(self, partition: PartitionLike) -> OffsetAndMetadata | None:
         """Returns the committed offset of the group from the coordinator, or None. This member need not own the
@@ -282,7 +282,7 @@ class ConsumerBase:
         The metadata is the user's, "" if there was none. The leader epoch is -1 if it is unknown.
         """
         partition = as_partition(partition)
-        found = (await self._engine.offsets.fetch([partition])).get(partition)
+        found = (await self._engine.commits.offsets.fetch([partition])).get(partition)
         return None if found is None else as_written(found)
 
     async def position(self, partition: PartitionLike) -> int:
@@ -309,10 +309,7 @@ class ConsumerBase:
         """
         partition, position = as_partition(partition), as_offset(offset)
         self._engine.must_own([partition])
-        self._engine.state.seek(partition, position)
-        done = position.done if isinstance(position, Committed) else None
-        self._engine.progress.rewind(partition, position.offset, done)
-        self._engine.fetcher.wake()
+        self._engine.seek(partition, position)
 
     async def seek_to_beginning(self, *partitions: PartitionLike | Iterable[PartitionLike]) -> None:
         """Seeks to the oldest record of these partitions, or of all owned ones.
@@ -339,7 +336,7 @@ class ConsumerBase:
         member owns no partition, IllegalState without a group, and NoOffsetsError.
         """
         chosen = self._owned(partitions)
-        found = await self._engine.offsets.fetch(chosen)
+        found = await self._engine.commits.offsets.fetch(chosen)
         for partition, offset in found.items():
             self.seek(partition, as_written(offset))
         return {partition: found[partition].offset if partition in found else None for partition in chosen}
@@ -391,7 +388,7 @@ class ConsumerBase:
 
     async def until_may_act(self) -> None:
         """Returns once `may_act` is true; at once if it is."""
-        await self._engine.until_may_act()
+        await self._engine.commits.until_may_act()
 
     # -- subscription --------------------------------------------------------------------------------------------
 
@@ -413,7 +410,7 @@ class ConsumerBase:
         if not wanted and pattern is None:
             raise ConfigError("subscribe needs topics or a pattern; unsubscribe() ends a subscription")
         check_listener(listener)
-        self._engine.subscribe(wanted, pattern)
+        self._engine.choice.subscribe(wanted, pattern)
         if listener is not None:
             self._engine.state.rebalance_listener = listener
 
@@ -423,7 +420,7 @@ class ConsumerBase:
         No more records are delivered, and done records are committed as in a rebalance. The consumer stays in its
         group, without partitions, so that it can `subscribe` again.
         """
-        self._engine.subscribe((), None)
+        self._engine.choice.subscribe((), None)
 
     def assign(self, partitions: Iterable[PartitionLike]) -> None:
         """Assigns these partitions and no others; only with membership "fixed".
@@ -435,11 +432,11 @@ class ConsumerBase:
         Raises IllegalState when topics are subscribed or a group assigns, and ConfigError for a partition that its
         topic does not have; in both cases it changes nothing.
         """
-        self._engine.assign(as_partitions(partitions))
+        self._engine.choice.assign(as_partitions(partitions))
 
     def subscription(self) -> frozenset[str]:
         """The subscribed topics; with a pattern, the known topics that match. None after `assign`."""
-        return self._engine.subscription()
+        return self._engine.choice.subscribed()
 
     # -- metadata and offsets of the cluster ---------------------------------------------------------------------
 
@@ -538,7 +535,7 @@ class ConsumerBase:
         committed it, if its user added metadata, or if offsets are in ZooKeeper. Raises IllegalState without a group,
         and AllocatorError if the coordinator does not respond.
         """
-        found = await self._engine.offsets.fetch(set(as_partitions(partitions)))
+        found = await self._engine.commits.offsets.fetch(set(as_partitions(partitions)))
         members = {partition: as_written(offset).member for partition, offset in found.items()}
         return {partition: member for partition, member in members.items() if member is not None}
 
@@ -597,7 +594,7 @@ class ConsumerBase:
 
 def join_again_if(consumer: ConsumerBase, admitted: Callable[[ZooKeeperClient], Awaitable[bool]]) -> None:
     """Like `Membership.join_again_if`."""
-    consumer._engine.join_again_if(admitted)
+    consumer._engine.membership.join_again_if(admitted)
 
 
 def client_of(consumer: ConsumerBase) -> KafkaClient:

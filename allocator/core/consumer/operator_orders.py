@@ -37,7 +37,7 @@ class OrderedConsumer(Protocol):
     membership: Membership
 
     @property
-    def sink_member(self) -> SinkOffsets | None: ...
+    def sink(self) -> SinkOffsets | None: ...
 
     @property
     def processor(self) -> RecordProcessor | None: ...
@@ -165,7 +165,7 @@ class OperatorOrders:
         offset = await self._offset(partition, order.arguments["to"])
         if not core.sought(partition, offset):
             return None
-        if core.sink_member is not None and not await self._seek_sink(core.sink_member, partition, offset):
+        if core.sink is not None and not await self._seek_sink(core.sink, partition, offset):
             return None
         what = f"sought to {offset}" + ("" if before is None else f" from {before.offset}")
         log.warning("%s: %s:%d: %s, as %s ordered", core.group, *partition, what, order.who)

@@ -262,7 +262,7 @@ class Reading:
             raise RuntimeError("two tasks read from one consumer; records would be taken as done before they are")
         self._is_read()
         self._engine.progress.finish()
-        self._engine.polled()
+        self._engine.membership.polled()
         return self
 
     def __enter__(self) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from allocator.core.offsets.coordinator import Coordinator
 from allocator.core.offsets.group_offsets import GroupOffsets
-from allocator.core.offsets.idle import IdleOffsets, commit_again
+from allocator.core.offsets.idle import IdleOffsets
 from allocator.core.offsets.messages import Committer, Identity
 from allocator.core.offsets.storage import fetch_old_offsets
 
@@ -24,6 +24,5 @@ __all__ = [
     "GroupOffsets",
     "Identity",
     "IdleOffsets",
-    "commit_again",
     "fetch_old_offsets",
 ]

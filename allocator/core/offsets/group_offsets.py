@@ -29,7 +29,7 @@ from allocator.core.offsets.messages import (
 )
 from allocator.core.offsets.pending_commit import MOST_PARTITIONS, Offsets, PendingCommit, names_of, take_some
 from allocator.core.subscription.loss import as_committed, as_read, topic_of
-from allocator.core.types import OffsetAndMetadata, OnCommit, TopicPartition
+from allocator.core.types import OffsetAndMetadata, TopicPartition
 
 log = logging.getLogger(__name__)
 
@@ -59,8 +59,6 @@ class GroupOffsets:
 
     `in_zookeeper`: where clients before 0.8.2 keep them (and kiel always), through any broker up to Kafka 3.x.
 
-    `on_commit` is called with the result of each `commit_async` that has no callback of its own.
-
     Pass the `coordinator` that a membership of the same group uses, if there is one. `timeout_s` bounds each call,
     retries included. Use it in the event loop of `client`, which the caller closes. `close` waits for a request that a
     cancelled commit left under way.
@@ -75,7 +73,6 @@ class GroupOffsets:
         timeout_s: float = 30.0,
         committer: Committer | None = None,
         retention_s: float | None = None,
-        on_commit: OnCommit | None = None,
         coordinator: Coordinator | None = None,
         in_zookeeper: bool = False,
     ) -> None:
@@ -83,7 +80,6 @@ class GroupOffsets:
         self._client = client
         self._retry_backoff_s = retry_backoff_s
         self._timeout_s = timeout_s
-        self._on_commit = on_commit
         self._retention = retention_s
         self._coordinator = coordinator or Coordinator(client, group, retry_backoff_s)
         self.committer = committer
@@ -119,6 +115,10 @@ class GroupOffsets:
     async def retention_s(self) -> float | None:
         """Seconds that Kafka keeps a committed offset (see `Coordinator.retention_s`); None if not known at present."""
         return await self._coordinator.retention_s() if self._retention is None else self._retention
+
+    async def metadata_bytes(self) -> int:
+        """The largest metadata of a commit (see `Coordinator.metadata_bytes`)."""
+        return await self._coordinator.metadata_bytes()
 
     async def settled(self) -> None:
         """Waits until no request of a cancelled commit is under way."""
@@ -260,42 +260,20 @@ class GroupOffsets:
             return
         await self._finish(self._enter(offsets))
 
-    def commit_async(
-        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], callback: OnCommit | None = None
-    ) -> asyncio.Task[None]:
-        """As `commit`, without waiting: the commit has its place in the order when this returns.
+    def commit_async(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> asyncio.Task[None]:
+        """As `commit`, without waiting: the commit has its place in the order when this returns. `close` waits for it.
 
-        Calls `callback` (else `on_commit`) with the offsets and None, or the error that `commit` would raise; without
-        either, logs a failure. An error of the callback is logged. The task may be awaited for the same result; `close`
-        waits for it.
+        The caller handles the error of the task.
         """
         call = self._enter(offsets)
         task = asyncio.get_running_loop().create_task(self._finish(call), name="commit")
-        self._tasks.add(task)
-        task.add_done_callback(lambda done: self._committed(done, call, offsets, callback or self._on_commit))
-        return task
+        task.add_done_callback(lambda _: self._withdraw(call))  # the task may not even have started
+        return self._kept(task)
 
-    def _committed(
-        self,
-        task: asyncio.Task[None],
-        call: PendingCommit,
-        offsets: Mapping[TopicPartition, OffsetAndMetadata],
-        callback: OnCommit | None,
-    ) -> None:
-        self._tasks.discard(task)
-        if task.cancelled():
-            self._withdraw(call)  # the task may not even have started
-            return
-        error = task.exception()
-        try:
-            if error is not None and not isinstance(error, AllocatorError):
-                log.error("group %s: a commit ended with an error of ours", self.group, exc_info=error)
-            elif callback is not None:
-                callback(offsets, error)
-            elif error is not None:
-                log.error("%s", error)
-        except Exception:
-            log.exception("group %s: the callback of a commit failed", self.group)
+    def _kept(self, task: asyncio.Task[None]) -> asyncio.Task[None]:
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     def _enter(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> PendingCommit:
         """Gives a commit its place in the order; the caller then awaits `_finish`."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Set
 from typing import Final
 
 from allocator.core.aio.clock import boot_clock
@@ -19,7 +19,8 @@ from allocator.core.types import OffsetAndMetadata, TopicPartition
 
 log = logging.getLogger(__name__)
 
-Known = Callable[[TopicPartition], "int | None"]
+Known = Callable[[], Mapping[TopicPartition, int]]
+Commit = Callable[[Mapping[TopicPartition, OffsetAndMetadata]], Awaitable[None]]
 
 # fraction of the retention. An offset is committed again at half of its retention at the latest. more: fewer requests;
 # less: the coordinator may be unavailable for longer
@@ -35,20 +36,16 @@ class IdleOffsets:
     """When each owned partition was committed last, and which of them to commit again.
 
     About every quarter of the retention, one request commits all partitions that are due soon. Partitions that are
-    committed anyway cost nothing. `owned` returns the owned partitions with a committed offset, `again` commits them,
-    `retention_s` returns the retention.
+    committed anyway cost nothing. `known` returns the committed offsets of the owned partitions that may be committed
+    now: none of them has a newer commit under way.
     """
 
     def __init__(
-        self,
-        owned: Callable[[], Collection[TopicPartition]],
-        again: Callable[[Collection[TopicPartition]], Awaitable[None]],
-        retention_s: Callable[[], Awaitable[float | None]],
-        clock: Callable[[], float] = boot_clock,
+        self, offsets: GroupOffsets, known: Known, commit: Commit, clock: Callable[[], float] = boot_clock
     ) -> None:
-        self._owned = owned
-        self._again = again
-        self._retention_s = retention_s
+        self._offsets = offsets
+        self._known = known
+        self._commit = commit
         self._clock = clock
         self._committed: dict[TopicPartition, float] = {}
         self._period_s: float | None = None  # computed at the time `_learnt`
@@ -60,31 +57,50 @@ class IdleOffsets:
 
     def not_ours(self) -> set[TopicPartition]:
         """Partitions without a known commit since this member owns them."""
-        return set(self._owned()) - self._committed.keys()
+        return self._known().keys() - self._committed.keys()
 
     def due(self, period_s: float) -> set[TopicPartition]:
         """The partitions to commit now: as soon as one commit is older than `period_s`, all older than half of it."""
-        owned, now = self._owned(), self._clock()
-        self._committed = {p: at for p, at in self._committed.items() if p in owned}
-        ages = {p: now - self._committed.get(p, float("-inf")) for p in owned}
+        known, now = self._known(), self._clock()
+        self._committed = {p: at for p, at in self._committed.items() if p in known}
+        ages = {p: now - self._committed.get(p, float("-inf")) for p in known}
         if not any(age >= period_s for age in ages.values()):
             return set()
         return {p for p, age in ages.items() if age >= period_s / 2}
 
     async def turn(self) -> float:
         """Sends the due commits; returns the seconds until the next call."""
-        if not self._owned():
+        if not self._known():
             return IDLE_S
         period_s = await self._period()
         due = self.due(period_s)
         if due:
             try:
-                await self._again(due)
+                await self.commit_again(due)
             except AllocatorError as error:
                 log.debug("%d idle offsets are committed later: %s", len(due), error)
             else:
                 self.committed(due)  # including those left out, which another member has committed
         return min(period_s / 2, CHECK_S)
+
+    async def commit_again(self, partitions: Set[TopicPartition]) -> None:
+        """Commits the committed offsets again, unchanged. Raises AllocatorError.
+
+        Leaves out a partition whose committed offset is not the known one, because another process has committed it.
+        Where Kafka has deleted the offset already, commits the known one.
+        """
+        committed = await self._offsets.fetch(partitions)
+        known, again = self._known(), {}
+        for partition in known.keys() & partitions:
+            found = committed.get(partition)
+            if found is None:
+                offset = known[partition]
+                log.warning("%s:%d: the committed offset %d had expired; committed again", *partition, offset)
+                again[partition] = OffsetAndMetadata(offset, "", -1)
+            elif found.offset == known[partition]:
+                again[partition] = found
+        if again:
+            await self._commit(again)
 
     async def run(self) -> None:
         """Runs until cancelled."""
@@ -95,7 +111,7 @@ class IdleOffsets:
     async def _period(self) -> float:
         now = self._clock()
         if self._period_s is None or now - self._learnt >= MAX_PERIOD_S:
-            retention_s = await self._retention_s()
+            retention_s = await self._offsets.retention_s()
             period_s = min(
                 MAX_PERIOD_S, max(1.0, PERIOD * (SHORTEST_RETENTION_S if retention_s is None else retention_s))
             )
@@ -103,28 +119,3 @@ class IdleOffsets:
                 return period_s  # the next turn asks again for the retention
             self._period_s, self._learnt = period_s, now
         return self._period_s
-
-
-async def commit_again(
-    offsets: GroupOffsets,
-    partitions: Collection[TopicPartition],
-    known: Known,
-    commit: Callable[[dict[TopicPartition, OffsetAndMetadata]], Awaitable[None]],
-) -> None:
-    """Commits the committed offsets again, unchanged. Raises AllocatorError.
-
-    Leaves out a partition whose committed offset is not the `known` one (None: there is none, or not now), because
-    another process has committed it. Where Kafka has deleted the offset already, commits the known one.
-    """
-    committed = await offsets.fetch(partitions)
-    again = {}
-    for partition in partitions:
-        offset = known(partition)
-        found = committed.get(partition)
-        if offset is not None and found is None:
-            log.warning("%s:%d: the committed offset %d had expired; committed again", *partition, offset)
-            again[partition] = OffsetAndMetadata(offset, "", -1)
-        elif found is not None and found.offset == offset:
-            again[partition] = found
-    if again:
-        await commit(again)

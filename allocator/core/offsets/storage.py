@@ -8,12 +8,12 @@ from typing import Any
 
 from allocator.core.client.client import KafkaClient
 from allocator.core.client.errors import ErrorCode, for_code
-from allocator.core.errors import AllocatorError, BrokerError, NoOffsetsError
+from allocator.core.errors import BrokerError, NoOffsetsError
 from allocator.core.offsets.coordinator import Coordinator
 from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.core.offsets.messages import fetch_request, fetch_results
-from allocator.core.offsets.pending_commit import Offsets, PendingCommit
-from allocator.core.types import OffsetAndMetadata, OffsetStorage, OnCommit, TopicPartition
+from allocator.core.offsets.pending_commit import Offsets
+from allocator.core.types import OffsetAndMetadata, OffsetStorage, TopicPartition
 
 
 class StoredOffsets(GroupOffsets):
@@ -48,21 +48,14 @@ class StoredOffsets(GroupOffsets):
         else:
             await _both(super().commit(offsets), self._old.commit(offsets))
 
-    def commit_async(
-        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], callback: OnCommit | None = None
-    ) -> asyncio.Task[None]:
+    def commit_async(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> asyncio.Task[None]:
         if self.storage == "kafka":
-            return super().commit_async(offsets, callback)
+            return super().commit_async(offsets)
         if self.storage == "zookeeper":
-            return self._old.commit_async(offsets, callback or self._on_commit)
-        # both commits have their place in the order when this returns; the callback gets one result for both
-        each = super().commit_async(offsets, _ignore), self._old.commit_async(offsets, _ignore)
-        task = asyncio.get_running_loop().create_task(_both(*each), name="commit")
-        self._tasks.add(task)
-        task.add_done_callback(
-            lambda done: self._committed(done, PendingCommit({}), offsets, callback or self._on_commit)
-        )
-        return task
+            return self._old.commit_async(offsets)
+        # both commits have their place in the order when this returns
+        each = super().commit_async(offsets), self._old.commit_async(offsets)
+        return self._kept(asyncio.get_running_loop().create_task(_both(*each), name="commit"))
 
     async def settled(self) -> None:
         await self._old.settled()
@@ -87,10 +80,6 @@ async def _both(*commits: Any) -> None:
     for result in await asyncio.gather(*commits, return_exceptions=True):
         if isinstance(result, BaseException):
             raise result
-
-
-def _ignore(offsets: Mapping[TopicPartition, OffsetAndMetadata], error: AllocatorError | None) -> None:
-    pass
 
 
 async def fetch_old_offsets(

@@ -1,0 +1,314 @@
+"""Which offsets a member commits and when, and what their metadata says."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterable, Mapping, Set
+from functools import partial
+from typing import Any
+
+from allocator.core.aio.backoff import Backoff
+from allocator.core.aio.reminder import Reminder
+from allocator.core.aio.tasks import BackgroundTasks, within
+from allocator.core.client.client import KafkaClient
+from allocator.core.errors import AllocatorError, CommitFailed, IllegalState
+from allocator.core.fetch.fetcher import Fetcher
+from allocator.core.membership.membership import Membership
+from allocator.core.offsets.coordinator import METADATA_BYTES
+from allocator.core.offsets.idle import IdleOffsets
+from allocator.core.offsets.storage import StoredOffsets, fetch_old_offsets
+from allocator.core.offsets.tracker import OffsetTracker
+from allocator.core.subscription.done import with_done
+from allocator.core.subscription.loss import Committed, stamped, topic_of_offset
+from allocator.core.subscription.state import SubscriptionState
+from allocator.core.types import NO_PARTITIONS, OffsetAndMetadata, OnCommit, Partitions, TopicPartition
+
+log = logging.getLogger(__name__)
+
+Offsets = Mapping[TopicPartition, OffsetAndMetadata]
+
+# limit of committing idle partitions at a close. more: waits longer for a coordinator; less: gives up a slow one
+FRESH_WITHIN_S = 2.0
+IDS_CHARACTERS = 120  # characters of a commit's metadata for the ids of topic and cluster
+STAMP_CHARACTERS = 476  # characters of a commit's metadata for these ids and the member
+BACKOFF_S = 0.1  # pause after a failed auto-commit, unless another commit comes first
+
+
+class Commits:
+    """The commits of one member.
+
+    Guarantees: a commit names only partitions that this member owns, and is sent only while its lease is valid. An
+    earlier commit never replaces a later one. When `settled` has returned, no commit of these partitions is under way.
+
+    `offsets`: None without a group; then nothing is committed. `must_own` raises NotOwned. `interval_s`: seconds
+    between automatic commits of done records, None: there are none. `old_offsets`: where Kafka has no offset of the
+    group, take the one that an older client left in ZooKeeper. `stable`: wait for open transactions that may still
+    commit an offset (KIP-447).
+    """
+
+    membership: Membership
+    """Set before `start`."""
+
+    def __init__(
+        self,
+        offsets: StoredOffsets | None,
+        client: KafkaClient,
+        state: SubscriptionState,
+        progress: OffsetTracker,
+        fetcher: Fetcher,
+        must_own: Callable[[Iterable[TopicPartition]], None],
+        *,
+        interval_s: float | None,
+        old_offsets: bool = False,
+        stable: bool = False,
+    ) -> None:
+        self._offsets = offsets
+        self._client = client
+        self._state = state
+        self._progress = progress
+        self._fetcher = fetcher
+        self._must_own = must_own
+        self._interval_s = interval_s
+        self._old_offsets = old_offsets
+        self._stable = stable
+        self._idle = None if offsets is None else IdleOffsets(offsets, self._idle_offsets, self.commit)
+        self._under_way: dict[asyncio.Future[Any], Partitions] = {}
+        self._refreshing: asyncio.Task[None] | None = None
+        self._metadata_bytes = METADATA_BYTES
+        self._warned = False
+        self.turn: asyncio.Lock
+        """Held by each commit of what is done, so that a retry of an earlier one never overtakes a later one."""
+
+    def start(self, tasks: BackgroundTasks) -> None:
+        """Begins to commit done records at intervals, and idle partitions before their offsets expire."""
+        self.turn = asyncio.Lock()
+        if self._offsets is None or self._idle is None:
+            return
+        self._offsets.committer = self.membership.committer
+        tasks.start(self._find_coordinator(), "coordinator")  # during the join: it is needed for assigned partitions
+        if self._interval_s is not None:
+            tasks.start(self._commit_regularly(self._interval_s), "auto-commit")
+        if self._offsets.committer is None:  # Kafka does not know the members of this group, so idle offsets can expire
+            tasks.start(self._idle.run(), "idle offsets")
+
+    async def _find_coordinator(self) -> None:
+        with contextlib.suppress(AllocatorError):  # the caller that needs it retries and reports the error
+            await self.offsets.find()
+
+    async def close(self) -> None:
+        """Returns once no commit waits that no caller waits for. Idempotent."""
+        if self._offsets is not None:
+            await self._offsets.close()
+
+    def leave_fresh(self, tasks: BackgroundTasks) -> None:
+        """Begins to commit idle partitions again before the member leaves; otherwise their offsets expire if each
+        process of the group lives shortly. Their release waits for it."""
+        if self._idle is not None and self.membership.committer is None:
+            old = self._idle.not_ours()
+            if self._interval_s is not None:
+                old -= self._progress.uncommitted().keys()  # their release commits them
+            if old:
+                self._refreshing = tasks.start(self._refresh(self._idle, old), "idle offsets of the leaving member")
+
+    async def _refresh(self, idle: IdleOffsets, partitions: Set[TopicPartition]) -> None:
+        with contextlib.suppress(AllocatorError, asyncio.TimeoutError):
+            await within(idle.commit_again(partitions), FRESH_WITHIN_S)
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    @property
+    def offsets(self) -> StoredOffsets:
+        """Raises IllegalState if there is no group to commit for."""
+        if self._offsets is None:
+            raise IllegalState(
+                "this consumer has no group, so nothing is committed and nothing can be; give it a `group`, or keep "
+                "the offsets yourself and `seek`"
+            )
+        return self._offsets
+
+    async def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
+        """Returns the committed offsets where the member begins to read. Returns nothing without a group."""
+        offsets = self._offsets
+        if offsets is None:
+            return {}
+        wanted = set(partitions)
+        found = await offsets.fetch(wanted, require_stable=self._stable and self._client.broker_version >= (2, 5))
+        rest = wanted - set(found)
+        if rest and self._old_offsets and offsets.storage == "kafka":
+            found = {**await fetch_old_offsets(self._client, offsets.group, rest), **found}
+        return found
+
+    # -- committing ----------------------------------------------------------------------------------------------
+
+    async def until_may_act(self) -> None:
+        """Returns once records may be handled and offsets committed; at once if they may already."""
+        while not self.membership.may_act():
+            await self._fetcher.news()  # `resumed` wakes the fetcher
+
+    async def commit(self, offsets: Offsets) -> None:
+        """Commits exactly these offsets. Raises NotOwned or CommitFailed before sending anything, or the
+        coordinator's error."""
+        group = self.offsets
+        if offsets:
+            under_way: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            to_send = self._to_send(offsets)
+            self.hold(under_way, offsets)
+            try:
+                await group.commit(to_send)
+            finally:
+                under_way.set_result(None)
+            self._note_committed(offsets)
+
+    def commit_async(self, offsets: Offsets, callback: OnCommit | None = None) -> None:
+        """Like `commit`, but returns at once. Commits keep the order of the calls. `close` waits for them."""
+        group = self.offsets
+        if offsets:
+            task = group.commit_async(self._to_send(offsets))
+            self.hold(task, offsets)
+            task.add_done_callback(partial(self._decided, offsets, callback))
+
+    def _decided(self, offsets: Offsets, callback: OnCommit | None, task: asyncio.Task[None]) -> None:
+        if task.cancelled():
+            return
+        group, error = self.offsets.group, task.exception()
+        if error is None:
+            self._note_committed(offsets)
+        elif not isinstance(error, AllocatorError):
+            log.error("%s: a commit ended with an error of ours", group, exc_info=error)
+            return
+        try:
+            if callback is not None:
+                callback(offsets, error)
+            elif error is not None:
+                log.error("%s: %d offsets are not committed: %s", group, len(offsets), error)
+        except Exception:
+            log.exception("%s: the callback of a commit failed", group)
+
+    async def commit_done(self, partitions: Iterable[TopicPartition] | None = None, *, in_hand: bool = False) -> None:
+        """Commits the done offsets; with `in_hand`, also marks delivered records as done and commits them."""
+        async with self.turn:
+            offsets = self._progress.uncommitted(partitions, in_hand=in_hand)
+            await self.commit({p: OffsetAndMetadata(o, "", -1) for p, o in offsets.items()})
+            # only now: a partition that moves is released when it is done, after this commit
+            self._progress.finish_up_to(offsets)
+
+    async def _commit_regularly(self, interval_s: float) -> None:
+        wait_s, backoff, failing = interval_s, Backoff(BACKOFF_S, interval_s), Reminder(log)
+        while True:
+            await asyncio.sleep(wait_s)
+            wait_s = interval_s
+            try:
+                await self.commit_done()
+                backoff.reset()
+                failing.over()
+            except AllocatorError as error:
+                # nothing is lost: the next turn, the revocation or the close commits a later offset
+                failing.warn("%s: auto-commit put off: %s", self.offsets.group, error)
+                if error.retriable:
+                    await self.until_may_act()
+                    wait_s = backoff.next()
+
+    def hold(self, work: asyncio.Future[Any], partitions: Iterable[TopicPartition]) -> None:
+        """Keeps these partitions from being released until `work` has ended."""
+        self._under_way[work] = frozenset(partitions)
+        work.add_done_callback(self._under_way.pop)
+
+    async def settled(self, partitions: Partitions) -> None:
+        """Returns once no commit of one of these partitions is under way."""
+        if self._refreshing is not None:
+            await asyncio.wait({self._refreshing})
+        while True:
+            waits = [each for each, theirs in self._under_way.items() if not theirs.isdisjoint(partitions)]
+            if not waits:
+                break
+            await asyncio.wait(waits)
+        if self._offsets is not None:
+            await self._offsets.settled()
+
+    def _note_committed(self, offsets: Offsets) -> None:
+        self._progress.note_committed({p: o.offset for p, o in offsets.items()})
+        if self._idle is not None:
+            self._idle.committed(offsets)
+
+    def _idle_offsets(self) -> dict[TopicPartition, int]:
+        """The offsets that may be committed again before Kafka deletes them; those in ZooKeeper do not expire."""
+        if self.offsets.storage == "zookeeper" or not self.membership.may_act():
+            return {}
+        busy = NO_PARTITIONS.union(*self._under_way.values())
+        committed = {p: self._progress.committed(p) for p in self._state.assigned_partitions() - busy}
+        return {p: offset for p, offset in committed.items() if offset is not None}
+
+    # -- metadata ------------------------------------------------------------------------------------------------
+
+    def _to_send(self, offsets: Offsets) -> Offsets:
+        """Adds the known leader epoch, and the committing member's id where the user gives no metadata.
+
+        Raises if a commit is not allowed now.
+        """
+        self._must_own(offsets)
+        membership = self.membership
+        if not membership.may_act():
+            error = CommitFailed(
+                f"{self.offsets.group}: offsets of {len(offsets)} partitions are not committed: it is not confirmed "
+                "that this member still owns them; they are committed once it is, or read again by the next owner"
+            )
+            error.retriable = True
+            raise error
+        stamp = f"generation {membership.generation} member {membership.member_id}"
+        self._progress.note_member(membership.member_id)
+        last_id, text = None, stamp  # commits mostly have one topic
+        to_send = {}
+        for partition, each in offsets.items():
+            offset, metadata, epoch = each
+            if epoch is None or epoch < 0:
+                # the next owner detects by it that the log was truncated (KIP-320)
+                epoch = self._fetcher.leader_epoch(partition, offset)
+            if not metadata and isinstance(each, Committed):
+                metadata = self._metadata(stamp, partition, each)
+            elif not metadata:
+                topic_id = self._topic_id(partition)
+                if topic_id is not last_id:
+                    last_id, text = topic_id, stamped(stamp, topic_id)
+                metadata = text
+            to_send[partition] = OffsetAndMetadata(offset, metadata, epoch)
+        return to_send
+
+    def _metadata(self, stamp: str, partition: TopicPartition, offset: Committed) -> str:
+        done = offset.done
+        if done is not None:
+            self._warn_without_metadata()
+            text, whole = done.encoded(self._metadata_bytes - IDS_CHARACTERS - len(stamp))
+            stamp = with_done(stamp, text)
+            self._client.measures.done_sets_cut += not whole
+        return stamped(stamp, topic_of_offset(offset) or self._topic_id(partition))
+
+    @property
+    def done_characters(self) -> int:
+        """The characters that a commit's metadata has for done records beyond its offset."""
+        return self._metadata_bytes - IDS_CHARACTERS - STAMP_CHARACTERS
+
+    async def learn_metadata_limit(self) -> None:
+        """Asks the coordinator for the metadata limit of a commit. Until then the default limit applies."""
+        if self._offsets is not None and self._offsets.storage != "zookeeper":
+            await self._find_coordinator()
+            self._metadata_bytes = await self._offsets.metadata_bytes()
+
+    def _warn_without_metadata(self) -> None:
+        if self._warned or (self.offsets.storage != "zookeeper" and self._client.broker_version >= (0, 8, 2)):
+            return
+        self._warned = True
+        log.warning(
+            "%s: offsets in ZooKeeper have no metadata, so a commit cannot name the records that are done beyond its "
+            "offset; after a restart or a move they are handled again. Offsets in Kafka (0.8.2 or newer) keep them",
+            self.offsets.group,
+        )
+
+    def stamped(self, text: str, partition: TopicPartition) -> str:
+        """Returns the metadata of a commit, including the topic's id, so that a later member detects another topic of
+        the same name."""
+        return stamped(text, self._topic_id(partition))
+
+    def _topic_id(self, partition: TopicPartition) -> Any:
+        return self._state.topic_id(partition) or self._client.topic_id(partition.topic)

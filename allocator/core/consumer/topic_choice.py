@@ -1,0 +1,141 @@
+"""What a consumer reads: topics, a pattern, or partitions by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from allocator.core.client.client import KafkaClient
+from allocator.core.consumer.membership_config import MembershipConfig
+from allocator.core.consumer.ownership import Ownership
+from allocator.core.fetch.fetcher import Fetcher
+from allocator.core.membership.fixed import does_not_exist
+from allocator.core.membership.membership import Membership
+from allocator.core.subscription.loss import OutOfTurn
+from allocator.core.subscription.patterns import topic_pattern, with_topics
+from allocator.core.subscription.state import SubscriptionState
+from allocator.core.types import TopicPartition
+
+
+class TopicChoice:
+    """The choice of the user, which the membership follows. `config` has the first choice."""
+
+    def __init__(
+        self,
+        config: MembershipConfig,
+        client: KafkaClient,
+        state: SubscriptionState,
+        fetcher: Fetcher,
+        membership: Membership,
+        ownership: Ownership,
+    ) -> None:
+        self.config = config
+        """The settings of the membership, with the present choice and the additional topics."""
+        self._client = client
+        self._state = state
+        self._fetcher = fetcher
+        self._membership = membership
+        self._ownership = ownership
+        self._chosen = config.topics, config.pattern
+        self._also: tuple[str, ...] = ()
+        self._nonexistent: set[TopicPartition] = set()
+        self.ever_made = config.chosen
+        """Whether topics were subscribed, or partitions assigned, at least once."""
+
+    def follow(self) -> None:
+        """Makes the client read the metadata of what is chosen. Called at the start."""
+        self._client.on_metadata(self._check_partitions)
+        self._client.follow(self.topics())
+        if self.config.pattern is not None:
+            self._client.follow_all()
+
+    def topics(self) -> list[str]:
+        """The topics named by the subscription or by assigned partitions."""
+        return list(dict.fromkeys([*self.config.topics, *(topic for topic, _ in self.config.partitions)]))
+
+    def subscribed(self) -> frozenset[str]:
+        """The subscribed topics; for a pattern, the matching topics whose metadata is known."""
+        pattern = self.config.pattern
+        if pattern is None:
+            return frozenset(self.config.topics)
+        if self.config.membership == "zookeeper":
+            matches: Callable[[str], Any] = topic_pattern(pattern).matches
+        else:
+            matches = re.compile(pattern).match
+        return frozenset(filter(matches, self._client.topics()))
+
+    def subscribe(self, topics: Sequence[str], pattern: str | None) -> None:
+        """Replaces the subscription. Without topics and pattern, ends it, and ends an assignment by hand too.
+
+        Raises ConfigError, or IllegalState after `assign`, and changes nothing.
+        """
+        self._subscribe(topics, pattern)
+        self._chosen = topics, pattern
+
+    def also_read(self, topics: Sequence[str]) -> None:
+        """Subscribes to these topics in addition to the user's, and replaces earlier additional topics. Called by the
+        processor.
+
+        Without a committed offset they begin at their first record.
+        """
+        before, self._also = self._also, tuple(topics)
+        self._state.begin_at_start = frozenset(topics)
+        if before != self._also:
+            self._subscribe(*self._chosen)
+
+    def _subscribe(self, topics: Sequence[str], pattern: str | None) -> None:
+        if topics or pattern is not None:
+            topics, pattern = with_topics(topics, pattern, self._also)
+        config = dataclasses.replace(self.config, topics=topics, pattern=pattern, partitions=())
+        config.check()
+        if config.chosen and self.config.partitions:
+            raise OutOfTurn(
+                "partitions are assigned by hand, and topics can't be subscribed beside them; unsubscribe() first"
+            )
+        self.config, self.ever_made = config, self.ever_made or config.chosen
+        if pattern is not None:
+            self._client.follow_all()
+        self._membership.subscribe(topics, pattern)
+        self._stop_left_out()
+
+    def assign(self, partitions: Sequence[TopicPartition]) -> None:
+        """Assigns these partitions and no others. If the consumer is started, they are assigned when this returns.
+
+        Raises IllegalState when topics are subscribed or a group assigns, and ConfigError for a partition that its
+        topic does not have; in both cases it changes nothing.
+        """
+        if not partitions:
+            self.subscribe((), None)
+            return
+        if self.config.membership != "fixed":
+            raise OutOfTurn(
+                f"the group assigns the partitions with membership={self.config.membership!r}; to assign them by "
+                'hand, make the consumer with membership="fixed"'
+            )
+        if self.config.topics or self.config.pattern:
+            raise OutOfTurn("topics are subscribed, and partitions can't be assigned beside them; unsubscribe() first")
+        config = dataclasses.replace(self.config, partitions=partitions)
+        config.check()
+        gained = self._membership.assign(partitions)
+        self.config, self.ever_made = config, self.ever_made or config.chosen
+        self._stop_left_out()
+        if gained:
+            self._ownership.assign(gained)
+
+    def _stop_left_out(self) -> None:
+        """Delivers nothing more of partitions that the new choice leaves out; they are revoked soon."""
+        if self.config.membership == "fixed":  # a group still owns them until the rebalance
+            self._ownership.stop(self._state.assigned_partitions() - self._membership.held)
+
+    def _check_partitions(self) -> None:
+        """Fails partitions that their topic does not have. Its metadata may come only after the call of `assign`."""
+        for partition in self.config.partitions:
+            error = does_not_exist(self._client, partition)
+            if error is not None:
+                self._nonexistent.add(partition)
+                self._fetcher.fail(partition, error, lasting=True)
+            elif partition in self._nonexistent:
+                self._nonexistent.discard(partition)
+                self._fetcher.healed(partition)

@@ -1,0 +1,216 @@
+"""`Commits`, over offsets in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Iterable, Mapping
+from typing import Any
+
+import pytest
+
+from allocator.core.aio.tasks import BackgroundTasks
+from allocator.core.client.client import KafkaClient
+from allocator.core.consumer.commits import Commits
+from allocator.core.fetch.fetcher import Fetcher
+from allocator.core.offsets.tracker import OffsetTracker
+from allocator.core.subscription.state import SubscriptionState
+from allocator.errors import CommitFailed
+from allocator.testing import wait_until_async
+from allocator.types import OffsetAndMetadata, TopicPartition
+
+A, B = TopicPartition("t", 0), TopicPartition("t", 1)
+
+
+class Group:
+    """Stored offsets. `error` is raised by each commit; `commits` and `fetches` hold the responses back."""
+
+    group, storage, committer = "g", "kafka", None
+
+    def __init__(self) -> None:
+        self.stored: dict[TopicPartition, OffsetAndMetadata] = {}
+        self.sent: list[dict[TopicPartition, int]] = []
+        self.tries = 0
+        self.error: CommitFailed | None = None
+        self.fetched, self.fetches, self.commits = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.fetches.set()
+        self.commits.set()
+
+    async def find(self) -> None: ...
+
+    async def settled(self) -> None: ...
+
+    async def retention_s(self) -> None: ...
+
+    async def fetch(self, partitions: Iterable[TopicPartition], *, require_stable: bool = False) -> Any:
+        found = {p: self.stored[p] for p in partitions if p in self.stored}
+        self.fetched.set()
+        await self.fetches.wait()
+        return found
+
+    async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+        self.tries += 1
+        await self.commits.wait()
+        if self.error is not None:
+            raise self.error
+        self.sent.append({p: each.offset for p, each in offsets.items()})
+        self.stored.update(offsets)
+
+    def commit_async(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> asyncio.Task[None]:
+        return asyncio.ensure_future(self.commit(offsets))  # type: ignore[return-value]
+
+
+class Member:
+    """Owns A and B; the user has A and B up to offset 9 in hand."""
+
+    member_id, generation, committer = "m", 1, None
+
+    def __init__(self, interval_s: float | None) -> None:
+        self.lease = True
+        self.group, self.state, self.progress = Group(), SubscriptionState(), OffsetTracker(asking_is_done=True)
+        self.state.subscribe(["t"])
+        self.state.assign_from_subscribed([A, B])
+        client = KafkaClient("127.0.0.1:1")
+        self.fetcher = Fetcher(client, self.state)
+        self.commits = Commits(
+            self.group,  # type: ignore[arg-type]
+            client,
+            self.state,
+            self.progress,
+            self.fetcher,
+            lambda partitions: None,
+            interval_s=interval_s,
+        )
+        self.commits.membership = self  # type: ignore[assignment]
+        self.tasks = BackgroundTasks(lambda error: None)
+
+    def may_act(self) -> bool:
+        return self.lease
+
+    def began_at(self, offset: int) -> None:
+        for partition in (A, B):
+            self.group.stored[partition] = OffsetAndMetadata(offset, "as it was", 2)
+            self.progress.begin(partition, self.group.stored[partition])
+
+    def done(self, partition: TopicPartition, offset: int) -> None:
+        self.progress.hand_out(partition, offset)
+        self.progress.finish()
+
+
+@contextlib.asynccontextmanager
+async def started(interval_s: float | None = None) -> AsyncIterator[Member]:
+    member = Member(interval_s)
+    member.commits.start(member.tasks)
+    await asyncio.sleep(0)  # the search for idle offsets takes its first turn while nothing is committed
+    try:
+        yield member
+    finally:
+        await member.tasks.close()
+
+
+async def test_an_auto_commit_without_a_lease_is_reported_once_and_waits_for_the_lease(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with started(0.001) as member:
+        member.lease = False
+        member.done(A, 9)
+        with caplog.at_level(logging.WARNING):
+            await wait_until_async(lambda: caplog.records, 30, "the first try")
+            for _ in range(50):
+                member.fetcher.wake()
+                await asyncio.sleep(0)
+            assert member.group.tries == 0
+            member.lease = True
+            member.fetcher.wake()
+            await wait_until_async(lambda: member.group.sent == [{A: 9}], 30, "the commit")
+        (record,) = caplog.records
+        assert record.message.startswith("g: auto-commit put off: g: offsets of 1 partitions are not committed")
+
+
+async def test_auto_commits_that_fail_again_and_again_are_reported_once(caplog: pytest.LogCaptureFixture) -> None:
+    async with started(0.001) as member:
+        member.group.error = CommitFailed("not now")
+        member.group.error.retriable = True
+        member.done(A, 9)
+        with caplog.at_level(logging.WARNING):
+            await wait_until_async(lambda: member.group.tries >= 3, 30, "tries")
+        assert [record.message for record in caplog.records] == ["g: auto-commit put off: not now"]
+
+
+async def test_a_short_lived_member_commits_idle_offsets_again_when_it_leaves() -> None:
+    """Otherwise they would expire although the service runs every hour."""
+    async with started(60.0) as member:
+        member.began_at(5)
+        member.done(B, 9)
+        member.commits.leave_fresh(member.tasks)
+        await member.commits.settled(frozenset({A}))
+        assert member.group.sent == [{A: 5}], "the other one is committed when it is released"
+        assert member.group.stored[A] == OffsetAndMetadata(5, "as it was", 2)
+        member.commits.leave_fresh(member.tasks)
+        await member.commits.settled(frozenset({A}))
+        assert len(member.group.sent) == 1, "it is fresh by now"
+
+
+async def test_an_idle_offset_that_is_committed_again_never_replaces_a_later_commit() -> None:
+    """The listener commits while the member reads which offsets are committed."""
+    async with started() as member:
+        member.began_at(5)
+        member.group.fetches.clear()
+        member.commits.leave_fresh(member.tasks)
+        await member.group.fetched.wait()
+        settling = asyncio.ensure_future(member.commits.settled(frozenset({A})))
+        await member.commits.commit({A: OffsetAndMetadata(7, "", -1)})
+        assert not settling.done(), "a release waits for the offsets that are committed again"
+        member.group.fetches.set()
+        await settling
+        assert member.group.sent == [{A: 7}, {B: 5}]
+
+
+async def test_a_release_waits_for_the_commits_of_its_partitions_and_for_no_others() -> None:
+    async with started() as member:
+        member.group.commits.clear()
+        commit = asyncio.ensure_future(member.commits.commit({A: OffsetAndMetadata(7, "", -1)}))
+        await wait_until_async(lambda: member.group.tries, 30, "the request")
+        await member.commits.settled(frozenset({B}))
+        settling = asyncio.ensure_future(member.commits.settled(frozenset({A, B})))
+        await asyncio.sleep(0)
+        assert not settling.done()
+        member.group.commits.set()
+        await asyncio.gather(settling, commit)
+
+
+async def test_commits_of_what_is_done_go_one_after_the_other() -> None:
+    async with started() as member:
+        member.group.commits.clear()
+        member.done(A, 7)
+        first = asyncio.ensure_future(member.commits.commit_done())
+        await wait_until_async(lambda: member.group.tries, 30, "the first request")
+        member.done(A, 9)
+        second = asyncio.ensure_future(member.commits.commit_done({A}))
+        member.group.commits.set()
+        await asyncio.gather(first, second)
+        assert member.group.sent == [{A: 7}, {A: 9}]
+
+
+async def test_the_result_of_a_commit_that_nobody_awaits_is_passed_to_the_callback_or_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    told: list[Any] = []
+
+    def callback(offsets: Any, error: Exception | None) -> None:
+        told.append((offsets, error))
+        raise RuntimeError("the user's")
+
+    async with started() as member:
+        at, refused = {A: OffsetAndMetadata(7, "", -1)}, {A: OffsetAndMetadata(9, "", -1)}
+        member.commits.commit_async(at, callback)
+        await member.commits.settled(frozenset({A}))
+        assert told == [(at, None)]
+        assert "the callback of a commit failed" in caplog.text
+        member.group.error = CommitFailed("not now")
+        member.commits.commit_async(refused, callback)
+        member.commits.commit_async(refused)
+        await member.commits.settled(frozenset({A}))
+        assert told[1:] == [(refused, member.group.error)]
+        assert "g: 1 offsets are not committed: not now" in caplog.text

@@ -46,7 +46,7 @@ class StoredOffsets(GroupOffsets):
         elif self.storage == "zookeeper":
             await self._old.commit(offsets)
         else:
-            await _both(super().commit(offsets), self._old.commit(offsets))
+            await self.commit_async(offsets)
 
     def commit_async(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> asyncio.Task[None]:
         if self.storage == "kafka":

@@ -65,7 +65,6 @@ class SingleConsumer(BaseConsumer):
         self._records = Fetcher(
             self._client,
             self._subscription,
-            auto_offset_reset="none",
             max_wait_s=max_wait_time / 1000.0,
             min_bytes=min_bytes,
             max_partition_bytes=max_bytes,

@@ -188,7 +188,7 @@ async def test_out_of_range(cluster_factory: Any, topic_factory: Callable[..., s
     # no record is older
     strategy = 1_000_000_000_000 if reset == "time" else reset
     state = start_at([tp], 10_000, strategy)
-    async with Connected(cluster, state, auto_offset_reset=strategy) as fetcher:
+    async with Connected(cluster, state) as fetcher:
         if reset == "none":
             with pytest.raises(OffsetOutOfRange, match=f"{topic}:0 at offset 10000"):
                 await take(fetcher, state)
@@ -212,14 +212,14 @@ async def test_records_that_were_deleted_are_jumped_over(kafka_cluster: Any, top
     kafka_cluster.produce(topic, [b"%d" % n for n in range(100)])
     (tp,) = parts(topic, 1)
     state = start_at([tp])
-    async with Connected(kafka_cluster, state) as fetcher:
+    connected = Connected(kafka_cluster, state)
+    async with connected as fetcher:
         part = Delete.DeleteRecordsTopic.DeleteRecordsPartition(partition_index=0, offset=60)
         request = Delete(topics=[Delete.DeleteRecordsTopic(name=topic, partitions=[part])], timeout_ms=10_000)
         await take(fetcher, state)
-        client = fetcher._brokers._client
-        leader = client.leader(tp)
+        leader = connected.client.leader(tp)
         assert leader is not None
-        response = await client.send(leader, request)
+        response = await connected.client.send(leader, request)
         assert response.topics[0].partitions[0].low_watermark == 60
         state.seek(tp, 5)
         fetcher.wake()

@@ -34,9 +34,8 @@ class Seen(NamedTuple):
     brought: bool
 
 
-def tell(fetcher: Any) -> list[Seen]:
+def tell(client: Any) -> list[Seen]:
     """Every fetch from now on."""
-    client = fetcher._brokers._client
     send, send_now = client.send, client.send_now
     seen: list[Seen] = []
 
@@ -67,8 +66,9 @@ async def test_brokers_remember_what_they_were_asked_for(
     cluster = cluster_factory(kafka=version)
     topic = topic_factory(partitions=20, cluster=cluster)
     state = start_at(parts(topic, 20))
-    async with Connected(cluster, state, max_wait_s=0.1) as fetcher:
-        seen = tell(fetcher)
+    connected = Connected(cluster, state, max_wait_s=0.1)
+    async with connected as fetcher:
+        seen = tell(connected.client)
         await until(lambda: len(seen) >= 4, "some polls")
         cluster.produce(topic, [(None, b"%d" % n, n % 20) for n in range(100)])
         await collect(fetcher, state, 100)
@@ -95,8 +95,9 @@ async def test_a_broker_that_restarted_knows_no_session(
     cluster = cluster_factory(kafka="3.9.1")
     topic = topic_factory(cluster=cluster)
     state = start_at(parts(topic, 1))
-    async with Connected(cluster, state) as fetcher:
-        seen = tell(fetcher)
+    connected = Connected(cluster, state)
+    async with connected as fetcher:
+        seen = tell(connected.client)
         for n in range(2):
             await asyncio.to_thread(cluster.produce, topic, [b"x"])
             assert offsets(list(await take(fetcher, state, 60))) == [n]
@@ -118,8 +119,9 @@ async def test_the_replica_of_the_own_rack_is_read_and_left_when_it_dies(
     leaders = {tp: cluster.leader(topic, tp.partition).id for tp in tps}
     assert len(set(leaders.values())) == 3
     state = start_at(tps)
-    async with Connected(cluster, state, rack="rack-1") as fetcher:
-        seen = tell(fetcher)
+    connected = Connected(cluster, state, rack="rack-1")
+    async with connected as fetcher:
+        seen = tell(connected.client)
 
         async def read_from_all(count: int) -> None:
             await asyncio.to_thread(cluster.produce, topic, [(None, b"x" * 100, n % 3) for n in range(count)])

@@ -101,8 +101,7 @@ async def scenario(steps: list[tuple], version: int, prefetch: int) -> None:
                     (state.pause if name == "pause" else state.resume)(args[0])
             if name != "take":
                 fetcher.wake()
-            held = fetcher._budget
-            assert 0 <= held.held + held.reserved <= prefetch + LARGER
+            assert 0 <= fetcher.buffered_bytes <= prefetch + LARGER
 
         cluster.down.clear()
         for tp in state.assigned_partitions():

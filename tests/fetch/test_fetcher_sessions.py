@@ -155,7 +155,7 @@ async def test_what_latest_skips_of_a_topic_made_anew_is_told() -> None:
     state = start_at([cluster.add(A0)], 0, "latest")
     cluster.append(A0, 5)
     losses: list[RecordsLost] = []
-    async with fetching(cluster, state, auto_offset_reset="latest", lost=losses.append) as fetcher:
+    async with fetching(cluster, state, lost=losses.append) as fetcher:
         await take(fetcher, state)
         cluster.logs[A0] = []
         cluster.append(A0, 8)
@@ -172,7 +172,7 @@ async def test_without_a_strategy_a_topic_made_anew_is_told_until_it_is_sought()
     cluster.ids["a"] = uuid.UUID(int=1)
     state = start_at([cluster.add(A0)], 0, "none")
     cluster.append(A0, 5)
-    async with fetching(cluster, state, auto_offset_reset="none") as fetcher:
+    async with fetching(cluster, state) as fetcher:
         await take(fetcher, state)
         cluster.ids["a"] = uuid.UUID(int=2)
         cluster.append(A0, 8)
@@ -361,7 +361,7 @@ async def test_a_log_that_was_cut_is_read_again_from_the_cut() -> None:
 async def test_a_log_that_was_cut_is_told_until_it_is_sought_without_a_strategy() -> None:
     cluster = FakeCluster()
     state = at_epoch(cluster, A0, reset="none")
-    async with fetching(cluster, state, auto_offset_reset="none") as fetcher:
+    async with fetching(cluster, state) as fetcher:
         await read_to(fetcher, state, 20)
         cluster.elect(A0, 1, cut=10)
         cluster.append(A0, 30)
@@ -404,7 +404,7 @@ async def test_a_log_that_was_cut_is_noticed_before_the_first_record(reset: Any)
         cluster.hold(0)
     state = start_at([A0], None, reset)
     losses: list[RecordsLost] = []
-    async with fetching(cluster, state, auto_offset_reset=reset, lost=losses.append) as fetcher:
+    async with fetching(cluster, state, lost=losses.append) as fetcher:
         await until(lambda: state.position(A0) is not None and cluster.requests, "a fetch from there")
         assert state.position(A0).offset == begin
         assert not cluster.asked_epochs, "the leader has just found the position"
@@ -545,7 +545,7 @@ async def test_a_replica_that_lags_is_no_reason_to_jump() -> None:
     cluster.replicas[A0], cluster.replica_ends[A0] = 2, 5
     cluster.append(A0, 5)
     cluster.append(A0, 5)
-    async with fetching(cluster, state, rack="r2", auto_offset_reset="latest") as fetcher:
+    async with fetching(cluster, state, rack="r2") as fetcher:
         assert offsets(list(await take(fetcher, state))) == [8, 9]
 
 

@@ -96,7 +96,7 @@ class Plans(RuleBasedStateMachine):
     @rule(tp=some, node=st.sampled_from(NODES))
     def prefer(self, tp: TopicPartition, node: int) -> None:
         if self.state.is_assigned(tp):
-            self.state.update_preferred_read_replica(tp, node, self.now + 1.0)
+            self.state.assignment[tp].update_preferred_read_replica(node, self.now + 1.0)
 
     @rule(seconds=st.sampled_from([0.01, FULL_WAIT_S, MAX_WAIT_S, 6.0]))
     def pass_time(self, seconds: float) -> None:
@@ -174,7 +174,7 @@ class Plans(RuleBasedStateMachine):
         self.sent.append(Sent(plan, {tp: self.state.epoch(tp) for tp in plan.wanted}, until))
 
     def node(self, tp: TopicPartition) -> int | None:
-        replica = self.state.preferred_read_replica(tp)
+        replica = self.state.assignment[tp].preferred_read_replica()
         return self.metadata.leaders[tp] if replica is None else replica
 
     def fetchable(self) -> set[TopicPartition]:

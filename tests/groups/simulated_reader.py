@@ -159,8 +159,9 @@ class ReadingWorker(Worker):
             self._end(frozenset(self.active - self.state.assigned_partitions()))
             if self.world.random.random() < 0.2:
                 self.tasks.start(self._auto_commit())
-            for partition in self.state.partitions_needing_reset():  # nothing is committed
-                self.state.seek(partition, 0)
+            for partition in self.state.assignment.values():
+                if partition.awaiting_reset:  # nothing is committed
+                    partition.seek(0)
             ready = [p for p in sorted(self.active) if self.state.is_fetchable(p)]
             if ready and not self.ownership.closed_gate and self.membership.may_act():
                 for partition in ready:

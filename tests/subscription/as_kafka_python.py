@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
 from allocator.core.subscription import FetchState, NoPosition, OutOfTurn, SubscriptionState
-from allocator.types import TopicPartition
+from allocator.types import OffsetAndMetadata, TopicPartition
 
 __all__ = ["KafkaPythonState", "truncated"]
 
@@ -53,12 +54,73 @@ class KafkaPythonState(SubscriptionState):
     def has_all_fetch_positions(self) -> bool:
         return all(state.has_valid_position for state in self.assignment.values())
 
+    # -- resets
+
+    def is_offset_reset_needed(self, partition: TopicPartition) -> bool:
+        return partition in self.assignment and self.assignment[partition].awaiting_reset
+
+    def reset_strategy(self, partition: TopicPartition) -> int | None:
+        return self._of(partition).reset_strategy
+
+    def partitions_needing_reset(self) -> set[TopicPartition]:
+        return {tp for tp, state in self.assignment.items() if state.awaiting_reset and state.retry_at < self._clock()}
+
+    def next_offset_reset_retry_time(self) -> float | None:
+        return earliest(state.retry_at for state in self.assignment.values() if state.awaiting_reset)
+
+    def set_reset_pending(self, partitions: Iterable[TopicPartition], next_allowed_reset_time: float) -> None:
+        for state in [self._of(tp) for tp in partitions]:
+            if state.awaiting_reset:
+                state.retry_at = next_allowed_reset_time
+
+    def reset_failed(self, partitions: Iterable[TopicPartition], next_retry_time: float) -> None:
+        self.set_reset_pending([tp for tp in partitions if tp in self.assignment], next_retry_time)
+
     def reset_missing_positions(self) -> None:
         missing = self.missing_fetch_positions()
         if missing and not self.has_default_offset_reset_policy():
             raise NoPosition(missing)
         for tp in missing:
             self.request_offset_reset(tp)
+
+    # -- validations
+
+    def maybe_validate_position_for_current_leader(
+        self, partition: TopicPartition, current_leader_epoch: int | None
+    ) -> bool:
+        state = self.assignment.get(partition)
+        return state is not None and state.maybe_validate_position(current_leader_epoch)
+
+    def request_position_validation(self, partition: TopicPartition) -> bool:
+        return partition in self.assignment and self.assignment[partition].request_position_validation()
+
+    def is_offset_validation_needed(self, partition: TopicPartition) -> bool:
+        return partition in self.assignment and self.assignment[partition].awaiting_validation
+
+    def partitions_needing_validation(self) -> set[TopicPartition]:
+        now = self._clock()
+        return {tp for tp, state in self.assignment.items() if state.awaiting_validation and state.retry_at < now}
+
+    def next_offset_validation_retry_time(self) -> float | None:
+        return earliest(state.retry_at for state in self.assignment.values() if state.awaiting_validation)
+
+    def set_validation_pending(self, partitions: Iterable[TopicPartition], next_allowed_retry_time: float) -> None:
+        for state in [self._of(tp) for tp in partitions]:
+            if state.awaiting_validation:
+                state.retry_at = next_allowed_retry_time
+
+    def validation_failed(self, partitions: Iterable[TopicPartition], next_allowed_retry_time: float) -> None:
+        self.set_validation_pending([tp for tp in partitions if tp in self.assignment], next_allowed_retry_time)
+
+    def complete_validation(
+        self, partition: TopicPartition, validated_position: OffsetAndMetadata | None = None
+    ) -> bool:
+        return partition in self.assignment and self.assignment[partition].complete_validation(validated_position)
+
+
+def earliest(times: Iterable[float]) -> float | None:
+    """The earliest time of those that were set."""
+    return min((time for time in times if time > -math.inf), default=None)
 
 
 def truncated(state: SubscriptionState) -> set[TopicPartition]:

@@ -276,9 +276,8 @@ def traits(state: Any) -> Iterable[Any]:
         "has_valid_position",
     ):
         yield getattr(state, attribute)
-    for method in ("is_fetchable", "is_missing_position", "is_reset_allowed", "preferred_read_replica"):
+    for method in ("is_fetchable", "is_missing_position", "preferred_read_replica"):
         yield getattr(state, method)()
-    yield state.is_validation_allowed()
 
 
 Twins.TestCase.settings = settings(max_examples=100, stateful_step_count=40)

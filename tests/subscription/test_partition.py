@@ -112,17 +112,17 @@ def test_a_bare_offset_has_no_metadata_and_no_epoch(state: TopicPartitionState) 
 def test_a_seek_ends_everything_that_was_under_way(state: TopicPartitionState, clock: Clock) -> None:
     assert not state.drop_pending_record_batch
     state.reset("latest")
-    state.set_reset_pending(clock.now + 5)
+    state.retry_at = clock.now + 5
     state.seek(AT_50)
     assert state.reset_strategy is None
-    assert state.next_allowed_retry_time is None
+    assert state.retry_at < 0
     assert state.drop_pending_record_batch
     state.maybe_validate_position(5)
-    state.set_validation_pending(clock.now + 5)
+    state.retry_at = clock.now + 5
     state.update_preferred_read_replica(3, clock.now + 60)
     state.seek(8)
     assert state.is_fetchable()
-    assert state.next_allowed_retry_time is None
+    assert state.retry_at < 0
     assert state.preferred_read_replica() is None
 
 
@@ -130,11 +130,11 @@ def test_a_reset_gives_up_position_validation_and_replica(state: TopicPartitionS
     state.seek(AT_50)
     state.maybe_validate_position(5)
     state.update_preferred_read_replica(3, clock.now + 60)
-    state.set_validation_pending(clock.now + 5)
+    state.retry_at = clock.now + 5
     state.reset(EARLIEST)
     assert state.position is None
     assert not state.awaiting_validation
-    assert state.next_allowed_retry_time is None
+    assert state.retry_at < 0
     assert state.preferred_read_replica() is None
     assert state.reset_strategy == EARLIEST
     state.reset("LATEST")
@@ -232,23 +232,15 @@ def test_completing_a_validation_that_nobody_awaits_changes_nothing(state: Topic
         state.complete_validation(7)  # type: ignore[arg-type]
 
 
-def test_retry_times_belong_to_what_is_awaited(state: TopicPartitionState, clock: Clock) -> None:
+def test_a_retry_time_is_that_of_one_attempt(state: TopicPartitionState, clock: Clock) -> None:
     state.seek(AT_50)
-    state.set_reset_pending(clock.now + 5)
-    state.set_validation_pending(clock.now + 5)
-    assert state.next_allowed_retry_time is None
     state.request_position_validation()
-    state.reset_failed(clock.now + 9)  # of a reset that a seek ended
-    assert state.is_validation_allowed()
-    state.validation_failed(clock.now + 1)
-    assert not state.is_validation_allowed()
-    clock.now += 1
-    assert not state.is_validation_allowed(), "the retry time itself is still too early"
-    clock.now += 0.1
-    assert state.is_validation_allowed()
-    state.validation_failed(clock.now + 1)
+    state.retry_at = clock.now + 1
     state.maybe_validate_position(7)
-    assert state.is_validation_allowed(), "another leader may be asked at once"
+    assert state.retry_at < clock.now, "another leader may be asked at once"
+    state.retry_at = clock.now + 1
+    state.reset("latest")
+    assert state.retry_at < clock.now
 
 
 # -- preferred read replica

@@ -156,7 +156,6 @@ def test_an_unassigned_partition_is_a_key_error_of_ours(state: SubscriptionState
     assert not state.is_fetchable(other)
     assert not state.is_offset_reset_needed(other)
     assert state.epoch(other) is None
-    state.update_high_watermark(other, 5)
     state.reset_failed([other], 1.0)
 
 
@@ -212,28 +211,18 @@ def test_without_a_strategy_missing_positions_are_all_named() -> None:
 
 def test_high_watermark_is_unknown_until_fetched(state: SubscriptionState) -> None:
     assert state.high_watermark(A0) is None
-    state.update_high_watermark(A0, 12)
+    state.assignment[A0].high_watermark = 12
     assert state.high_watermark(A0) == 12
-
-
-def test_the_last_stable_offset_is_unknown_where_there_are_no_transactions(state: SubscriptionState) -> None:
-    assert state.assignment[A0].last_stable_offset is None
-    for none in (None, -1):
-        state.update_last_stable_offset(A0, 9)
-        assert state.assignment[A0].last_stable_offset == 9
-        state.update_last_stable_offset(A0, none)
-        assert state.assignment[A0].last_stable_offset is None
-    state.update_last_stable_offset(TopicPartition("zzz", 4), 5)
 
 
 def test_lag_is_what_may_still_be_read(state: SubscriptionState) -> None:
     assert state.partition_lag(A0) is None
-    state.update_high_watermark(A0, 100)
+    state.assignment[A0].high_watermark = 100
     assert state.partition_lag(A0) is None, "the position is not known"
     state.seek(A0, 90)
     assert state.partition_lag(A0) == 10
     assert state.partition_lag(A0, committed_only=True) is None
-    state.update_last_stable_offset(A0, 95)
+    state.assignment[A0].last_stable_offset = 95
     assert state.partition_lag(A0, committed_only=True) == 5
     state.update_position(A0, 97)
     assert state.partition_lag(A0, committed_only=True) == 0, "the mark is of an older answer than the position"
@@ -245,20 +234,12 @@ def test_a_replica_serves_one_partition_and_stays_through_a_rebalance(clock: Clo
     state = SubscriptionState(clock=clock)
     state.subscribe(["a"])
     state.assign_from_subscribed([A0, A1])
-    assert state.update_preferred_read_replica(A0, 7, clock.now + 10)
-    assert not state.update_preferred_read_replica(A0, 7, clock.now + 99)
-    assert state.preferred_read_replica(A1) is None
+    assert state.assignment[A0].update_preferred_read_replica(7, clock.now + 10)
+    assert state.assignment[A1].preferred_read_replica() is None
     state.assign_from_subscribed([A0])
-    assert state.preferred_read_replica(A0) == 7
+    assert state.assignment[A0].preferred_read_replica() == 7
     clock.now += 10
-    assert state.preferred_read_replica(A0) is None
-    state.update_preferred_read_replica(A0, 8, clock.now + 10)
-    assert state.clear_preferred_read_replica(A0) == 8
-    assert state.preferred_read_replica(A0) is None
-    assert not state.update_preferred_read_replica(A1, 7, clock.now + 10), "gone meanwhile"
-    assert state.clear_preferred_read_replica(A1) is None
-    with pytest.raises(NotAssigned):
-        state.preferred_read_replica(A1)
+    assert state.assignment[A0].preferred_read_replica() is None
 
 
 def test_what_is_done_to_a_partitions_own_state_is_seen_by_all(state: SubscriptionState) -> None:

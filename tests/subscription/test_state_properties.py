@@ -203,7 +203,8 @@ class States(RuleBasedStateMachine):
     def prefer(self, tp: TopicPartition, node: int, lease: float) -> None:
         model = self.model.get(tp)
         changes = model is not None and node != (-1 if model.replica is None else model.replica)
-        assert self.state.update_preferred_read_replica(tp, node, self.now + lease) == changes
+        if model is not None:
+            assert self.state.assignment[tp].update_preferred_read_replica(node, self.now + lease) == changes
         if changes and model is not None:
             model.replica, model.replica_until = (None if node < 0 else node), self.now + lease
 
@@ -264,7 +265,7 @@ class States(RuleBasedStateMachine):
         for tp, m in model.items():
             if m.replica is not None and m.replica_until <= self.now:
                 m.replica = None
-            assert state.preferred_read_replica(tp) == m.replica
+            assert state.assignment[tp].preferred_read_replica() == m.replica
             assert state.assignment[tp].phase in MOVES
         for tp in PARTITIONS:
             assert state.is_fetchable(tp) == (tp in state.fetchable_partitions())

@@ -81,7 +81,6 @@ class ConsumerCore:
         self.fetcher = Fetcher(
             self.client,
             self.state,
-            auto_offset_reset=auto_offset_reset,
             rack=joining.rack,
             lost=self._records_lost,
             gate=self.may_take,

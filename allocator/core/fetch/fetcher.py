@@ -7,32 +7,22 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from allocator.core.errors import AllocatorError, Closed, ConfigError, CorruptRecordError
 from allocator.core.fetch.batch import Batch
 from allocator.core.fetch.buffer import ByteBudget, Chunk, Failure, OutOfRange, PartitionBuffer
 from allocator.core.fetch.loop import FetchLoop
 from allocator.core.fetch.planner import Planner
+from allocator.core.fetch.position_requests import PositionRequests
 from allocator.core.settings.table import BYTES, DEFAULT, SECONDS, check_keywords
-from allocator.core.subscription import LogTruncation, RecordsLost, SubscriptionState, reset_timestamp
-from allocator.core.subscription.loss import PositionOfOldTopic, PositionOutOfRange
-from allocator.core.subscription.partition import ResetStrategy
+from allocator.core.subscription import RecordsLost, SubscriptionState
 from allocator.core.types import Deserializer, TopicPartition
 
 if TYPE_CHECKING:
     from allocator.core.client.client import KafkaClient
 
 log = logging.getLogger(__name__)
-
-
-class _Resetting(NamedTuple):
-    """A position that was given up; kept until the reset has found another one."""
-
-    position: int
-    why: str
-    recreated: bool
-    epoch: int | None  # of the state, since the position was given up
 
 
 class _Fault:
@@ -79,7 +69,6 @@ class Fetcher:
         prefetch_bytes: int = DEFAULT["prefetch_bytes"],
         # of one partition in a response. more: larger batches; less: smaller ones
         max_partition_bytes: int = 1 << 20,
-        auto_offset_reset: ResetStrategy = DEFAULT["auto_offset_reset"],
         isolation_level: str = DEFAULT["isolation_level"],
         rack: str | None = None,  # of this machine: read replicas in the same rack, if brokers select them (KIP-392)
         key_deserializer: Deserializer = None,
@@ -95,7 +84,6 @@ class Fetcher:
                 "prefetch_bytes": prefetch_bytes,
                 "max_wait_s": max_wait_s,
                 "retry_backoff_s": retry_backoff_s,
-                "auto_offset_reset": auto_offset_reset,
                 "isolation_level": isolation_level,
                 "rack": rack,
             },
@@ -106,19 +94,19 @@ class Fetcher:
             if given is not None and not callable(given):
                 raise ConfigError(f"{name} is {given!r}, not a function of bytes")
         self._state = state
-        self._reset = auto_offset_reset
-        self._lost = lost
         self._gate = gate
-        self._resetting: dict[TopicPartition, _Resetting] = {}
-        self._has_reset = reset_timestamp(auto_offset_reset) is not None
         self._key_deserializer = key_deserializer
         self._value_deserializer = value_deserializer
-        self._budget = ByteBudget(prefetch_bytes=prefetch_bytes, max_partition_bytes=max_partition_bytes)
-        self._planner = Planner(client, state, self._budget, max_wait_s=max_wait_s)
+        budget = ByteBudget(prefetch_bytes=prefetch_bytes, max_partition_bytes=max_partition_bytes)
+        self._planner = Planner(client, state, budget, max_wait_s=max_wait_s)
+        self._positions = PositionRequests(
+            client, state, self, lost, isolation_level=isolation_level, backoff_s=retry_backoff_s
+        )
         self._fetching = FetchLoop(
             client,
             state,
             self._planner,
+            self._positions,
             self,
             min_bytes=min_bytes,
             isolation_level=isolation_level,
@@ -166,7 +154,7 @@ class Fetcher:
     @property
     def buffered_bytes(self) -> int:
         """The bytes that were fetched and not delivered, without requests under way."""
-        return self._budget.held
+        return self._planner.budget.held
 
     async def news(self, timeout_s: float | None = None) -> bool:
         """Wait until `take` may return or raise something, or `wake` is called; False after `timeout_s`."""
@@ -266,36 +254,6 @@ class Fetcher:
         self.broken = error
         self._let_go()
 
-    def recreated(self, tp: TopicPartition) -> None:
-        """The position of `tp` is an offset of a deleted topic: reset it, or report `TopicRecreated`."""
-        position = self._state.position(tp)
-        if position is None:
-            return
-        if self._has_reset:
-            self._begin_reset(tp, position.offset, "the topic was deleted and created again", recreated=True)
-        else:
-            self._state.halt_recreated(tp)
-            self.fail(tp, PositionOfOldTopic(tp.topic, tp.partition, position.offset))
-
-    def reset(self, tp: TopicPartition, offset: int, epoch: int) -> None:
-        """The reset that was requested under `epoch` found `offset`."""
-        before = self._resetting.pop(tp, None)
-        if before is None or before.epoch != epoch:
-            return  # there was no position before, or another reset came later
-        first = 0 if before.recreated else before.position
-        last = offset - 1 if offset > first else None
-        start = None if last is None else first
-        self._tell_loss(RecordsLost(tp, before.position, offset, start, last, before.why, before.recreated))
-
-    def cut(self, what: LogTruncation) -> None:
-        """The log of a new leader ends before the position. `what` says where reading continues."""
-        tp, position, why = what.partition, what.position.offset, "the log of its new leader was cut before it"
-        if what.divergent is not None:
-            self._tell_loss(RecordsLost(tp, position, what.divergent.offset, None, None, why))
-            return
-        log.warning("%s:%d at offset %d: %s; resetting to %s", tp.topic, tp.partition, position, why, self._reset)
-        self._resetting[tp] = _Resetting(position, why, False, self._state.epoch(tp))
-
     # -- delivering
 
     def take(self, topic: str | None = None) -> Batch | None:
@@ -377,7 +335,10 @@ class Fetcher:
                     # a reset now would skip records that the consumer holds; it updates the position first
                     return None
                 buffer.pop()
-                self._out_of_range(tp, item.offset)
+                error = self._positions.out_of_range(tp, item.offset)
+                if error is not None:
+                    raise self._raised(tp, error)
+                self._fetching.wake()
                 return None
             buffer.pop()
             if self._planner.pressed:
@@ -386,10 +347,10 @@ class Fetcher:
                 raise self._raised(tp, item.error)
             try:
                 batch = self._batch(tp, item)
-            except CorruptRecordError as error:
+            except CorruptRecordError as damaged:
                 # records after the damaged ones must not be delivered as if none were missing
                 self._planner.halt(tp)
-                raise self._raised(tp, error) from None
+                raise self._raised(tp, damaged) from None
             if batch is not None:
                 return batch
         return None
@@ -415,23 +376,6 @@ class Fetcher:
             # markers and aborted records have an epoch too; without it no truncation would be noticed from here on
             state.update_position(tp, found.next_offset, self.leader_epoch(tp, found.next_offset))
         return None
-
-    def _out_of_range(self, tp: TopicPartition, offset: int) -> None:
-        if not self._has_reset:
-            why = "the log does not reach there and auto_offset_reset is 'none'; seek to an offset that it has"
-            raise self._raised(tp, PositionOutOfRange(tp.topic, tp.partition, offset, why))
-        self._begin_reset(tp, offset, "the log does not have it")
-        self._fetching.wake()
-
-    def _begin_reset(self, tp: TopicPartition, position: int, why: str, *, recreated: bool = False) -> None:
-        log.warning("%s:%d at offset %d: %s; resetting to %s", tp.topic, tp.partition, position, why, self._reset)
-        self._state.request_offset_reset(tp, self._reset)
-        self._resetting[tp] = _Resetting(position, why, recreated, self._state.epoch(tp))
-
-    def _tell_loss(self, loss: RecordsLost) -> None:
-        log.warning("%s", loss)
-        if self._lost is not None:
-            self._lost(loss)
 
     def _let_go(self) -> None:
         for waiter in self._waiting:

@@ -8,18 +8,19 @@ import math
 import time
 from collections.abc import Coroutine, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol, Union, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from allocator.core.aio.backoff import Backoff
 from allocator.core.client.errors import FETCH, reaction_to
 from allocator.core.client.fetch_messages import BOUNDED, FetchAnswer, FetchedPartition, FetchRequest
 from allocator.core.errors import AllocatorError, BrokerError, Closed
 from allocator.core.fetch.buffer import OutOfRange, PartitionBuffer
+from allocator.core.fetch.lookups import Lookups
 from allocator.core.fetch.planner import PlannedFetch, Planner
-from allocator.core.fetch.position_requests import Lookups, ResetRequests, ValidationRequests
+from allocator.core.fetch.position_requests import Doubted, Faults, PositionRequests
 from allocator.core.fetch.reactor import SERVED, Effects, effects_of, effects_of_failure
 from allocator.core.fetch.repeats import RepeatedFailures
-from allocator.core.subscription import LogTruncation, SubscriptionState
+from allocator.core.subscription import SubscriptionState
 from allocator.core.types import TopicPartition
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ log = logging.getLogger(__name__)
 SESSIONLESS: Final = 0
 # the longest pause before a partition is fetched again after an error that may pass
 BACKOFF_MAX_S: Final = 1.0
-POSITION_TIMEOUT_S: Final = 10.0
 # after checking the headers and checksums of so many bytes, let other tasks run
 BREATH_BYTES: Final = 1 << 20
 # pause before fetching again after an error that an operator has to fix
@@ -41,29 +41,17 @@ REPLICA_LEASE_S = 300.0
 # and sends no records to a client that it redirects
 REPLICA_SHUNNED_S = 20.0
 
-Chore = Union[ResetRequests, ValidationRequests]
 
-
-class Sink(Protocol):
+class Sink(Faults, Protocol):
     """What the loop reports, and to which object: the `Fetcher`."""
 
     def arrived(self, buffer: PartitionBuffer) -> None: ...
 
-    def fail(self, tp: TopicPartition, error: AllocatorError, *, lasting: bool = False) -> None: ...
-
-    def healed(self, tp: TopicPartition) -> None: ...
-
     def broke(self, error: BaseException) -> None: ...
-
-    def recreated(self, tp: TopicPartition) -> None: ...
-
-    def reset(self, tp: TopicPartition, offset: int, epoch: int) -> None: ...
-
-    def cut(self, what: LogTruncation) -> None: ...
 
 
 class FetchLoop:
-    """Keeps the requests under way that `planner` plans.
+    """Keeps the requests under way that `planner` plans, and those for `positions`.
 
     One task plans and sends; `close` cancels it and the tasks of the requests, and waits for them all.
     """
@@ -73,6 +61,7 @@ class FetchLoop:
         client: KafkaClient,
         state: SubscriptionState,
         planner: Planner,
+        positions: PositionRequests,
         sink: Sink,
         *,
         min_bytes: int,
@@ -83,25 +72,14 @@ class FetchLoop:
         self._client = client
         self._state = state
         self._planner = planner
+        self._positions = positions
         self._sink = sink
         self._min_bytes = min_bytes
         self._committed_only = isolation_level == "read_committed"
         self._rack = rack
         self._backoff = Backoff(retry_backoff_s, BACKOFF_MAX_S)
-        chores: dict[str, Any] = {
-            "backoff_s": retry_backoff_s,
-            "timeout_s": POSITION_TIMEOUT_S,
-            "clock": time.monotonic,
-            "fail": sink.fail,
-        }
-        self._resets = ResetRequests(client, state, isolation_level=isolation_level, found=sink.reset, **chores)
-        self._validations = ValidationRequests(client, state, cut=sink.cut, healed=sink.healed, **chores)
-        # when to check for due requests; None: no partition awaits one
-        self._due_at: dict[Chore, float | None] = {self._resets: None, self._validations: None}
         self._lookups = Lookups(client, retry_backoff_s, self.metadata_changed)
         self._failures = RepeatedFailures(log)
-        # topic -> its earlier ids: a broker with old metadata may still announce one
-        self._former: dict[str, set[Any]] = {}
         # brokers to which a fetch connection was opened while positions were looked up
         self._prepared: set[int] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -165,43 +143,23 @@ class FetchLoop:
         """Sends the requests that can be sent. Returns when to plan again even without an event."""
         now = time.monotonic()
         if self._planner.is_outdated(now):
-            self._check(self._planner.unchecked())
+            new = self._planner.unchecked()
+            self._positions.check(new)
+            for tp in new:
+                if self._state.position(tp) is None:
+                    self.prepare(tp)
             self._planner.sync(now)
-        times: list[float] = []
-        for chore, at in self._due_at.items():
-            if at is not None and now >= at:
-                due = chore.due()
-                if due:
-                    self._spawn(self._do(chore, due))
-                at = self._due_at[chore] = chore.next_time()
-            if at is not None:
-                times.append(at + 0.001)  # the request is allowed only after that time, not at it
-        topics = self._lookups.due(self._planner.leaderless, now, times)
+        requests, positions_at = self._positions.due(now)
+        for request in requests:
+            self._spawn(self._find(request))
+        leaderless = self._planner.leaderless | self._positions.leaderless
+        topics, lookup_at = self._lookups.due(leaderless, now)
         if topics:
             self._spawn(self._lookups.run(topics))
-        plans, again_at = self._planner.next(now)
+        plans, plan_at = self._planner.next(now)
         for plan in plans:
             self._send(plan)
-        return min([again_at, *times])
-
-    def _check(self, partitions: list[TopicPartition]) -> None:
-        """Compares positions with the metadata: the topic may be another one, or the leader newer."""
-        for tp in partitions:
-            found = self._client.topic_id(tp.topic)
-            if found is None or found in self._former.get(tp.topic, ()):
-                continue
-            before = self._state.note_topic(tp, found)
-            if before is not None:
-                self._former.setdefault(tp.topic, set()).add(before)
-                self._sink.recreated(tp)
-        self._validations.look(partitions)
-        for tp, partition in self._state.assignment.items():
-            if partition.awaiting_reset:
-                self._due_at[self._resets] = 0.0
-            elif partition.awaiting_validation:
-                self._due_at[self._validations] = 0.0
-            if partition.position is None:
-                self.prepare(tp)
+        return min(positions_at, lookup_at, plan_at)
 
     def _send(self, plan: PlannedFetch) -> None:
         """Sends one request: at once if its connection is ready, in a task if not."""
@@ -236,13 +194,12 @@ class FetchLoop:
             error = failure
         self._responded(plan, answer, error)
 
-    async def _do(self, chore: Chore, due: set[TopicPartition]) -> None:
+    async def _find(self, request: Coroutine[Any, Any, Doubted]) -> None:
         try:
-            self._lookups.doubted |= {tp.topic for tp in await chore.run(due)}
+            self._lookups.doubted |= {tp.topic for tp in await request}
         except Closed:
             return
         finally:
-            self._due_at[chore] = chore.next_time()
             self.wake()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -282,7 +239,7 @@ class FetchLoop:
             self._failures.note(key, "fetching from broker %s: %s", node_id, error)
             for buffer in plan.buffers.values():
                 if self._planner.is_current(buffer):
-                    from_replica = self._state.preferred_read_replica(buffer.tp) == node_id
+                    from_replica = self._state.assignment[buffer.tp].preferred_read_replica() == node_id
                     self._apply(buffer, effects_of_failure(error, from_replica=from_replica))
         elif error is not None and not isinstance(error, Closed):
             raise error
@@ -336,23 +293,23 @@ class FetchLoop:
         buffer, wanted = plan.buffers[tp], plan.wanted[tp]
         if not self._planner.is_current(buffer) or buffer.fetch_offset != wanted.offset or buffer.halted:
             return  # sought, reset, reassigned, reclaimed or halted since the request
-        state = self._state
+        partition = self._state.assignment[tp]
         effects = effects_of(
             part,
             buffer,
             wanted,
             version,
-            from_replica=part.code != 0 and state.preferred_read_replica(tp) == plan.broker.node_id,
+            from_replica=part.code != 0 and partition.preferred_read_replica() == plan.broker.node_id,
             record_bytes=self._planner.budget.record_bytes,
         )
         if effects.served:
             buffer.succeeded()
             self._sink.healed(tp)
-            state.update_high_watermark(tp, part.high_watermark)
-            state.update_last_stable_offset(tp, part.last_stable_offset)
+            partition.high_watermark = part.high_watermark
+            partition.last_stable_offset = part.last_stable_offset if part.last_stable_offset >= 0 else None
             if part.preferred_replica >= 0:
                 expiry = time.monotonic() + REPLICA_LEASE_S
-                if state.update_preferred_read_replica(tp, part.preferred_replica, expiry):
+                if partition.update_preferred_read_replica(part.preferred_replica, expiry):
                     log.info("%s:%d is read from broker %d, which is nearer", *tp, part.preferred_replica)
         elif not isinstance(effects.stop, OutOfRange):
             reaction = reaction_to(part.code, FETCH)
@@ -370,12 +327,12 @@ class FetchLoop:
 
     def _apply(self, buffer: PartitionBuffer, effects: Effects) -> None:
         """Applies the effects on a partition, but for its records."""
-        tp = buffer.tp
+        tp, partition = buffer.tp, self._state.assignment[buffer.tp]
         if effects.need:
             buffer.need = effects.need
         if effects.leave_replica:
             buffer.leader_until = time.monotonic() + REPLICA_SHUNNED_S
-            node_id = self._state.clear_preferred_read_replica(tp)
+            node_id = partition.clear_preferred_read_replica()
             log.info("%s:%d is read from its leader again, not from broker %s", *tp, node_id)
         if effects.back_off:
             buffer.back_off(time.monotonic(), self._backoff)
@@ -383,7 +340,7 @@ class FetchLoop:
             self._lookups.doubted.add(tp.topic)
             self.wake()
         if effects.validate:
-            self._state.request_position_validation(tp)
+            partition.request_position_validation()
         if effects.refusal is not None:
             buffer.next_try = time.monotonic() + HOPELESS_S
             self._sink.fail(tp, effects.refusal, lasting=True)
@@ -391,7 +348,7 @@ class FetchLoop:
             buffer.halt(effects.stop)
             self._sink.arrived(buffer)
         if effects.recreated:
-            self._sink.recreated(tp)
+            self._positions.recreated(tp)
 
     def _go_on(self, plan: PlannedFetch, with_records: list[TopicPartition]) -> None:
         """Sends the next request before the consumer learns of these records: the broker works meanwhile."""

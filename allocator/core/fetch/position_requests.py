@@ -1,20 +1,20 @@
-"""The requests beside Fetch: positions for resets, positions to validate, and leaders that are unknown."""
+"""Finds the positions that partitions await: of resets (ListOffsets), and of validations (OffsetForLeaderEpoch)."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Coroutine, Iterable
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Optional, Protocol
 
-from allocator.core.aio.backoff import Backoff
 from allocator.core.client.log_offsets import Found, ends_of_epochs, is_supported, list_offsets
 from allocator.core.errors import AllocatorError, BrokerError, Closed
 from allocator.core.fetch.repeats import RepeatedFailures
-from allocator.core.subscription import LATEST, LogTruncation, SubscriptionState
-from allocator.core.subscription.loss import PositionTruncated, listed
+from allocator.core.subscription import LATEST, LogTruncation, RecordsLost, SubscriptionState, TopicPartitionState
+from allocator.core.subscription.loss import PositionOfOldTopic, PositionOutOfRange, PositionTruncated, listed
 from allocator.core.types import OffsetAndMetadata, TopicPartition
 
 if TYPE_CHECKING:
@@ -22,75 +22,182 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+TIMEOUT_S: Final = 10.0
 # pause before retrying after an error that an operator has to fix
 HOPELESS_S = 2.0
-# the longest pause between metadata requests. longer: a topic or leader that comes back is found later; shorter: more
-# requests meanwhile
-LOOKUP_BACKOFF_MAX_S: Final = 1.0
 
-Asked = dict[TopicPartition, tuple[OffsetAndMetadata, int]]
-"""The position to validate, and the state's epoch of the partition at that time."""
+Doubted = set[TopicPartition]
+"""The partitions whose leader should be looked up."""
 
 
-class ResetRequests:
-    """Sends the ListOffsets requests of the resets that the state awaits.
+class Faults(Protocol):
+    """What the requests report, and to which object: the `Fetcher`."""
 
-    Guarantee: an offset is adopted only if no seek, other reset or reassignment happened since the request; a failing
-    partition does not delay those of other leaders or topics. An error that a retry does not fix goes to `fail`,
-    for one partition of each topic. `found` gets each partition, its offset, and the epoch of the request.
+    def fail(self, tp: TopicPartition, error: AllocatorError, *, lasting: bool = False) -> None: ...
+
+    def healed(self, tp: TopicPartition) -> None: ...
+
+
+class _Resetting(NamedTuple):
+    """A position that was given up; kept until the reset has found another one."""
+
+    position: int
+    why: str
+    recreated: bool
+    epoch: Optional[int]  # of the state, since the position was given up
+
+
+class _Validating(NamedTuple):
+    """The position to validate, and the state's epoch of the partition at that time."""
+
+    position: OffsetAndMetadata
+    epoch: int
+
+
+class PositionRequests:
+    """Resets and validates the positions of the assigned partitions.
+
+    After an unclean election the log may end before a position, or have other records there. A consumer that reads on
+    would skip records without an error. So a partition with a new leader is not read until OffsetForLeaderEpoch has
+    returned the end of the last record's epoch in the leader's log (KIP-320).
+
+    Guarantee: a response counts only if no seek, other reset or reassignment came after the request. A failing
+    partition does not delay those of other leaders or topics. An error that a retry does not fix goes to `faults`; that
+    of a reset for one partition of each topic only. `lost` is called when a reset or a truncation replaced a position,
+    before a record from there is delivered.
     """
 
     def __init__(
         self,
         client: KafkaClient,
         state: SubscriptionState,
+        faults: Faults,
+        lost: Callable[[RecordsLost], None] | None,
         *,
         isolation_level: str,
         backoff_s: float,
-        timeout_s: float,
-        clock: Callable[[], float],
-        fail: Callable[[TopicPartition, AllocatorError], None],
-        found: Callable[[TopicPartition, int, int], None],
     ) -> None:
         self._client = client
-        self._failures = RepeatedFailures(log)
         self._state = state
+        self._faults = faults
+        self._lost = lost
         self._isolation_level = isolation_level
         self._backoff_s = backoff_s
-        self._timeout_s = timeout_s
-        self._clock = clock
-        self._fail = fail
-        self._found = found
+        self._failures = RepeatedFailures(log)
+        self._resetting: dict[TopicPartition, _Resetting] = {}
+        # topic -> its earlier ids: a broker with old metadata may still announce one
+        self._former: dict[str, set[Any]] = {}
+        self.leaderless: set[str] = set()
+        """Topics with a partition that awaits a position and has no leader."""
+        self._due_at = math.inf
 
-    def next_time(self) -> float | None:
-        return self._state.next_offset_reset_retry_time()
+    # -- positions that are given up
 
-    def due(self) -> set[TopicPartition]:
-        """Partitions to reset now. They are not due again until the attempt has ended or timed out."""
-        due = self._state.partitions_needing_reset()
-        self._state.set_reset_pending(due, self._clock() + 2 * self._timeout_s)
-        return due
+    def check(self, partitions: Iterable[TopicPartition]) -> None:
+        """Compares positions with the metadata: a topic may have been created again, or a leader elected.
 
-    async def run(self, due: Iterable[TopicPartition]) -> set[TopicPartition]:
-        """Reset these partitions. Returns those whose leader is unknown and should be looked up."""
-        by_leader: dict[int, list[TopicPartition]] = defaultdict(list)
-        lost = set()
-        for tp in due:
-            leader = self._client.leader(tp)
-            if leader is None:
-                lost.add(tp)
-            else:
-                by_leader[leader].append(tp)
-        self._failed(lost)
-        await asyncio.gather(*(self._ask(tps) for tps in by_leader.values()))
-        return lost
+        Call it after each change of the state, with the partitions whose position or metadata is new.
+        """
+        self._due_at = 0.0
+        comparable = is_supported(self._client)
+        for tp in partitions:
+            partition, topic_id = self._state.assignment[tp], self._client.topic_id(tp.topic)
+            if partition.position is None:
+                continue
+            if topic_id is not None and topic_id not in self._former.get(tp.topic, ()):
+                if partition.topic_id not in (None, topic_id):
+                    self._former.setdefault(tp.topic, set()).add(partition.topic_id)
+                    self.recreated(tp)
+                    continue
+                partition.topic_id = topic_id
+            if comparable:
+                epoch = self._client.leader_epoch(tp)
+                # an older one too, because the epochs of a topic that is created again start at 0
+                if not partition.maybe_validate_position(epoch):
+                    partition.doubt_position(epoch)
 
-    async def _ask(self, tps: Iterable[TopicPartition]) -> None:
-        state = self._state
-        wanted = {tp: (state.epoch(tp), state.reset_strategy(tp)) for tp in tps if state.is_offset_reset_needed(tp)}
-        at = {tp: strategy for tp, (_, strategy) in wanted.items() if strategy is not None}
-        if not at:
+    def out_of_range(self, tp: TopicPartition, offset: int) -> AllocatorError | None:
+        """Resets a position at `offset`, which the log does not have. Returns the error to raise without a strategy."""
+        if self._state.has_default_offset_reset_policy():
+            self._reset_from(tp, offset, "the log does not have it")
+            return None
+        why = "the log does not reach there and auto_offset_reset is 'none'; seek to an offset that it has"
+        return PositionOutOfRange(tp.topic, tp.partition, offset, why)
+
+    def recreated(self, tp: TopicPartition) -> None:
+        """Resets a position that is an offset of a deleted topic, or reports `TopicRecreated`."""
+        partition = self._state.assignment[tp]
+        if partition.position is None:
             return
+        offset = partition.position.offset
+        if self._state.has_default_offset_reset_policy():
+            self._reset_from(tp, offset, "the topic was deleted and created again", recreated=True)
+        else:
+            partition.recreated()
+            self._faults.fail(tp, PositionOfOldTopic(tp.topic, tp.partition, offset))
+
+    def _reset_from(self, tp: TopicPartition, offset: int, why: str, *, recreated: bool = False) -> None:
+        self._state.request_offset_reset(tp)
+        self._resetting_from(tp, offset, why, recreated=recreated)
+
+    def _resetting_from(self, tp: TopicPartition, offset: int, why: str, *, recreated: bool = False) -> None:
+        strategy = self._state.offset_reset_strategy
+        log.warning("%s:%d at offset %d: %s; resetting to %s", *tp, offset, why, strategy)
+        self._resetting[tp] = _Resetting(offset, why, recreated, self._state.epoch(tp))
+
+    # -- requests
+
+    def due(self, now: float) -> tuple[list[Coroutine[Any, Any, Doubted]], float]:
+        """Returns the requests to run now as tasks, and when to call this again (`math.inf`: no position is awaited).
+
+        There is one request for each leader and kind. Its partitions are not due again until it failed or timed out.
+        """
+        if now < self._due_at:
+            return [], self._due_at
+        resets: dict[int, dict[TopicPartition, int]] = defaultdict(dict)
+        validations: dict[int, dict[TopicPartition, _Validating]] = defaultdict(dict)
+        comparable = is_supported(self._client)
+        self._due_at = math.inf
+        self.leaderless = set()
+        for tp, partition in self._state.assignment.items():
+            position, leader = partition.position, self._client.leader(tp)
+            if partition.awaiting_validation and position is not None and (position.leader_epoch < 0 or not comparable):
+                partition.complete_validation()  # nothing to compare, or the brokers are too old
+            elif not (partition.awaiting_reset or partition.awaiting_validation):
+                pass
+            elif leader is None:
+                self.leaderless.add(tp.topic)  # the next metadata makes it due
+            else:
+                if partition.retry_at < now:
+                    partition.retry_at = now + 2 * TIMEOUT_S
+                    if position is None:
+                        resets[leader][tp] = partition.epoch
+                    else:
+                        validations[leader][tp] = _Validating(position, partition.epoch)
+                self._due_again(partition)
+        requests = [self._reset(asked) for asked in resets.values()]
+        return [*requests, *(self._validate(*asked) for asked in validations.items())], self._due_at
+
+    def _due_again(self, partition: TopicPartitionState) -> None:
+        self._due_at = min(self._due_at, partition.retry_at + 0.001)  # allowed only after that time, not at it
+
+    def _current(self, tp: TopicPartition, epoch: int) -> TopicPartitionState | None:
+        """The partition, unless a seek, other reset or reassignment came after `epoch`."""
+        partition = self._state.assignment.get(tp)
+        return None if partition is None or partition.epoch != epoch else partition
+
+    def _retry(self, tp: TopicPartition, epoch: int, pause_s: float) -> None:
+        partition = self._current(tp, epoch)
+        if partition is not None and (partition.awaiting_reset or partition.awaiting_validation):
+            partition.retry_at = time.monotonic() + pause_s
+            self._due_again(partition)
+
+    async def _reset(self, asked: dict[TopicPartition, int]) -> Doubted:
+        at = {}
+        for tp, epoch in asked.items():
+            partition = self._current(tp, epoch)
+            if partition is not None and partition.reset_strategy is not None:
+                at[tp] = partition.reset_strategy
         # taken before the requests, which fail at a leader of another epoch
         leaders = {tp: self._client.leader_epoch(tp) for tp in at}
         try:
@@ -104,191 +211,74 @@ class ResetRequests:
             topics = {tp.topic for tp in at}
             if not error.retriable and len(topics) > 1:
                 # the request succeeds for all topics or none, so one unauthorized topic would stop the others
-                await asyncio.gather(*(self._ask([tp for tp in at if tp.topic == topic]) for topic in topics))
-                return
+                by_topic = [{tp: asked[tp] for tp in at if tp.topic == topic} for topic in topics]
+                await asyncio.gather(*map(self._reset, by_topic))
+                return set()
             names = ", ".join(sorted(topics))
-            self._failures.note(
-                (names, type(error)), "no position for %d partitions of %s yet: %s", len(at), names, error
-            )
-            self._failed(at, self._backoff_s if error.retriable else HOPELESS_S)
+            message = "no position for %d partitions of %s yet: %s"
+            self._failures.note((names, type(error)), message, len(at), names, error)
+            for tp in at:
+                self._retry(tp, asked[tp], self._backoff_s if error.retriable else HOPELESS_S)
             if not error.retriable:
                 for tp in {tp.topic: tp for tp in sorted(at, reverse=True)}.values():
-                    self._fail(tp, error)  # once for all partitions of a topic
-            return
+                    self._faults.fail(tp, error)  # once for all partitions of a topic
+            return set()
         for tp, there in found.items():
-            epoch = wanted[tp][0]
-            if there is None or epoch is None:
-                continue
             # with the epoch, so that a truncation is noticed before the first record is read (KIP-320)
-            if state.complete_reset(tp, listed(there), epoch, leaders[tp]):
-                log.info("%s:%d starts at offset %d", tp.topic, tp.partition, there.offset)
-                self._found(tp, there.offset, epoch)
+            if there is not None and self._state.complete_reset(tp, listed(there), asked[tp], leaders[tp]):
+                log.info("%s:%d starts at offset %d", *tp, there.offset)
+                self._tell_reset(tp, there.offset, asked[tp])
+        return set()
+
+    def _tell_reset(self, tp: TopicPartition, offset: int, epoch: int) -> None:
+        before = self._resetting.pop(tp, None)
+        if before is None or before.epoch != epoch:
+            return  # there was no position before, or another reset came later
+        first = 0 if before.recreated else before.position
+        last = offset - 1 if offset > first else None
+        start = None if last is None else first
+        self._tell_loss(RecordsLost(tp, before.position, offset, start, last, before.why, before.recreated))
+
+    def _tell_loss(self, loss: RecordsLost) -> None:
+        log.warning("%s", loss)
+        if self._lost is not None:
+            self._lost(loss)
 
     async def _list(self, at: dict[TopicPartition, int]) -> Found:
-        return await list_offsets(self._client, at, isolation_level=self._isolation_level, timeout_s=self._timeout_s)
+        return await list_offsets(self._client, at, isolation_level=self._isolation_level, timeout_s=TIMEOUT_S)
 
-    def _failed(self, tps: Iterable[TopicPartition], delay_s: float | None = None) -> None:
-        self._state.reset_failed(tps, self._clock() + (self._backoff_s if delay_s is None else delay_s))
-
-
-class ValidationRequests:
-    """Sends the OffsetForLeaderEpoch requests of the validations that the state awaits (KIP-320).
-
-    Guarantee: a response counts only for the position in the request. Where the log was truncated, reading continues
-    at the truncation and `cut` is called, or `fail` gets a `LogTruncated` if there is no reset strategy. Another
-    error that a retry does not fix goes to `fail` too, until the partition is `healed`.
-    """
-
-    def __init__(
-        self,
-        client: KafkaClient,
-        state: SubscriptionState,
-        *,
-        backoff_s: float,
-        timeout_s: float,
-        clock: Callable[[], float],
-        fail: Callable[..., None],
-        healed: Callable[[TopicPartition], None],
-        cut: Callable[[LogTruncation], None],
-    ) -> None:
-        self._client = client
-        self._failures = RepeatedFailures(log)
-        self._state = state
-        self._backoff_s = backoff_s
-        self._timeout_s = timeout_s
-        self._clock = clock
-        self._fail = fail
-        self._healed = healed
-        self._cut = cut
-
-    def look(self, partitions: Iterable[TopicPartition]) -> None:
-        """After a metadata update: validate positions whose leader is newer than they are.
-
-        Or older, because the epochs of a topic that is created again start at 0.
-        """
-        if is_supported(self._client):
-            for tp in partitions:
-                epoch = self._client.leader_epoch(tp)
-                if not self._state.maybe_validate_position_for_current_leader(tp, epoch):
-                    self._state.doubt_position(tp, epoch)
-
-    def next_time(self) -> float | None:
-        return self._state.next_offset_validation_retry_time()
-
-    def due(self) -> set[TopicPartition]:
-        """Partitions to validate now. They are not due again until the attempt has ended or timed out."""
-        due = self._state.partitions_needing_validation()
-        self._state.set_validation_pending(due, self._clock() + 2 * self._timeout_s)
-        return due
-
-    async def run(self, due: Iterable[TopicPartition]) -> set[TopicPartition]:
-        """Validate these partitions. Returns those whose leader should be looked up."""
-        state, client = self._state, self._client
-        by_leader: dict[int, Asked] = defaultdict(dict)
-        lost = set()
-        for tp in due:
-            epoch, position = state.epoch(tp), None
-            if state.is_offset_validation_needed(tp):
-                position = state.position(tp)
-            if epoch is None or position is None:
-                continue
-            leader = client.leader(tp)
-            if position.leader_epoch < 0 or not is_supported(client):
-                state.complete_validation(tp)  # nothing to compare, or the brokers are too old
-            elif leader is None:
-                lost.add(tp)
-            else:
-                by_leader[leader][tp] = (position, epoch)
-        self._failed(lost)
-        for found in await asyncio.gather(*(self._ask(leader, asked) for leader, asked in by_leader.items())):
-            lost |= found
-        return lost
-
-    async def _ask(self, leader: int, asked: Asked) -> set[TopicPartition]:
-        """Ask one leader. Returns the partitions that it may not lead."""
-        state = self._state
+    async def _validate(self, leader: int, asked: dict[TopicPartition, _Validating]) -> Doubted:
+        epochs = {tp: each.position.leader_epoch for tp, each in asked.items()}
         try:
-            ends = await ends_of_epochs(
-                self._client,
-                leader,
-                {tp: position.leader_epoch for tp, (position, _) in asked.items()},
-                timeout_s=self._timeout_s,
-            )
-        except Closed:
-            raise
+            ends = await ends_of_epochs(self._client, leader, epochs, timeout_s=TIMEOUT_S)
         except BrokerError as error:
             ends = dict.fromkeys(asked, error)
         doubted = set()
         for tp, end in ends.items():
             position, epoch = asked[tp]
             if isinstance(end, BrokerError):
-                self._failures.note(
-                    (tp, end.code), "%s:%d at offset %d is not validated yet: %s", *tp, position.offset, end
-                )
-                self._failed([tp], self._backoff_s if end.retriable else HOPELESS_S)
+                message = "%s:%d at offset %d is not validated yet: %s"
+                self._failures.note((tp, end.code), message, *tp, position.offset, end)
+                self._retry(tp, epoch, self._backoff_s if end.retriable else HOPELESS_S)
                 doubted.add(tp)
                 if not end.retriable:
-                    self._fail(tp, end, lasting=True)
+                    self._faults.fail(tp, end, lasting=True)
                 continue
-            self._healed(tp)
-            cut = state.maybe_complete_validation(tp, position, end.offset, end.epoch, epoch=epoch)
-            if cut is None:
-                if state.epoch(tp) == epoch and state.is_offset_validation_needed(tp):
-                    self._failed([tp], 0.0)  # the position has changed since the request: send it again
-                continue
-            there = None if cut.divergent is None else cut.divergent.offset
-            if cut.resolved:
+            self._faults.healed(tp)
+            cut = self._state.maybe_complete_validation(tp, position, end.offset, end.epoch, epoch=epoch)
+            if cut is not None:
                 self._cut(cut)
             else:
-                self._fail(tp, PositionTruncated(tp.topic, tp.partition, position.offset, there))
+                self._retry(tp, epoch, 0.0)  # in case the position has changed since the request: sends it again
         return doubted
 
-    def _failed(self, tps: Iterable[TopicPartition], delay_s: float | None = None) -> None:
-        self._state.validation_failed(tps, self._clock() + (self._backoff_s if delay_s is None else delay_s))
-
-
-class Lookups:
-    """Metadata requests for topics whose leaders are unknown or have refused a fetch.
-
-    Guarantee: one request at a time, and a pause after it that doubles while a leader or topic stays unknown.
-    """
-
-    def __init__(self, client: KafkaClient, backoff_s: float, changed: Callable[[], None]) -> None:
-        self._client = client
-        self._failed_lines = RepeatedFailures(log)
-        self._backoff = Backoff(backoff_s, LOOKUP_BACKOFF_MAX_S)
-        self._changed = changed
-        self._leaderless: set[str] = set()
-        # topics with a partition that the asked broker does not lead
-        self.doubted: set[str] = set()
-        self._under_way = False
-        self._not_before = 0.0
-
-    def due(self, leaderless: set[str], now: float, times: list[float]) -> set[str]:
-        """The topics to `run` now, with those that are `leaderless`; adds to `times` when to call this again."""
-        self._leaderless = leaderless
-        topics = leaderless | self.doubted
-        if not topics or self._under_way:
-            return set()
-        if now < self._not_before:
-            times.append(self._not_before)
-            return set()
-        self._under_way = True
-        self.doubted = set()
-        return topics
-
-    async def run(self, topics: set[str]) -> None:
-        """Request the metadata of these topics, then call `changed`."""
-        try:
-            await self._client.refresh(topics)
-        except Closed:
-            return
-        except AllocatorError as error:
-            names = ", ".join(sorted(topics))
-            self._failed_lines.note((names, type(error)), "metadata of %s: %s", names, error)
-        finally:
-            if not self._leaderless and all(self._client.partitions(topic) for topic in topics):
-                self._backoff.reset()
-            self._not_before = time.monotonic() + self._backoff.next()
-            self._under_way = False
-            self._changed()
+    def _cut(self, what: LogTruncation) -> None:
+        """The log of a new leader ends before the position. `what` says where reading continues."""
+        tp, position, why = what.partition, what.position.offset, "the log of its new leader was cut before it"
+        if not what.resolved:
+            there = None if what.divergent is None else what.divergent.offset
+            self._faults.fail(tp, PositionTruncated(tp.topic, tp.partition, position, there))
+        elif what.divergent is not None:
+            self._tell_loss(RecordsLost(tp, position, what.divergent.offset, None, None, why))
+        else:
+            self._resetting_from(tp, position, why)

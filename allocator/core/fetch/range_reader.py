@@ -123,7 +123,6 @@ class RangeReader:
         fetcher = Fetcher(
             self.client,
             state,
-            auto_offset_reset="none",
             isolation_level=self.isolation_level,
             **self._fetching,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Callable
 from typing import Any, Optional
@@ -64,10 +65,10 @@ class TopicPartitionState:
         "fence",
         "high_watermark",
         "last_stable_offset",
-        "next_allowed_retry_time",
         "paused",
         "phase",
         "reset_strategy",
+        "retry_at",
         "topic_id",
     )
 
@@ -83,8 +84,8 @@ class TopicPartitionState:
         self._epochs: list[tuple[int, int, int]] = []
         self.reset_strategy: int | None = None
         """The timestamp for ListOffsets; None if no reset is awaited."""
-        self.next_allowed_retry_time: float | None = None
-        """The earliest time, on the clock, of the next attempt of a reset or validation."""
+        self.retry_at = -math.inf
+        """The time, on the clock, after which the awaited reset or validation may be requested."""
         self.drop_pending_record_batch = False
         """Set by each seek. Our code compares epochs instead; this is for code that knows kafka-python's attribute."""
         self.high_watermark: int | None = None
@@ -208,20 +209,6 @@ class TopicPartitionState:
         self.clear_preferred_read_replica()
         self._void()
 
-    def is_reset_allowed(self, now: float | None = None) -> bool:
-        """Whether a reset may be tried now: after the time that the last attempt set."""
-        return self._is_allowed(now)
-
-    def set_reset_pending(self, next_allowed_retry_time: float) -> None:
-        """Note that a reset was requested, with the earliest time of the next attempt. No effect if no reset is
-        awaited."""
-        if self.awaiting_reset:
-            self.next_allowed_retry_time = next_allowed_retry_time
-
-    def reset_failed(self, next_allowed_retry_time: float) -> None:
-        """Note a failed reset, with the earliest time of the next attempt. No effect if no reset is awaited."""
-        self.set_reset_pending(next_allowed_retry_time)
-
     # -- validation of the position (KIP-320)
 
     @property
@@ -275,20 +262,6 @@ class TopicPartitionState:
             return False
         self._validate()
         return True
-
-    def is_validation_allowed(self, now: float | None = None) -> bool:
-        """Whether a validation may be tried now: after the time that the last attempt set."""
-        return self._is_allowed(now)
-
-    def set_validation_pending(self, next_allowed_retry_time: float) -> None:
-        """Note that a validation was requested, with the earliest time of the next attempt. No effect if none is
-        awaited."""
-        if self.awaiting_validation:
-            self.next_allowed_retry_time = next_allowed_retry_time
-
-    def validation_failed(self, next_allowed_retry_time: float) -> None:
-        """It failed; try again after that time. Nothing happens when it is not awaited any more."""
-        self.set_validation_pending(next_allowed_retry_time)
 
     def complete_validation(self, validated_position: OffsetAndMetadata | None = None) -> bool:
         """End the validation, at `validated_position` if the log requires another one. Returns whether it was awaited.
@@ -359,7 +332,7 @@ class TopicPartitionState:
         if to not in MOVES[self.phase]:
             raise OutOfTurn(f"a partition that is {self.phase.name} cannot become {to.name}")
         self.phase = to
-        self.next_allowed_retry_time = None
+        self.retry_at = -math.inf
         self.reset_strategy = None
 
     def _validate(self) -> None:
@@ -370,11 +343,6 @@ class TopicPartitionState:
     def _void(self) -> None:
         self.epoch = self._changes.next_epoch()
         self._changes.version += 1
-
-    def _is_allowed(self, now: float | None) -> bool:
-        if self.next_allowed_retry_time is None:
-            return True
-        return self.next_allowed_retry_time < (self._clock() if now is None else now)
 
 
 PartitionState = TopicPartitionState

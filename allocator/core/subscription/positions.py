@@ -149,35 +149,11 @@ class Positions:
         state = self.assignment.get(partition)
         return None if state is None else state.topic_id
 
-    def note_topic(self, partition: TopicPartition, topic_id: Any) -> Any:
-        """Note the present id of a topic. Returns the id of the position's topic if it differs: the position is invalid
-        then.
-
-        Caller: fetch.
-        """
-        state = self.assignment.get(partition)
-        if state is None or state.position is None or state.topic_id == topic_id:
-            return None
-        if state.topic_id is None:
-            state.topic_id = topic_id
-            return None
-        return state.topic_id
-
     # -- marks of the log
 
     def high_watermark(self, partition: TopicPartition) -> int | None:
         """The offset after the last record that consumers may read, from the last fetch; None before the first one."""
         return self._of(partition).high_watermark
-
-    def update_high_watermark(self, partition: TopicPartition, offset: int) -> None:
-        """Caller: fetch."""
-        if partition in self.assignment:
-            self.assignment[partition].high_watermark = offset
-
-    def update_last_stable_offset(self, partition: TopicPartition, offset: int | None) -> None:
-        """Caller: fetch. None or a negative offset: the broker is older than transactions."""
-        if partition in self.assignment:
-            self.assignment[partition].last_stable_offset = None if offset is None or offset < 0 else offset
 
     def partition_lag(self, partition: TopicPartition, *, committed_only: bool = False) -> int | None:
         """The number of offsets between the position and the end; None while either is unknown.
@@ -188,28 +164,6 @@ class Positions:
         end = state.last_stable_offset if committed_only else state.high_watermark
         return None if end is None or state.position is None else max(0, end - state.position.offset)
 
-    # -- preferred read replica (KIP-392)
-
-    def preferred_read_replica(self, partition: TopicPartition) -> int | None:
-        """The node to fetch from instead of the leader; None: the leader."""
-        return self._of(partition).preferred_read_replica()
-
-    def update_preferred_read_replica(
-        self, partition: TopicPartition, node_id: int | None, expiration_time: float
-    ) -> bool:
-        """Fetch from this node until `expiration_time`, as the leader said. Returns whether it is another node than
-        before.
-
-        Caller: fetch.
-        """
-        state = self.assignment.get(partition)
-        return state is not None and state.update_preferred_read_replica(node_id, expiration_time)
-
-    def clear_preferred_read_replica(self, partition: TopicPartition) -> int | None:
-        """Fetch from the leader again, because the replica failed. Returns the replica's node. Caller: fetch."""
-        state = self.assignment.get(partition)
-        return None if state is None else state.clear_preferred_read_replica()
-
     # -- inside
 
     def _of(self, partition: TopicPartition) -> TopicPartitionState:
@@ -218,24 +172,34 @@ class Positions:
         except KeyError:
             raise NotAssigned(partition) from None
 
-    def _all_of(self, partitions: Partitions) -> list[TopicPartitionState]:
-        """Find all partitions before changing any, so that an unassigned one changes nothing."""
-        return [self._of(tp) for tp in partitions]
 
-    def _assigned_of(self, partitions: Partitions) -> list[TopicPartitionState]:
-        return [self.assignment[tp] for tp in partitions if tp in self.assignment]
+class LogTruncation(NamedTuple):
+    """A loss: the log no longer has records before the position."""
+
+    partition: TopicPartition
+    position: OffsetAndMetadata
+    """The position before the loss."""
+    divergent: Optional[OffsetAndMetadata]
+    """The offset where the log differs from the records that were read; None if the leader does not know that epoch at
+    all."""
+    resolved: bool
+    """True: the position was moved there, or a reset is in progress. False: no strategy is set, so the user has to
+    seek."""
 
 
 class Resets(Positions):
-    """The partitions that await a reset, and the time of the next attempt.
+    """Which position a partition gets when it has none, or when the log does not have it.
 
-    Guarantee: a result becomes the position only if the partition has the epoch of the request.
+    Guarantee: a result of a request becomes the position only if the partition has the epoch of the request. No record
+    is delivered while the position of its partition awaits validation (KIP-320), or lies beyond the end of the log. A
+    partition awaits either a validation or a reset, never both.
     """
 
     def __init__(
         self, offset_reset_strategy: ResetStrategy = "earliest", clock: Callable[[], float] = time.monotonic
     ) -> None:
         super().__init__(clock)
+        self.offset_reset_strategy = offset_reset_strategy
         self._default_reset = reset_timestamp(offset_reset_strategy)
         self.begin_at_start: frozenset[str] = frozenset()
         """Topics that a reset finds the first record of, whatever the strategy: records there may not be skipped."""
@@ -260,38 +224,6 @@ class Resets(Positions):
             raise NoPosition([partition], "the given strategy" if given else "auto_offset_reset")
         state.reset(strategy)
 
-    def halt_recreated(self, partition: TopicPartition) -> None:
-        """Stop delivery until a seek, because the position's topic does not exist any more. Caller: fetch."""
-        self._of(partition).recreated()
-
-    def is_offset_reset_needed(self, partition: TopicPartition) -> bool:
-        state = self.assignment.get(partition)
-        return state is not None and state.awaiting_reset
-
-    def partitions_needing_reset(self) -> set[TopicPartition]:
-        """Partitions that await a reset and may try it now."""
-        now = self._clock()
-        return {tp for tp, s in self.assignment.items() if s.awaiting_reset and s.is_reset_allowed(now)}
-
-    def next_offset_reset_retry_time(self) -> float | None:
-        """The earliest time, on the clock, to retry a failed reset; None without one."""
-        times = (s.next_allowed_retry_time for s in self.assignment.values() if s.awaiting_reset)
-        return min((t for t in times if t is not None), default=None)
-
-    def reset_strategy(self, partition: TopicPartition) -> int | None:
-        """The timestamp for ListOffsets; None if the partition awaits no reset."""
-        return self._of(partition).reset_strategy
-
-    def set_reset_pending(self, partitions: Iterable[TopicPartition], next_allowed_reset_time: float) -> None:
-        """Note that the brokers were asked. The next attempt is after `next_allowed_reset_time`. Caller: fetch."""
-        for state in self._all_of(partitions):
-            state.set_reset_pending(next_allowed_reset_time)
-
-    def reset_failed(self, partitions: Iterable[TopicPartition], next_retry_time: float) -> None:
-        """Note a failure and the time of the next attempt. Skips partitions that are not assigned. Caller: fetch."""
-        for state in self._assigned_of(partitions):
-            state.reset_failed(next_retry_time)
-
     def complete_reset(
         self,
         partition: TopicPartition,
@@ -310,87 +242,6 @@ class Resets(Positions):
         state.seek(offset)
         state.note_leader(current_leader_epoch)
         return True
-
-
-class LogTruncation(NamedTuple):
-    """A loss: the log no longer has records before the position."""
-
-    partition: TopicPartition
-    position: OffsetAndMetadata
-    """The position before the loss."""
-    divergent: Optional[OffsetAndMetadata]
-    """The offset where the log differs from the records that were read; None if the leader does not know that epoch at
-    all."""
-    resolved: bool
-    """True: the position was moved there, or a reset is in progress. False: no strategy is set, so the user has to
-    seek."""
-
-
-class Validations(Resets):
-    """The positions that await a validation, the time of the next attempt, and the meaning of a result (KIP-320).
-
-    After an unclean election the log may end before a position, or have other records there. A consumer that reads on
-    would skip records without an error. So fetch does not read a partition with a new leader until OffsetForLeaderEpoch
-    has returned the end of the last record's epoch in the leader's log.
-
-    Guarantee: no record is delivered while its partition's position awaits validation, or lies beyond the end of the
-    log. A partition awaits either a validation or a reset, never both.
-    """
-
-    def maybe_validate_position_for_current_leader(
-        self, partition: TopicPartition, current_leader_epoch: int | None
-    ) -> bool:
-        """Await a validation if the leader is newer than the position. Returns whether the partition awaits one now.
-
-        Caller: fetch, for every partition after each metadata update.
-        """
-        state = self.assignment.get(partition)
-        return state is not None and state.maybe_validate_position(current_leader_epoch)
-
-    def doubt_position(self, partition: TopicPartition, current_leader_epoch: int | None) -> bool:
-        """Await a validation if the leader is older than the position. Returns whether the partition awaits one now.
-
-        Caller: fetch, for every partition after each metadata update.
-        """
-        state = self.assignment.get(partition)
-        return state is not None and state.doubt_position(current_leader_epoch)
-
-    def request_position_validation(self, partition: TopicPartition) -> bool:
-        """Await a validation because a broker refused our leader epoch as fenced or unknown. Returns whether it awaits
-        one. Caller: fetch."""
-        state = self.assignment.get(partition)
-        return state is not None and state.request_position_validation()
-
-    def is_offset_validation_needed(self, partition: TopicPartition) -> bool:
-        state = self.assignment.get(partition)
-        return state is not None and state.awaiting_validation
-
-    def partitions_needing_validation(self) -> set[TopicPartition]:
-        """Partitions that await a validation and may try it now."""
-        now = self._clock()
-        return {tp for tp, s in self.assignment.items() if s.awaiting_validation and s.is_validation_allowed(now)}
-
-    def next_offset_validation_retry_time(self) -> float | None:
-        """The earliest time, on the clock, to retry a failed validation; None without one."""
-        times = (s.next_allowed_retry_time for s in self.assignment.values() if s.awaiting_validation)
-        return min((t for t in times if t is not None), default=None)
-
-    def set_validation_pending(self, partitions: Iterable[TopicPartition], next_allowed_retry_time: float) -> None:
-        """Note that the brokers were asked. The next attempt is after `next_allowed_retry_time`. Caller: fetch."""
-        for state in self._all_of(partitions):
-            state.set_validation_pending(next_allowed_retry_time)
-
-    def validation_failed(self, partitions: Iterable[TopicPartition], next_allowed_retry_time: float) -> None:
-        """It failed; try again after that time. Partitions that are gone are skipped. Caller: fetch."""
-        for state in self._assigned_of(partitions):
-            state.validation_failed(next_allowed_retry_time)
-
-    def complete_validation(
-        self, partition: TopicPartition, validated_position: OffsetAndMetadata | None = None
-    ) -> bool:
-        """Continue, at `validated_position` if it is given. Returns whether the partition awaited a validation."""
-        state = self.assignment.get(partition)
-        return state is not None and state.complete_validation(validated_position)
 
     def maybe_complete_validation(
         self,

@@ -14,7 +14,7 @@ from allocator.core.subscription.kinds import KINDS, ResetStrategy, Subscription
 from allocator.core.subscription.listener import check_listener
 from allocator.core.subscription.loss import OutOfTurn
 from allocator.core.subscription.partition import TopicPartitionState
-from allocator.core.subscription.positions import Validations
+from allocator.core.subscription.positions import Resets
 from allocator.core.types import TopicPartition
 
 __all__ = ["Choice", "SubscriptionState", "SubscriptionType"]
@@ -123,7 +123,7 @@ class Choice:
         )
 
 
-class SubscriptionState(Choice, Validations):
+class SubscriptionState(Choice, Resets):
     """The state in which consumer, membership and fetch meet. Its methods have kafka-python's names.
 
     Guarantee: partitions that stay through a reassignment keep their state (position, pause, epoch, replica) and their
@@ -142,7 +142,7 @@ class SubscriptionState(Choice, Validations):
         shuffle: Callable[[list[TopicPartition]], None] | None = random.shuffle,
     ) -> None:
         Choice.__init__(self)
-        Validations.__init__(self, offset_reset_strategy, clock)
+        Resets.__init__(self, offset_reset_strategy, clock)
         self._shuffle = shuffle
         self._user_assignment: frozenset[TopicPartition] = frozenset()
 

@@ -1,0 +1,68 @@
+"""Metadata requests for topics whose leaders are unknown or have refused a fetch."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from allocator.core.aio.backoff import Backoff
+from allocator.core.errors import AllocatorError, Closed
+from allocator.core.fetch.repeats import RepeatedFailures
+
+if TYPE_CHECKING:
+    from allocator.core.client.client import KafkaClient
+
+log = logging.getLogger(__name__)
+
+# the longest pause between metadata requests. longer: a topic or leader that comes back is found later; shorter: more
+# requests meanwhile
+BACKOFF_MAX_S: Final = 1.0
+
+
+class Lookups:
+    """Looks up leaders that are unknown or have refused a fetch.
+
+    Guarantee: one request at a time, and a pause after it that doubles while a leader or topic stays unknown.
+    """
+
+    def __init__(self, client: KafkaClient, backoff_s: float, changed: Callable[[], None]) -> None:
+        self._client = client
+        self._failed_lines = RepeatedFailures(log)
+        self._backoff = Backoff(backoff_s, BACKOFF_MAX_S)
+        self._changed = changed
+        self._leaderless: set[str] = set()
+        # topics with a partition that the asked broker does not lead
+        self.doubted: set[str] = set()
+        self._under_way = False
+        self._not_before = 0.0
+
+    def due(self, leaderless: set[str], now: float) -> tuple[set[str], float]:
+        """Returns the topics to `run` now, with those that are `leaderless`, and when to call this again."""
+        self._leaderless = leaderless
+        topics = leaderless | self.doubted
+        if not topics or self._under_way:
+            return set(), math.inf
+        if now < self._not_before:
+            return set(), self._not_before
+        self._under_way = True
+        self.doubted = set()
+        return topics, math.inf
+
+    async def run(self, topics: set[str]) -> None:
+        """Request the metadata of these topics, then call `changed`."""
+        try:
+            await self._client.refresh(topics)
+        except Closed:
+            return
+        except AllocatorError as error:
+            names = ", ".join(sorted(topics))
+            self._failed_lines.note((names, type(error)), "metadata of %s: %s", names, error)
+        finally:
+            if not self._leaderless and all(self._client.partitions(topic) for topic in topics):
+                self._backoff.reset()
+            self._not_before = time.monotonic() + self._backoff.next()
+            self._under_way = False
+            self._changed()

@@ -1,0 +1,213 @@
+"""Which positions are requested when, and that a response which was overtaken changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from fake_cluster import FakeCluster
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from allocator.core.fetch.position_requests import HOPELESS_S, TIMEOUT_S, PositionRequests
+from allocator.core.subscription import FetchState, RecordsLost, SubscriptionState
+from allocator.errors import AllocatorError, BrokerError, TopicAuthorizationFailed
+from allocator.types import OffsetAndMetadata, TopicPartition
+
+A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)
+BACKOFF_S = 0.5
+
+
+class Faults:
+    def __init__(self) -> None:
+        self.failed: list[tuple[TopicPartition, AllocatorError]] = []
+
+    def fail(self, tp: TopicPartition, error: AllocatorError, *, lasting: bool = False) -> None:
+        self.failed.append((tp, error))
+
+    def healed(self, tp: TopicPartition) -> None: ...
+
+
+class Requests:
+    """The requests for a state with partitions on a cluster in memory."""
+
+    def __init__(self, partitions: Iterable[TopicPartition], cluster: FakeCluster | None = None) -> None:
+        self.cluster = FakeCluster() if cluster is None else cluster
+        self.state = SubscriptionState("earliest")
+        self.state.assign_from_user(partitions)
+        self.faults = Faults()
+        self.lost: list[RecordsLost] = []
+        self.requests = PositionRequests(
+            self.cluster,  # type: ignore[arg-type]
+            self.state,
+            self.faults,
+            self.lost.append,
+            isolation_level="read_uncommitted",
+            backoff_s=BACKOFF_S,
+        )
+        for tp in partitions:
+            self.cluster.add(tp, tp.partition)
+            self.cluster.epochs[tp] = [(1, 0)]
+            self.cluster.append(tp, 10)
+
+    def due(self, after_s: float = 0.0) -> list[Any]:
+        """The requests of a moment `after_s` seconds from now."""
+        self.requests.check(self.state.assignment)
+        return self.requests.due(time.monotonic() + after_s)[0]
+
+    def is_due(self, after_s: float = 0.0) -> bool:
+        found = self.due(after_s)
+        for request in found:
+            request.close()
+        return bool(found)
+
+
+class Refusing(FakeCluster):
+    """Refuses ListOffsets requests for the topic "b"."""
+
+    retriable = False
+
+    async def send(self, where: Any, request: Any, timeout_s: float | None = None) -> Any:
+        if any(topic.name == "b" for topic in request.topics):
+            if self.retriable:
+                raise BrokerError("the broker is gone", retriable=True)
+            raise TopicAuthorizationFailed("b")
+        return await super().send(where, request, timeout_s)
+
+
+async def test_each_leader_is_asked_once_for_all_its_partitions() -> None:
+    requests = Requests([A0, A1, B0])
+    assert not requests.due(), "no position is awaited"
+    for tp in (A0, A1, B0):
+        requests.state.request_offset_reset(tp)
+    asked = requests.due()
+    assert len(asked) == 2, "of the two leaders"
+    assert not requests.is_due(TIMEOUT_S), "the requests are under way"
+    await asyncio.gather(*asked)
+    assert {tp: at.offset for tp, at in requests.state.all_consumed_offsets().items()} == {A0: 0, A1: 0, B0: 0}
+    requests.requests.check([])
+    assert requests.requests.due(time.monotonic()) == ([], math.inf), "no position is awaited any more"
+
+
+async def test_an_attempt_without_a_response_is_repeated() -> None:
+    requests = Requests([A0])
+    requests.state.request_offset_reset(A0)
+    (lost,) = requests.due()
+    lost.close()
+    assert not requests.is_due(2 * TIMEOUT_S - 1)
+    assert requests.is_due(2 * TIMEOUT_S + 1)
+
+
+async def test_a_partition_without_a_leader_is_requested_when_it_has_one() -> None:
+    requests = Requests([A0, B0])
+    requests.cluster.leaders[A0] = None
+    for tp in (A0, B0):
+        requests.state.request_offset_reset(tp)
+    await asyncio.gather(*requests.due())
+    assert requests.requests.leaderless == {"a"}
+    assert requests.state.all_consumed_offsets().keys() == {B0}
+    requests.cluster.leaders[A0] = 0
+    await asyncio.gather(*requests.due())
+    assert requests.state.all_consumed_offsets().keys() == {A0, B0}
+    assert requests.requests.leaderless == set()
+
+
+async def test_a_refusal_is_reported_once_for_its_topic_and_the_others_go_on() -> None:
+    partitions = [A0, B0, TopicPartition("b", 2)]
+    requests = Requests(partitions, Refusing())
+    for tp in partitions:
+        requests.cluster.leaders[tp] = 0
+        requests.state.request_offset_reset(tp)
+    await asyncio.gather(*requests.due())
+    assert requests.state.position(A0) is not None
+    assert [(tp, type(error)) for tp, error in requests.faults.failed] == [(B0, TopicAuthorizationFailed)]
+    assert not requests.is_due(HOPELESS_S - 0.5)
+    assert requests.is_due(HOPELESS_S)
+
+
+async def test_a_failure_that_was_overtaken_does_not_delay_what_came_after_it() -> None:
+    requests = Requests([B0], Refusing())
+    requests.state.request_offset_reset(B0)
+    (asked,) = requests.due()
+    requests.state.seek(B0, OffsetAndMetadata(5, "", 0))
+    requests.state.assignment[B0].request_position_validation()
+    await asked
+    assert requests.is_due()
+
+
+@pytest.mark.parametrize(("metadata_epoch", "asked"), [(1, False), (2, True), (0, True), (None, False)])
+async def test_a_leader_of_another_epoch_is_compared_with(metadata_epoch: int | None, asked: bool) -> None:
+    """A newer one after an election, an older one where the topic may have been created again."""
+    requests = Requests([A0])
+    requests.cluster.leader_epoch = lambda tp: metadata_epoch  # type: ignore[method-assign]
+    requests.state.seek(A0, OffsetAndMetadata(5, "", 1))
+    assert requests.is_due() == asked
+    assert requests.state.assignment[A0].awaiting_validation == asked
+
+
+step = st.one_of(
+    st.tuples(st.just("seek"), st.sampled_from([A0, A1]), st.integers(0, 12), st.integers(-1, 3)),
+    st.tuples(st.just("reset"), st.sampled_from([A0, A1])),
+    st.tuples(st.just("deliver"), st.sampled_from([A0, A1]), st.integers(0, 12)),
+    st.tuples(st.just("elect"), st.sampled_from([A0, A1]), st.booleans()),
+    st.tuples(st.just("assign"), st.sets(st.sampled_from([A0, A1]))),
+    st.tuples(st.just("due")),
+    st.tuples(st.just("run"), st.integers(0, 5)),
+)
+
+
+async def scenario(steps: list[tuple[Any, ...]]) -> None:
+    requests, waiting = Requests([A0, A1]), []
+    state, cluster = requests.state, requests.cluster
+    moment = 0.0
+
+    def shown(tp: TopicPartition) -> Any:
+        partition = state.assignment.get(tp)
+        return None if partition is None else (partition.position, partition.phase, partition.epoch)
+
+    def collect() -> None:
+        nonlocal moment
+        moment += 100.0
+        waiting.extend((each, {tp: state.epoch(tp) for tp in (A0, A1)}) for each in requests.due(moment))
+
+    for name, *what in steps:
+        if name == "due":
+            collect()
+        elif name == "run":
+            if what[0] < len(waiting):
+                request, epochs = waiting.pop(what[0])
+                overtaken = {tp: shown(tp) for tp in (A0, A1) if state.epoch(tp) != epochs[tp]}
+                await request
+                assert {tp: shown(tp) for tp in overtaken} == overtaken
+        elif name == "assign":
+            state.assign_from_user(what[0])
+        elif name == "elect":
+            cluster.elect(what[0], 0, cut=cluster.start.get(what[0], 0) if what[1] else None)
+        elif state.is_assigned(what[0]):
+            if name == "seek":
+                state.seek(what[0], OffsetAndMetadata(what[1], "", what[2]))
+            elif name == "reset":
+                state.request_offset_reset(what[0])
+            elif state.position(what[0]) is not None:
+                state.update_position(what[0], what[1], 1)
+    for _ in range(4):  # a validation may lead to a reset, and its position to another validation
+        for request, _ in waiting:
+            await request
+        waiting.clear()
+        collect()
+    for request, _ in waiting:
+        await request
+    awaited = {tp for tp, each in state.assignment.items() if each.awaiting_reset or each.awaiting_validation}
+    assert not awaited, "all of them are found"
+    assert all(each.phase in (FetchState.FETCHING, FetchState.INITIALIZING) for each in state.assignment.values())
+    assert not requests.faults.failed
+
+
+@settings(max_examples=200)
+@given(steps=st.lists(step, max_size=20))
+def test_a_response_counts_unless_a_seek_reset_or_reassignment_came_after_the_request(steps: Any) -> None:
+    asyncio.run(scenario(steps))

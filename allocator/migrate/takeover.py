@@ -37,6 +37,8 @@ SAMPLE: Final = 20
 MOST_COMPARED: Final = 100_000
 # More: gives a new leader time to report its end of log; less: a shorter log is reported sooner
 PATIENCE_S: Final = 3.0
+# More: waits longer for a slow replica; less: the mirror starts again before the leader does without that replica
+REPLICATION_S: Final = 60.0
 CREATE_TIME: Final = 0
 
 
@@ -125,7 +127,7 @@ async def take_over(
     await known.refresh()
     stored = await clusters.offsets.fetch(wanted)
     committed = {each: found.offset for each, found in stored.items()}
-    sources, targets = await ends_of(clusters.old, wanted), await ends_of(clusters.new, wanted)
+    sources, targets = await ends_of(clusters.old, wanted), await _replicated_ends(clusters.new, wanted)
     missing = {each.topic for each in wanted if each not in sources or each not in targets}
     if missing:
         raise TopicNotFound(sorted(missing))
@@ -142,7 +144,7 @@ async def take_over(
     spans: dict[TopicPartition, tuple[int, int]] = {}
     for partition, source in sources.items():
         change, choice = replaced.get(partition), settings.recreated.get(partition.topic)
-        there = targets[partition].end
+        there = targets[partition]
         if change is not None and choice is None:
             found[partition] = TakenOver(source.start, there, stop=change.stop)
             continue
@@ -353,18 +355,40 @@ async def _ends_of_epochs(client: KafkaClient, logs: Mapping[TopicPartition, Log
     return found
 
 
+async def _replicated_ends(client: KafkaClient, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+    """The ends of those logs that exist, once all replicas in sync have what the leaders have.
+
+    Until then, readers do not see the last records of a crashed process. Brokers before 2.4 do not tell of such
+    records. Raises BrokerError.
+    """
+    await client.refresh()
+    epochs = {each: client.leader_epoch(each) for each in partitions}
+    logs = {each: Log(0, 0, -1 if epoch is None else epoch) for each, epoch in epochs.items()}
+    leading = await _ends_of_epochs(client, logs)
+    ends = await _ends_beyond(client, {**dict.fromkeys(logs, 0), **leading}, None, patience_s=REPLICATION_S)
+    for each, end in leading.items():
+        if end > (ends[each] or 0):
+            raise BrokerError(
+                f"{each.topic}:{each.partition} of the new cluster has records up to offset {end - 1}, which its "
+                "replicas have not copied; start the brokers of the replicas",
+                retriable=True,
+            )
+    return {each: end for each, end in ends.items() if end is not None}
+
+
 async def _ends_beyond(
     client: KafkaClient,
     at: Mapping[TopicPartition, int],
     absent: Any = 0,
     isolation_level: IsolationLevel = DEFAULT["isolation_level"],
+    patience_s: float = PATIENCE_S,
 ) -> dict[TopicPartition, Any]:
     """The ends of these logs, `absent` for those that do not exist.
 
-    Retries for `PATIENCE_S` if an end is before the offset in `at`: the leader of an old Kafka may report a lower end
+    Retries for `patience_s` if an end is before the offset in `at`: the leader of an old Kafka may report a lower end
     for a moment after its election.
     """
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + patience_s
     found = await ends_of(client, at, isolation_level=isolation_level)
     while time.monotonic() < deadline:
         short = [each for each, offset in at.items() if offset > (found[each].end if each in found else 0)]

@@ -14,11 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kafka.admin import KafkaAdminClient, NewTopic
 from mirroring import bare, contents, killed, mirroring, more, settings, started
 
-from allocator.core.client.client import KafkaClient
+from allocator.core.client import KafkaClient, ends_of_epochs
 from allocator.core.offsets.group_offsets import GroupOffsets
+from allocator.errors import BrokerError
 from allocator.migrate.mirror import Mirror
+from allocator.migrate.offset_map import map_topic
 from allocator.migrate.offsets import copy_offsets
 from allocator.migrate.storage import OffsetStore
 from allocator.testing import LocalCluster, produce, wait_until_async
@@ -176,3 +179,45 @@ async def test_connections_that_break_in_the_middle_of_requests(
     before, after = await contents(old, topic), await contents(new, topic)
     assert after == before
     assert mirror.duplicated == 0
+
+
+async def test_records_that_wait_for_a_replica_are_not_written_again(
+    cluster_factory: Any, topic_factory: Callable[..., str], group: str
+) -> None:
+    """The leader has the request of a killed process, and shows its records only after the other replica has them."""
+    old = await asyncio.to_thread(lambda: cluster_factory(kafka="3.9.1"))
+    new = await asyncio.to_thread(lambda: cluster_factory(kafka="3.9.1", brokers=2))
+    topic = await asyncio.to_thread(topic_factory, 1, 1, None, old)
+    partition, leading, other = TopicPartition(topic, 0), *new.brokers
+    admin = KafkaAdminClient(bootstrap_servers=new.bootstrap)
+    admin.create_topics([NewTopic(topic, replica_assignments={0: [leading.id, other.id]})])
+    admin.create_topics([NewTopic(map_topic(group), replica_assignments={0: [leading.id]})])
+    admin.close()
+    chosen = settings(old, new, group, topics=[topic], old_zookeeper=None)
+
+    async def fill(name: str) -> None:
+        rows = [(b"k", b"%s %d" % (name.encode(), n), 0) for n in range(20)]
+        await asyncio.to_thread(produce, old.bootstrap, topic, rows, version=old.version)
+
+    async def end() -> int:
+        """The end of the leader's log, with records that readers do not see yet."""
+        async with KafkaClient(f"127.0.0.1:{leading.port}") as client:
+            await client.refresh([topic])
+            epoch = {partition: client.leader_epoch(partition) or 0}
+            found = (await ends_of_epochs(client, leading.id, epoch, timeout_s=5.0))[partition]
+            return 0 if isinstance(found, BrokerError) else found.offset  # an error while the leader changes its epoch
+
+    with started(chosen) as first:
+        await fill("seen")
+        await wait_until_async(lambda: more(end, 19), 60, "the first records")
+        await asyncio.to_thread(other.pause)
+        try:
+            await fill("unseen")
+            await wait_until_async(lambda: more(end, 39), 20, "the others")
+            killed(first)
+            successor = Mirror(chosen)
+            await successor.run(until_caught_up=True)  # once the leader does without the replica
+        finally:
+            await asyncio.to_thread(other.resume)
+    assert bare(await contents(new, topic)) == bare(await contents(old, topic))
+    assert successor.duplicated == 0

@@ -3,9 +3,9 @@
 In: a consumer, a handler, and `Handling`. Out: calls of the handler, commits, dead letters, records in retry topics.
 May touch: the consumer, these topics, threads and processes for plain handlers.
 
-`processor` feeds and commits, `partition_worker` has the records of one partition in hand, `window` knows which of them
-are done, `lanes` calls the handler, and `policy` decides what follows when a call fails. `retry_topics` sends records
-to wait, and `due` holds them until their time.
+`processor` feeds and commits. `admission` takes in the records of one partition, `window` knows which of them are done,
+`partition_worker` orders and repeats their calls, `lanes` calls the handler, and `policy` decides what follows when a
+call fails. `retry_topics` sends records to wait, and `due` holds them until their time.
 """
 
 from __future__ import annotations

@@ -28,15 +28,15 @@ from typing import Any
 from allocator.core.aio import Reminder
 from allocator.core.commands import RecordOrders
 from allocator.core.consumer import ConsumerBase
-from allocator.core.fetch import Batch
 from allocator.core.subscription import Committed, DoneSet
 from allocator.errors import AllocatorError, Closed, CommitFailed, HandlerCutOff, NotOwned
+from allocator.handlers.admission import InHandBytes, Work
 from allocator.handlers.dead_letter import DeadLetterTopic
 from allocator.handlers.failures import DeadLetters, Failures
 from allocator.handlers.handlers import Handler
 from allocator.handlers.handling import Handling
 from allocator.handlers.lanes import Lanes
-from allocator.handlers.partition_worker import InHandBytes, PartitionWorker, Work
+from allocator.handlers.partition_worker import PartitionWorker
 from allocator.handlers.retry_topics import RetryTopics
 from allocator.types import OffsetAndMetadata, Partitions, TopicPartition
 
@@ -47,7 +47,6 @@ TOGETHER_S = 0.5
 # when the processor stops: the time that calls have to end after their cancellation, and that the source has to leave
 # while a call runs on. more: more of them end in good order; less: the process ends sooner
 HEED_S = 1.0
-QUEUE_BATCHES = 2  # that wait for a partition before it is paused. more: memory; less: the handler may wait
 FEED_BACKOFF_S = 0.5  # pause after an error of the cluster that a retry may solve
 
 
@@ -75,7 +74,6 @@ class Processor:
         """The last worker of each partition that this member no longer owns: it knows the progress, and whether its
         thread still runs."""
         self._going: set[TopicPartition] = set()
-        self._paused: set[TopicPartition] = set()
         self._stop: asyncio.Event | None = None
         self._stopping = False
         self._ending: asyncio.Task[None] | None = None
@@ -106,14 +104,9 @@ class Processor:
         if worker is not None:
             worker.replace(offset)
             self._forget([worker])
-            self._room(partition)
         elif partition in self._past:
             self._past[partition].replace(offset)
         return True
-
-    async def until_idle(self, partition: TopicPartition) -> None:
-        """Returns once no call runs for the partition; `restart` has stopped further ones."""
-        await _ended(self._workers_of(frozenset({partition})), None)
 
     async def commit_restart(self, partition: TopicPartition, offset: int) -> None:
         """Commits `offset`, or what has been done since the restart there. Raises AllocatorError."""
@@ -122,7 +115,7 @@ class Processor:
             if worker is None:
                 await self._core.commits.commit({partition: _to_commit(offset, None)})
                 return
-            worker.committed = (-1, None)  # a new worker takes its first offset for committed
+            worker.admission.committed = (-1, None)  # a new worker takes its first offset for committed
         await self._commit([worker])
 
     async def run(
@@ -185,28 +178,28 @@ class Processor:
             handler = self._retry_topics.restoring(handler)
         measures = self._consumer.measures
         return Work(
-            ordering=handling.ordering,
+            consumer=self._consumer,
+            handling=handling,
             by_batch=handler.by_batch,
-            in_hand_records=handling.in_hand_records,
             budget=InHandBytes(handling.in_hand_bytes),
             lanes=Lanes(
                 handler,
                 handling.concurrency,
                 may_act=self._consumer.may_act,
                 until_active=self._consumer.until_may_act,
-                broken=self._broke,
+                broken=self._fail,
                 processes=handling.workers == "processes",
             ),
             failures=Failures(
                 handler, handling.retries, handling.policy, self._dead_letters, measures, self._retry_topics
             ),
             measures=measures,
-            broken=self._broke,
+            broken=self._fail,
             done_characters=lambda: core.commits.done_characters,
             retry_plan=None if self._retry_topics is None else self._retry_topics.plan,
         )
 
-    def _broke(self, error: BaseException) -> None:
+    def _fail(self, error: BaseException) -> None:
         if not self._failed.done():
             self._failed.set_exception(error)
 
@@ -223,7 +216,7 @@ class Processor:
     def reached(self, partition: TopicPartition) -> Committed | None:
         """Where a partition that comes back continues. None if no record of it was read."""
         worker = self._past.get(partition)
-        return None if worker is None or self._retired else _resume_point(worker)
+        return None if worker is None or self._core.processor is not self else _resume_point(worker)
 
     @property
     def stuck(self) -> Partitions:
@@ -232,17 +225,12 @@ class Processor:
         every = [*self._workers.values(), *self._past.values()]
         return frozenset(worker.partition for worker in every if worker.stuck)
 
-    async def until_ended(self) -> None:
-        """Returns once no call runs that outlasted `run`."""
-        await _ended([*self._workers.values(), *self._past.values()], None)
+    async def until_ended(self, partition: TopicPartition | None = None) -> None:
+        """Returns once no call runs, also none that outlasted `run`. With `partition`, no call for it."""
+        every = [*self._workers.values(), *self._past.values()]
+        await _ended([worker for worker in every if partition in (None, worker.partition)], None)
 
     # -- rebalances ----------------------------------------------------------------------------------------------
-
-    @property
-    def _retired(self) -> bool:
-        """Whether `run` has left the consumer to its user. Takes no partitions and commits nothing from then on, but a
-        revoked partition still waits for its running calls."""
-        return self._core.processor is not self
 
     def working(self, partitions: Partitions) -> Partitions:
         return frozenset(worker.partition for worker in self._workers_of(partitions) if not worker.has_ended)
@@ -254,7 +242,6 @@ class Processor:
 
     def on_partitions_assigned(self, partitions: Partitions) -> None:
         self._going -= partitions
-        self._paused -= partitions
 
     async def on_partitions_revoked(self, partitions: Partitions) -> None:
         """Returns when the calls of all these partitions have ended. If some take longer, it returns when others are
@@ -267,8 +254,8 @@ class Processor:
         await _ended([worker for worker in workers if not worker.cut_off], TOGETHER_S)
         if len(workers) == len(partitions) and not any(worker.has_ended for worker in workers):
             await _ended(workers, None, return_when=asyncio.FIRST_COMPLETED)
-        if self._retired:
-            return
+        if self._core.processor is not self:
+            return  # the consumer goes on without this processor
         workers = [worker for worker in workers if worker.has_ended and self._workers.get(worker.partition) is worker]
         try:
             await self._commit_last(workers)
@@ -289,7 +276,7 @@ class Processor:
         """Handles records again from `offset` on. Called by the consumer, because the log was replaced there."""
         worker = self._workers.get(partition)
         if worker is not None:
-            worker.restart(offset)
+            worker.admission.restart(offset)
 
     def _forget(self, workers: Iterable[PartitionWorker]) -> None:
         for worker in workers:
@@ -304,6 +291,7 @@ class Processor:
         while True:
             try:
                 batch = await self._consumer.getbatch()
+                assert batch is not None
                 failing.over()
             except Closed:
                 self.stop()
@@ -314,36 +302,17 @@ class Processor:
                 failing.warn("fetching goes on after: %s", error)
                 await asyncio.sleep(FEED_BACKOFF_S)
                 continue
-            if batch is not None:
-                self._take(batch.raw())
-
-    def _take(self, batch: Batch) -> None:
-        partition = TopicPartition(batch.topic, batch.partition)
-        if partition in self._going:
-            return  # the next owner starts from the committed offset
-        worker = self._workers.get(partition)
-        if worker is None:
-            worker = PartitionWorker(
-                partition,
-                batch.base_offset,
-                self._work,
-                lambda: self._room(partition),
-                self._past.pop(partition, None),
-                self._core.progress.done_beyond(partition),
-            )
-            self._workers[partition] = worker
-        worker.topic_id = self._consumer.topic_id(partition) or worker.topic_id
-        worker.put(batch)
-        if len(worker) >= QUEUE_BATCHES:
-            self._paused.add(partition)
-            with contextlib.suppress(NotOwned):
-                self._consumer.pause(partition)
-
-    def _room(self, partition: TopicPartition) -> None:
-        if partition in self._paused and partition not in self._going:
-            self._paused.discard(partition)
-            with contextlib.suppress(NotOwned):
-                self._consumer.resume(partition)
+            partition = TopicPartition(batch.topic, batch.partition)
+            if partition in self._going:
+                continue  # the next owner starts from the committed offset
+            worker = self._workers.get(partition)
+            if worker is None:
+                done = self._core.progress.done_beyond(partition)
+                former = self._past.pop(partition, None)
+                worker = PartitionWorker(partition, batch.base_offset, self._work, former, done)
+                self._workers[partition] = worker
+            worker.topic_id = self._consumer.topic_id(partition) or worker.topic_id
+            worker.admission.put(batch.raw())
 
     # -- committing ----------------------------------------------------------------------------------------------
 
@@ -360,22 +329,21 @@ class Processor:
 
     async def _commit_last(self, workers: Collection[PartitionWorker]) -> None:
         """Commits the progress of workers that end, if their partitions are still this member's."""
-        if any(worker.may_commit and worker.progress() != worker.committed for worker in workers):
+        if any(worker.admission.to_commit() is not None for worker in workers):
             await self._core.until_confirmed()
         await self._commit([worker for worker in workers if self._workers.get(worker.partition) is worker])
 
     async def _commit(self, workers: Iterable[PartitionWorker]) -> None:
         # one at a time: if an earlier commit arrived after a later one, the committed offset would go back
         async with self._committing:
-            progress = {worker: worker.progress() for worker in workers if worker.may_commit}
-            progress = {worker: each for worker, each in progress.items() if each != worker.committed}
+            progress = {worker: found for worker in workers if (found := worker.admission.to_commit()) is not None}
             if not progress:
                 return
             if self._core.group is not None:
                 offsets = {worker.partition: _to_commit(*each) for worker, each in progress.items()}
                 await self._core.commits.commit(offsets)
             for worker, each in progress.items():
-                worker.committed = each
+                worker.admission.committed = each
 
     # -- beginning and end ---------------------------------------------------------------------------------------
 
@@ -410,16 +378,16 @@ class Processor:
                 consumer.pause(partition)
         if retries and not core.closing:
             core.choice.also_read(())
-        for worker in self._workers.values():
-            point = _resume_point(worker)
+        for partition, point in self.resume_points().items():
+            admission = self._workers[partition].admission
             with contextlib.suppress(NotOwned):
                 # these partitions are being released; until then the user gets none of their records
-                if worker.partition.topic not in retries:
-                    consumer.resume(worker.partition)
-                consumer.seek(worker.partition, point)
-                if worker.progress() == worker.committed:
+                if partition.topic not in retries:
+                    consumer.resume(partition)
+                consumer.seek(partition, point)
+                if admission.progress() == admission.committed:
                     # a second commit of the same offset would drop the done records beyond it
-                    core.progress.note_committed({worker.partition: point.offset})
+                    core.progress.note_committed({partition: point.offset})
 
     async def _until_stop(self, running: Sequence[asyncio.Future[None]]) -> None:
         """Waits until one of these tasks ends, a worker fails, or `stop` is called. Raises the error of a task."""
@@ -446,8 +414,7 @@ class Processor:
             await self._commit_last(workers)
         except AllocatorError as error:
             log.error("the last commit failed, so some records will be handled again: %s", error)
-            if not self._failed.done():
-                self._failed.set_exception(CommitFailed(f"stopped, but the last commit failed: {error}"))
+            self._fail(CommitFailed(f"stopped, but the last commit failed: {error}"))
         finally:
             stuck = self.stuck
             if stuck:
@@ -488,7 +455,7 @@ class Processor:
 
 
 def _resume_point(worker: PartitionWorker) -> Committed:
-    offset, done = worker.progress()
+    offset, done = worker.admission.progress()
     point = Committed(offset, "", -1)
     point.done = done
     point.topic_id = worker.topic_id  # if the topic was created again, the consumer begins at its first record

@@ -20,7 +20,7 @@ from allocator.core.commands.record_orders import RecordOrders
 from allocator.core.subscription.done import DoneSet, fingerprint
 from allocator.core.subscription.loss import topic_of_offset
 from allocator.errors import ConfigError, HandlerCutOff, HandlerFailed
-from allocator.handlers import partition_worker
+from allocator.handlers import admission
 from allocator.handlers.handlers import Handler
 from allocator.handlers.handling import Handling
 from allocator.handlers.policy import ErrorPolicy, Retries, load_errors
@@ -457,7 +457,7 @@ async def test_records_of_a_paused_partition_are_freed_when_it_moves(ordering: s
 
 
 async def test_the_window_narrows_before_a_commit_could_not_say_what_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partition_worker, "CHECK_EVERY", 16)
+    monkeypatch.setattr(admission, "CHECK_EVERY", 16)
     cluster, held, rng = Cluster(records=5000, keys=5000), asyncio.Event(), random.Random(3)
     done: list[int] = []
     slow = set(rng.sample(range(5000), 1500))
@@ -476,7 +476,7 @@ async def test_the_window_narrows_before_a_commit_could_not_say_what_is_done(mon
             for _ in range(20):
                 await asyncio.sleep(0)
         assert len(done) < 3500
-        _, found = it.processor._workers[PARTITION].progress()
+        found = it.processor.resume_points()[PARTITION].done
         assert found is not None
         assert found.encoded(200)[1], "all of it fits"
         held.set()
@@ -506,7 +506,7 @@ async def test_the_window_is_not_read_anew_for_each_record(monkeypatch: pytest.M
     async with running(cluster, handle, concurrency=100) as it:
         it.source.done_characters = 400
         await until(lambda: len(done) == 4950)
-        assert reads[0] <= 5000 / partition_worker.CHECK_EVERY + 1
+        assert reads[0] <= 5000 / admission.CHECK_EVERY + 1
         held.set()
         await it.stop()
     assert cluster.committed == {PARTITION: 5000}

@@ -382,6 +382,6 @@ class SinkMember:
         processor = self._core.processor
         if processor is not None:
             processor.restart(partition, offset)
-            await processor.until_idle(partition)
+            await processor.until_ended(partition)
         await self._core.progress.finished(frozenset({partition}))
         await self._sink.rewind(partition, offset, self._core.client.topic_id(partition.topic))

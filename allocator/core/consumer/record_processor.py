@@ -46,8 +46,5 @@ class RecordProcessor(Protocol):
     async def commit_restart(self, partition: TopicPartition, offset: int) -> None:
         """Commits `offset`, or what has been done since the restart there. Raises AllocatorError."""
 
-    async def until_idle(self, partition: TopicPartition) -> None:
-        """Returns once no call runs for the partition. `restart` has stopped further ones."""
-
-    async def until_ended(self) -> None:
-        """Returns once no call runs."""
+    async def until_ended(self, partition: TopicPartition | None = None) -> None:
+        """Returns once no call runs. With `partition`, no call for it: `restart` has stopped further ones."""

@@ -138,7 +138,6 @@ class ConsumerCore:
         self.started = False
         self.closing = False
         """Whether `close` was called. An offset that cannot be committed now will never be."""
-        self._broken: BaseException | None = None
         self._exits = contextlib.AsyncExitStack()
         self._tasks = BackgroundTasks(self._broke)
 
@@ -222,8 +221,7 @@ class ConsumerCore:
     def _broke(self, error: BaseException) -> None:
         """An internal task failed unexpectedly; the reader gets the error, so that it does not wait forever."""
         log.error("%s: the consumer is broken", self.group, exc_info=error)
-        self._broken = error
-        self.fetcher.wake()
+        self.fetcher.broke(error)
 
     # -- reading -------------------------------------------------------------------------------------------------
 
@@ -235,7 +233,7 @@ class ConsumerCore:
     @property
     def ended(self) -> BaseException | None:
         """The error that ended reading for good; None while the consumer works."""
-        return self._broken or self.membership.ended or self.fetcher.broken
+        return self.fetcher.broken or self.membership.ended
 
     async def until_confirmed(self) -> None:
         """Like `Commits.until_may_act`, but gives up once the ZooKeeper session cannot be alive any more.
@@ -260,7 +258,7 @@ class ConsumerCore:
 
     def may_take(self) -> bool:
         """Whether the fetcher may deliver a batch now. Raises an error that the user must see first."""
-        error = self._ownership.take_error() or self._broken or self.membership.ended
+        error = self._ownership.take_error() or self.ended
         if error is not None:
             raise error
         return self.may_deliver

@@ -36,7 +36,12 @@ class BaseConsumer:
     """
 
     def __init__(
-        self, deserializer: Callable[[bytes], Any] | None, max_wait_time: int, min_bytes: int, max_bytes: int
+        self,
+        deserializer: Callable[[bytes], Any] | None,
+        max_wait_time: int,
+        min_bytes: int,
+        max_bytes: int,
+        group: str | None = None,
     ) -> None:
         if deserializer is not None and not callable(deserializer):
             raise ConfigError(f"deserializer is {deserializer!r}; pass a function of the value's bytes")
@@ -44,6 +49,7 @@ class BaseConsumer:
             raise ConfigError(f"max_wait_time is {max_wait_time!r}; pass a number of milliseconds")
         # one colon, as in kiel: its users' allocator functions split the name there to get the host
         self.name = f"{socket.gethostname()}:{os.getpid()}-{id(self):x}"
+        self._label = group or self.name
         self.deserializer: Callable[[Any], Any] = deserializer or json.loads
         self.max_wait_time = max_wait_time
         self.max_bytes = max_bytes
@@ -57,10 +63,6 @@ class BaseConsumer:
         self._retry_halted_at = 0.0
 
     # -- methods of a subclass ------------------------------------------------------------------------------------
-
-    @property
-    def _label(self) -> str:
-        return self.name
 
     @property
     def _state(self) -> SubscriptionState:
@@ -132,17 +134,14 @@ class BaseConsumer:
         If the loop was stopped, for example by Ctrl-C, this runs it until the consumer is closed.
         """
         loop = self._loop
+        self.closing = True
         if loop is None or loop.is_running():
-            return asyncio.ensure_future(self._close())
+            return asyncio.ensure_future(self._closes_once.run(self._close_all))
         done = loop.create_future()
         if not loop.is_closed():  # a closed loop has ended all tasks
-            loop.run_until_complete(self._close())
+            loop.run_until_complete(self._closes_once.run(self._close_all))
         done.set_result(None)
         return done
-
-    async def _close(self) -> None:
-        self.closing = True
-        await self._closes_once.run(self._close_all)
 
     async def _close_all(self) -> None:
         if self._connecting is not None and not self._connecting.done():
@@ -165,10 +164,9 @@ class BaseConsumer:
     @property
     def offsets(self) -> MutableMapping[str, MutableMapping[int, int]]:
         """topic -> partition -> next offset. Setting `offsets[topic][partition]` seeks."""
-        return OffsetsByTopic(self._positions, self._seek)
-
-    def _positions(self) -> Mapping[TopicPartition, int]:
-        return {partition: at.offset for partition, at in self._state.all_consumed_offsets().items()}
+        return OffsetsByTopic(
+            lambda: {p: at.offset for p, at in self._state.all_consumed_offsets().items()}, self._seek
+        )
 
     # -- reading -------------------------------------------------------------------------------------------------
 

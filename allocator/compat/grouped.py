@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Optional
 
@@ -83,7 +83,7 @@ class GroupedConsumer(BaseConsumer):
         security: Mapping[str, Any] | None = DEFAULT["security"],
         connect_timeout_s: float = DEFAULT["connect_timeout_s"],
     ) -> None:
-        super().__init__(deserializer, max_wait_time, min_bytes, max_bytes)
+        super().__init__(deserializer, max_wait_time, min_bytes, max_bytes, group)
         self.group_name = group
         self.autocommit = autocommit
         self.topics_to_commit: set[str] = set()
@@ -181,7 +181,12 @@ class GroupedConsumer(BaseConsumer):
             self._engine = self._make(brokers=told.brokers or self._brokers)
             if self._watcher is not None:
                 self._engine.membership.join_again_if(self._watcher.still(told))
-            await self._join()
+            await self._engine.start()
+            try:
+                await self._engine.commits.offsets.find()
+            except BaseException:
+                await self._engine.close()
+                raise
             self._reads = told
             return True
 
@@ -189,14 +194,6 @@ class GroupedConsumer(BaseConsumer):
         """The cluster that the group shall read; None: it is paused."""
         told = ClusterChoice() if self._watcher is None else self._watcher.current
         return None if told.frozen else told
-
-    async def _join(self) -> None:
-        await self._engine.start()
-        try:
-            await self._engine.commits.offsets.find()
-        except BaseException:
-            await self._engine.close()
-            raise
 
     def _stop(self) -> None:
         self._engine.progress.abandon()
@@ -257,10 +254,6 @@ class GroupedConsumer(BaseConsumer):
         return values
 
     @property
-    def _label(self) -> str:
-        return self.group_name
-
-    @property
     def _state(self) -> SubscriptionState:
         return self._engine.state
 
@@ -281,10 +274,19 @@ class GroupedConsumer(BaseConsumer):
                 raise
             self._report(error)
             return False
-        if self._fetching.get(topic) is not self._engine:
-            self._fetching[topic] = self._engine
-            self._engine.membership.polled()
-            self._start_fetching(topic)
+        engine = self._engine
+        if self._fetching.get(topic) is engine:
+            return True
+        self._fetching[topic] = engine
+        engine.membership.polled()
+        if topic not in self._asked:  # the group allocates all topics, but fetches only those that the user consumes
+            self._asked.add(topic)
+            for partition in engine.state.assigned_partitions():
+                if partition.topic == topic:
+                    engine.state.resume(partition)
+            engine.fetcher.wake()
+        if engine.client.partitions(topic) is None:
+            self._log(f"topic {topic!r} is unknown, or this user may not see it")
         return True
 
     def _deliver(self, batch: Batch, next_offset: int) -> None:
@@ -301,7 +303,7 @@ class GroupedConsumer(BaseConsumer):
         wanted = engine.progress.uncommitted(starts, in_hand=True)
         try:
             engine.must_own(starts)
-            await self._start_commit(engine, wanted, {p.topic for p in wanted}, retry=False)
+            await self._start_commit(wanted, retry=False)
         except AllocatorError as error:
             log.warning("%s: commit failed, reading the values again: %s", self.group_name, error)
             self._put_back(starts)
@@ -319,17 +321,6 @@ class GroupedConsumer(BaseConsumer):
     def _seek(self, partition: TopicPartition, offset: int) -> None:
         self._engine.must_own([partition])
         self._engine.seek(partition, offset)
-
-    def _start_fetching(self, topic: str) -> None:
-        """Starts fetching a topic. The group allocates all topics, but fetches only those that the user consumes."""
-        if topic not in self._asked:
-            self._asked.add(topic)
-            for partition in self._engine.state.assigned_partitions():
-                if partition.topic == topic:
-                    self._engine.state.resume(partition)
-            self._engine.fetcher.wake()
-        if self._engine.client.partitions(topic) is None:
-            self._log(f"topic {topic!r} is unknown, or this user may not see it")
 
     # -- offsets -------------------------------------------------------------------------------------------------
 
@@ -365,71 +356,58 @@ class GroupedConsumer(BaseConsumer):
         A text that is too long for the broker is omitted, with a warning.
         """
         self._must_be_connected()
-        engine, topics = self._engine, frozenset(self.topics_to_commit)
         wanted: dict[TopicPartition, int] = {}
         if self._reads is not None:  # otherwise nothing waits for a commit
-            wanted = {p: o for p, o in engine.progress.uncommitted(in_hand=True).items() if p.topic in topics}
-        return self._start_commit(engine, wanted, topics, metadata)
+            delivered = self._engine.progress.uncommitted(in_hand=True)
+            wanted = {p: offset for p, offset in delivered.items() if p.topic in self.topics_to_commit}
+        return self._start_commit(wanted, metadata)
 
     def _start_commit(
-        self, engine: ConsumerCore, wanted: dict[TopicPartition, int], topics: Collection[str], *args: Any, **kw: Any
+        self, wanted: dict[TopicPartition, int], metadata: str | None = None, *, retry: bool = True
     ) -> asyncio.Future[None]:
-        task = asyncio.ensure_future(self._commit_offsets(engine, wanted, topics, *args, **kw))
+        engine = self._engine
+        task = asyncio.ensure_future(self._commit(engine, wanted, metadata, retry))
         engine.commits.hold(task, wanted)  # before any await: a rebalance may begin
         return task
 
-    async def _commit_offsets(
-        self,
-        engine: ConsumerCore,
-        wanted: dict[TopicPartition, int],
-        topics: Collection[str],
-        metadata: str | None = None,
-        *,
-        retry: bool = True,
+    async def _commit(
+        self, engine: ConsumerCore, wanted: dict[TopicPartition, int], metadata: str | None, retry: bool
     ) -> None:
-        """Runs one commit after the other: a retry of an earlier one must not overtake a later one."""
-        backoff = Backoff(COMMIT_BACKOFF_S, COMMIT_BACKOFF_MAX_S)
-        if not wanted:  # perhaps the consumer has not joined, because its group is paused
-            self._committed(engine, topics)
-            return
-        async with engine.commits.turn:
-            while wanted:
-                try:
-                    await self._commit(engine, wanted, metadata)
-                    break
-                except (CommitFailed, NotOwned) as error:
-                    final = not (error.retriable or isinstance(error, (Fenced, NotOwned)))
-                    if engine.closing or final or not retry:
-                        raise
-                    log.warning("%s: retrying the commit: %s", self.group_name, error)
-                await asyncio.sleep(backoff.next())
-                while self._ours(engine, wanted) and not engine.membership.may_act() and not engine.closing:
-                    await engine.fetcher.news(TURN_S)
-                gone = wanted.keys() - self._ours(engine, wanted)
-                if gone:
-                    log.warning(
-                        "%s: lost %d partitions before their commit; their next owners read the values again",
-                        self.name,
-                        len(gone),
-                    )
-                    wanted = {p: offset for p, offset in wanted.items() if p not in gone}
-            self._committed(engine, topics)
-
-    async def _commit(self, engine: ConsumerCore, wanted: Mapping[TopicPartition, int], metadata: str | None) -> None:
-        """Commits once. Raises NotOwned or CommitFailed."""
-        epoch = engine.fetcher.leader_epoch
-        ours = f"committed by {self.name}"
-        text = {p: engine.commits.stamped(ours, p) if metadata is None else metadata for p in wanted}
-        offsets = {p: OffsetAndMetadata(offset, text[p], epoch(p, offset)) for p, offset in wanted.items()}
-        await engine.commits.commit(offsets)
-        engine.progress.finish_up_to(wanted)
-
-    def _committed(self, engine: ConsumerCore, topics: Collection[str]) -> None:
+        if wanted:
+            # one commit after the other: a retry of an earlier one must not overtake a later one
+            async with engine.commits.turn:
+                await self._commit_in_turn(engine, wanted, metadata, retry)
         # more values may have been returned since
-        self.topics_to_commit -= set(topics) - {p.topic for p in engine.progress.uncommitted(in_hand=True)}
+        self.topics_to_commit &= {p.topic for p in engine.progress.uncommitted(in_hand=True)}
 
-    def _ours(self, engine: ConsumerCore, wanted: Mapping[TopicPartition, int]) -> set[TopicPartition]:
-        return {p for p in wanted if engine.state.is_assigned(p)}
+    async def _commit_in_turn(
+        self, engine: ConsumerCore, wanted: dict[TopicPartition, int], metadata: str | None, retry: bool
+    ) -> None:
+        backoff, ours = Backoff(COMMIT_BACKOFF_S, COMMIT_BACKOFF_MAX_S), f"committed by {self.name}"
+        while wanted:
+            text = {p: engine.commits.stamped(ours, p) if metadata is None else metadata for p in wanted}
+            try:
+                await engine.commits.commit({p: OffsetAndMetadata(o, text[p], -1) for p, o in wanted.items()})
+                engine.progress.finish_up_to(wanted)
+                return
+            except (CommitFailed, NotOwned) as error:
+                final = not (error.retriable or isinstance(error, (Fenced, NotOwned)))
+                if engine.closing or final or not retry:
+                    raise
+                log.warning("%s: retrying the commit: %s", self.group_name, error)
+            await asyncio.sleep(backoff.next())
+            while True:
+                left = {p: offset for p, offset in wanted.items() if engine.state.is_assigned(p)}
+                if not left or engine.closing or engine.membership.may_act():
+                    break
+                await engine.fetcher.news(TURN_S)
+            if len(left) < len(wanted):
+                log.warning(
+                    "%s: lost %d partitions before their commit; their next owners read the values again",
+                    self.name,
+                    len(wanted) - len(left),
+                )
+            wanted = left
 
 
 class _PauseUnasked(RebalanceListener):

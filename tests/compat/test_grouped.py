@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -14,11 +15,12 @@ from tornado.ioloop import IOLoop
 
 from allocator import GroupedConsumer, TopicPartition
 from allocator.core.client.client import KafkaClient
+from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.core.zookeeper.client import ZooKeeperClient
 from allocator.errors import BrokersUnavailable, CommitFailed, ZooKeeperUnavailable
 from allocator.operate import kafka_group
 from allocator.operate.cluster_choice import ClusterChoice, choice_path, choose_cluster
-from allocator.testing import LocalCluster, wait_until_async
+from allocator.testing import FaultProxy, LocalCluster, wait_until_async
 
 
 async def in_thread(work: Callable[[], Any]) -> Any:
@@ -35,17 +37,23 @@ class Service:
         return GroupedConsumer(
             self.cluster.bootstrap.split(","),
             options.pop("group", self.group),
-            [self.cluster.zookeeper],
-            **joined(membership=self.membership, session_timeout_s=15.0, **{"max_wait_time": 200, **options}),
+            [options.pop("zookeeper", self.cluster.zookeeper)],
+            **joined(membership=self.membership, **{"session_timeout_s": 15.0, "max_wait_time": 200, **options}),
         )
+
+    @contextlib.asynccontextmanager
+    async def through_a_proxy(self) -> AsyncIterator[tuple[FaultProxy, GroupedConsumer]]:
+        """A consumer whose connection to ZooKeeper can be cut."""
+        async with FaultProxy(int(self.cluster.zookeeper.rpartition(":")[2])) as proxy:
+            yield proxy, self.consumer(zookeeper=proxy.address, autocommit=False, session_timeout_s=10.0)
 
     async def produce(self, values: list[Any]) -> None:
         records = [(None, json.dumps(value).encode(), number % 4) for number, value in enumerate(values)]
         await in_thread(lambda: self.cluster.produce(self.topic, records))
 
-    async def committed(self, consumer: GroupedConsumer) -> dict[int, tuple[int, str]]:
-        partitions = [TopicPartition(self.topic, number) for number in range(4)]
-        found = await consumer._engine.commits.offsets.fetch(partitions)
+    async def committed(self) -> dict[int, tuple[int, str]]:
+        async with KafkaClient(self.cluster.bootstrap) as client:
+            found = await GroupOffsets(client, self.group).fetch([TopicPartition(self.topic, n) for n in range(4)])
         return {p.partition: (o.offset, o.metadata) for p, o in found.items()}
 
 
@@ -95,7 +103,7 @@ async def test_autocommit_commits_before_the_values_are_returned(service: Servic
     await consumer.connect()
     values = await drink(consumer, service.topic, 40)
     assert sorted(values) == list(range(40))
-    committed = await service.committed(consumer)
+    committed = await service.committed()
     assert {number: offset for number, (offset, _) in committed.items()} == dict.fromkeys(range(4), 10)
     assert committed[0][1].startswith(f"committed by {consumer.name} topic ")
     assert consumer.topics_to_commit == set()
@@ -111,14 +119,14 @@ async def test_without_autocommit_nothing_is_committed_until_asked(service: Serv
     first = service.consumer(autocommit=False)
     await first.connect()
     assert len(await drink(first, service.topic, 40)) == 40
-    assert await service.committed(first) == {}
+    assert await service.committed() == {}
     assert first.topics_to_commit == {service.topic}
     await first.close()
     second = service.consumer(autocommit=False)
     await second.connect()
     assert len(await drink(second, service.topic, 40)) == 40  # at least once
     await second.commit_offsets(metadata="after the batch")
-    assert set((await service.committed(second)).values()) == {(10, "after the batch")}
+    assert set((await service.committed()).values()) == {(10, "after the batch")}
     await second.close()
 
 
@@ -128,7 +136,7 @@ async def test_metadata_that_is_too_large_is_left_out(service: Service, caplog: 
     await consumer.connect()
     await drink(consumer, service.topic, 4)
     await consumer.commit_offsets(metadata="x" * 10_000)
-    assert set((await service.committed(consumer)).values()) == {(1, "")}
+    assert set((await service.committed()).values()) == {(1, "")}
     assert "too large" in caplog.text
     await consumer.close()
 
@@ -279,39 +287,37 @@ async def test_commits_that_nobody_awaits_are_not_overtaken_by_a_handover(servic
 
 async def test_a_commit_without_a_lease_waits_for_it_and_ends_no_service(service: Service) -> None:
     await service.produce(list(range(4)))
-    consumer = service.consumer(autocommit=False)
-    await consumer.connect()
-    assert not service.consumer().may_act()
-    await drink(consumer, service.topic, 4)
-    assert consumer.may_act()
-    keeper = consumer._engine.membership._keeper  # type: ignore[attr-defined]
-    keeper.suspend("the test says so")
-    assert not consumer.may_act()
-    commit = consumer.commit_offsets()
-    await asyncio.wait({commit}, timeout=0.5)
-    if commit.done():
-        await commit
-    keeper.prove_now()
-    await asyncio.wait_for(commit, 30)
-    assert consumer.may_act()
-    assert {offset for offset, _ in (await service.committed(consumer)).values()} == {1}
-    await consumer.close()
+    async with service.through_a_proxy() as (proxy, consumer):
+        assert not consumer.may_act()
+        await consumer.connect()
+        await drink(consumer, service.topic, 4)
+        assert consumer.may_act()
+        proxy.drop()
+        proxy.reset()
+        await wait_until_async(lambda: not consumer.may_act(), 30, "the loss of the lease")
+        commit = consumer.commit_offsets()
+        await asyncio.wait({commit}, timeout=0.5)
+        assert not commit.done()
+        proxy.heal()
+        await asyncio.wait_for(commit, 30)
+        assert consumer.may_act()
+        assert {offset for offset, _ in (await service.committed()).values()} == {1}
+        await consumer.close()
 
 
 async def test_closing_does_not_wait_for_a_lease_that_does_not_come(service: Service) -> None:
     await service.produce(list(range(4)))
-    consumer = service.consumer(autocommit=False)
-    await consumer.connect()
-    await drink(consumer, service.topic, 4)
-    keeper = consumer._engine.membership._keeper  # type: ignore[attr-defined]
-    keeper.prove_now = keeper.granted  # type: ignore[method-assign, assignment]
-    keeper._renew = lambda started: None  # type: ignore[method-assign]
-    keeper.suspend("the test says so")
-    commit = consumer.commit_offsets()
-    await asyncio.sleep(0)
-    await asyncio.wait_for(consumer.close(), 30)
-    with pytest.raises(CommitFailed, match="not confirmed"):
-        await commit
+    async with service.through_a_proxy() as (proxy, consumer):
+        await consumer.connect()
+        await drink(consumer, service.topic, 4)
+        proxy.drop()
+        proxy.reset()
+        await wait_until_async(lambda: not consumer.may_act(), 30, "the loss of the lease")
+        commit = consumer.commit_offsets()
+        await asyncio.sleep(0)
+        await asyncio.wait_for(consumer.close(), 30)
+        with pytest.raises(CommitFailed, match="not confirmed"):
+            await commit
 
 
 @through_either
@@ -400,7 +406,7 @@ async def test_it_goes_where_its_group_is_told_to(
         assert sorted(values) == list(range(60))
         assert consumer._reads == ClusterChoice(other)
         await consumer.commit_offsets()
-        assert sum(offset for offset, _ in (await service.committed(consumer)).values()) == 60
+        assert sum(offset for offset, _ in (await service.committed()).values()) == 60
     finally:
         await consumer.close()
         await ensemble.close()
@@ -440,6 +446,6 @@ async def test_one_that_is_closed_says_so_without_a_turn_of_the_loop() -> None:
 async def rests(consumer: GroupedConsumer, topic: str) -> None:
     async def left() -> bool:
         assert await consumer.consume(topic) == []
-        return consumer._reads is None
+        return consumer.allocation == {}
 
     await wait_until_async(left, 60, "it to leave")

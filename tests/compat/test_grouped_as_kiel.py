@@ -17,7 +17,10 @@ from allocator import GroupedConsumer, SingleConsumer, TopicPartition
 from allocator.assignors import GroupView, Member, compute, resolve
 from allocator.compat import base_consumer
 from allocator.core.assignors.kiel import naive_allocator
+from allocator.core.client.client import KafkaClient
 from allocator.core.fetch.batch import Batch
+from allocator.core.fetch.fetcher import Fetcher
+from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.core.zookeeper.client import ZooKeeperClient
 from allocator.errors import (
     AllocatorError,
@@ -56,6 +59,12 @@ class Scene:
 
     async def produce(self, topic: str, values: list[bytes | None], partition: int = 0) -> None:
         await asyncio.to_thread(self.cluster.produce, topic, [(None, value, partition) for value in values])
+
+    async def committed(self, topic: str) -> int:
+        """The committed offset of its first partition."""
+        partition = TopicPartition(topic, 0)
+        async with KafkaClient(self.cluster.bootstrap) as client:
+            return (await GroupOffsets(client, self.group).fetch([partition]))[partition].offset
 
     async def numbers(self, topic: str, count: int, partition: int = 0) -> None:
         await self.produce(topic, [json.dumps(number).encode() for number in range(count)], partition)
@@ -195,8 +204,7 @@ async def test_an_offset_that_is_set_is_read_from_and_committed(scene: Scene, to
     assert await drink(consumer, topic, 3) == [7, 8, 9]
     consumer.offsets[topic] = {0: 4}
     await consumer.commit_offsets()
-    found = await consumer._engine.commits.offsets.fetch([TopicPartition(topic, 0)])
-    assert found[TopicPartition(topic, 0)].offset == 4, "kiel commits what stands in `offsets`, backwards too"
+    assert await scene.committed(topic) == 4, "kiel commits what stands in `offsets`, backwards too"
     assert await drink(consumer, topic, 6) == [4, 5, 6, 7, 8, 9]
 
 
@@ -258,14 +266,14 @@ async def test_an_error_of_one_topic_is_logged_once_and_the_others_are_read(
     faults: list[AllocatorError] = []
     for attempt in range(3):
         faults += TopicAuthorizationFailed("another"), BrokerError(f"broker 7: next attempt in 0.{attempt} s")
-    take = consumer._engine.fetcher.take
+    take = Fetcher.take
 
-    def failing(topic: str | None = None) -> Batch | None:
+    def failing(self: Fetcher, topic: str | None = None) -> Batch | None:
         if faults:
             raise faults.pop(0)
-        return take(topic)
+        return take(self, topic)
 
-    monkeypatch.setattr(consumer._engine.fetcher, "take", failing)
+    monkeypatch.setattr(Fetcher, "take", failing)
     assert await drink(consumer, topic, 5) == [0, 1, 2, 3, 4]
     assert await consumer.consume(topic) == []
     assert errors(caplog, "not authorised to read topic 'another'") == 1
@@ -279,11 +287,11 @@ async def test_what_was_taken_before_an_error_is_neither_lost_nor_counted_as_han
     topic = topic_factory(1)
     await scene.numbers(topic, 5)
     consumer = await scene.consumer(autocommit=False)
-    take, state = consumer._engine.fetcher.take, "before"
+    take, state = Fetcher.take, "before"
 
-    def failing(topic: str | None = None) -> Batch | None:
+    def failing(self: Fetcher, topic: str | None = None) -> Batch | None:
         nonlocal state
-        batch = take(topic)
+        batch = take(self, topic)
         if batch is not None and state == "before":
             state = "taken"
         elif batch is None and state == "taken":
@@ -291,7 +299,7 @@ async def test_what_was_taken_before_an_error_is_neither_lost_nor_counted_as_han
             raise MemoryError("a fault of ours")
         return batch
 
-    monkeypatch.setattr(consumer._engine.fetcher, "take", failing)
+    monkeypatch.setattr(Fetcher, "take", failing)
 
     async def fails() -> bool:
         try:
@@ -304,8 +312,7 @@ async def test_what_was_taken_before_an_error_is_neither_lost_nor_counted_as_han
     monkeypatch.setattr(consumer, "max_bytes", 1 << 30)
     await wait_until_async(fails, 20, "the error")
     await consumer.commit_offsets()
-    found = await consumer._engine.commits.offsets.fetch([TopicPartition(topic, 0)])
-    assert found[TopicPartition(topic, 0)].offset == 0
+    assert await scene.committed(topic) == 0
     assert await drink(consumer, topic, 5) == [0, 1, 2, 3, 4]
 
 
@@ -313,7 +320,7 @@ async def test_what_was_taken_before_an_error_is_neither_lost_nor_counted_as_han
 async def test_what_ends_all_reading_is_raised_each_time(scene: Scene, topic_factory: Topics) -> None:
     topic = topic_factory(1)
     consumer = await scene.consumer()
-    consumer._engine._broke(RuntimeError("a bug"))
+    consumer._engine.fetcher.broke(RuntimeError("a bug"))
     for _ in range(2):
         with pytest.raises(RuntimeError, match="a bug"):
             await consumer.consume(topic)

@@ -109,7 +109,7 @@ async def test_a_provider_that_fails_or_hangs_is_a_retriable_error_that_names_it
 
 async def test_requests_go_on_while_credentials_are_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The provider fails once when the session must be renewed, then hangs; the same connection answers meanwhile."""
-    monkeypatch.setattr("allocator.core.client.connection.CREDENTIALS_PAUSE_S", 0.01)
+    monkeypatch.setattr("allocator.core.client.sasl.CREDENTIALS_PAUSE_S", 0.01)
     tokens: list[bytes] = []
     provider = providers_under_test.Provider()
     asked, go_on = threading.Event(), threading.Event()

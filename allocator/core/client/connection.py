@@ -12,7 +12,6 @@ import logging
 import random
 import socket
 import ssl
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -20,14 +19,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Optional, cast
 
-from kafka.errors import KafkaError
-from kafka.net.sasl import get_sasl_mechanism
 from kafka.protocol.broker_version_data import BrokerVersionData
 from kafka.protocol.metadata import ApiVersionsRequest
-from kafka.protocol.sasl import SaslAuthenticateRequest, SaslBytesRequest, SaslHandshakeRequest
 
 from allocator import __version__
-from allocator.core.aio.tasks import LATE_S, ends, within
+from allocator.core.aio.tasks import LATE_S, within
 from allocator.core.client.errors import (
     ConnectionFailed,
     ErrorCode,
@@ -40,18 +36,16 @@ from allocator.core.client.errors import (
 )
 from allocator.core.client.frames import FrameProtocol, correlation_id, read_response
 from allocator.core.client.metadata import Broker
-from allocator.core.client.oauth import SOURCE_OF_AWS, TokenError, TokenProvider
 from allocator.core.client.old_brokers import AnyVersionRequest, is_old, known_to_0_9
 from allocator.core.client.proxy import Proxy
 from allocator.core.client.request_writer import OwnRequest, negotiated
+from allocator.core.client.sasl import Begun, Sasl
 from allocator.core.text.quoting import os_cause, shown
 
 log = logging.getLogger(__name__)
 
 SOCKET_OPTIONS: Final = ((socket.IPPROTO_TCP, socket.TCP_NODELAY, 1), (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1))
 CLIENT_THROTTLES: Final = (2, 0)  # older brokers delay the response instead (KIP-219)
-SHORTEST_LIFETIME_S: Final = 1.0  # minimum lifetime of an authentication
-CREDENTIALS_PAUSE_S: Final = 5.0  # between attempts to renew credentials. Higher: fewer calls of a token provider
 # Higher: connecting to 0.9 takes longer; lower: a slow newer broker gets more requests that it need not answer
 SILENCE_S: Final = 0.5
 VERSION_0_9: Final = BrokerVersionData((0, 9))
@@ -72,17 +66,6 @@ class ConnectionSettings:
     @property
     def sasl_enabled(self) -> bool:
         return str(self.security.get("security_protocol", "")).startswith("SASL")
-
-    @property
-    def token_provider(self) -> Any:
-        return self.security.get("sasl_oauth_token_provider")
-
-    @property
-    def credentials(self) -> str:
-        """The SASL mechanism, and where its credentials come from, for errors."""
-        name = str(self.security.get("sasl_mechanism"))
-        source = SOURCE_OF_AWS if name == "AWS_MSK_IAM" else self.token_provider
-        return name if source is None else f"{name} from {source}"
 
 
 Done = Callable[[Any, Optional[RequestFailed]], None]
@@ -136,8 +119,6 @@ class BrokerConnection(FrameProtocol):
         self.hung_up = False
         """The broker ended the connection after it received the first bytes and before it sent any: version 0.8, or a
         broker that is stopping."""
-        self.lacks = ""
-        """Why the connection is not ready yet, if a SASL mechanism has not made its next message."""
         self.last_activity = time.monotonic()
         self.throttled_until = 0.0
         """The broker reads nothing from this client before this time (KIP-219), on the clock of `time.monotonic()`."""
@@ -145,6 +126,9 @@ class BrokerConnection(FrameProtocol):
         self.broker = broker
         self._settings = settings
         self._on_end = on_end
+        self._sasl = None
+        if settings.sasl_enabled:
+            self._sasl = Sasl(broker.host, self.address, settings.security, settings.sasl_turn, self._ask)
         self._transport: asyncio.Transport | None = None
         self._task: asyncio.Task[None] | None = None
         self._sent_bytes = 0
@@ -172,6 +156,11 @@ class BrokerConnection(FrameProtocol):
         return self.broker.host, self.broker.port
 
     @property
+    def lacks(self) -> str:
+        """Why the connection is not ready yet, if a SASL mechanism has not made its next message."""
+        return "" if self._sasl is None else self._sasl.lacks
+
+    @property
     def in_flight(self) -> int:
         return len(self._in_flight)
 
@@ -197,7 +186,7 @@ class BrokerConnection(FrameProtocol):
         try:
             await self._connect(timeout_s)
             await self._find_versions(timeout_s)
-            if self._settings.sasl_enabled:
+            if self._sasl is not None:
                 await self._authenticate(timeout_s)
         except Exception as exc:  # noqa: BLE001 - the caller that awaits `ready` gets it
             self.abort(exc)
@@ -484,93 +473,13 @@ class BrokerConnection(FrameProtocol):
             if response.done() and not response.cancelled():
                 response.exception()  # marks it as retrieved: this task may have been cancelled
 
-    async def _authenticate(self, timeout_s: float, begun: tuple[Any, bytes] | None = None) -> None:
-        """Authenticates. `begun`: a mechanism and its first message, if they exist already."""
-        name = self._settings.security["sasl_mechanism"]
-        handshake = await self._ask(SaslHandshakeRequest(mechanism=name, max_version=1), timeout_s)
-        if handshake.error_code:
-            raise refused(handshake.error_code)
-        if name not in handshake.mechanisms:
-            raise refused(
-                ErrorCode.UNSUPPORTED_SASL_MECHANISM,
-                f"the broker does not support the SASL mechanism {name}; it supports {handshake.mechanisms}",
-            )
-        mechanism, first = begun or (self._mechanism(), None)
-        framed = handshake.API_VERSION >= 1  # with version 0, the tokens have no request around them
-        lifetime_ms = 0
-        while not mechanism.is_done():
-            token, first = await self._sasl_message(mechanism, timeout_s) if first is None else first, None
-            request = SaslAuthenticateRequest(token) if framed else SaslBytesRequest(token)
-            response = await self._ask(request, timeout_s)
-            if response.error_code:
-                if isinstance(self._settings.token_provider, TokenProvider):
-                    self._settings.token_provider.refused()
-                raise refused(ErrorCode.SASL_AUTHENTICATION_FAILED, response.error_message)
-            if framed:
-                lifetime_ms = response.session_lifetime_ms or 0
-            elif mechanism.is_done():
-                break  # the broker closes GSSAPI's exchange with an empty token
-            try:
-                mechanism.receive(response.auth_bytes)
-            except ValueError as exc:
-                why = f"the broker does not prove its identity by {name}: {shown(exc)}"
-                raise refused(ErrorCode.SASL_AUTHENTICATION_FAILED, why) from exc
-        if not mechanism.is_authenticated():
-            why = f"cannot authenticate with the SASL mechanism {name}"
-            raise refused(ErrorCode.SASL_AUTHENTICATION_FAILED, why)
-        if lifetime_ms > 0 and not self.closed:
-            lifetime_s = max(SHORTEST_LIFETIME_S, lifetime_ms / 1000)
+    async def _authenticate(self, timeout_s: float, begun: Begun | None = None) -> None:
+        assert self._sasl is not None
+        lifetime_s = await self._sasl.authenticate(timeout_s, begun)
+        if lifetime_s and not self.closed:
             # connections that began together must not all authenticate again at the same moment
             pause_s = lifetime_s * random.uniform(0.85, 0.95)
             self._renewal = self._loop.call_later(pause_s, self._renew, time.monotonic() + lifetime_s)
-
-    def _mechanism(self) -> Any:
-        security = self._settings.security
-        name = security["sasl_mechanism"]
-        try:
-            return get_sasl_mechanism(name)(host=self.broker.host, **_sasl_settings(security))
-        except (KafkaError, RuntimeError, ValueError) as exc:  # a package or a setting is missing
-            failed = RequestFailed(f"SASL mechanism {name}: {exc}")
-            failed.retriable = False
-            raise failed from exc
-
-    async def _sasl_message(self, mechanism: Any, timeout_s: float) -> bytes:
-        """The next message to the broker. Its maker may block, or fail: a token provider asks a server of its own."""
-        turn, lacking = self._settings.sasl_turn, f"{self.address}: no credentials for {self._settings.credentials}"
-        made: asyncio.Future[bytes] = self._loop.create_future()
-
-        def make() -> None:
-            result, error = b"", None
-            try:
-                result = mechanism.auth_bytes()
-            except Exception as exc:  # noqa: BLE001 - the user's provider
-                why = exc if isinstance(exc, TokenError) else shown(exc)
-                error = ConnectionFailed(f"{lacking}: {why}")
-            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
-                self._loop.call_soon_threadsafe(done, result, error)
-
-        def done(result: bytes, error: Exception | None) -> None:
-            turn.release()
-            _settle(made, result, error)
-
-        late = ConnectionFailed(f"{lacking} within {timeout_s:.1f} s")
-        acquiring, acquired = asyncio.ensure_future(turn.acquire()), False
-        self.lacks = f"{lacking} yet"
-        try:
-            acquired = await ends(acquiring, timeout_s)
-        finally:
-            if not acquired and not acquiring.cancelled():
-                turn.release()
-        if not acquired:
-            raise late
-        # a daemon: a provider that hangs must not keep the process from its end
-        threading.Thread(target=make, name="allocator-sasl", daemon=True).start()
-        try:
-            message = await within(made, timeout_s)
-        except asyncio.TimeoutError:
-            raise late from None
-        self.lacks = ""
-        return message
 
     def _renew(self, expires_at: float) -> None:
         self._task = self._loop.create_task(self._authenticate_again(expires_at))
@@ -582,7 +491,8 @@ class BrokerConnection(FrameProtocol):
         which the broker closes the connection.
         """
         try:
-            begun = await self._credentials_before(expires_at)
+            assert self._sasl is not None
+            begun = await self._sasl.begin_before(expires_at, self._settings.request_timeout_s)
             self._authenticating_again = True
             waits = [pending.until_end() for pending in self._in_flight]
             if waits:
@@ -600,21 +510,6 @@ class BrokerConnection(FrameProtocol):
                 self._send(pending)
             except RequestFailed as exc:
                 self._end(pending, None, exc)
-
-    async def _credentials_before(self, expires_at: float) -> tuple[Any, bytes]:
-        """A mechanism and its first message. Raises the last error once `expires_at` has passed."""
-        level = logging.WARNING
-        while True:
-            left_s = max(SHORTEST_LIFETIME_S, expires_at - time.monotonic())
-            mechanism = self._mechanism()
-            try:
-                return mechanism, await self._sasl_message(mechanism, min(left_s, self._settings.request_timeout_s))
-            except ConnectionFailed as exc:
-                if time.monotonic() + CREDENTIALS_PAUSE_S >= expires_at:
-                    raise
-                log.log(level, "%s; trying again until the session ends", exc)
-                level = logging.DEBUG
-                await asyncio.sleep(CREDENTIALS_PAUSE_S)
 
     # -- asyncio's side -------------------------------------------------------------------------------------------
 
@@ -642,14 +537,6 @@ class BrokerConnection(FrameProtocol):
 
 class _SkippedError(RequestFailed):
     """The broker answered a later request and not this one."""
-
-
-def _sasl_settings(security: Mapping[str, Any]) -> dict[str, Any]:
-    found = {"sasl_kerberos_service_name": "kafka", **security}
-    if security["sasl_mechanism"] == "PLAIN":
-        # otherwise asyncio's SSL code warns for each connection; `warn_of_clear_text` already warned once
-        found.pop("security_protocol", None)
-    return found
 
 
 def _settle(future: asyncio.Future[Any], response: Any, error: Exception | None) -> None:

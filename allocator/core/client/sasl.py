@@ -1,0 +1,163 @@
+"""Authentication of one connection by SASL. The mechanisms are kafka-python's."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
+
+from kafka.errors import KafkaError
+from kafka.net.sasl import get_sasl_mechanism
+from kafka.protocol.sasl import SaslAuthenticateRequest, SaslBytesRequest, SaslHandshakeRequest
+
+from allocator.core.aio.tasks import ends, within
+from allocator.core.client.errors import ConnectionFailed, ErrorCode, RequestFailed, refused
+from allocator.core.client.oauth import SOURCE_OF_AWS, TokenError, TokenProvider
+from allocator.core.text.quoting import shown
+
+log = logging.getLogger(__name__)
+
+SHORTEST_LIFETIME_S: Final = 1.0  # minimum lifetime of an authentication
+CREDENTIALS_PAUSE_S: Final = 5.0  # between attempts to renew credentials. Higher: fewer calls of a token provider
+
+Begun = tuple[Any, bytes]
+"""A mechanism and its first message to the broker."""
+
+
+class Sasl:
+    """Authenticates a connection to `host`. `address` is for errors; `turn` is held while a mechanism makes a message.
+
+    `ask` sends a request of the connection and returns the response, within so many seconds.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        address: str,
+        security: Mapping[str, Any],
+        turn: asyncio.Lock,
+        ask: Callable[[Any, float], Awaitable[Any]],
+    ) -> None:
+        self._host = host
+        self._security = security
+        self._name: str = security["sasl_mechanism"]
+        self._turn = turn
+        self._ask = ask
+        self._provider = security.get("sasl_oauth_token_provider")
+        source = SOURCE_OF_AWS if self._name == "AWS_MSK_IAM" else self._provider
+        credentials = self._name if source is None else f"{self._name} from {source}"
+        self._lacking = f"{address}: no credentials for {credentials}"
+        self.lacks = ""
+        """Why the connection is not ready yet, while a mechanism makes its next message."""
+
+    async def authenticate(self, timeout_s: float, begun: Begun | None = None) -> float:
+        """Authenticates, with `begun` if it exists already. Returns the lifetime in seconds; 0: without end.
+
+        Raises `RequestFailed`.
+        """
+        handshake = await self._ask(SaslHandshakeRequest(mechanism=self._name, max_version=1), timeout_s)
+        if handshake.error_code:
+            raise refused(handshake.error_code)
+        if self._name not in handshake.mechanisms:
+            raise refused(
+                ErrorCode.UNSUPPORTED_SASL_MECHANISM,
+                f"the broker does not support the SASL mechanism {self._name}; it supports {handshake.mechanisms}",
+            )
+        mechanism, first = begun or (self._mechanism(), None)
+        framed = handshake.API_VERSION >= 1  # with version 0, the tokens have no request around them
+        lifetime_ms = 0
+        while not mechanism.is_done():
+            token, first = await self._message(mechanism, timeout_s) if first is None else first, None
+            request = SaslAuthenticateRequest(token) if framed else SaslBytesRequest(token)
+            response = await self._ask(request, timeout_s)
+            if response.error_code:
+                if isinstance(self._provider, TokenProvider):
+                    self._provider.refused()
+                raise refused(ErrorCode.SASL_AUTHENTICATION_FAILED, response.error_message)
+            if framed:
+                lifetime_ms = response.session_lifetime_ms or 0
+            elif mechanism.is_done():
+                break  # the broker closes GSSAPI's exchange with an empty token
+            try:
+                mechanism.receive(response.auth_bytes)
+            except ValueError as exc:
+                why = f"the broker does not prove its identity by {self._name}: {shown(exc)}"
+                raise refused(ErrorCode.SASL_AUTHENTICATION_FAILED, why) from exc
+        if not mechanism.is_authenticated():
+            why = f"cannot authenticate with the SASL mechanism {self._name}"
+            raise refused(ErrorCode.SASL_AUTHENTICATION_FAILED, why)
+        return max(SHORTEST_LIFETIME_S, lifetime_ms / 1000) if lifetime_ms > 0 else 0.0
+
+    async def begin_before(self, expires_at: float, timeout_s: float) -> Begun:
+        """A mechanism and its first message. Raises the last error once `expires_at` has passed."""
+        level = logging.WARNING
+        while True:
+            left_s = max(SHORTEST_LIFETIME_S, expires_at - time.monotonic())
+            mechanism = self._mechanism()
+            try:
+                return mechanism, await self._message(mechanism, min(left_s, timeout_s))
+            except ConnectionFailed as exc:
+                if time.monotonic() + CREDENTIALS_PAUSE_S >= expires_at:
+                    raise
+                log.log(level, "%s; trying again until the session ends", exc)
+                level = logging.DEBUG
+                await asyncio.sleep(CREDENTIALS_PAUSE_S)
+
+    def _mechanism(self) -> Any:
+        settings = {"sasl_kerberos_service_name": "kafka", **self._security}
+        if self._name == "PLAIN":
+            # otherwise asyncio's SSL code warns for each connection; `warn_of_clear_text` already warned once
+            settings.pop("security_protocol", None)
+        try:
+            return get_sasl_mechanism(self._name)(host=self._host, **settings)
+        except (KafkaError, RuntimeError, ValueError) as exc:  # a package or a setting is missing
+            failed = RequestFailed(f"SASL mechanism {self._name}: {exc}")
+            failed.retriable = False
+            raise failed from exc
+
+    async def _message(self, mechanism: Any, timeout_s: float) -> bytes:
+        """The next message to the broker. Its maker may block, or fail: a token provider asks a server of its own."""
+        loop, turn = asyncio.get_running_loop(), self._turn
+        made: asyncio.Future[bytes] = loop.create_future()
+
+        def make() -> None:
+            result, error = b"", None
+            try:
+                result = mechanism.auth_bytes()
+            except Exception as exc:  # noqa: BLE001 - the user's provider
+                why = exc if isinstance(exc, TokenError) else shown(exc)
+                error = ConnectionFailed(f"{self._lacking}: {why}")
+            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+                loop.call_soon_threadsafe(done, result, error)
+
+        def done(result: bytes, error: Exception | None) -> None:
+            turn.release()
+            if made.done():
+                return  # its caller was cancelled
+            if error is None:
+                made.set_result(result)
+            else:
+                made.set_exception(error)
+
+        late = ConnectionFailed(f"{self._lacking} within {timeout_s:.1f} s")
+        acquiring, acquired = asyncio.ensure_future(turn.acquire()), False
+        self.lacks = f"{self._lacking} yet"
+        try:
+            acquired = await ends(acquiring, timeout_s)
+        finally:
+            if not acquired and not acquiring.cancelled():
+                turn.release()
+        if not acquired:
+            raise late
+        # a daemon: a provider that hangs must not keep the process from its end
+        threading.Thread(target=make, name="allocator-sasl", daemon=True).start()
+        try:
+            message = await within(made, timeout_s)
+        except asyncio.TimeoutError:
+            raise late from None
+        self.lacks = ""
+        return message

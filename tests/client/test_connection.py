@@ -92,13 +92,15 @@ async def test_a_throttled_client_sends_nothing_until_the_time_is_over() -> None
 async def test_a_pause_of_the_process_does_not_count_as_silence_of_the_broker() -> None:
     async with FakeBroker() as broker, KafkaClient(broker.address, request_timeout_s=1.0) as client:
         await client.send(1, find())
-        assert client._pool is not None
-        connections = broker.connections
-        asked = asyncio.ensure_future(client.send(1, find()))
-        while not any(connection._in_flight for connection in client._pool._all):  # noqa: ASYNC110
-            await asyncio.sleep(0)
-        time.sleep(1.3)  # noqa: ASYNC251  also the broker, which is in this process
-        await asked
+        connections, answer = broker.connections, broker.handlers[10]
+
+        async def pause(request: Any) -> Any:
+            time.sleep(1.3)  # noqa: ASYNC251  also the client, which is in this process
+            await asyncio.sleep(0.05)  # the client wakes up before the response is there
+            return answer(request)
+
+        broker.handlers[10] = pause
+        await client.send(1, find())
         assert broker.connections == connections
 
 

@@ -17,7 +17,7 @@ from allocator.compat.generation import Generation
 from allocator.compat.group_config import ConsumerGroupConfig, group_settings_of
 from allocator.core.aio import TaskGroup
 from allocator.core.client import KafkaClient
-from allocator.core.membership import LeaderSettings, ZooKeeperMembership, ZooKeeperSettings
+from allocator.core.membership import AssignmentListener, LeaderSettings, ZooKeeperMembership, ZooKeeperSettings
 from allocator.core.offsets import Committer, Identity
 from allocator.core.znodes import AssignmentDocument, Paths
 from allocator.core.zookeeper import ZooKeeperClient
@@ -43,7 +43,7 @@ class PendingGeneration:
     """The identity that its commits carry; None if Kafka does not know the members."""
 
 
-class GenerationTracker:
+class GenerationTracker(AssignmentListener):
     """The `AssignmentListener` of a `ConsumerGroup`: any change of the held partitions ends the current generation.
 
     Guarantee: `revoked`, `lost` and `ending` return only when the current generation is over, and the membership waits

@@ -14,7 +14,7 @@ from allocator.core.subscription import TopicSelection
 from allocator.errors import BrokersUnavailable, InstanceIdInUse
 from allocator.protocols.kafka_group import KafkaGroup
 from allocator.protocols.kafka_lease import KafkaLease
-from allocator.types import Partitions, TopicPartition
+from allocator.types import TopicPartition
 
 log = logging.getLogger(__name__)
 
@@ -33,14 +33,13 @@ class KafkaMember(GroupMembership):
         connect_timeout_s: float | None,
         clock: Callable[[], float],
     ) -> None:
+        super().__init__(listener)
         self._client = client
         self._group_name = group
-        self._listener = listener
         self._connect_timeout_s = connect_timeout_s
         self._selection = selection
         self._wanted = selection.topics
         """The topics that the last subscription reported to the coordinator names."""
-        self._fences: dict[TopicPartition, int] = {}
         self._lease = KafkaLease(group, listener, clock)
         self._last_error: BaseException | None = None
 
@@ -145,7 +144,7 @@ class KafkaMember(GroupMembership):
         return self._group.identity
 
     def may_commit(self, partition: TopicPartition) -> bool:
-        return partition in self._held or partition in self._draining
+        return self.tenures.is_assigned(partition)
 
     def refused(self, code: int, sent: Identity) -> bool | None:
         return self._group.refused(code, sent)
@@ -154,7 +153,7 @@ class KafkaMember(GroupMembership):
 
     async def lost(self, why: str) -> None:
         self._lease.end()
-        lost = self._take_all()
+        lost = self.tenures.lose()
         if lost:
             log.warning("%s: lost %d partitions: %s", self._group_name, len(lost), why)
             await self._listener.lost(lost)
@@ -162,15 +161,3 @@ class KafkaMember(GroupMembership):
     def failed(self, error: BaseException) -> None:
         self._last_error = error
         self._listener.failed(error)
-
-    async def _give_up(self, partitions: Partitions) -> None:
-        if not partitions:
-            return
-        self._held -= partitions
-        self._draining |= partitions
-        try:
-            await self._stop_all(partitions)
-        except Exception:
-            # the next owner reads uncommitted records again; keeping the partitions would stop the whole group
-            log.exception("%s: releasing %d partitions failed", self._group_name, len(partitions))
-        self._draining -= partitions

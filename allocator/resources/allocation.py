@@ -12,7 +12,7 @@ from typing import Any, Union
 from allocator.assignors import Assignor, resolve
 from allocator.core.aio import ClosesOnce, user_callback, warn_unclosed
 from allocator.core.assignors import built_in
-from allocator.core.membership import LeaderSettings, ZooKeeperMembership, ZooKeeperSettings
+from allocator.core.membership import AssignmentListener, LeaderSettings, ZooKeeperMembership, ZooKeeperSettings
 from allocator.core.settings import DEFAULT, check_group, keyword_faults, names_arguments
 from allocator.core.subscription import ANY_TOPIC
 from allocator.core.znodes import Paths, default_client_id
@@ -220,7 +220,7 @@ class Hold:
             raise ResourceLost(f"resource {self.name!r} was lost while it was held: the session ended")
 
 
-class _Holdings:
+class _Holdings(AssignmentListener):
     """The `AssignmentListener` of an allocation: tracks the owned resources, and the tasks that hold them."""
 
     def __init__(self, group: str, on_assigned: Any, on_revoked: Any, on_lost: Any) -> None:

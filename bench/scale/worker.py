@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from allocator.assignors import resolve
+from allocator.core.membership.membership import AssignmentListener
 from allocator.core.membership.zookeeper.leader import LeaderSettings
 from allocator.core.membership.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
 from allocator.core.znodes.documents import Paths
@@ -112,7 +113,7 @@ class CountingZooKeeper(ZooKeeperClient):
         return super()._watch(None if watch is None else counted, deleted)
 
 
-class BenchMember:
+class BenchMember(AssignmentListener):
     """A member that processes nothing, so it releases partitions at once."""
 
     def __init__(self, number: int, hosts: str, topics: Topics, session_timeout_s: float, assignor: str) -> None:

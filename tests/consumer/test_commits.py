@@ -69,8 +69,7 @@ class Member:
     def __init__(self, interval_s: float | None) -> None:
         self.lease = True
         self.group, self.state, self.progress = Group(), SubscriptionState(), OffsetTracker(asking_is_done=True)
-        self.state.subscribe(["t"])
-        self.state.assign_from_subscribed([A, B])
+        self.state.claim({A: 1, B: 1})
         client = KafkaClient("127.0.0.1:1")
         self.fetcher = Fetcher(client, self.state)
         self.commits = Commits(

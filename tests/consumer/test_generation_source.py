@@ -173,7 +173,8 @@ class Follower(ZooKeeperGenerations):
         self.member_id, self.generation = "me", 7
 
     def reads(self, held: Parts, given: Parts, promised: Parts = frozenset()) -> None:
-        self._held = held
+        self.tenures.lose()
+        self.tenures.claim(dict.fromkeys(held, 7))
         self._read(AssignmentDocument(generation=7, owners={"me": given, "other": parts(9)}, promised={"me": promised}))
 
 

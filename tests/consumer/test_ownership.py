@@ -68,6 +68,19 @@ def ownership(state: SubscriptionState, offsets: Offsets, settled: Any = settled
     )
 
 
+async def gain(owner: Ownership, state: SubscriptionState, *partitions: TopicPartition) -> None:
+    """What a membership does with partitions that it gains."""
+    state.claim(dict.fromkeys(partitions or (PARTITION,), 1))
+    await owner.assigned(frozenset(partitions or (PARTITION,)))
+
+
+async def release(owner: Ownership, state: SubscriptionState) -> None:
+    """What a membership does with a partition that moves away."""
+    tenures = state.drain([PARTITION])
+    await owner.revoked(frozenset({PARTITION}))
+    state.release(tenures)
+
+
 def position(state: SubscriptionState) -> int | None:
     found = state.position(PARTITION) if state.is_assigned(PARTITION) else None
     return None if found is None else int(found.offset)
@@ -91,7 +104,7 @@ async def test_what_may_pass_is_asked_again_and_nobody_is_bothered() -> None:
     owner = ownership(state, offsets)
     async with background() as tasks:
         owner.start(tasks)
-        await owner.assigned(frozenset({PARTITION}))
+        await gain(owner, state)
         await wait_until_async(lambda: position(state) == 7, 30, "the position")
         assert owner.take_error() is None
 
@@ -103,7 +116,7 @@ async def test_an_offset_that_was_looked_up_before_the_claim_is_not_asked_again(
     async with background() as tasks:
         owner.start(tasks)
         owner.expect(frozenset({PARTITION}), True)
-        await owner.assigned(frozenset({PARTITION}))
+        await gain(owner, state)
         await wait_until_async(lambda: position(state) == 7, 30, "the position")
         assert offsets.asked == 1
 
@@ -120,7 +133,7 @@ async def test_an_early_look_up_that_failed_or_was_for_another_claim_does_not_co
         owner.start(tasks)
         owner.expect(frozenset(expected), True)
         await wait_until_async(lambda: offsets.asked == 1, 30, "the early look-up")
-        await owner.assigned(frozenset({PARTITION}))
+        await gain(owner, state)
         await wait_until_async(lambda: position(state) == 8, 30, "the position")
         assert owner.take_error() is None
 
@@ -140,11 +153,11 @@ async def test_a_look_up_of_an_earlier_ownership_sets_no_position(early: bool) -
         owner.start(tasks)
         if early:
             owner.expect(frozenset({PARTITION}), True)
-        await owner.assigned(frozenset({PARTITION}))
+        await gain(owner, state)
         await wait_until_async(lambda: len(answers) == 1, 30, "the look-up")
-        await owner.lost(frozenset({PARTITION}))
+        await owner.lost(state.lose())
         # another member commits 50 before the partition returns
-        await owner.assigned(frozenset({PARTITION}))
+        await gain(owner, state)
         answers[0].set_result(10)
         await wait_until_async(lambda: len(answers) == 2, 30, "a look-up of its own")
         await settle()
@@ -170,7 +183,7 @@ async def test_what_does_not_pass_is_told_once_and_asked_again_when_it_was_heard
     owner = ownership(state, offsets)
     async with background() as tasks:
         owner.start(tasks)
-        await owner.assigned(frozenset({PARTITION}))
+        await gain(owner, state)
         await wait_until_async(lambda: offsets.asked == 1, 30, "the question")
         for asked in (1, 2):
             told: list[BaseException] = []
@@ -202,13 +215,13 @@ async def test_a_release_waits_for_commits_that_are_under_way() -> None:
     owner = ownership(state, Offsets(7), slow)
     async with background() as tasks:
         owner.start(tasks)
-        await owner.assigned(frozenset({PARTITION}))
-        release = tasks.start(owner.revoked(frozenset({PARTITION})))
+        await gain(owner, state)
+        released = tasks.start(release(owner, state))
         await wait_until_async(lambda: asked == [{PARTITION}], 30, "the question")
-        assert not release.done()
+        assert not released.done()
         assert state.is_assigned(PARTITION)
         under_way.set()
-        await release
+        await released
         assert not state.is_assigned(PARTITION)
 
 
@@ -227,7 +240,7 @@ async def test_a_listener_hears_of_lost_records_before_anything_else_is_delivere
     progress = owner._progress
     async with background() as tasks:
         owner.start(tasks)
-        await owner.assigned(frozenset({PARTITION}))
+        await gain(owner, state)
         await wait_until_async(lambda: position(state) == 7, 30, "the position")
         progress.hand_out(PARTITION, 20)
         progress.finish()
@@ -258,20 +271,20 @@ async def test_a_release_waits_for_records_that_were_delivered_before_a_seek(cut
     progress = owner._progress
     async with background() as tasks:
         owner.start(tasks)
-        await owner.assigned(frozenset({PARTITION}))
+        await gain(owner, state)
         await wait_until_async(lambda: position(state) == 7, 30, "the position")
         progress.hand_out(PARTITION, 8)
         if cut:
             owner.records_lost(RecordsLost(PARTITION, 8, 3, None, None, "cut"))
         else:
             progress.rewind(PARTITION, 3)
-        release = tasks.start(owner.revoked(frozenset({PARTITION})))
+        released = tasks.start(release(owner, state))
         await settle()
-        assert not release.done(), "the next owner would begin while the user works on a record"
+        assert not released.done(), "the next owner would begin while the user works on a record"
         assert progress.uncommitted(in_hand=True) == {PARTITION: 3}, "that record does not count any more"
         progress.finish()
         assert progress.uncommitted() == {PARTITION: 3}
-        await asyncio.wait_for(release, 30)
+        await asyncio.wait_for(released, 30)
 
 
 @pytest.mark.parametrize("now", ["another member", "a tool"])
@@ -280,13 +293,13 @@ async def test_a_seek_of_another_owner_holds_when_the_partition_returns(now: str
     progress.note_member("a")
     progress.hand_out(PARTITION, 100)
     progress.finish()
-    progress.forget([PARTITION], lambda partition: None)
+    progress.forget({PARTITION: None})
     sought = by("b", 0) if now == "another member" else OffsetAndMetadata(0, "", -1)
     assert progress.begin(PARTITION, sought) == sought
     # what it had reached before is forgotten, also once its own commits follow
     progress.hand_out(PARTITION, 6)
     progress.finish()
-    progress.forget([PARTITION], lambda partition: None)
+    progress.forget({PARTITION: None})
     found = progress.begin(PARTITION, by("a", 4))
     assert found is not None
     assert found.offset == 6, "what was done after the last commit of this process"
@@ -297,7 +310,7 @@ async def test_what_was_reached_in_a_topic_that_is_gone_does_not_count() -> None
     progress = OffsetTracker(asking_is_done=True)
     progress.hand_out(PARTITION, 500)
     progress.finish()
-    progress.forget([PARTITION], lambda partition: old)
+    progress.forget({PARTITION: old})
     found = progress.begin(PARTITION, None)
     assert found == OffsetAndMetadata(500, stamped("", old), -1), "the position says of which topic it is"
     assert topic_of(found.metadata) == old
@@ -324,7 +337,7 @@ async def test_a_partition_whose_offset_is_refused_does_not_hold_up_the_others()
     owner = ownership(state, committed)  # type: ignore[arg-type]
     async with background() as tasks:
         owner.start(tasks)
-        await owner.assigned(frozenset({PARTITION, other}))
+        await gain(owner, state, PARTITION, other)
         await wait_until_async(lambda: position(state) == 7, 10, "the position of the other one")
         error = owner.take_error()
         assert isinstance(error, NoOffsetsError)

@@ -167,6 +167,10 @@ async def holds(consumer: Consumer, partitions: set[TopicPartition], timeout_s: 
     )
 
 
+async def released(consumer: Consumer, partitions: Iterable[TopicPartition]) -> None:
+    await wait_until_async(lambda: all(refused(partial(consumer.fence, p)) for p in partitions), 30, "the release")
+
+
 async def in_hand(consumer: Consumer, partitions: set[TopicPartition]) -> None:
     """Returns with records of all these partitions in the reader's hands."""
     await wait_until_async(lambda: consumer.lag().keys() >= partitions, 30, "the ends of the logs")
@@ -205,7 +209,7 @@ async def test_all_views_agree_at_each_step_of_a_move(moves: Moves) -> None:
             batch = await one.getbatch(1)
             assert batch is None or (batch.topic, batch.partition) not in leaving
             if moves.membership == "fixed":
-                await wait_until_async(lambda: any(what == "revoked" for what, *_ in asked.told), 30, "the release")
+                await released(one, leaving)
                 two.assign(leaving)
             await wait_until_async(lambda: len(one.assignment()) == len(two.assignment()) == 1, 60, "one each")
             (moved,), (kept,) = two.assignment(), one.assignment()
@@ -251,7 +255,7 @@ async def test_all_views_agree_while_a_handler_keeps_a_partition(moves: Moves) -
             await moves.all_are(Standing.DRAINING, one, leaving)
             go_on.set()
             if moves.membership == "fixed":
-                await wait_until_async(lambda: any(what == "revoked" for what, *_ in asked.told), 30, "the release")
+                await released(one, leaving)
                 two.assign(leaving)
             await wait_until_async(lambda: len(one.assignment()) == len(two.assignment()) == 1, 60, "one each")
             await moves.all_are(Standing.FOREIGN, one, two.assignment())

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from allocator.assignors import resolve
+from allocator.core.membership import AssignmentListener
 from allocator.core.membership.view import Load
 from allocator.core.membership.zookeeper.leader import LeaderSettings
 from allocator.core.membership.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
@@ -88,7 +89,7 @@ class History:
         return sum(len(partitions) for _, _, what, partitions in self.events if what == "begin")
 
 
-class RecordingOwner:
+class RecordingOwner(AssignmentListener):
     """Records its calls in the history; `drain` can be made to wait."""
 
     def __init__(self, name: str, history: History) -> None:

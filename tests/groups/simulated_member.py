@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from simulated_zookeeper import SimulatedZooKeeper
 from virtual_time import thread_context
@@ -13,6 +13,7 @@ from allocator.assignors import resolve
 from allocator.core.membership.session import GRACE_S
 from allocator.core.membership.zookeeper.leader import LeaderSettings
 from allocator.core.membership.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
+from allocator.core.subscription import Tenure, Tenures
 from allocator.core.types import Partitions
 from allocator.core.znodes.documents import Paths
 from allocator.core.znodes.load_report import LoadReport
@@ -63,16 +64,17 @@ class VirtualWatchdog:
 class Worker:
     """Processes records of assigned partitions from the committed offset on, and commits from time to time."""
 
-    def __init__(self, world: Simulation, name: str) -> None:
+    def __init__(self, world: Simulation, name: str, tenures: Tenures[Any] | None = None) -> None:
         self.world, self.name = world, name
+        self.tenures = Tenures(Tenure) if tenures is None else tenures
         self.active: set[TopicPartition] = set()
         self.stopping: set[TopicPartition] = set()
         self.positions: dict[TopicPartition, int] = {}
         self.expected: dict[TopicPartition, int] = {}
         """The committed offsets that were read before the claim."""
-        self.tenures: dict[TopicPartition, int] = {}
+        self.turns: dict[TopicPartition, int] = {}
         """Which of its turns with a partition this one is; absent while it has none."""
-        self._tenure = 0
+        self._turn = 0
         self.gone = False
         self.joined = False
         self.generation = 0
@@ -148,8 +150,8 @@ class Worker:
         assert self.expected.keys() == partitions, "these partitions were not expected"
         for partition in partitions:
             self.positions[partition] = self.expected[partition]
-            self._tenure += 1
-            self.tenures[partition] = self._tenure
+            self._turn += 1
+            self.turns[partition] = self._turn
             if self.membership.may_act():
                 self.world.check_alone(self, partition, "begins")
                 self.world.note_fence(self, partition)
@@ -170,7 +172,7 @@ class Worker:
         self.active -= partitions
         self.stopping -= partitions
         for partition in partitions:
-            self.tenures.pop(partition, None)
+            self.turns.pop(partition, None)
 
     def suspended(self, why: str) -> None: ...
 

@@ -111,11 +111,10 @@ class ReadingWorker(Worker):
     seek, commit_sought = ConsumerCore.seek, ConsumerCore.commit_sought
 
     def __init__(self, world: Simulation, name: str) -> None:
-        super().__init__(world, name)
+        self.state = SubscriptionState("earliest", clock=world.loop.time, shuffle=None)
+        super().__init__(world, name, self.state)
         self.context = world.context_of(name)
         self.fetcher = self.client = self
-        self.state = SubscriptionState("earliest", clock=world.loop.time, shuffle=None)
-        self.state.subscribe(["t"])
         self.progress = OffsetTracker(asking_is_done=True)
         self.orders = OperatorOrders(self)  # type: ignore[arg-type]
         self.commits = Commits(
@@ -137,7 +136,7 @@ class ReadingWorker(Worker):
             self.commits.settled,
             Measures(),
             auto_commit=True,
-            began=self._began,
+            began=self.orders.apply,
         )
         self.tasks = BackgroundTasks(lambda error: world.broken(f"{name}: {error!r}"))
         self.start_task = self.tasks.start
@@ -205,17 +204,6 @@ class ReadingWorker(Worker):
     def obey(self) -> None:
         self.orders.take(self.world.kafka.seeks, self.world.kafka)  # type: ignore[arg-type]
 
-    def _began(self, partitions: Partitions) -> None:
-        for partition in partitions:
-            self._tenure += 1
-            self.tenures[partition] = self._tenure
-            self.seeking.discard(partition)
-            if self.membership.may_act():
-                self.world.check_alone(self, partition, "begins")
-                self.world.note_fence(self, partition)
-        self.active |= partitions
-        self.orders.apply()
-
     def prepare(self, partitions: Partitions) -> None: ...
 
     def discard(self, partitions: Partitions) -> None: ...
@@ -232,6 +220,14 @@ class ReadingWorker(Worker):
         self.ownership.expect(partitions, free)
 
     async def assigned(self, partitions: Partitions) -> None:
+        for partition in partitions:
+            self._turn += 1
+            self.turns[partition] = self._turn
+            self.seeking.discard(partition)
+            if self.membership.may_act():
+                self.world.check_alone(self, partition, "begins")
+                self.world.note_fence(self, partition)
+        self.active |= partitions
         await self.ownership.assigned(partitions)
 
     async def revoked(self, partitions: Partitions) -> None:

@@ -216,14 +216,14 @@ class Simulation:
         """
         self.check_alone(worker, partition, "commits")
         answer: asyncio.Future[None] = self.loop.create_future()
-        tenure = worker.tenures[partition]
+        turn = worker.turns[partition]
         delay = 2.0 if self.random.random() < 0.01 else self.random.uniform(0.001, 0.02)
         worker.commits_arrive = max(worker.commits_arrive + 1e-6, self.loop.time() + delay)
 
         def arrive() -> None:
             if offset > self.farthest.get(partition, 0):
                 self.broken(f"{worker.name} commits {offset} of {partition.partition}, which nobody processed")
-            owns = worker.tenures.get(partition) == tenure and worker.may_act
+            owns = worker.turns.get(partition) == turn and worker.may_act
             if offset < self.committed.get(partition, 0) and owns and not self.late[partition] and not seeks:
                 self.broken(f"{worker.name}, the owner, sets {partition.partition} back to {offset}")
             self.committed[partition], self.late[partition] = offset, not owns
@@ -258,7 +258,7 @@ class Simulation:
 
     def note_fence(self, worker: Worker, partition: TopicPartition) -> None:
         """The worker begins with a partition."""
-        fence, before = worker.membership.fence(partition), self.fences.get(partition, 0)
+        fence, before = worker.tenures.assignment[partition].fence, self.fences.get(partition, 0)
         if fence <= before:
             self.broken(f"{worker.name} begins with {partition.partition} at fence {fence}, after fence {before}")
         self.fences[partition] = fence

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
+from allocator.core.membership import AssignmentListener
 from allocator.core.membership.fixed import FixedMembership
 from allocator.core.types import Partitions
 from allocator.errors import BrokersUnavailable, ConfigError
@@ -50,7 +51,7 @@ class Cluster:
             listener()
 
 
-class Recorder:
+class Recorder(AssignmentListener):
     def __init__(self) -> None:
         self.calls: list[tuple[str, list[tuple[str, int]]]] = []
         self.errors: list[BaseException] = []

@@ -307,6 +307,22 @@ async def test_an_assignment_that_cannot_be_read_is_told_and_leaves_nothing() ->
             assert ours.held == frozenset()
 
 
+async def test_partitions_of_topics_that_were_not_subscribed_never_get_as_far_as_a_listener() -> None:
+    async with broker_with_topic() as broker:
+        broker.leads = False
+        sync = broker.handlers[SYNC]
+
+        async def too_much(request: Any) -> Any:
+            answer = await sync(request)
+            answer.assignment = MemberAssignment(ALL | {TopicPartition("other", 0)}).encode()
+            return answer
+
+        broker.handlers[SYNC] = too_much
+        async with member(broker) as ours:
+            await holds(ours, ALL)
+            assert ours.membership.held == ALL
+
+
 def refuses(view: Any) -> Any:
     raise ValueError("no")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,8 +19,8 @@ from allocator.core.consumer.ownership import Ownership
 from allocator.core.membership.lease import EnsembleLease, LeaseRenewer
 from allocator.core.membership.zookeeper import decider, decision, group_znodes, plan
 from allocator.core.membership.zookeeper.group_znodes import GroupZnodes, Snapshot
-from allocator.core.membership.zookeeper.membership import ZooKeeperMembership
 from allocator.core.offsets.tracker import OffsetTracker
+from allocator.core.subscription import Tenure, Tenures
 from allocator.core.znodes.documents import AssignmentDocument, Claim, Waiting
 from allocator.core.zookeeper.client import Op
 from allocator.types import TopicPartition
@@ -375,12 +375,14 @@ def a_leader_that_forgets_what_changed_while_it_read(patch: pytest.MonkeyPatch) 
 
 
 def members_that_release_before_they_have_stopped(patch: pytest.MonkeyPatch) -> None:
-    async def drain(self: ZooKeeperMembership, partitions: frozenset) -> None:
-        self._draining -= partitions
-        self._changed.set()
-        await self._listener.revoked(partitions)
+    drain = Tenures.drain
 
-    patch.setattr(ZooKeeperMembership, "_drain", drain)
+    def at_once(self: Tenures[Tenure], partitions: frozenset) -> list[Tenure]:
+        draining = drain(self, partitions)
+        self.release(draining)
+        return draining
+
+    patch.setattr(Tenures, "drain", at_once)
 
 
 def a_leader_that_takes_waiting_members_for_gone(patch: pytest.MonkeyPatch) -> None:
@@ -509,8 +511,8 @@ def owners_that_prefer_their_own_offset(patch: pytest.MonkeyPatch) -> None:
 
 
 def look_ups_that_outlive_an_ownership(patch: pytest.MonkeyPatch) -> None:
-    def missing(self: Ownership, epochs: Iterable[TopicPartition]) -> frozenset[TopicPartition]:
-        return frozenset(epochs) & self._state.missing_fetch_positions()
+    def missing(self: Ownership, tenures: list[Tenure]) -> frozenset[TopicPartition]:
+        return frozenset(tenure.partition for tenure in tenures) & self.tenures.missing_fetch_positions()
 
     patch.setattr(Ownership, "_missing", missing)
 

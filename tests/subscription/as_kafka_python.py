@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from allocator.core.subscription import FetchState, NoPosition, OutOfTurn, SubscriptionState
+from allocator.core.subscription import FetchState, NoPosition, OutOfTurn, Phase, SubscriptionState
+from allocator.errors import ConfigError
 from allocator.types import OffsetAndMetadata, TopicPartition
 
 __all__ = ["KafkaPythonState", "truncated"]
@@ -37,6 +38,25 @@ class KafkaPythonState(SubscriptionState):
 
     def group_subscription(self) -> set[str]:
         return set(self._group_subscription)
+
+    def assign_from_subscribed(self, assignments: Iterable[TopicPartition]) -> None:
+        """Replaces the assignment. A partition that stays goes on, whatever was marked before."""
+        self._need_auto()
+        wanted = list(assignments)
+        for tp in wanted:
+            if not isinstance(tp, TopicPartition):
+                raise TypeError(f"a partition is a TopicPartition, not {tp!r}")
+            if tp.topic not in (self.subscription or ()) and not (
+                self.subscribed_pattern is not None and self.subscribed_pattern.match(tp.topic)
+            ):
+                raise ConfigError(f"{tp.topic}:{tp.partition} was assigned, but its topic is not subscribed")
+        self._end([tenure for tp, tenure in self.assignment.items() if tp not in wanted])
+        for tenure in self.assignment.values():
+            tenure.phase = Phase.ACTIVE
+        self.claim(dict.fromkeys(tp for tp in wanted if tp not in self.assignment))
+
+    def mark_pending_revocation(self, partitions: Iterable[TopicPartition]) -> None:
+        self.drain(tp for tp in partitions if tp in self.assignment)
 
     def move_partition_to_end(self, partition: TopicPartition) -> None:
         if partition in self.assignment:
@@ -125,4 +145,4 @@ def earliest(times: Iterable[float]) -> float | None:
 
 def truncated(state: SubscriptionState) -> set[TopicPartition]:
     """Partitions that wait for a seek, because the log was truncated before their position."""
-    return {tp for tp, partition in state.assignment.items() if partition.phase is FetchState.TRUNCATED}
+    return {tp for tp, partition in state.assignment.items() if partition.fetch_state is FetchState.TRUNCATED}

@@ -28,6 +28,8 @@ NOT_HERE = {
         + ("set_validation_pending", "validation_failed", "is_validation_allowed"),
         "a partition has one `retry_at`, for the reset or validation that it awaits",
     ),
+    "pending_revocation": "a partition is on its way out by the `phase` of its tenure",
+    "mark_pending_revocation": "the membership drains a tenure in the record of all of them",
 }
 
 
@@ -63,7 +65,7 @@ def test_every_class_has_every_name_and_takes_every_argument_of_theirs(name: str
 def test_objects_have_the_attributes_of_theirs() -> None:
     for their, our in (
         (theirs.SubscriptionState(), SubscriptionState()),
-        (theirs.TopicPartitionState(), ours.TopicPartitionState()),
+        (theirs.TopicPartitionState(), ours.TopicPartitionState(A0)),
     ):
         assert public(their) - public(our) <= set(NOT_HERE)
     for kind in SubscriptionType:

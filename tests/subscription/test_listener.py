@@ -195,14 +195,6 @@ def test_what_a_listener_lacks_is_named() -> None:
         check_listener(Plain)
 
 
-def test_partitions_of_other_topics_never_get_as_far_as_a_listener() -> None:
-    state = SubscriptionState()
-    state.subscribe(["a"], listener=Plain())
-    with pytest.raises(ValueError, match="not subscribed"):
-        state.assign_from_subscribed([TopicPartition("b", 0)])
-    assert state.assigned_partitions() == set()
-
-
 def test_partitions_assigned_by_hand_have_no_listener() -> None:
     state = SubscriptionState()
     state.assign_from_user(PARTS)

@@ -8,24 +8,25 @@ from typing import Callable
 import pytest
 from hand_clock import Clock
 
-from allocator.core.subscription import EARLIEST, LATEST, FetchState, TopicPartitionState
+from allocator.core.subscription import EARLIEST, LATEST, FetchState, Phase, TopicPartitionState
 from allocator.core.subscription.kinds import MOVES
 from allocator.core.subscription.loss import Listed
-from allocator.core.subscription.partition import Changes
+from allocator.core.subscription.tenures import Changes
 from allocator.errors import ConfigError, IllegalState
-from allocator.types import OffsetAndMetadata
+from allocator.types import OffsetAndMetadata, TopicPartition
 
+A0 = TopicPartition("a", 0)
 AT_50 = OffsetAndMetadata(50, "", 3)
 
 
 @pytest.fixture
 def state(clock: Clock) -> TopicPartitionState:
-    return TopicPartitionState(Changes(), clock)
+    return TopicPartitionState(A0, 1, Changes(), clock)
 
 
 def in_phase(phase: FetchState) -> TopicPartitionState:
     """A partition that came there by public calls alone."""
-    state = TopicPartitionState()
+    state = TopicPartitionState(A0)
     if phase is FetchState.AWAIT_RESET:
         state.reset("earliest")
     elif phase is not FetchState.INITIALIZING:
@@ -34,7 +35,7 @@ def in_phase(phase: FetchState) -> TopicPartitionState:
             assert state.maybe_validate_position(5)
         if phase is FetchState.TRUNCATED:
             state.truncated()
-    assert state.phase is phase
+    assert state.fetch_state is phase
     return state
 
 
@@ -57,7 +58,7 @@ def test_every_move_of_a_position_is_in_the_table_or_refused(before: FetchState,
         return
     if after in MOVES[before]:
         move(state)
-        assert state.phase is after
+        assert state.fetch_state is after
         assert state._changes.version > version
         assert state.has_valid_position == (after not in WITHOUT_POSITION)
         return
@@ -66,7 +67,12 @@ def test_every_move_of_a_position_is_in_the_table_or_refused(before: FetchState,
     else:
         with pytest.raises(IllegalState, match=f"{before.name}.*{after.name}"):
             move(state)
-    assert (state.phase, state.epoch, state._changes.version, state.position) == (before, epoch, version, position)
+    assert (state.fetch_state, state.epoch, state._changes.version, state.position) == (
+        before,
+        epoch,
+        version,
+        position,
+    )
 
 
 @pytest.mark.parametrize("phase", FetchState)
@@ -80,11 +86,9 @@ def test_only_a_position_that_needs_no_validation_is_fetchable(phase: FetchState
     state.pause()
     assert not state.is_fetchable()
     state.resume()
-    state.mark_pending_revocation()
-    assert state.pending_revocation
-    assert not state.is_fetchable()
-    state.mark_pending_revocation(False)
     assert state.is_fetchable() == (phase is FetchState.FETCHING)
+    state.phase = Phase.DRAINING
+    assert not state.is_fetchable()
 
 
 def test_a_position_is_set_only_where_there_is_one_and_keeps_what_was_read_ahead(state: TopicPartitionState) -> None:
@@ -151,7 +155,7 @@ def test_what_is_no_offset_is_refused(state: TopicPartitionState, wrong: object)
         state.seek(wrong)  # type: ignore[arg-type]
     with pytest.raises(ConfigError):
         state.seek(-1)
-    assert state.phase is FetchState.INITIALIZING
+    assert state.fetch_state is FetchState.INITIALIZING
 
 
 # -- validation
@@ -298,7 +302,7 @@ def test_the_high_watermark_has_kafka_pythons_name_too(state: TopicPartitionStat
 
 def test_a_position_knows_the_epochs_of_the_records_before_it() -> None:
     """A commit needs the epoch when the partition is released, and its fetched records are gone."""
-    state = TopicPartitionState()
+    state = TopicPartitionState(A0)
     state.seek(OffsetAndMetadata(5, "", 0))
     for offset, epoch in ((10, 1), (20, 2), (25, 2), (30, 2)):
         state.position = OffsetAndMetadata(offset, "", epoch)

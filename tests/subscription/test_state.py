@@ -244,7 +244,7 @@ def test_a_replica_serves_one_partition_and_stays_through_a_rebalance(clock: Clo
 
 def test_what_is_done_to_a_partitions_own_state_is_seen_by_all(state: SubscriptionState) -> None:
     """As kafka-python's consumer does it: `assignment[partition].seek(...)`."""
-    for change in ("seek", "pause", "resume", "reset", "mark_pending_revocation"):
+    for change in ("seek", "pause", "resume", "reset"):
         version, epoch = state.version, state.epoch(A0)
         arguments = {"seek": [5], "reset": ["latest"]}.get(change, [])
         getattr(state.assignment[A0], change)(*arguments)

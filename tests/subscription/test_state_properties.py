@@ -266,7 +266,7 @@ class States(RuleBasedStateMachine):
             if m.replica is not None and m.replica_until <= self.now:
                 m.replica = None
             assert state.assignment[tp].preferred_read_replica() == m.replica
-            assert state.assignment[tp].phase in MOVES
+            assert state.assignment[tp].fetch_state in MOVES
         for tp in PARTITIONS:
             assert state.is_fetchable(tp) == (tp in state.fetchable_partitions())
             assert not (tp in state.all_consumed_offsets() and state.is_offset_reset_needed(tp))

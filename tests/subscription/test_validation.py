@@ -128,7 +128,7 @@ def test_who_accepts_the_gap_reads_on(clock: Clock) -> None:
     state = validating(clock, "none")
     state.maybe_complete_validation(A0, AT_50, 40, 2)
     assert state.complete_validation(A0)
-    assert state.assignment[A0].phase is FetchState.FETCHING
+    assert state.assignment[A0].fetch_state is FetchState.FETCHING
 
 
 def overtaken() -> dict[str, Any]:

@@ -515,7 +515,9 @@ class ConsumerBase:
         """
         partition = as_partition(partition)
         self._engine.must_own([partition])
-        return self._engine.membership.fence(partition)
+        found = self._engine.state.fence(partition)
+        assert found is not None  # every membership claims with one
+        return found
 
     async def next_owners(self, *partitions: PartitionLike | Iterable[PartitionLike]) -> dict[TopicPartition, str]:
         """Returns the ids of the members that get these partitions next. For a listener's `on_partitions_revoked`.

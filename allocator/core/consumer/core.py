@@ -112,7 +112,7 @@ class ConsumerCore:
             self.commits.settled,
             self.client.measures,
             auto_commit=commit_on_revoke and self.group is not None,
-            began=self._began,
+            began=self._orders.apply,
             sink=self.sink,
         )
         self.load = OwnLoad(self.state, self.client.measures)
@@ -140,12 +140,6 @@ class ConsumerCore:
         """Whether `close` was called. An offset that cannot be committed now will never be."""
         self._exits = contextlib.AsyncExitStack()
         self._tasks = BackgroundTasks(self._broke)
-
-    def _began(self, partitions: Partitions) -> None:
-        """Requests the committed offsets of newly assigned partitions. Called by the ownership."""
-        for partition in partitions:
-            self.state.set_fence(partition, self.membership.fence(partition))
-        self._orders.apply()
 
     async def start(self) -> None:
         """Connects to Kafka (and ZooKeeper) and joins the group. Undoes everything if a step fails."""
@@ -333,8 +327,8 @@ class ConsumerCore:
 
     @property
     def assignment(self) -> Partitions:
-        """What the membership holds and `must_own` accepts: a new partition is held before the consumer knows of it."""
-        return self.membership.held & self.state.assigned_partitions()
+        """The partitions that this member owns, without those that drain."""
+        return self.state.held
 
     def must_own(self, partitions: Iterable[TopicPartition]) -> None:
         """Raises NotOwned with the partitions that are not owned."""
@@ -360,12 +354,12 @@ class SinkMember:
         self._owner = uuid.uuid4().hex
 
     async def begin(self, partitions: Partitions) -> Mapping[TopicPartition, OffsetAndMetadata]:
-        membership, topic_id = self._core.membership, self._core.client.topic_id
-        claims = {p: SinkClaim(membership.fence(p), topic_id(p.topic)) for p in partitions}
+        state, topic_id = self._core.state, self._core.client.topic_id
+        claims = {p: SinkClaim(fence, topic_id(p.topic)) for p in partitions if (fence := state.fence(p)) is not None}
 
         async def confirm() -> bool:
-            confirmed = await membership.confirm()
-            return confirmed and all(p in membership.held and membership.fence(p) == claims[p].fence for p in claims)
+            confirmed = await self._core.membership.confirm()
+            return confirmed and all(p in state.held and state.fence(p) == claims[p].fence for p in claims)
 
         found = await self._sink.begin(self._group, self._owner, claims, confirm)
         return {

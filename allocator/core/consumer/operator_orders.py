@@ -135,14 +135,14 @@ class OperatorOrders:
         In that order, because the owner that follows a crash seeks again only while there is no result.
         """
         core = self._core
-        sought: tuple[int, int, str] | None = None
+        sought: tuple[int | None, int, str] | None = None
         try:
             # with a sink, a position shows that this member has registered
             while core.state.is_assigned(partition) and core.state.position(partition) is None:
                 await core.fetcher.news(RETRY_S)
             while core.state.is_assigned(partition):
                 try:
-                    fence = core.membership.fence(partition)
+                    fence = core.state.fence(partition)
                     # a partition that left and came back is at another position
                     if sought is None or sought[0] != fence:
                         found = await self._seek_once(order, partition)
@@ -173,11 +173,11 @@ class OperatorOrders:
 
     async def _seek_sink(self, sink: SinkOffsets, partition: TopicPartition, offset: int) -> bool:
         """Takes the sink to `offset`, and delivers nothing of the partition before. Returns False if it has left."""
-        core, fence = self._core, self._core.membership.fence(partition)
+        core, fence = self._core, self._core.state.fence(partition)
         self._held_back.add(partition)
         self.apply()
         try:
-            while core.state.is_assigned(partition) and core.membership.fence(partition) == fence:
+            while core.state.is_assigned(partition) and core.state.fence(partition) == fence:
                 try:
                     await sink.rewind(partition, offset)
                     return True

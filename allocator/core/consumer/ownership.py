@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Set
-from typing import Any, Optional, Protocol
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, Protocol
 
 from allocator.core.aio.reminder import Reminder
 from allocator.core.aio.tasks import BackgroundTasks, ends, user_callback, within
@@ -15,7 +15,9 @@ from allocator.core.errors import AllocatorError, NoOffsetsError
 from allocator.core.offsets.tracker import OffsetTracker
 from allocator.core.subscription.listener import RebalanceEvent, callback_of
 from allocator.core.subscription.loss import RecordsLost
+from allocator.core.subscription.partition import TopicPartitionState
 from allocator.core.subscription.state import SubscriptionState
+from allocator.core.subscription.tenures import Phase
 from allocator.core.telemetry.measures import Measures
 from allocator.core.types import NO_PARTITIONS, OffsetAndMetadata, Partitions, TopicPartition
 
@@ -23,8 +25,6 @@ log = logging.getLogger(__name__)
 
 
 CommittedOffsets = Mapping[TopicPartition, OffsetAndMetadata]
-Epochs = Mapping[TopicPartition, Optional[int]]
-
 PATIENCE_S = 10.0  # between two warnings that a handler delays a rebalance
 
 
@@ -72,14 +72,14 @@ class Ownership:
         *,
         auto_commit: bool,
         retry_backoff_s: float = 0.1,
-        began: Callable[[Partitions], None] | None = None,
+        began: Callable[[], None] | None = None,
         sink: SinkOffsets | None = None,
     ) -> None:
         self.processor: RecordProcessor | None = None
         """The latest processor. It may have ended while calls of its handler run, which keep their partitions."""
         self._error: BaseException | None = None
         self._told: asyncio.Event
-        self._state = state
+        self._state = self.tenures = state
         self._progress = progress
         self._committed = committed
         self._fetcher = fetcher
@@ -93,10 +93,10 @@ class Ownership:
         self.suspended_at: float | None = None
         """The loop's time since which no commit is allowed; None while commits are allowed."""
         self._opening = 0
-        self._draining: Partitions = frozenset()
         # the look-up of committed offsets that began before the claim of these partitions
         self._early: tuple[Partitions, asyncio.Task[CommittedOffsets | None]] | None = None
         self._tasks: BackgroundTasks | None = None
+        state.on_end = self._ended
 
     def start(self, tasks: BackgroundTasks) -> None:
         """`tasks` owns the tasks that read committed offsets."""
@@ -113,23 +113,11 @@ class Ownership:
         return self.suspended_at is not None or self._opening > 0
 
     def assign(self, partitions: Partitions) -> None:
-        """Like `assigned`, for partitions that the user chose: they are assigned when this returns.
-
-        None of their records is delivered before the listener was called. If an earlier choice is still being revoked,
-        its partitions are released at once and start again: records that the user holds are delivered again.
-        """
+        """Like `assigned`, for partitions that the user chose. None of their records is delivered before the listener
+        was called."""
         assert self._tasks is not None
-        again = partitions & self._state.assigned_partitions()
-        if again:
-            self._stop(again)
-            self._drop(again)
-        self._own(partitions)
+        self._begin(partitions)
         self._tasks.start(self._tell_assigned(partitions), "assigned")
-
-    def stop(self, partitions: Set[TopicPartition]) -> None:
-        """Delivers nothing more of these partitions. `revoked` follows."""
-        if partitions:
-            self._stop(frozenset(partitions))
 
     # -- called by the membership --------------------------------------------------------------------------------
 
@@ -213,20 +201,19 @@ class Ownership:
     # ------------------------------------------------------------------------------------------------------------
 
     async def _assigned(self, partitions: Partitions) -> None:
-        self._own(partitions)
+        self._begin(partitions)
         await self._tell_assigned(partitions)
 
-    def _own(self, partitions: Partitions) -> None:
+    def _begin(self, partitions: Partitions) -> None:
         """To be followed by `_tell_assigned`."""
         assert self._tasks is not None
-        before = self._state.assigned_partitions()
         self._measures.partitions_assigned += len(partitions)
-        self._assign(before | partitions)
         if self._began is not None:
-            self._began(partitions)
+            self._began()
         # before the listener is called, because it may ask for positions
-        self._tasks.start(self._find_positions(self._epochs(partitions), self._take_early(partitions)), "positions")
+        self._tasks.start(self._find_positions(self._tenures(partitions), self._take_early(partitions)), "positions")
         self._opening += 1
+        self._fetcher.wake()
 
     async def _tell_assigned(self, partitions: Partitions) -> None:
         try:
@@ -236,14 +223,19 @@ class Ownership:
             self._fetcher.wake()
 
     async def _revoked(self, partitions: Partitions) -> Partitions:
-        self._stop(partitions)
+        self._fetcher.discard(partitions)
+        tenures = self._tenures(partitions)
+
+        def draining() -> Partitions:  # the user may have assigned some of them again in the meantime
+            return frozenset(tenure.partition for tenure in tenures if tenure.phase is Phase.DRAINING)
+
         while True:
             try:
                 await within(self._progress.finished(partitions), PATIENCE_S)
                 break
             except asyncio.TimeoutError:
                 log.warning("%d revoked partitions wait for records in the user's hands", len(partitions))
-        partitions &= self._draining  # the user may have assigned some of them again in the meantime
+        partitions = draining()
         if self._auto_commit:
             try:
                 await self._commit(partitions)
@@ -253,10 +245,8 @@ class Ownership:
         partitions -= working
         # wait for commits that the user did not await, too: the next owner starts at the committed offset
         await self._commits_settled(partitions)
-        partitions &= self._draining
-        self._measures.partitions_revoked += len(partitions)
-        self._drop(partitions)
-        return working & self._draining
+        self._measures.partitions_revoked += len(partitions & draining())
+        return working & draining()
 
     async def _look_up(self, partitions: Partitions) -> CommittedOffsets | None:
         try:
@@ -277,8 +267,7 @@ class Ownership:
     async def _lost(self, partitions: Partitions) -> None:
         self._forget_early()
         self._measures.partitions_lost += len(partitions)
-        self._stop(partitions)
-        self._drop(partitions)
+        self._fetcher.discard(partitions)
         await self._tell_all(RebalanceEvent.LOST, partitions)
 
     async def _tell_all(self, event: RebalanceEvent, partitions: Partitions) -> None:
@@ -293,42 +282,28 @@ class Ownership:
         await tell(self._state.rebalance_listener, RebalanceEvent.REVOKED, partitions - working)
         return working
 
-    def _stop(self, partitions: Partitions) -> None:
-        self._draining |= partitions
-        self._state.mark_pending_revocation(partitions)
-        self._fetcher.discard(partitions)
-
-    def _drop(self, partitions: Partitions) -> None:
-        self._progress.forget(partitions, self._state.topic_id)
-        self._draining -= partitions
-        self._assign(self._state.assigned_partitions() - partitions)
+    def _ended(self, tenures: list[TopicPartitionState]) -> None:
+        self._progress.forget({tenure.partition: tenure.topic_id for tenure in tenures})
         self._fetcher.wake()
 
-    def _assign(self, partitions: Set[TopicPartition]) -> None:
-        # the leader resolves a pattern, and may know a topic before this member does. Topics that are no longer
-        # subscribed stay until they are released
-        self._state.change_subscription((self._state.subscription or set()) | {p.topic for p in partitions})
-        self._state.assign_from_subscribed(partitions)
-        # a new assignment makes them fetchable again, and those still draining must not be
-        self._state.mark_pending_revocation(self._draining)
-
-    async def _find_positions(self, epochs: Epochs, early: asyncio.Task[CommittedOffsets | None] | None = None) -> None:
+    async def _find_positions(
+        self, tenures: list[TopicPartitionState], early: asyncio.Task[CommittedOffsets | None] | None = None
+    ) -> None:
         """Seeks to what the group has committed, or asks for a reset; repeats until the coordinator has answered.
 
-        `epochs`: the partitions and their epochs when this member got them. Once a partition has another epoch, its
-        answer is ignored: it left and came back, and another member may have committed since.
+        The answer for a tenure that has ended is ignored: another member may have committed since.
 
         `early`: a look-up that has begun already.
         """
         found = None if early is None else await early
         if found is not None:
-            for partition in self._missing(epochs):
-                self._begin(partition, found.get(partition))
+            for partition in self._missing(tenures):
+                self._begin_at(partition, found.get(partition))
             self._fetcher.wake()
             return
         unknown = Reminder(log)
         while True:
-            missing = self._missing(epochs)
+            missing = self._missing(tenures)
             if not missing:
                 return
             try:
@@ -339,7 +314,7 @@ class Ownership:
                 if named and named != missing:
                     # one response covers all partitions: without this the others would wait until the cause of these
                     # few is removed
-                    each = ({p: epochs[p] for p in part} for part in (named, missing - named))
+                    each = ([t for t in tenures if t.partition in part] for part in (named, missing - named))
                     await asyncio.gather(*map(self._find_positions, each))
                     return
                 if error.retriable:
@@ -348,14 +323,14 @@ class Ownership:
                     await self._tell(error)
                 await asyncio.sleep(self._retry_backoff_s)
                 continue
-            for partition in self._missing(epochs):
+            for partition in self._missing(tenures):
                 if partition in stored:
                     # the database has the effects up to the sink's offset, whatever position was reached or committed
                     # in Kafka
                     self._progress.rewind(partition, stored[partition].offset)
                     self._state.seek(partition, stored[partition])
                     continue
-                self._begin(partition, committed.get(partition))
+                self._begin_at(partition, committed.get(partition))
             self._fetcher.wake()
             return
 
@@ -365,7 +340,7 @@ class Ownership:
         self.failed(error)
         await self._told.wait()
 
-    def _begin(self, partition: TopicPartition, committed: OffsetAndMetadata | None) -> None:
+    def _begin_at(self, partition: TopicPartition, committed: OffsetAndMetadata | None) -> None:
         reached = None if self.processor is None else self.processor.reached(partition)
         start = self._progress.begin(partition, committed, reached)
         if start is not None:
@@ -377,12 +352,12 @@ class Ownership:
         except NoOffsetsError as error:
             self._fetcher.fail(partition, error)
 
-    def _epochs(self, partitions: Partitions) -> Epochs:
-        return {partition: self._state.epoch(partition) for partition in partitions}
+    def _tenures(self, partitions: Partitions) -> list[TopicPartitionState]:
+        return [self._state.assignment[partition] for partition in partitions]
 
-    def _missing(self, epochs: Epochs) -> Partitions:
-        missing = self._state.missing_fetch_positions()
-        return frozenset(p for p, epoch in epochs.items() if p in missing and self._state.epoch(p) == epoch)
+    def _missing(self, tenures: list[TopicPartitionState]) -> Partitions:
+        """The partitions that have no position yet, of the tenures that last."""
+        return frozenset(t.partition for t in tenures if t.phase is not Phase.ENDED and t.is_missing_position())
 
 
 async def tell(listener: Any, event: RebalanceEvent, partitions: Partitions) -> None:

@@ -98,7 +98,6 @@ class TopicChoice:
         if pattern is not None:
             self._client.follow_all()
         self._membership.subscribe(topics, pattern)
-        self._stop_left_out()
 
     def assign(self, partitions: Sequence[TopicPartition]) -> None:
         """Assigns these partitions and no others. If the consumer is started, they are assigned when this returns.
@@ -120,14 +119,8 @@ class TopicChoice:
         config.check()
         gained = self._membership.assign(partitions)
         self.config, self.ever_made = config, self.ever_made or config.chosen
-        self._stop_left_out()
         if gained:
             self._ownership.assign(gained)
-
-    def _stop_left_out(self) -> None:
-        """Delivers nothing more of partitions that the new choice leaves out; they are revoked soon."""
-        if self.config.membership == "fixed":  # a group still owns them until the rebalance
-            self._ownership.stop(self._state.assigned_partitions() - self._membership.held)
 
     def _check_partitions(self) -> None:
         """Fails partitions that their topic does not have. Its metadata may come only after the call of `assign`."""

@@ -16,6 +16,7 @@ from allocator.core.aio.tasks import TaskGroup, wait_for_event
 from allocator.core.errors import AllocatorError, ConfigError
 from allocator.core.membership.membership import AssignmentListener, GroupMembership
 from allocator.core.subscription.patterns import PartitionCountSource, TopicSelection
+from allocator.core.subscription.tenures import Phase, Tenure
 from allocator.core.types import NO_PARTITIONS, Partitions, TopicPartition
 
 log = logging.getLogger(__name__)
@@ -49,18 +50,15 @@ class FixedMembership(GroupMembership):
         partitions: Iterable[TopicPartition] = (),
         topic_poll_s: float = 10.0,
     ) -> None:
+        super().__init__(listener)
         self.member_id = name
         self.generation = 0
         """Grows with each change of the held partitions."""
         self._client = client
-        self._listener = listener
         self._selection = TopicSelection(topics, pattern)
         self._partitions = frozenset(partitions)
         self._topic_poll_s = topic_poll_s
         self._active = False
-
-    def fence(self, partition: TopicPartition) -> int:
-        return 0  # without a group, no order of owners exists
 
     async def confirm(self) -> bool:
         return self.may_act()
@@ -78,28 +76,24 @@ class FixedMembership(GroupMembership):
     def assign(self, partitions: Iterable[TopicPartition]) -> Partitions:
         """Replaces the earlier choice by these partitions.
 
-        Returns the partitions that the member owns from this moment on. The caller passes them to the listener, which
-        may still be draining some of them since the choice before. Raises ConfigError for a partition that does not
-        exist, and changes nothing.
+        Returns the partitions that the member owns from this moment on. The caller passes them to the listener. Those
+        that drain since the choice before are released at once, and start again. Raises ConfigError for a partition
+        that does not exist, and changes nothing.
         """
         wanted = frozenset(partitions)
         self._check(wanted)
         self._choose(TopicSelection(), wanted)
         if not self._active:
             return NO_PARTITIONS
-        gained = self._wanted() - self._held
-        if gained:
-            self.generation += 1
-            self._held |= gained
-            self._draining -= gained
+        gained = self._wanted() - self.held
+        self.tenures.release([tenure for tenure in self._draining() if tenure.partition in gained])
+        self._claim(gained)
         return gained
 
     def _choose(self, selection: TopicSelection, partitions: Partitions) -> None:
         self._selection, self._partitions = selection, partitions
         if self._active:
-            revoked = self._held - self._wanted()
-            self._held -= revoked
-            self._draining |= revoked
+            self.tenures.drain(self.held - self._wanted())
             self._follow()
             self._changed.set()
 
@@ -139,9 +133,9 @@ class FixedMembership(GroupMembership):
             self._listener.failed(error)
         finally:
             remove()
-            held = self._take_all()
-            if held:
-                await self._listener.lost(held)
+            lost = self.tenures.lose()
+            if lost:
+                await self._listener.lost(lost)
 
     async def _keep_up(self) -> None:
         while not self._stop.is_set():
@@ -151,19 +145,24 @@ class FixedMembership(GroupMembership):
         await self._take()
 
     async def _take(self) -> None:
-        self._draining |= self._held - self._wanted()
-        self._held -= self._draining
-        revoked = self._draining
-        if revoked:
+        self.tenures.drain(self.held - self._wanted())
+        draining = self._draining()
+        if draining:
             self.generation += 1
-            await self._stop_all(revoked)
-            self._draining -= revoked
-        gained = self._wanted() - self._held - self._draining  # the choice may have changed in the meantime
+            await self._give_up(draining)
+        gained = self._wanted() - self.tenures.owned  # the choice may have changed in the meantime
         if gained:
-            self.generation += 1
             log.info("starts %d partitions", len(gained))
-            self._held |= gained
+            self._claim(gained)
             await self._listener.assigned(gained)
+
+    def _claim(self, partitions: Partitions) -> None:
+        if partitions:
+            self.generation += 1
+            self.tenures.claim(dict.fromkeys(partitions, 0))  # without a group, no order of owners exists
+
+    def _draining(self) -> list[Tenure]:
+        return [tenure for tenure in self.tenures.assignment.values() if tenure.phase is Phase.DRAINING]
 
     def _wanted(self) -> Partitions:
         if self._stop.is_set():
@@ -171,10 +170,10 @@ class FixedMembership(GroupMembership):
         if self._partitions:
             return self._partitions
         found = set()
-        for topic in self._selection.among(self._client.topics() | {p.topic for p in self._held}):
+        for topic in self._selection.among(self._client.topics() | {p.topic for p in self.held}):
             partitions = self._client.partitions(topic)
             if partitions is None:
-                found |= {p for p in self._held if p.topic == topic}
+                found |= {p for p in self.held if p.topic == topic}
             else:
                 found |= {TopicPartition(topic, number) for number in partitions}
         return frozenset(found)

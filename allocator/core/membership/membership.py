@@ -8,15 +8,20 @@ have. Code above this module does not depend on the protocol of the group.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from functools import cached_property
+from typing import Any, Protocol
 
 from allocator.core.errors import IllegalState
 from allocator.core.offsets.messages import Committer
 from allocator.core.settings.table import DEFAULT
+from allocator.core.subscription.tenures import Phase, Tenure, Tenures
 from allocator.core.types import NO_PARTITIONS, Partitions, TopicPartition
 from allocator.core.zookeeper.client import ZooKeeperClient
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,12 @@ class MemberSettings:
 
 class AssignmentListener(Protocol):
     """Processes the partitions of a member. The membership calls it, one call at a time except `revoked`."""
+
+    @cached_property
+    def tenures(self) -> Tenures[Any]:
+        """The record of what the member owns. Only the membership changes it: before it calls `assigned`, `revoked` or
+        `lost`, and after `revoked`, when it releases the partitions."""
+        return Tenures(Tenure)
 
     async def assigned(self, partitions: Partitions) -> None:
         """Start these partitions: this member owns them from now on."""
@@ -72,7 +83,7 @@ class Membership(Protocol):
 
     @property
     def held(self) -> Partitions:
-        """The partitions that this member owns now."""
+        """The partitions that this member owns now, without those that drain."""
 
     @property
     def committer(self) -> Committer | None:
@@ -96,12 +107,6 @@ class Membership(Protocol):
 
     def may_act(self) -> bool:
         """Whether the member may deliver records and send commits at this instant."""
-
-    def fence(self, partition: TopicPartition) -> int:
-        """The fencing token of this ownership: a number that grows with each new owner of the partition.
-
-        Set before `assigned` is called. docs/howto/effects-once.md says how far each membership keeps the promise.
-        """
 
     async def confirm(self) -> bool:
         """Requests an acknowledgement from the group, and waits for it.
@@ -140,28 +145,32 @@ class GroupMembership:
     """The parts of `Membership` that memberships share. `join` starts the life of the member as `_task`."""
 
     ended: BaseException | None = None
-    _listener: AssignmentListener
-    _held: Partitions = NO_PARTITIONS
-    _draining: Partitions = NO_PARTITIONS
-    """Partitions that were revoked and are still being drained."""
-    _fences: dict[TopicPartition, int]
-    """Fencing tokens of the partitions that this member holds or has held."""
     _task: asyncio.Task[None] | None = None
+
+    def __init__(self, listener: AssignmentListener) -> None:
+        self._listener = listener
+        self.tenures = listener.tenures
 
     @property
     def held(self) -> Partitions:
-        return self._held
+        return self.tenures.held
 
-    async def _stop_all(self, partitions: Partitions) -> None:
-        """Calls `revoked` until none of these partitions is in use."""
-        left: Partitions | None = partitions
-        while left:
-            left = await self._listener.revoked(left)
+    async def _give_up(self, draining: list[Tenure]) -> None:
+        """Calls `revoked`, and releases each tenure that is not in use any more, until all have ended."""
+        while draining:
+            in_use: Partitions | None = NO_PARTITIONS
+            try:
+                in_use = await self._listener.revoked(frozenset(tenure.partition for tenure in draining))
+            except Exception:
+                # the next owner reads uncommitted records again; keeping the partitions would stop the whole group
+                log.exception("the release of %d partitions failed", len(draining))
+            done = [tenure for tenure in draining if tenure.partition not in (in_use or NO_PARTITIONS)]
+            self.tenures.release(done)
+            await self._released(frozenset(tenure.partition for tenure in done))
+            draining = [tenure for tenure in draining if tenure.phase is Phase.DRAINING]
 
-    def _take_all(self) -> Partitions:
-        """The partitions of this member, which has none from now on."""
-        lost, self._held, self._draining = self._held | self._draining, NO_PARTITIONS, NO_PARTITIONS
-        return lost
+    async def _released(self, partitions: Partitions) -> None:
+        """Called after these partitions were drained and released in the record."""
 
     async def _until_left(self) -> None:
         """Waits for the end of a member that was told to leave."""
@@ -185,9 +194,6 @@ class GroupMembership:
             await asyncio.wait({task})
             if not task.cancelled():
                 task.exception()
-
-    def fence(self, partition: TopicPartition) -> int:
-        return self._fences[partition]
 
     async def next_owners(self, partitions: Partitions) -> Mapping[TopicPartition, str]:
         return {}

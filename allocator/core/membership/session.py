@@ -19,8 +19,9 @@ from allocator.core.aio.tasks import TaskGroup, first_of, wait_for_event, within
 from allocator.core.errors import Closed, ZooKeeperUnavailable
 from allocator.core.membership.lease import LeaseRenewer, MembershipLost
 from allocator.core.membership.membership import AssignmentListener, GroupMembership
+from allocator.core.subscription.tenures import Tenure
 from allocator.core.telemetry.measures import Measures
-from allocator.core.types import NO_PARTITIONS, Partitions, TopicPartition
+from allocator.core.types import NO_PARTITIONS, Partitions
 from allocator.core.zookeeper.client import ConnectionLost, NoZnode, SessionState, ZooKeeperClient, ZooKeeperError
 
 log = logging.getLogger(__name__)
@@ -53,6 +54,7 @@ class SessionMembership(GroupMembership):
         measures: Measures | None,
         clock: Callable[[], float],
     ) -> None:
+        super().__init__(listener)
         self.member_id = ""
         self.generation = 0
         self.admitted: Callable[[ZooKeeperClient], Awaitable[bool]] | None = None
@@ -61,11 +63,9 @@ class SessionMembership(GroupMembership):
         self._zk = zk
         self._group = group
         self._base = base
-        self._listener = listener
         self._settings = settings
-        self._starting: Partitions = NO_PARTITIONS  # a part of `_held` for which `assigned` has not returned
+        self._starting: Partitions = NO_PARTITIONS  # for which `assigned` has not returned
         self._started: asyncio.Future[None] | None = None
-        self._fences: dict[TopicPartition, int] = {}
         self._leaving = False
         self._renewing = False  # leaving, to come back with another subscription
         self._polls = PollTimer(settings.max_poll_interval_s, clock)
@@ -153,7 +153,7 @@ class SessionMembership(GroupMembership):
         if self._task is None:
             await self._zk.close()
             return
-        if not self._held | self._draining:
+        if not self.tenures.assignment:
             # nothing to release: do not wait for ZooKeeper, which may not respond
             await self._abandon()
             return
@@ -249,7 +249,7 @@ class SessionMembership(GroupMembership):
 
     async def _end_session(self) -> None:
         self._keeper.end()
-        lost, self._starting = self._take_all(), NO_PARTITIONS
+        lost, self._starting = self.tenures.lose(), NO_PARTITIONS
         # the member may not act any more, so the next owners need not wait until its user knows
         deleted = asyncio.ensure_future(self._delete_znodes(released=not lost))
         try:
@@ -316,32 +316,20 @@ class SessionMembership(GroupMembership):
         self._changed.set()
 
     def _release(self, partitions: Partitions, scope: TaskGroup) -> None:
-        self._held -= partitions
-        self._draining |= partitions
         # those that the user still hears of must not delay the others
-        for part in (partitions - self._starting, partitions & self._starting):
+        parts = ((partitions - self._starting, None), (partitions & self._starting, self._started))
+        for part, started in parts:
             if part:
-                scope.start(self._drain(part), "drain")
+                log.info("%s: %s releases %d partitions", self._group, self.shown, len(part))
+                scope.start(self._drain(self.tenures.drain(part), started), "drain")
 
-    async def _drain(self, partitions: Partitions) -> None:
-        log.info("%s: %s releases %d partitions", self._group, self.shown, len(partitions))
-        if self._started is not None and partitions & self._starting:
-            await asyncio.wait({self._started})
-        while partitions:
-            in_use = None
-            try:
-                in_use = await self._listener.revoked(partitions)
-            except Exception:
-                # the next owner reads uncommitted records again; keeping the partitions would stop the whole group
-                log.exception("%s: releasing partitions of %s failed", self._group, self.shown)
-            released = partitions - (in_use or NO_PARTITIONS)
-            await self._drained(released)
-            self._draining -= released
-            self._changed.set()
-            partitions -= released
+    async def _drain(self, tenures: list[Tenure], started: asyncio.Future[None] | None) -> None:
+        if started is not None:
+            await asyncio.wait({started})
+        await self._give_up(tenures)
 
-    async def _drained(self, partitions: Partitions) -> None:
-        """Called after the drain. The partitions count as the member's until this returns."""
+    async def _released(self, partitions: Partitions) -> None:
+        self._changed.set()
 
 
 class PollTimer:

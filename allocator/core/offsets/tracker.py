@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from allocator.core.subscription.done import DoneSet, done_of, joined
@@ -153,10 +153,13 @@ class OffsetTracker:
         # a delivered offset may have been committed already, and must not be set back to the done one
         return {p: reached[p] for p in chosen if reached[p] > self._committed.get(p, -1)}
 
-    def forget(self, partitions: Iterable[TopicPartition], topic_id: Callable[[TopicPartition], Any]) -> None:
-        """The partitions are no longer owned. Keeps only the done offset and its topic."""
-        for partition in partitions:
-            self._topics[partition] = topic_id(partition)
+    def forget(self, topic_ids: Mapping[TopicPartition, Any]) -> None:
+        """These partitions are no longer owned. Keeps only the done offset, and the id of its topic.
+
+        `topic_ids`: partition -> id, None if it is unknown.
+        """
+        for partition, topic_id in topic_ids.items():
+            self._topics[partition] = topic_id
             for offsets in (self._handed, self._done, self._committed):
                 offsets.pop(partition, None)
             self._note_beyond(partition, None)

@@ -39,6 +39,7 @@ from allocator.core.subscription.patterns import (
 )
 from allocator.core.subscription.positions import LogTruncation
 from allocator.core.subscription.state import SubscriptionState
+from allocator.core.subscription.tenures import Phase, Tenure, Tenures
 
 __all__ = [
     "ANY_TOPIC",
@@ -52,12 +53,15 @@ __all__ = [
     "OutOfTurn",
     "PartitionCountSource",
     "PartitionState",
+    "Phase",
     "RebalanceEvent",
     "RebalanceListener",
     "RecordsLost",
     "ResetStrategy",
     "SubscriptionState",
     "SubscriptionType",
+    "Tenure",
+    "Tenures",
     "TopicPartitionState",
     "TopicSelection",
     "callback_of",

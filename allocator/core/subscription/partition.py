@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
 from collections.abc import Callable
@@ -11,12 +10,12 @@ from typing import Any, Optional
 from allocator.core.errors import ConfigError
 from allocator.core.subscription.kinds import EARLIEST, LATEST, MOVES, FetchState, ResetStrategy, reset_timestamp
 from allocator.core.subscription.loss import Listed, OutOfTurn, topic_of_offset
-from allocator.core.types import OffsetAndMetadata
+from allocator.core.subscription.tenures import Changes, Phase, Tenure
+from allocator.core.types import OffsetAndMetadata, TopicPartition
 
 __all__ = [
     "EARLIEST",
     "LATEST",
-    "Changes",
     "PartitionState",
     "ResetStrategy",
     "TopicPartitionState",
@@ -24,26 +23,12 @@ __all__ = [
 ]
 
 
-class Changes:
-    """Counts changes of the partitions of one consumer."""
-
-    __slots__ = ("_epochs", "version")
-
-    def __init__(self) -> None:
-        self.version = 0
-        self._epochs = itertools.count(1)
-
-    def next_epoch(self) -> int:
-        """A new number. No partition gets it twice."""
-        return next(self._epochs)
-
-
-class TopicPartitionState:
-    """The state of one assigned partition: position, pauses, offsets of the log and preferred replica. Names are
+class TopicPartitionState(Tenure):
+    """The tenure of a partition that is read: position, pauses, offsets of the log and preferred replica. Names are
     kafka-python's.
 
-    Guarantee: `phase` changes only as `kinds.MOVES` allows, and the partition has a position exactly in the phases that
-    have one.
+    Guarantee: `fetch_state` changes only as `kinds.MOVES` allows, and the partition has a position exactly in the
+    states that have one.
 
     `epoch` changes when records that were read ahead become invalid: at an assignment, a seek or a reset, or when a new
     leader may have truncated the log. Drop a response whose request had another epoch. All partitions of a consumer
@@ -56,29 +41,33 @@ class TopicPartitionState:
         "_current_leader_epoch",
         "_doubted_epoch",
         "_epochs",
-        "_pending_revocation",
         "_position",
         "_preferred_read_replica",
         "_preferred_read_replica_expiration",
         "drop_pending_record_batch",
         "epoch",
-        "fence",
+        "fetch_state",
         "high_watermark",
         "last_stable_offset",
         "paused",
-        "phase",
         "reset_strategy",
         "retry_at",
         "topic_id",
     )
 
-    def __init__(self, changes: Changes | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        partition: TopicPartition,
+        fence: int | None = None,
+        changes: Changes | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(partition, fence)
         self._changes = changes or Changes()
         self._clock = clock
         self.epoch = self._changes.next_epoch()
-        self.phase = FetchState.INITIALIZING
+        self.fetch_state = FetchState.INITIALIZING
         self.paused = False
-        self._pending_revocation = False
         self._position: OffsetAndMetadata | None = None
         # (first position, last position, leader epoch of the records before them) since the last seek
         self._epochs: list[tuple[int, int, int]] = []
@@ -96,8 +85,6 @@ class TopicPartitionState:
         self._current_leader_epoch = -1
         # an older leader epoch in later metadata, which caused a validation
         self._doubted_epoch: int | None = None
-        self.fence: int | None = None
-        """The number of this member's ownership; None without one from the membership."""
         self.topic_id: Any = None
         """The id of the position's topic; None if it is not known yet."""
         self._preferred_read_replica: int | None = None
@@ -129,7 +116,7 @@ class TopicPartitionState:
 
     def is_missing_position(self) -> bool:
         """Whether the partition has neither a position nor a reset in progress."""
-        return self.phase is FetchState.INITIALIZING
+        return self.fetch_state is FetchState.INITIALIZING
 
     def seek(self, offset: int | OffsetAndMetadata) -> None:
         """Go to `offset`. An int has no metadata and no leader epoch. Ends a reset or validation in progress.
@@ -168,11 +155,6 @@ class TopicPartitionState:
     def highwater(self, offset: Optional[int]) -> None:
         self.high_watermark = offset
 
-    @property
-    def pending_revocation(self) -> bool:
-        """Whether the group is about to take the partition away (KIP-429)."""
-        return self._pending_revocation
-
     def pause(self) -> None:
         self.paused = True
         self._changes.version += 1
@@ -181,20 +163,15 @@ class TopicPartitionState:
         self.paused = False
         self._changes.version += 1
 
-    def mark_pending_revocation(self, val: bool = True) -> None:
-        """Deliver nothing more of the partition until the next assignment."""
-        self._pending_revocation = val
-        self._changes.version += 1
-
     def is_fetchable(self) -> bool:
-        """Whether its records may be delivered: it has a validated position, is not paused and is not being revoked."""
-        return self.phase is FetchState.FETCHING and not self.paused and not self._pending_revocation
+        """Whether its records may be delivered: it has a validated position, is not paused and does not drain."""
+        return self.fetch_state is FetchState.FETCHING and not self.paused and self.phase is Phase.ACTIVE
 
     # -- resets
 
     @property
     def awaiting_reset(self) -> bool:
-        return self.phase is FetchState.AWAIT_RESET
+        return self.fetch_state is FetchState.AWAIT_RESET
 
     def reset(self, strategy: ResetStrategy) -> None:
         """Drop the position and await one from `strategy`. Raises `ConfigError` if that is "none"."""
@@ -213,7 +190,7 @@ class TopicPartitionState:
 
     @property
     def awaiting_validation(self) -> bool:
-        return self.phase is FetchState.AWAIT_VALIDATION
+        return self.fetch_state is FetchState.AWAIT_VALIDATION
 
     def maybe_validate_position(self, current_leader_epoch: int | None) -> bool:
         """Await a validation if the leader is newer than the leader that the position was compared with. Returns
@@ -270,7 +247,7 @@ class TopicPartitionState:
         """
         if validated_position is not None and not isinstance(validated_position, OffsetAndMetadata):
             raise TypeError(f"a position is an OffsetAndMetadata, not {validated_position!r}")
-        if self.phase not in (FetchState.AWAIT_VALIDATION, FetchState.TRUNCATED):
+        if self.fetch_state not in (FetchState.AWAIT_VALIDATION, FetchState.TRUNCATED):
             return False
         before = self._position
         self._move(FetchState.FETCHING)
@@ -329,9 +306,9 @@ class TopicPartitionState:
     # -- inside
 
     def _move(self, to: FetchState) -> None:
-        if to not in MOVES[self.phase]:
-            raise OutOfTurn(f"a partition that is {self.phase.name} cannot become {to.name}")
-        self.phase = to
+        if to not in MOVES[self.fetch_state]:
+            raise OutOfTurn(f"a partition that is {self.fetch_state.name} cannot become {to.name}")
+        self.fetch_state = to
         self.retry_at = -math.inf
         self.reset_strategy = None
 

@@ -9,13 +9,14 @@ from typing import Any, NamedTuple, Optional
 from allocator.core.errors import NotAssigned
 from allocator.core.subscription.kinds import EARLIEST, ResetStrategy, reset_timestamp
 from allocator.core.subscription.loss import NoPosition, OutOfTurn
-from allocator.core.subscription.partition import Changes, TopicPartitionState, as_position
+from allocator.core.subscription.partition import TopicPartitionState, as_position
+from allocator.core.subscription.tenures import Phase, Tenures
 from allocator.core.types import OffsetAndMetadata, TopicPartition
 
 Partitions = Iterable[TopicPartition]
 
 
-class Positions:
+class Positions(Tenures[TopicPartitionState]):
     """The positions of the assigned partitions, in the order of fetching.
 
     Methods that name a partition raise `NotAssigned` (a `KeyError`) if it is not assigned. Methods `is_...` and
@@ -23,34 +24,15 @@ class Positions:
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(lambda partition, fence: TopicPartitionState(partition, fence, self._changes, clock))
         self._clock = clock
-        self._changes = Changes()
-        self.assignment: dict[TopicPartition, TopicPartitionState] = {}
         self._held_back: frozenset[TopicPartition] = frozenset()
-
-    @property
-    def version(self) -> int:
-        """A number that grows with each change that may affect what to fetch."""
-        return self._changes.version
 
     # -- assignment
 
     def assigned_partitions(self) -> set[TopicPartition]:
         """A copy of the assigned set."""
         return set(self.assignment)
-
-    def is_assigned(self, partition: TopicPartition) -> bool:
-        return partition in self.assignment
-
-    def mark_pending_revocation(self, partitions: Partitions) -> None:
-        """Deliver nothing more of these partitions until the next assignment (KIP-429). Skips partitions that are not
-        assigned.
-
-        Caller: membership, right before it tells the listener that they are revoked or lost.
-        """
-        for tp in partitions:
-            if tp in self.assignment:
-                self.assignment[tp].mark_pending_revocation()
 
     # -- fetching
 
@@ -66,15 +48,15 @@ class Positions:
 
     def is_fetchable(self, partition: TopicPartition) -> bool:
         """Whether fetch may read the partition: it is assigned, has a validated position, is neither paused nor held
-        back, and is not being revoked."""
+        back, and does not drain."""
         state = self.assignment.get(partition)
         return state is not None and state.is_fetchable() and partition not in self._held_back
 
     def is_wanted(self, partition: TopicPartition) -> bool:
         """Whether the user wants records of the partition now, whatever its position: it is assigned, neither paused
-        nor held back, and is not being revoked."""
+        nor held back, and does not drain."""
         state = self.assignment.get(partition)
-        if state is None or state.paused or state.pending_revocation:
+        if state is None or state.paused or state.phase is not Phase.ACTIVE:
             return False
         return partition not in self._held_back
 
@@ -136,13 +118,9 @@ class Positions:
         return None if state is None else state.epoch
 
     def fence(self, partition: TopicPartition) -> int | None:
-        """The number of this member's ownership (`Membership.fence`); None when unassigned, or without a membership."""
+        """The fencing token of this member's ownership; None when unassigned, or without a membership."""
         state = self.assignment.get(partition)
         return None if state is None else state.fence
-
-    def set_fence(self, partition: TopicPartition, fence: int) -> None:
-        """Caller: consumer, when the partition is assigned."""
-        self._of(partition).fence = fence
 
     def topic_id(self, partition: TopicPartition) -> Any:
         """The id of the position's topic; None if it is not known, or nothing is assigned."""

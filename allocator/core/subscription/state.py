@@ -6,14 +6,13 @@ import logging
 import random
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from allocator.core.errors import ConfigError
 from allocator.core.subscription.kinds import KINDS, ResetStrategy, SubscriptionType, checked
 from allocator.core.subscription.listener import check_listener
 from allocator.core.subscription.loss import OutOfTurn
-from allocator.core.subscription.partition import TopicPartitionState
 from allocator.core.subscription.positions import Resets
 from allocator.core.types import TopicPartition
 
@@ -97,12 +96,6 @@ class Choice:
         self.subscribed_pattern = None
         self._set_subscription_type(SubscriptionType.NONE)
 
-    def _is_subscribed(self, topic: str) -> bool:
-        if self.subscription is not None and topic in self.subscription:
-            return True
-        # the group's leader may know a matching topic before this member's metadata does
-        return self.subscribed_pattern is not None and self.subscribed_pattern.match(topic) is not None
-
     def _set_subscription_type(self, subscription_type: SubscriptionType) -> None:
         if not isinstance(subscription_type, SubscriptionType):
             raise ConfigError(f"{subscription_type!r} is no SubscriptionType")
@@ -126,11 +119,11 @@ class Choice:
 class SubscriptionState(Choice, Resets):
     """The state in which consumer, membership and fetch meet. Its methods have kafka-python's names.
 
-    Guarantee: partitions that stay through a reassignment keep their state (position, pause, epoch, replica) and their
-    place in the fetch order. New ones begin with empty state. A call that raises changes nothing.
+    Guarantee: a partition keeps its state (position, pause, epoch, replica) and its place in the fetch order until its
+    tenure ends. A new tenure begins with empty state. A call that raises changes nothing.
 
     It has no lock: use it in one thread. `clock` returns seconds, for retries and for leases of replicas. `shuffle`
-    reorders the newly assigned partitions of a group in place. By default the order is random, so that short-lived
+    reorders the newly claimed partitions of a group in place. By default the order is random, so that short-lived
     consumers do not all begin with the same partition. None keeps the given order.
     """
 
@@ -156,20 +149,14 @@ class SubscriptionState(Choice, Resets):
         self._set_subscription_type(SubscriptionType.USER_ASSIGNED)
         if self._user_assignment != frozenset(wanted):
             self._user_assignment = frozenset(wanted)
-            self._assign(wanted, None)
+            self._end([state for tp, state in self.assignment.items() if tp not in self._user_assignment])
+            super().claim(dict.fromkeys(tp for tp in wanted if tp not in self.assignment))
 
-    def assign_from_subscribed(self, assignments: Iterable[TopicPartition]) -> None:
-        """Replace the assignment by the group's: the full set, not a difference. Caller: membership.
-
-        Raises `OutOfTurn` without a subscription, `ConfigError` (a `ValueError`) for a topic that is not subscribed,
-        `TypeError` for a value that is not a partition.
-        """
-        self._need_auto()
-        wanted = _partitions(assignments)
-        for tp in wanted:
-            if not self._is_subscribed(tp.topic):
-                raise ConfigError(f"{tp.topic}:{tp.partition} was assigned, but its topic is not subscribed")
-        self._assign(wanted, self._shuffle)
+    def claim(self, fences: Mapping[TopicPartition, int | None]) -> None:
+        order = list(fences)
+        if self._shuffle is not None:
+            self._shuffle(order)
+        super().claim({tp: fences[tp] for tp in order})
 
     def unsubscribe(self) -> None:
         """Drop the topics, the pattern and all partitions. Any kind of subscription may follow.
@@ -178,21 +165,7 @@ class SubscriptionState(Choice, Resets):
         """
         self._forget_choice()
         self._user_assignment = frozenset()
-        self.assignment = {}
-        self._changes.version += 1
-
-    def _assign(self, wanted: list[TopicPartition], shuffle: Callable[[list[TopicPartition]], None] | None) -> None:
-        keep = set(wanted)
-        assignment = {tp: state for tp, state in self.assignment.items() if tp in keep}
-        for state in assignment.values():
-            # they were marked because nobody could know that they would stay
-            state.mark_pending_revocation(False)
-        new = [tp for tp in wanted if tp not in assignment]
-        if shuffle is not None:
-            shuffle(new)
-        for tp in new:
-            assignment[tp] = TopicPartitionState(self._changes, self._clock)
-        self.assignment = assignment
+        self.lose()
         self._changes.version += 1
 
 

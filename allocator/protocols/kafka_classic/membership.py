@@ -109,7 +109,7 @@ class KafkaMembership(KafkaMember):
     # -- called by the state machine ------------------------------------------------------------------------------
 
     def offers(self) -> Sequence[tuple[str, bytes]]:
-        held = self._held | self._draining if self._cooperative else NO_PARTITIONS
+        held = self.tenures.owned if self._cooperative else NO_PARTITIONS
         (before, before_generation), identity = self._before, self._group.identity
         me = OwnMetadata(
             topics=self._wanted,
@@ -134,8 +134,8 @@ class KafkaMembership(KafkaMember):
         self._wanted = self._resolved()
         self._counts = None
         self._follow()
-        keep = frozenset(p for p in self._held if p.topic in self._wanted) if self._cooperative else NO_PARTITIONS
-        await self._give_up(self._held - keep)
+        keep = frozenset(p for p in self.held if p.topic in self._wanted) if self._cooperative else NO_PARTITIONS
+        await self._give_up(self.tenures.drain(self.held - keep))
 
     async def compute_assignment(self, protocol: str, members: Sequence[JoinedMember]) -> Mapping[str, bytes]:
         assignor, joined = self._assignors[protocol], GroupMembers(protocol, members)
@@ -166,7 +166,7 @@ class KafkaMembership(KafkaMember):
         self.generation, self.member_id = generation, identity.member_id if identity is not None else ""
         mine = self._read(assignment)
         self._before = (mine, generation)
-        revoked, gained = self._held - mine, mine - self._held
+        revoked, gained = self.held - mine, mine - self.held
         log.info(
             "%s: %s holds %d partitions in generation %d (%d new, %d to release)",
             self._group_name,
@@ -177,11 +177,10 @@ class KafkaMembership(KafkaMember):
             len(revoked),
         )
         if revoked:
-            await self._give_up(revoked)
+            await self._give_up(self.tenures.drain(revoked))
             self._group.request_rejoin("released the partitions that move to other members")
         if gained:
-            self._held |= gained
-            self._fences.update(dict.fromkeys(gained, generation))
+            self.tenures.claim(dict.fromkeys(gained, generation))
             await self._listener.assigned(gained)
 
     async def lost(self, why: str) -> None:
@@ -190,7 +189,7 @@ class KafkaMembership(KafkaMember):
         await super().lost(why)
 
     async def leaving(self) -> None:
-        await self._give_up(self._held)
+        await self._give_up(self.tenures.drain(self.held))
 
     def acknowledged(self, started: float, *, rebalancing: bool) -> None:
         session_s = self._settings.group.session_timeout_s

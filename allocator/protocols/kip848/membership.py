@@ -114,8 +114,7 @@ class Kip848Membership(KafkaMember):
         gained = {each: partition for each, partition in named.items() if partition.topic in self._wanted}
         if gained:
             self._names.update(gained)
-            self._held |= frozenset(gained.values())
-            self._fences.update(dict.fromkeys(gained.values(), self.generation))
+            self.tenures.claim(dict.fromkeys(gained.values(), self.generation))
             log.info("%s: %s starts %d partitions", self._group_name, self.member_id, len(gained))
             await self._listener.assigned(frozenset(gained.values()))
         return len(named) == len(new)
@@ -124,7 +123,7 @@ class Kip848Membership(KafkaMember):
         named = frozenset(self._names.pop(each) for each in revoked if each in self._names)
         if named:
             log.info("%s: %s releases %d partitions", self._group_name, self.member_id, len(named))
-            await self._give_up(named)
+            await self._give_up(self.tenures.drain(named))
 
     async def lost(self, why: str) -> None:
         self._names.clear()

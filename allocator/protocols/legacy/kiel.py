@@ -209,7 +209,7 @@ class _KielMember(OwnersMembership):
             shared, seal = read_shared(self._paths.partitions, (await self._shared.get())[0])
         except InvalidZnode as error:
             self._listener.failed(error)
-            return self._held
+            return self.held
         if seal is not None and seal.phase is not HandoverPhase.SEALING:
             log.info("%s: the group moves to %s; %s releases its partitions", self._group, seal.root, self.member_id)
             self._renewing = True
@@ -228,7 +228,7 @@ class _KielMember(OwnersMembership):
         except Exception as error:  # noqa: BLE001  the user's function may raise anything
             log.error("%s: the allocator function failed: %r", self._group, error)
             self._listener.failed(error)
-            return self._held
+            return self.held
         now = self._clock()
         self._since = {p: self._since.get(p, now) for p in mine}
         return mine
@@ -260,7 +260,7 @@ class _KielMember(OwnersMembership):
         for topic in filter(self._selection.__contains__, of_topics):
             mine, existing = {TopicPartition(topic, n) for n in of_topics[topic]}, self._topics.partitions(topic)
             # a starting broker may report existing topics as missing; and kiel still assigns deleted partitions
-            found |= mine & (self._held if existing is None else {TopicPartition(topic, n) for n in existing})
+            found |= mine & (self.held if existing is None else {TopicPartition(topic, n) for n in existing})
         return frozenset(found)
 
     def _wait_s(self, partition: TopicPartition) -> float:

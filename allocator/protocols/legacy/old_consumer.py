@@ -190,7 +190,7 @@ class _OldConsumer(OwnersMembership):
         for topic in sorted(self._registered):
             numbers = self._topics.partitions(topic)
             if numbers is None:  # a starting broker may report existing topics as missing
-                mine |= {p for p in self._held if p.topic == topic}
+                mine |= {p for p in self.held if p.topic == topic}
             else:
                 mine |= {TopicPartition(topic, number) for number in self._assign(topic, sorted(numbers))}
         view = (self._said, frozenset(mine))
@@ -271,8 +271,8 @@ class ConsumersMembership(_OldConsumer):
         )
         return range_share(numbers, len(threads), threads.index(f"{self.member_id}-0"))
 
-    async def _drained(self, partitions: Partitions) -> None:
-        await super()._drained(partitions)
+    async def _released(self, partitions: Partitions) -> None:
+        await super()._released(partitions)
         if self._clock() - self._last_change > NUDGE_S:
             await self._nudge()
 

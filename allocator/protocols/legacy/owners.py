@@ -24,7 +24,7 @@ from allocator.core.subscription import PartitionCountSource, TopicSelection
 from allocator.core.telemetry import Measures
 from allocator.core.zookeeper import ConnectionLost, EphemeralZnodes, NoZnode, Op, Watched, ZnodeExists, ZooKeeperClient
 from allocator.errors import AllocatorError
-from allocator.types import Partitions, TopicPartition
+from allocator.types import NO_PARTITIONS, Partitions, TopicPartition
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +67,7 @@ class OwnersMembership(SessionMembership):
         self._registration = EphemeralZnodes(zk)  # the znodes of the member itself
         self._claimed: dict[TopicPartition, tuple[str, ...]] = {}
         self._claim_session: int | None = None
+        self._unclaiming: Partitions = NO_PARTITIONS  # released, and their claims are being deleted
         self._doubtful: dict[TopicPartition, tuple[str, ...]] = {}  # the reply was lost: the claim may exist
         self._ensured: set[str] = set()
         self._listings: dict[str, Watched[list[str]]] = {}
@@ -133,15 +134,15 @@ class OwnersMembership(SessionMembership):
             self._changed.clear()
             wait_s = None
             if self._leaving or self._renewing:
-                self._release(self._held, scope)
-                if not self._draining:
+                self._release(self.held, scope)
+                if not (self.tenures.assignment or self._unclaiming):
                     return
                 continue
             try:
                 mine = await self._mine()
-                self._release(self._held - mine, scope)
+                self._release(self.held - mine, scope)
                 if not self._starting:
-                    wait_s = await self._gain(mine - self._held - self._draining, scope)
+                    wait_s = await self._gain(mine - self.tenures.owned - self._unclaiming, scope)
             except ConnectionLost:
                 await asyncio.sleep(RETRY_S)
                 self._changed.set()
@@ -150,16 +151,17 @@ class OwnersMembership(SessionMembership):
         """Claims free partitions and starts them. Returns the seconds until the next try; None: a watch triggers it."""
         if self._doubtful:
             await self._recover()
-            await self._unclaim(self._claimed.keys() - wanted - self._held - self._draining)
+            await self._unclaim(self._claimed.keys() - wanted - self.tenures.owned - self._unclaiming)
         waits = {p: self._wait_s(p) for p in wanted}
         ready = frozenset(p for p, wait_s in waits.items() if wait_s <= 0)
         later = [wait_s for wait_s in waits.values() if wait_s > 0]
         if ready:
-            gained = await self._claim(ready)
+            fences = await self._claim(ready)
+            gained = frozenset(fences)
             if gained:
-                self._held |= gained
+                self.tenures.claim(fences)
                 log.info(
-                    "%s: %s gains %d partitions, holds %d", self._group, self.member_id, len(gained), len(self._held)
+                    "%s: %s gains %d partitions, holds %d", self._group, self.member_id, len(gained), len(self.held)
                 )
                 self._start(gained, scope)
             retry_s = await self._await_claims(ready - gained) if gained != ready else None
@@ -169,8 +171,8 @@ class OwnersMembership(SessionMembership):
 
     # -- claims --------------------------------------------------------------------------------------------------
 
-    async def _claim(self, partitions: Partitions) -> Partitions:
-        """Creates claims. Returns the partitions that this member has claimed."""
+    async def _claim(self, partitions: Partitions) -> dict[TopicPartition, int]:
+        """Creates claims. Returns the partitions that this member has claimed, with their fencing tokens."""
         gained = partitions & self._claimed.keys()
         free = iter(sorted(partitions - gained - await self._taken(partitions)))
         while some := list(islice(free, AT_ONCE)):
@@ -189,8 +191,7 @@ class OwnersMembership(SessionMembership):
                 raise
             self._claimed.update(paths)
             gained |= paths.keys()
-        await self._number(gained)
-        return gained
+        return await self._fences(gained)
 
     async def _taken(self, partitions: Partitions) -> Partitions:
         """The partitions that have a claim."""
@@ -207,13 +208,15 @@ class OwnersMembership(SessionMembership):
             found |= wanted & claims
         return frozenset(found)
 
-    async def _number(self, partitions: Partitions) -> None:
-        """Sets the fence of each claimed partition to the id of the transaction that created its znode."""
+    async def _fences(self, partitions: Partitions) -> dict[TopicPartition, int]:
+        """The fencing token of each claimed partition is the id of the transaction that created its znode."""
+        fences: dict[TopicPartition, int] = {}
         claimed = iter(partitions)
         while some := list(islice(claimed, AT_ONCE)):
             stats = await asyncio.gather(*(self._zk.exists(self._claimed[p][0]) for p in some))
             # one that is missing was deleted by hand: the lowest number lets every other owner take over
-            self._fences.update((p, -1 if stat is None else stat.created_zxid) for p, stat in zip(some, stats))
+            fences.update((p, -1 if stat is None else stat.created_zxid) for p, stat in zip(some, stats))
+        return fences
 
     async def _recover(self) -> None:
         """Checks which of the doubtful claims belong to this session."""
@@ -240,10 +243,14 @@ class OwnersMembership(SessionMembership):
     def _soon(self) -> None:
         asyncio.get_running_loop().call_later(GATHER_S, self._changed.set)
 
-    async def _drained(self, partitions: Partitions) -> None:
-        if self._leaving:
-            return  # the end of the session deletes them all; ZooKeeper may not respond now
-        await self._unclaim(partitions)
+    async def _released(self, partitions: Partitions) -> None:
+        if not self._leaving:  # else the end of the session deletes them all; ZooKeeper may not respond now
+            self._unclaiming |= partitions
+            try:
+                await self._unclaim(partitions)
+            finally:
+                self._unclaiming -= partitions
+        await super()._released(partitions)
 
     async def _unclaim(self, partitions: Iterable[TopicPartition]) -> None:
         """Deletes claims; retries until they or the session have ended.

@@ -24,7 +24,7 @@ from typing import Any, Optional, TypeVar
 from allocator.core.aio import wait_for_event
 from allocator.core.client import KafkaClient
 from allocator.core.consumer import Connections, lag
-from allocator.core.membership import Membership
+from allocator.core.membership import AssignmentListener, Membership
 from allocator.core.offsets import Coordinator, GroupOffsets
 from allocator.core.subscription import stamped
 from allocator.errors import BrokersUnavailable, CommitFailed, ZooKeeperUnavailable
@@ -94,7 +94,7 @@ def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
         loop.close()
 
 
-class _MemberRunner:
+class _MemberRunner(AssignmentListener):
     """The part of the member on its own loop, and the `AssignmentListener` of its membership."""
 
     def __init__(self, options: Options) -> None:

@@ -323,8 +323,8 @@ class ZooKeeperMembership(SessionMembership):
             self._changed.clear()
             if self._leaving or self._renewing:
                 # ZooKeeper may not respond, so do not wait for it: the end of the session releases the partitions
-                self._release(self._held, scope)
-                if not self._draining:
+                self._release(self.held, scope)
+                if not self.tenures.assignment:
                     return
                 continue
             try:
@@ -354,22 +354,22 @@ class ZooKeeperMembership(SessionMembership):
         self.generation = max(self.generation, document.generation)
         self._tell_refusal(document.refused.get(self.member_id))
         mine = document.owners.get(self.member_id, NO_PARTITIONS)
-        self._release(self._held - mine, scope)
+        self._release(self.held - mine, scope)
         promised = document.promised.get(self.member_id)
         if promised and self._expected is not None:
             self._expected(promised, False)
-        gained = mine - self._held - self._draining
+        gained = mine - self.tenures.owned
         if gained and not self._starting:
             await self._gain(gained, document, version, scope)
         elif self._must_write(document):
-            await self._write_claim(Claim(document.revision, self._held | self._draining, document.generation))
+            await self._write_claim(Claim(document.revision, self.tenures.owned, document.generation))
 
     async def _gain(self, gained: Partitions, document: AssignmentDocument, version: int, scope: TaskGroup) -> None:
         if self._expected is not None:
             # the former owners have released these partitions, or their sessions have ended. Nobody else can claim them
             # until the check of the transaction
             self._expected(gained, True)
-        claim = Claim(document.revision, self._held | self._draining | gained, document.generation)
+        claim = Claim(document.revision, self.tenures.owned | gained, document.generation)
         try:
             # the check fails if a newer assignment, which this member has not read, gives the partitions to another
             transaction = await self._zk.multi(
@@ -385,27 +385,26 @@ class ZooKeeperMembership(SessionMembership):
                 raise MembershipLost("its claim was deleted") from None
             return  # the watch on the assignment has fired, or is about to
         self._claim = claim
-        self._held |= gained
         # not the creation of the claim: an older member may get the partition after a younger one
-        self._fences.update(dict.fromkeys(gained, transaction))
+        self.tenures.claim(dict.fromkeys(gained, transaction))
         log.info(
             "%s: %s gains %d partitions, holds %d (generation %d)",
             self._group,
             self.shown,
             len(gained),
-            len(self._held),
+            len(self.held),
             document.generation,
         )
         self._start(gained, scope)
 
     def _must_write(self, document: AssignmentDocument) -> bool:
-        if self._claim.held != self._held | self._draining:
+        if self._claim.held != self.tenures.owned:
             return True
         waiting = document.waiting.get(self.member_id)
         if waiting is None or self._claim.revision >= waiting.since:
             return False
         # while all of it is drained there is nothing to release yet; the end of the drain writes the claim
-        return not waiting.partitions <= self._draining
+        return not waiting.partitions <= self.tenures.owned - self.held
 
     async def _write_claim(self, claim: Claim) -> None:
         try:

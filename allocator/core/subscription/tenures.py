@@ -1,0 +1,127 @@
+"""The record of ownership: which partitions this member owns, and which of them are on their way out.
+
+Guarantee: a partition has at most one tenure at a time, and a tenure that has ended never begins again. Only the
+membership changes the record. All other code asks it.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+from collections.abc import Callable, Iterable, Mapping
+from typing import Generic, TypeVar
+
+from allocator.core.subscription.loss import OutOfTurn
+from allocator.core.types import Partitions, TopicPartition
+
+__all__ = ["Changes", "Phase", "Tenure", "Tenures"]
+
+
+class Phase(enum.Enum):
+    """How far a tenure is."""
+
+    ACTIVE = "owned"
+    DRAINING = "owned until the delivered records are done and committed; nothing more is delivered"
+    ENDED = "released or lost; another member may own the partition"
+
+
+class Tenure:
+    """One ownership of one partition. A partition that comes back gets a new tenure.
+
+    Code that waits keeps the tenure, and asks its `phase` before it goes on.
+    """
+
+    __slots__ = ("fence", "partition", "phase")
+
+    def __init__(self, partition: TopicPartition, fence: int | None = None) -> None:
+        self.partition = partition
+        self.fence = fence
+        """The fencing token: it grows with each new owner of the partition. None without a membership."""
+        self.phase = Phase.ACTIVE
+
+
+class Changes:
+    """Counts changes of the partitions of one consumer."""
+
+    __slots__ = ("_epochs", "version")
+
+    def __init__(self) -> None:
+        self.version = 0
+        self._epochs = itertools.count(1)
+
+    def next_epoch(self) -> int:
+        """A new number. No partition gets it twice."""
+        return next(self._epochs)
+
+
+T = TypeVar("T", bound=Tenure)
+
+
+class Tenures(Generic[T]):
+    """The tenures of one member. `begin` makes a tenure from a partition and its fencing token."""
+
+    def __init__(self, begin: Callable[[TopicPartition, int | None], T]) -> None:
+        self._begin = begin
+        self._changes = Changes()
+        self.assignment: dict[TopicPartition, T] = {}
+        """The owned partitions, in the order of fetching. A change replaces the dict."""
+        self.on_end: Callable[[list[T]], None] = lambda ended: None
+        """Called with tenures that have just ended."""
+
+    @property
+    def version(self) -> int:
+        """A number that grows with each change that may affect what to fetch."""
+        return self._changes.version
+
+    @property
+    def owned(self) -> Partitions:
+        """The partitions that this member owns, including those that drain."""
+        return frozenset(self.assignment)
+
+    @property
+    def held(self) -> Partitions:
+        """The partitions that this member owns and goes on reading."""
+        return frozenset(p for p, tenure in self.assignment.items() if tenure.phase is Phase.ACTIVE)
+
+    def is_assigned(self, partition: TopicPartition) -> bool:
+        """Whether this member owns the partition; it may drain."""
+        return partition in self.assignment
+
+    # -- called by the membership
+
+    def claim(self, fences: Mapping[TopicPartition, int | None]) -> None:
+        """Begins to own these partitions, with their fencing tokens. Raises OutOfTurn for one that is owned."""
+        if not self.assignment.keys().isdisjoint(fences):
+            raise OutOfTurn(f"{sorted(self.assignment.keys() & fences.keys())} are owned already")
+        new = {partition: self._begin(partition, fence) for partition, fence in fences.items()}
+        self.assignment = {**self.assignment, **new}
+        self._changes.version += 1
+
+    def drain(self, partitions: Iterable[TopicPartition]) -> list[T]:
+        """Delivers nothing more of these owned partitions. Returns their tenures, for `release`."""
+        tenures = [self.assignment[partition] for partition in partitions]
+        for tenure in tenures:
+            tenure.phase = Phase.DRAINING
+        self._changes.version += 1
+        return tenures
+
+    def release(self, tenures: Iterable[T]) -> None:
+        """Ends these tenures, which have drained. Skips those that have ended. Raises OutOfTurn for an active one."""
+        ending = [tenure for tenure in tenures if tenure.phase is not Phase.ENDED]
+        if any(tenure.phase is Phase.ACTIVE for tenure in ending):
+            raise OutOfTurn("an active partition drains before it is released")
+        self._end(ending)
+
+    def lose(self) -> Partitions:
+        """Ends all tenures at once. Returns their partitions."""
+        lost = self.owned
+        self._end(list(self.assignment.values()))
+        return lost
+
+    def _end(self, tenures: list[T]) -> None:
+        if tenures:
+            for tenure in tenures:
+                tenure.phase = Phase.ENDED
+            self.assignment = {p: each for p, each in self.assignment.items() if each.phase is not Phase.ENDED}
+            self._changes.version += 1
+            self.on_end(tenures)

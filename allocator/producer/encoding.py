@@ -86,7 +86,7 @@ class BatchTooLarge(AllocatorError):
         )
 
 
-def encode(batch: Batch, zstd: bool = True) -> Iterator[Encoded]:
+def encode(batch: Batch, zstd: bool = True, target: int = TARGET_BYTES) -> Iterator[Encoded]:
     """All records of `batch` in order. `next` of the last batch also covers invisible records.
 
     A batch of v2 keeps its payload where a broker accepts it from a producer. Without `zstd`, for brokers that do not
@@ -99,7 +99,7 @@ def encode(batch: Batch, zstd: bool = True) -> Iterator[Encoded]:
             if codec == _ZSTD and not zstd:
                 codec, data = _GZIP, None
             whole = None if data is None else _as_it_came(part, data)
-            for encoded in written(iter(part), codec) if whole is None else (whole,):
+            for encoded in written(iter(part), codec, target) if whole is None else (whole,):
                 if encoded.size > MOST_BYTES:
                     raise BatchTooLarge(batch.topic, batch.partition, encoded)
                 if waiting is not None:
@@ -131,13 +131,13 @@ def _as_it_came(part: Batch, data: memoryview) -> Encoded | None:
     )
 
 
-def written(records: Iterator[Record], codec: int) -> Iterator[Encoded]:
-    """Batches of about `TARGET_BYTES` before compression by `codec`.
+def written(records: Iterator[Record], codec: int, target: int = TARGET_BYTES) -> Iterator[Encoded]:
+    """Batches of about `target` bytes before compression by `codec`.
 
     Raises CorruptRecordError, after the batches before it.
     """
     write: Callable[[int], Rows | None] = getattr(records, "write", None) or Writer(records).write
-    while (made := write(TARGET_BYTES)) is not None:
+    while (made := write(target)) is not None:
         rows, count, base_time, max_time, runs, after = made
         payload = compress(rows, codec)
         yield Encoded(runs[0][0], after, tuple(runs), count, codec, base_time, max_time, memoryview(payload))

@@ -79,6 +79,9 @@ def main(log: str, remove: str, command: list[str]) -> None:
                 return
             if running:
                 os.kill(pid, ORDERS[line])
+            if running and line == b"STOP" and hasattr(os, "waitid"):  # macOS lacks it
+                # on a busy machine its other threads go on until one has taken the signal
+                os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
             say(f"ok {line.decode()}")
     if running:
         os.kill(pid, signal.SIGKILL)

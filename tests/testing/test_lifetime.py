@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -126,3 +127,19 @@ def test_leased_ports_are_not_leased_twice():
     assert len(set(ports)) == 100
     first.release()
     second.release()
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs the states of threads, as Linux has them")
+def test_a_server_is_paused_with_all_of_its_threads_when_the_order_returns(tmp_path):
+    program = "import threading\nfor _ in range(8): threading.Thread(target=lambda: exec('while True: pass')).start()"
+    process = ServerProcess([sys.executable, "-c", program], tmp_path / "log")
+    try:
+        tasks = Path(f"/proc/{process.pid}/task")
+        wait_until(lambda: len(list(tasks.iterdir())) > 8, 30, "its threads")
+        for _ in range(20):
+            process.order("STOP")
+            process.order("STOP")  # is stopped already
+            assert {(task / "stat").read_text().rpartition(")")[2].split()[0] for task in tasks.iterdir()} == {"T"}
+            process.order("CONT")
+    finally:
+        process.close()

@@ -179,8 +179,7 @@ async def test_a_log_that_an_unclean_election_cut_is_noticed(reset: str) -> None
         tp = next(each for each in parts(topic, 2) if cluster.leader(*each) is first)
         (second,) = (node for node in cluster.brokers if node is not first)
         state = start_at([tp], 0, reset)
-        settings = {"auto_offset_reset": reset, "isolation_level": "read_committed"}
-        async with Connected(cluster, state, **settings) as fetcher:
+        async with Connected(cluster, state, isolation_level="read_committed") as fetcher:
 
             async def write(value: bytes, count: int) -> None:
                 await asyncio.to_thread(cluster.produce, topic, [(None, value, tp.partition)] * count)

@@ -129,7 +129,7 @@ def test_leased_ports_are_not_leased_twice():
     second.release()
 
 
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs the states of threads, as Linux has them")
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc, which has the states of threads")
 def test_a_server_is_paused_with_all_of_its_threads_when_the_order_returns(tmp_path):
     program = "import threading\nfor _ in range(8): threading.Thread(target=lambda: exec('while True: pass')).start()"
     process = ServerProcess([sys.executable, "-c", program], tmp_path / "log")

@@ -17,7 +17,7 @@ from allocator.core.errors import AllocatorError, BrokerError, Closed
 from allocator.core.fetch.buffer import OutOfRange, PartitionBuffer
 from allocator.core.fetch.lookups import Lookups
 from allocator.core.fetch.planner import PlannedFetch, Planner
-from allocator.core.fetch.position_requests import Doubted, Faults, PositionRequests
+from allocator.core.fetch.position_requests import Doubted, PositionFaults, PositionRequests
 from allocator.core.fetch.reactor import SERVED, Effects, effects_of, effects_of_failure
 from allocator.core.fetch.repeats import RepeatedFailures
 from allocator.core.subscription import SubscriptionState
@@ -42,7 +42,7 @@ REPLICA_LEASE_S = 300.0
 REPLICA_SHUNNED_S = 20.0
 
 
-class Sink(Faults, Protocol):
+class Sink(PositionFaults, Protocol):
     """What the loop reports, and to which object: the `Fetcher`."""
 
     def arrived(self, buffer: PartitionBuffer) -> None: ...

@@ -30,7 +30,7 @@ Doubted = set[TopicPartition]
 """The partitions whose leader should be looked up."""
 
 
-class Faults(Protocol):
+class PositionFaults(Protocol):
     """What the requests report, and to which object: the `Fetcher`."""
 
     def fail(self, tp: TopicPartition, error: AllocatorError, *, lasting: bool = False) -> None: ...
@@ -71,7 +71,7 @@ class PositionRequests:
         self,
         client: KafkaClient,
         state: SubscriptionState,
-        faults: Faults,
+        faults: PositionFaults,
         lost: Callable[[RecordsLost], None] | None,
         *,
         isolation_level: str,

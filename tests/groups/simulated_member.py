@@ -107,8 +107,6 @@ class Worker:
             expected=self._expected,
             clock=world.loop.time,
         )
-        # the one thing that the membership leaves to chance, and functions may go by the order of ids
-        self.membership._prefix = f"m-{world.random.getrandbits(64):016x}-"
 
     @property
     def may_act(self) -> bool:

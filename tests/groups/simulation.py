@@ -28,6 +28,7 @@ import asyncio
 import contextlib
 import contextvars
 import random
+import uuid
 from collections.abc import Callable, Sequence
 from typing import Any, Optional
 from unittest import mock
@@ -111,12 +112,13 @@ class Simulation:
         self._dies_at_step = dies_at_step
 
     def run(self) -> None:
-        # the wall clock of the leader is virtual too
+        # the wall clock of the leader is virtual too. The ids of members are drawn, and functions may go by their order
         with contextlib.ExitStack() as patches:
             for place, name, by in (
                 (group_znodes, "wall_ms", self._wall_ms),
                 (following, "REST_MS", 1000),
                 (session, "Watchdog", VirtualWatchdog),
+                (uuid, "uuid4", lambda: uuid.UUID(int=self.random.getrandbits(128))),
             ):
                 patches.enter_context(mock.patch.object(place, name, by))
             self._run()

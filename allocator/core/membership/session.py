@@ -12,7 +12,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable, Container, Iterable
+from collections.abc import Awaitable, Callable, Container
 from typing import Any
 
 from allocator.core.aio.tasks import TaskGroup, first_of, wait_for_event, within
@@ -89,8 +89,9 @@ class SessionMembership(GroupMembership):
         """Runs while the lease lasts. Returns when the member leaves (or leaves to join again), with nothing held."""
         raise NotImplementedError
 
-    def _znodes(self) -> Iterable[str]:
-        """The znodes to delete when the membership ends while the session lives."""
+    async def _delete_ours(self, released: bool) -> None:
+        """Deletes the member's znodes when the membership ends while the session lives. `released`: whether the member
+        itself released all partitions."""
         raise NotImplementedError
 
     # -- the surface ---------------------------------------------------------------------------------------------
@@ -261,12 +262,8 @@ class SessionMembership(GroupMembership):
     async def _delete_znodes(self, released: bool) -> None:
         if self._zk.state is SessionState.CONNECTED:
             # the session may live on after the member's znode was deleted, and with it the claim
-            with contextlib.suppress(asyncio.TimeoutError):
+            with contextlib.suppress(asyncio.TimeoutError, ZooKeeperError):
                 await within(self._delete_ours(released), 2.0)
-
-    async def _delete_ours(self, released: bool) -> None:
-        """`released`: whether the member itself released all partitions."""
-        await asyncio.gather(*map(self._zk.delete, self._znodes()), return_exceptions=True)
 
     def _state_changed(self, state: SessionState) -> None:
         if state is SessionState.CONNECTED:

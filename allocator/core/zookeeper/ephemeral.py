@@ -1,4 +1,4 @@
-"""Creates ephemeral znodes so that a lost response leaves none of them behind.
+"""Creates ephemeral znodes, and finds them again after a lost response.
 
 If the connection is lost before the response, ZooKeeper may have executed the request, and the session may go on. A
 znode that a client has created without knowing it is a ghost: the other clients respect it, and nobody deletes it
@@ -7,56 +7,106 @@ before the session ends.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
+from itertools import islice
 
-from allocator.core.zookeeper.client import NoZnode, Op, ZooKeeperClient
+from allocator.core.zookeeper.client import ConnectionLost, NoZnode, Op, ZooKeeperClient, ZooKeeperError
+
+AT_ONCE = 200  # requests at a time. more: other clients wait longer; less: more round trips
 
 
 class EphemeralZnodes:
     """The ephemeral znodes that a client creates for one purpose, for example those of one member.
 
-    Guarantee: ZooKeeper has at most those of the last successful call. After ConnectionLost, call the method again once
-    the connection is back: it finds and deletes what an earlier call has created, in this session or in an earlier one.
+    Guarantee: no znode is forgotten, whether it was created in this session or in an earlier one. After ConnectionLost,
+    call any method again once the connection is back: it first finds out which znodes exist.
     """
 
     def __init__(self, zk: ZooKeeperClient) -> None:
+        self.paths: dict[str, None] = {}
+        """The znodes that exist, in the order of their creation; without those whose request had no response."""
         self._zk = zk
-        self._paths: tuple[str, ...] = ()
-        self._prefix: str | None = None
+        self._unknown: dict[str, object] = {}  # path -> the request without a response
+        self._prefixes: set[str] = set()  # of sequential znodes whose creation had no response
         self._sessions: set[int | None] = set()
 
     async def create(self, znodes: Mapping[str, bytes]) -> None:
-        """Creates znodes (path -> data) in one transaction. Raises ZnodeExists if another client has one of them."""
-        await self.delete()
-        self._paths = tuple(znodes)
+        """Creates those of the znodes (path -> data) that this client does not have, in one transaction.
+
+        Raises ZnodeExists if another client has one of them.
+        """
+        await self.recover()
+        missing = [path for path in znodes if path not in self.paths]
+        if not missing:
+            return
         self._sessions.add(self._zk.session_id)
-        await self._zk.multi([Op("create", path, data, ephemeral=True) for path, data in znodes.items()])
+        self._doubt(missing)
+        try:
+            await self._zk.multi([Op("create", path, znodes[path], ephemeral=True) for path in missing])
+        except ZooKeeperError as error:
+            if not isinstance(error, ConnectionLost):
+                self._settle(missing)
+            raise
+        self._settle(missing)
+        self.paths.update(dict.fromkeys(missing))
 
     async def create_sequential(self, prefix: str, data: bytes = b"") -> str:
-        """Creates one znode and returns its path: `prefix`, which no other client uses, and a number."""
-        await self.delete()
-        self._prefix = prefix
+        """Creates a znode and returns its path: `prefix`, which no other client uses, and a number."""
+        await self.recover()
         self._sessions.add(self._zk.session_id)
-        return await self._zk.create(prefix, data, ephemeral=True, sequence=True)
+        self._prefixes.add(prefix)
+        path = await self._zk.create(prefix, data, ephemeral=True, sequence=True)
+        self._prefixes.discard(prefix)
+        self.paths[path] = None
+        return path
 
-    async def delete(self) -> None:
-        """Deletes the znodes, the newest first; does nothing if there are none."""
-        if not self._sessions:
+    async def delete(self, paths: Collection[str] | None = None) -> None:
+        """Deletes these znodes, all by default. Does nothing for those that this client does not have."""
+        await self.recover()
+        left = iter([path for path in self.paths if paths is None or path in paths])
+        while some := list(islice(left, AT_ONCE)):
+            await self._delete(some)
+
+    async def recover(self) -> None:
+        """Finds out which znodes exist after lost responses, or after the session was replaced."""
+        if self._zk.session_id not in self._sessions:
+            self._doubt(tuple(self.paths))
+        if not self._unknown and not self._prefixes:
             return
         await self._zk.sync()
-        for path in [*await self._with_prefix(), *reversed(self._paths)]:
-            stat = await self._zk.exists(path)
-            if stat is not None and stat.owner in self._sessions:
-                with contextlib.suppress(NoZnode):
-                    await self._zk.delete(path)
-        self._paths, self._prefix = (), None
-        self._sessions.clear()
+        for prefix in tuple(self._prefixes):
+            directory, _, start = prefix.rpartition("/")
+            with contextlib.suppress(NoZnode):
+                names = await self._zk.get_children(directory)
+                self._doubt(f"{directory}/{name}" for name in names if name.startswith(start))
+            self._prefixes.discard(prefix)
+        unknown = iter(tuple(self._unknown.items()))
+        while some := list(islice(unknown, AT_ONCE)):
+            stats = await asyncio.gather(*(self._zk.exists(path) for path, _ in some))
+            for (path, request), stat in zip(some, stats):
+                if self._unknown.get(path) is request:  # no other call has created or deleted it since
+                    self._settle([path])
+                    if stat is not None and stat.owner in self._sessions:
+                        self.paths[path] = None
 
-    async def _with_prefix(self) -> list[str]:
-        if self._prefix is None:
-            return []
-        directory, _, start = self._prefix.rpartition("/")
-        with contextlib.suppress(NoZnode):
-            return [f"{directory}/{name}" for name in await self._zk.get_children(directory) if name.startswith(start)]
-        return []
+    async def _delete(self, paths: list[str]) -> None:
+        self._doubt(paths)
+        try:
+            await self._zk.multi([Op("delete", path) for path in paths])
+        except NoZnode:  # somebody else deleted one of them, so none was deleted now
+            await self.recover()
+            for path in [path for path in paths if path in self.paths]:
+                await self._delete([path])
+        else:
+            self._settle(paths)
+
+    def _doubt(self, paths: Iterable[str]) -> None:
+        for path in paths:
+            self.paths.pop(path, None)
+            self._unknown[path] = object()
+
+    def _settle(self, paths: Iterable[str]) -> None:
+        for path in paths:
+            self._unknown.pop(path, None)

@@ -169,7 +169,9 @@ class _KielMember(OwnersMembership):
             await self._zk.ensure_path(path)
         # a new name for each session: the znode of the last session may still exist
         self.member_id = f"{re.sub('[^!-.0-~]', '-', self._settings.name)}-{uuid.uuid4().hex[:8]}"
-        await self._registration.create(dict.fromkeys(self._member_znodes(), b""))
+        # the first one marks the member as one of this library
+        mark = f"{self._paths.ours}/{self.member_id}"
+        await self._registration.create({mark: b"", self._paths.member(self.member_id): b""})
         zk, paths, changed = self._zk, self._paths, self._changed.set
         self._members = Watched(lambda watch: zk.get_children(paths.members, watch), changed)
         self._ours = Watched(lambda watch: zk.get_children(paths.ours, watch), changed)
@@ -183,14 +185,6 @@ class _KielMember(OwnersMembership):
 
     def _proof(self) -> tuple[str, bytes]:
         return self._paths.member(self.member_id), b""
-
-    def _member_znodes(self) -> tuple[str, str]:
-        # first the znode that marks the member as one of this library
-        return f"{self._paths.ours}/{self.member_id}", self._paths.member(self.member_id)
-
-    def _znodes(self) -> Iterable[str]:
-        # the mark last: without it, others would take this member for one of kiel
-        return (*self._claim_znodes(), *reversed(self._member_znodes()))
 
     def _claim_paths(self, partition: TopicPartition) -> tuple[str, ...]:
         return (f"{self._paths.owners}/{partition.topic}:{partition.partition}",)
@@ -519,6 +513,7 @@ async def until_empty(zk: ZooKeeperClient, path: str) -> None:
 async def _locked(zk: ZooKeeperClient, path: str, lock: EphemeralZnodes) -> AsyncIterator[None]:
     """kiel's lock on the shared list, by kazoo's recipe. Raises ConnectionLost and NoZnode."""
     await zk.ensure_path(path)
+    await lock.delete()  # an earlier call may have left one
     mine = (await lock.create_sequential(f"{path}/{uuid.uuid4().hex}{LOCK}")).rpartition("/")[2]
     try:
         while True:

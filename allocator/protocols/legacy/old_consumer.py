@@ -167,9 +167,6 @@ class _OldConsumer(OwnersMembership):
     def _proof(self) -> tuple[str, bytes]:
         return self._own_znodes()[0]
 
-    def _znodes(self) -> Iterable[str]:
-        return (*self._claim_znodes(), *(path for path, _ in self._own_znodes()))
-
     def _claim_of(self, directory: str, name: str) -> TopicPartition | None:
         number = name.rpartition("-")[2]  # of either dialect
         topic = re.sub("^b'(.*)'$", r"\1", directory.rpartition("/")[2])

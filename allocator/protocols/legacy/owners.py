@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
@@ -22,7 +22,7 @@ from allocator.core.aio import TaskGroup, boot_clock, wait_for_event
 from allocator.core.membership import AssignmentListener, MemberSettings, SessionMembership
 from allocator.core.subscription import PartitionCountSource, TopicSelection
 from allocator.core.telemetry import Measures
-from allocator.core.zookeeper import ConnectionLost, EphemeralZnodes, NoZnode, Op, Watched, ZnodeExists, ZooKeeperClient
+from allocator.core.zookeeper import ConnectionLost, EphemeralZnodes, Watched, ZnodeExists, ZooKeeperClient
 from allocator.errors import AllocatorError
 from allocator.types import NO_PARTITIONS, Partitions, TopicPartition
 
@@ -65,10 +65,10 @@ class OwnersMembership(SessionMembership):
         self._topic_poll_s = settings.topic_poll_s
         self._clock = clock
         self._registration = EphemeralZnodes(zk)  # the znodes of the member itself
-        self._claimed: dict[TopicPartition, tuple[str, ...]] = {}
+        self._claims = EphemeralZnodes(zk)
         self._claim_session: int | None = None
         self._unclaiming: Partitions = NO_PARTITIONS  # released, and their claims are being deleted
-        self._doubtful: dict[TopicPartition, tuple[str, ...]] = {}  # the reply was lost: the claim may exist
+        self._paths_of: dict[TopicPartition, tuple[str, ...]] = {}  # of the claims that this member tried to create
         self._ensured: set[str] = set()
         self._listings: dict[str, Watched[list[str]]] = {}
 
@@ -109,13 +109,10 @@ class OwnersMembership(SessionMembership):
         self._listings = {}
         self._ensured = set()
         if self._claim_session != self._zk.session_id:
-            self._claimed, self._doubtful = {}, {}  # they ended with their session; others may own them now
+            self._claims = EphemeralZnodes(self._zk)  # the others ended with their session
         self._claim_session = self._zk.session_id
-        # the session may outlive a membership; others may own claims that were deleted in between
-        self._doubtful.update(self._claimed)
-        self._claimed = {}
-        await self._recover()
-        await self._unclaim(frozenset(self._claimed))
+        await self._claims.delete()  # the session may outlive a membership
+        self._paths_of = {}
         await self._registration.delete()
 
     async def _take_part(self, scope: TaskGroup) -> None:
@@ -149,9 +146,8 @@ class OwnersMembership(SessionMembership):
 
     async def _gain(self, wanted: Partitions, scope: TaskGroup) -> float | None:
         """Claims free partitions and starts them. Returns the seconds until the next try; None: a watch triggers it."""
-        if self._doubtful:
-            await self._recover()
-            await self._unclaim(self._claimed.keys() - wanted - self.tenures.owned - self._unclaiming)
+        await self._claims.recover()
+        await self._unclaim(self._claimed() - wanted - self.tenures.owned - self._unclaiming)
         waits = {p: self._wait_s(p) for p in wanted}
         ready = frozenset(p for p, wait_s in waits.items() if wait_s <= 0)
         later = [wait_s for wait_s in waits.values() if wait_s > 0]
@@ -173,23 +169,21 @@ class OwnersMembership(SessionMembership):
 
     async def _claim(self, partitions: Partitions) -> dict[TopicPartition, int]:
         """Creates claims. Returns the partitions that this member has claimed, with their fencing tokens."""
-        gained = partitions & self._claimed.keys()
+        gained = partitions & self._claimed()
         free = iter(sorted(partitions - gained - await self._taken(partitions)))
         while some := list(islice(free, AT_ONCE)):
             paths = {p: self._claim_paths(p) for p in some}
-            creates = [Op("create", path, self._claim_data(), ephemeral=True) for path in chain(*paths.values())]
+            self._paths_of.update(paths)
             try:
-                await self._zk.multi(creates)
+                await self._claims.create(dict.fromkeys(chain(*paths.values()), self._claim_data()))
             except ZnodeExists:
                 for listing in self._listings.values():
                     listing.forget()
                 break
             except ConnectionLost:
-                self._doubtful.update(paths)
                 if gained:
                     break  # start these; claim the rest when the connection is back
                 raise
-            self._claimed.update(paths)
             gained |= paths.keys()
         return await self._fences(gained)
 
@@ -213,22 +207,14 @@ class OwnersMembership(SessionMembership):
         fences: dict[TopicPartition, int] = {}
         claimed = iter(partitions)
         while some := list(islice(claimed, AT_ONCE)):
-            stats = await asyncio.gather(*(self._zk.exists(self._claimed[p][0]) for p in some))
+            stats = await asyncio.gather(*(self._zk.exists(self._paths_of[p][0]) for p in some))
             # one that is missing was deleted by hand: the lowest number lets every other owner take over
             fences.update((p, -1 if stat is None else stat.created_zxid) for p, stat in zip(some, stats))
         return fences
 
-    async def _recover(self) -> None:
-        """Checks which of the doubtful claims belong to this session."""
-        if self._doubtful:
-            await self._zk.sync()
-        doubtful = iter(sorted(self._doubtful.items()))
-        while some := list(islice(doubtful, AT_ONCE)):
-            ours = await asyncio.gather(*(self._is_ours(paths[0]) for _, paths in some))
-            for (partition, paths), is_ours in zip(some, ours):
-                if is_ours:
-                    self._claimed[partition] = paths
-                self._doubtful.pop(partition, None)
+    def _claimed(self) -> Partitions:
+        """The partitions whose claims exist."""
+        return frozenset(partition for partition, paths in self._paths_of.items() if paths[0] in self._claims.paths)
 
     async def _await_claims(self, partitions: Partitions) -> float | None:
         """Watches claims of others. Returns the seconds until the next try; None: the watch triggers it."""
@@ -252,58 +238,20 @@ class OwnersMembership(SessionMembership):
                 self._unclaiming -= partitions
         await super()._released(partitions)
 
-    async def _unclaim(self, partitions: Iterable[TopicPartition]) -> None:
-        """Deletes claims; retries until they or the session have ended.
-
-        A claim is doubtful until ZooKeeper has acknowledged its deletion. The claim of the next owner has the same
-        path, so a second deletion could hit that one.
-        """
-        left = [p for p in sorted(partitions) if p in self._claimed]
-        while left and self._claim_session == self._zk.session_id:
-            some = {p: self._claimed.pop(p) for p in left[:AT_ONCE] if p in self._claimed}
-            self._doubtful.update(some)
+    async def _unclaim(self, partitions: Partitions) -> None:
+        """Deletes claims; retries until they or the session have ended."""
+        paths = set(chain(*(self._paths_of[partition] for partition in partitions if partition in self._paths_of)))
+        while paths and self._claim_session == self._zk.session_id:
             try:
-                if some:
-                    await self._delete_all(list(chain(*some.values())))
-            except ConnectionLost:
-                await self._recover_later()
-                continue
-            for partition in some:
-                self._doubtful.pop(partition, None)
-                self._claimed.pop(partition, None)
-            del left[:AT_ONCE]
-
-    async def _recover_later(self) -> None:
-        """Checks the doubtful claims as soon as ZooKeeper responds again."""
-        while self._claim_session == self._zk.session_id:
-            await asyncio.sleep(RETRY_S)
-            with contextlib.suppress(ConnectionLost):
-                await self._recover()
+                await self._claims.delete(paths)
                 return
-
-    async def _delete_all(self, paths: Sequence[str]) -> None:
-        try:
-            await self._zk.multi([Op("delete", path) for path in paths])
-        except NoZnode:
-            for path in paths:
-                if await self._is_ours(path):
-                    with contextlib.suppress(NoZnode):
-                        await self._zk.delete(path)
-
-    async def _is_ours(self, path: str) -> bool:
-        """Whether this session created the znode at `path`."""
-        stat = await self._zk.exists(path)
-        return stat is not None and stat.owner == self._zk.session_id
+            except ConnectionLost:
+                await asyncio.sleep(RETRY_S)
 
     async def _delete_ours(self, released: bool) -> None:
-        # ZooKeeper executes the requests of a session in order: a deletion that was sent before has taken effect
-        with contextlib.suppress(ConnectionLost):
-            await self._recover()
-        await super()._delete_ours(released)
-
-    def _claim_znodes(self) -> Iterable[str]:
-        """For `_znodes`: the claims of this session."""
-        return chain(*self._claimed.values()) if self._claim_session == self._zk.session_id else ()
+        if self._claim_session == self._zk.session_id:
+            await self._claims.delete()
+        await self._registration.delete()
 
     def _directories(self, partition: TopicPartition) -> set[str]:
         return {path.rpartition("/")[0] for path in self._claim_paths(partition)}

@@ -50,7 +50,6 @@ from allocator.core.zookeeper.client import (
     NoZnode,
     Op,
     Watched,
-    ZnodeExists,
     ZooKeeperClient,
     ZooKeeperError,
 )
@@ -131,9 +130,7 @@ class ZooKeeperMembership(SessionMembership):
             load_tolerance=settings.load_tolerance,
             version=__version__,
         )
-        self._prefix = f"m-{uuid.uuid4().hex[:16]}-"
-        self._member_znode, self._claim_znode = EphemeralZnodes(zk), EphemeralZnodes(zk)
-        self._tried = False  # whether a registration was tried
+        self._znodes = EphemeralZnodes(zk)
         self._leader: Leader | None = None
         self._claim = Claim(0)
         self._refused: str | None = None
@@ -177,11 +174,8 @@ class ZooKeeperMembership(SessionMembership):
     def _proof(self) -> tuple[str, bytes]:
         return self._store.paths.member(self.member_id), self._info.encode()
 
-    def _znodes(self) -> Iterable[str]:
-        return self._store.paths.claim(self.member_id), self._store.paths.member(self.member_id)
-
     async def _delete_ours(self, released: bool) -> None:
-        claim, member = self._znodes()
+        claim, member = self._store.paths.claim(self.member_id), self._store.paths.member(self.member_id)
         # the leader is notified of the end of the member before the end of its claim
         ops = [Op("delete", member)]
         if released and self._claim.held:
@@ -196,7 +190,7 @@ class ZooKeeperMembership(SessionMembership):
         try:
             await self._zk.multi(ops)
         except ZooKeeperError:  # one of them was deleted by hand
-            await super()._delete_ours(released)
+            await self._znodes.delete()
         if self._measured is not None:
             with contextlib.suppress(ZooKeeperError):
                 await self._zk.delete(self._store.paths.load(self.member_id))
@@ -210,32 +204,27 @@ class ZooKeeperMembership(SessionMembership):
         await self._follow(scope)
 
     async def _register(self) -> None:
-        if self._tried:
-            await self._store.prepare()
-            # no process acts for the member of an earlier attempt, and its claim would keep partitions from all others
-            await self._member_znode.delete()
-            await self._claim_znode.delete()
+        # no process acts for the member of an earlier attempt, and its claim would keep partitions from all others
+        await self._znodes.delete()
         self._info = replace(self._info, session_timeout_s=self._zk.session_timeout_s)
         try:
-            path = await self._create_member()
+            await self._create_znodes()
         except NoZnode:  # it is the first member of the group, or an operator has deleted the group
             await self._store.prepare()
-            path = await self._create_member()
-        self.member_id = path.rsplit("/", 1)[1]
-        self._claim = Claim(0)
-        with contextlib.suppress(ZnodeExists):
-            await self._claim_znode.create({self._store.paths.claim(self.member_id): self._claim.encode()})
+            await self._znodes.delete()
+            await self._create_znodes()
         self._refused = None
         self._document = Watched(partial(self._store.document, only=self.member_id), self._changed.set)
-        log.info("%s: joined as %s (znode %s)", self._group, self.shown, path)
+        log.info("%s: joined as %s", self._group, self.shown)
 
-    async def _create_member(self) -> str:
+    async def _create_znodes(self) -> None:
+        paths = self._store.paths
         if self._info.instance_id is not None:
-            await self._zk.ensure_path(self._store.paths.left)
-        self._tried = True
-        return await self._member_znode.create_sequential(
-            f"{self._store.paths.members}/{self._prefix}", self._info.encode()
-        )
+            await self._zk.ensure_path(paths.left)
+        prefix = f"{paths.members}/m-{uuid.uuid4().hex[:16]}-"
+        self.member_id = (await self._znodes.create_sequential(prefix, self._info.encode())).rpartition("/")[2]
+        self._claim = Claim(0)
+        await self._znodes.create({paths.claim(self.member_id): self._claim.encode()})
 
     # -- orders --------------------------------------------------------------------------------------------------
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from allocator.assignors import resolve
@@ -13,6 +14,7 @@ from allocator.core.membership.zookeeper.leader import LeaderSettings
 from allocator.core.membership.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
 from allocator.core.znodes.documents import Paths
 from allocator.core.zookeeper.client import ZooKeeperClient
+from allocator.testing import FaultProxy
 from allocator.testing.waiting import wait_until_async
 from allocator.types import TopicPartition
 
@@ -130,7 +132,7 @@ class RecordingOwner(AssignmentListener):
 
 
 class TestMember:
-    """One member with its own ZooKeeper session."""
+    """One member with its own ZooKeeper session. `proxied`: `cut_off` and `lose_connection` may be called."""
 
     __test__ = False
 
@@ -153,7 +155,15 @@ class TestMember:
         topic_poll_s: float = 3600.0,  # polls are off, so that they cannot hide a missed wake-up
         instance_id: str | None = None,
         restart_grace_s: float = 0.0,
+        connect_timeout_s: float | None = ZooKeeperSettings.connect_timeout_s,
+        proxied: bool = False,
     ) -> None:
+        self.proxy: FaultProxy | None = None
+        if proxied:
+            address, slash, chroot = hosts.partition("/")
+            self.proxy = FaultProxy(int(address.rpartition(":")[2]))
+            self.proxy.start()
+            hosts = f"{self.proxy.address}{slash}{chroot}"
         self.zk = ZooKeeperClient(hosts, session_timeout_s=session_timeout_s, options=options)
         self.owner = RecordingOwner(name, history)
         resolved = [resolve(spec) for spec in assignors]
@@ -166,6 +176,7 @@ class TestMember:
             {assignor.name: assignor for assignor in resolved},
             ZooKeeperSettings(
                 name=name,
+                connect_timeout_s=connect_timeout_s,
                 topics=frozenset(subscribe),
                 pattern=pattern,
                 rack=rack,
@@ -184,10 +195,30 @@ class TestMember:
     async def __aexit__(self, *exc: object) -> None:
         self.owner.may_drain.set()
         await self.membership.leave()
+        if self.proxy is not None:
+            self.proxy.stop()
 
     @property
     def owned(self) -> frozenset[TopicPartition]:
         return self.owner.owned
+
+    def lose_connection(self) -> None:
+        assert self.proxy is not None
+        self.proxy.reset()
+
+
+@contextlib.contextmanager
+def cut_off(*members: TestMember) -> Iterator[None]:
+    """No packet of these members reaches ZooKeeper until the block ends."""
+    for member in members:
+        assert member.proxy is not None
+        member.proxy.drop()
+        member.proxy.reset()
+    try:
+        yield
+    finally:
+        for member in members:
+            member.proxy.heal()
 
 
 def everything(topics: StaticTopics) -> set[TopicPartition]:

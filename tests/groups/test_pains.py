@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 
 import pytest
-from members import OneGroup, TestMember, everything
+from members import OneGroup, TestMember, cut_off, everything
 
 from allocator.core.znodes.documents import AssignmentDocument, Claim
 from allocator.core.zookeeper.client import NoZnode, SessionState, ZooKeeperClient
@@ -34,6 +34,7 @@ class Pain(OneGroup):
             self.history,
             session_timeout_s=session_timeout_s,
             assignors=["sticky"],
+            proxied=True,
         )
 
     @contextlib.asynccontextmanager
@@ -51,33 +52,13 @@ def pain(zk_chroot: str, group: str) -> Pain:
     return Pain(zk_chroot, group)
 
 
-@contextlib.asynccontextmanager
-async def cut_off(*members: TestMember) -> AsyncIterator[None]:
-    """No packet of these members reaches ZooKeeper until the block ends."""
-    connects = []
-    for member in members:
-        client = member.zk._client
-        connects.append((client, client.handler.create_connection))
-
-        def refused(*args: object, **options: object) -> None:
-            raise OSError("cut off")
-
-        client.handler.create_connection = refused
-        client._connection._socket.shutdown(2)
-    try:
-        yield
-    finally:
-        for client, connect in connects:
-            client.handler.create_connection = connect
-
-
 @pytest.mark.deadline(90)
 async def test_no_partition_is_left_unowned_after_a_network_failure(pain: Pain) -> None:
     """All members lose the network for longer than their sessions last; when it is back, all is owned again."""
     async with pain.member("a") as a, pain.member("b") as b, pain.member("c") as c:
         await pain.settle(a, b, c)
         had = [member.owned for member in (a, b, c)]
-        async with cut_off(a, b, c):
+        with cut_off(a, b, c):
             async with pain.client() as stranger:
                 await wait_until_async(lambda: gone(stranger, pain), 30, "the sessions to end")
             assert not any(member.membership.may_act() for member in (a, b, c))
@@ -96,21 +77,15 @@ async def test_an_old_owners_lingering_znode_stalls_its_own_partitions_and_no_lo
     pain: Pain,
 ) -> None:
     """A crashed process whose session has not ended: the others continue, and later get its partitions."""
-    a = pain.member("a", session_timeout_s=6.0)
-    await a.membership.join()
-    try:
-        await pain.settle(a)
-        async with pain.member("b", session_timeout_s=6.0) as b:
-            await pain.settle(a, b)
-            async with cut_off(a):  # this member is also the leader; its znodes exist until its session ends
-                began = asyncio.get_running_loop().time()
-                async with pain.member("c", session_timeout_s=6.0) as c:
-                    assert c.membership.may_act()  # joining does not wait for other members
-                    await pain.settle(b, c)
-                    assert asyncio.get_running_loop().time() - began < 25
-                assert pain.history.overlaps() == []
-    finally:
-        await a.membership.leave()
+    async with pain.member("a", session_timeout_s=6.0) as a, pain.member("b", session_timeout_s=6.0) as b:
+        await pain.settle(a, b)
+        with cut_off(a):  # this member is also the leader; its znodes exist until its session ends
+            began = asyncio.get_running_loop().time()
+            async with pain.member("c", session_timeout_s=6.0) as c:
+                assert c.membership.may_act()  # joining does not wait for other members
+                await pain.settle(b, c)
+                assert asyncio.get_running_loop().time() - began < 25
+            assert pain.history.overlaps() == []
 
 
 async def test_a_user_who_is_slow_to_hear_of_gains_or_losses_delays_no_other_member(
@@ -210,7 +185,7 @@ async def test_watches_stand_again_after_each_reconnect(pain: Pain) -> None:
         await pain.settle(a, b)
         for turn in range(3):
             for member in (a, b):
-                member.zk._client._connection._socket.shutdown(2)
+                member.lose_connection()
             await wait_until_async(
                 lambda turn=turn: all(len(m.owner.suspensions) > turn for m in (a, b)), 30, "the pause"
             )

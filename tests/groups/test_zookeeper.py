@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import AsyncIterator
 
 import pytest
-from members import History, OneGroup, StaticTopics, TestMember, everything
+from members import History, OneGroup, StaticTopics, TestMember, cut_off, everything
 
 from allocator.core.znodes.documents import AssignmentDocument
 from allocator.core.znodes.store import Store
@@ -85,12 +85,12 @@ async def test_the_new_owner_waits_for_the_old_one(bench: Bench) -> None:
 
 async def test_a_leader_that_dies_mid_assignment_strands_nobody(bench: Bench) -> None:
     """The leader has taken partitions away and dies before it gives them on."""
-    async with bench.member("a") as a, bench.member("b") as b:
+    async with bench.member("a", proxied=True) as a, bench.member("b") as b:
         await bench.settle(a, b)
         b.owner.may_drain.clear()
         async with bench.member("c") as c:
             await asyncio.wait_for(b.owner.draining.wait(), 30)
-            async with cut_off(a):  # the leader, while b still drains
+            with cut_off(a):  # the leader, while b still drains
                 b.owner.may_drain.set()
                 await bench.settle(b, c)
                 assert b.membership.leading
@@ -99,28 +99,11 @@ async def test_a_leader_that_dies_mid_assignment_strands_nobody(bench: Bench) ->
     assert bench.history.overlaps() == []
 
 
-@contextlib.asynccontextmanager
-async def cut_off(member: TestMember) -> AsyncIterator[None]:
-    """No packet of this member reaches ZooKeeper until the block ends."""
-    client = member.zk._client
-    connect = client.handler.create_connection
-
-    def refused(*args: object, **options: object) -> None:
-        raise OSError("cut off")
-
-    client.handler.create_connection = refused
-    client._connection._socket.shutdown(2)
-    try:
-        yield
-    finally:
-        client.handler.create_connection = connect
-
-
 async def test_a_lost_session_is_told_and_the_member_comes_back(bench: Bench) -> None:
-    async with bench.members("a", "b") as (a, b):
+    async with bench.members("a", "b", proxied=True) as (a, b):
         await bench.settle(a, b)
         before, had = b.membership.member_id, b.owned
-        async with cut_off(b):
+        with cut_off(b):
             await bench.settle(a)
             assert b.owned == had  # it does not know of the loss yet, and must not act
             assert not b.membership.may_act()
@@ -131,11 +114,11 @@ async def test_a_lost_session_is_told_and_the_member_comes_back(bench: Bench) ->
 
 
 async def test_a_reconnect_within_the_session_moves_nothing(bench: Bench) -> None:
-    async with bench.members("a", "b", session_timeout_s=15.0) as (a, b):
+    async with bench.members("a", "b", session_timeout_s=15.0, proxied=True) as (a, b):
         await bench.settle(a, b)
         generation, moves = a.membership.generation, bench.history.moves()
         for member in (a, b):
-            member.zk._client._connection._socket.shutdown(2)
+            member.lose_connection()
         await wait_until_async(lambda: a.owner.suspensions and b.owner.suspensions, 30, "the pause")
         await wait_until_async(lambda: a.membership.may_act() and b.membership.may_act(), 30, "the end of the pause")
         async with bench.member("c", session_timeout_s=15.0) as c:
@@ -338,8 +321,7 @@ async def test_members_without_a_common_function_are_refused(bench: Bench) -> No
 
 async def test_a_wrong_address_times_out_with_a_message(group: str) -> None:
     history, topics = History(), StaticTopics({"t": 1})
-    member = TestMember("127.0.0.1:1", group, "a", topics, history)
-    member.membership._settings = type(member.membership._settings)(connect_timeout_s=1.0)
+    member = TestMember("127.0.0.1:1", group, "a", topics, history, connect_timeout_s=1.0)
     began = asyncio.get_running_loop().time()
     with pytest.raises(ZooKeeperUnavailable, match=r"127\.0\.0\.1:1.*no node responded within 1"):
         await member.membership.join()

@@ -28,10 +28,10 @@ PARTITIONS, KEYS = 24, 10_000
 EMPTY_RECORDS = 8000  # of each partition
 
 
-def cpu(ordering: str, plain: bool) -> float:
+def cpu(ordering: str, plain: bool, records: int = EMPTY_RECORDS) -> float:
     """Microseconds of CPU for each record of a handler that does nothing, without a broker."""
-    data = batches(PARTITIONS, KEYS, EMPTY_RECORDS)
-    total = PARTITIONS * EMPTY_RECORDS
+    data = batches(PARTITIONS, KEYS, records)
+    total = PARTITIONS * records
     count = [0]
 
     def handle_plain(record: Any) -> None:
@@ -45,7 +45,7 @@ def cpu(ordering: str, plain: bool) -> float:
         engine = Processor(Handler("empty", handle_plain if plain else handle), Handling(ordering=ordering))
         running = asyncio.ensure_future(engine.run(MemorySource(data)))
         begin = time.process_time()
-        while count[0] < total:  # noqa: ASYNC110 - a handler that sets an event would cost more
+        while count[0] < total and not running.done():  # noqa: ASYNC110 - a handler that sets an event would cost more
             await asyncio.sleep(0.005)
         used = time.process_time() - begin
         engine.stop()

@@ -41,9 +41,8 @@ class MemorySource:
         self._paused: set[TopicPartition] = set()
         self._changed = asyncio.Event()
         self.measures = Measures()
-        self.commits: list[Any] = []
-        # the processor asks the core for the rest
-        self._engine = self
+        # the processor asks the core and its parts for the rest
+        self._engine = self.commits = self
         self.processor: Any = None
         self.progress = OffsetTracker(asking_is_done=False)
         self.group = "g"
@@ -73,8 +72,7 @@ class MemorySource:
             self._changed.clear()
             await self._changed.wait()
 
-    async def commit(self, offsets: Mapping[TopicPartition, Any] | None = None) -> None:
-        self.commits.append(offsets)
+    async def commit(self, offsets: Mapping[TopicPartition, Any]) -> None: ...
 
     async def until_confirmed(self) -> None:
         """No lease to wait for."""

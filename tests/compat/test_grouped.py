@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 from joining import joined
+from stored import stored_offsets
 from tornado import gen
 from tornado.ioloop import IOLoop
 
-from allocator import GroupedConsumer, TopicPartition
+from allocator import GroupedConsumer
 from allocator.core.client.client import KafkaClient
-from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.core.zookeeper.client import ZooKeeperClient
 from allocator.errors import BrokersUnavailable, CommitFailed, ZooKeeperUnavailable
 from allocator.operate import kafka_group
@@ -52,9 +52,8 @@ class Service:
         await in_thread(lambda: self.cluster.produce(self.topic, records))
 
     async def committed(self) -> dict[int, tuple[int, str]]:
-        async with KafkaClient(self.cluster.bootstrap) as client:
-            found = await GroupOffsets(client, self.group).fetch([TopicPartition(self.topic, n) for n in range(4)])
-        return {p.partition: (o.offset, o.metadata) for p, o in found.items()}
+        found = await stored_offsets(self.cluster.bootstrap, self.group, self.topic, 4)
+        return {number: (at.offset, at.metadata) for number, at in found.items()}
 
 
 @pytest.fixture

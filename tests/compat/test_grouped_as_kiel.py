@@ -12,15 +12,14 @@ from typing import Any
 import pytest
 from joining import joined
 from kafka.admin import ACL, ACLOperation, ACLPermissionType, KafkaAdminClient, ResourcePattern, ResourceType
+from stored import stored_offset
 
 from allocator import GroupedConsumer, SingleConsumer, TopicPartition
 from allocator.assignors import GroupView, Member, compute, resolve
 from allocator.compat import base_consumer
 from allocator.core.assignors.kiel import naive_allocator
-from allocator.core.client.client import KafkaClient
 from allocator.core.fetch.batch import Batch
 from allocator.core.fetch.fetcher import Fetcher
-from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.core.zookeeper.client import ZooKeeperClient
 from allocator.errors import (
     AllocatorError,
@@ -62,9 +61,7 @@ class Scene:
 
     async def committed(self, topic: str) -> int:
         """The committed offset of its first partition."""
-        partition = TopicPartition(topic, 0)
-        async with KafkaClient(self.cluster.bootstrap) as client:
-            return (await GroupOffsets(client, self.group).fetch([partition]))[partition].offset
+        return (await stored_offset(self.cluster.bootstrap, self.group, TopicPartition(topic, 0))).offset
 
     async def numbers(self, topic: str, count: int, partition: int = 0) -> None:
         await self.produce(topic, [json.dumps(number).encode() for number in range(count)], partition)

@@ -14,8 +14,10 @@ import aiokafka
 import pytest
 from joining import joined
 from racked import racked_brokers
+from stored import stored_offset
 
-from allocator import Consumer, GroupedConsumer, OffsetAndMetadata, RebalanceListener, TopicPartition, ZooKeeper
+from allocator import Consumer, GroupedConsumer, RebalanceListener, TopicPartition, ZooKeeper
+from allocator.core.zookeeper.client import ZooKeeperClient
 from allocator.errors import (
     AllocatorError,
     BrokersUnavailable,
@@ -26,7 +28,7 @@ from allocator.errors import (
     NotOwned,
 )
 from allocator.operate.switching import SwitchingConsumer
-from allocator.testing import LocalCluster, wait_until_async
+from allocator.testing import FaultProxy, LocalCluster, wait_until_async
 
 
 class Setting:
@@ -51,6 +53,22 @@ class Setting:
         }
         settings.update(options)
         return Consumer(self.topic, **joined(**settings))
+
+    def proxy(self) -> FaultProxy:
+        """A proxy in front of ZooKeeper."""
+        return FaultProxy(int(self.cluster.zookeeper.rpartition(":")[2]))
+
+    def through(self, proxy: FaultProxy) -> str:
+        return f"{proxy.address}/{self.group}"
+
+    @contextlib.asynccontextmanager
+    async def ensemble(self) -> AsyncIterator[ZooKeeperClient]:
+        client = ZooKeeperClient(f"{self.cluster.zookeeper}/{self.group}")
+        await client.connect()
+        try:
+            yield client
+        finally:
+            await client.close()
 
     async def produce(self, count: int, first: int = 0) -> None:
         """Produces b"0", b"1", ... to the partitions in turn."""
@@ -104,13 +122,14 @@ async def test_everything_is_delivered_in_order_and_committed(setting: Setting) 
         for number, values in by_partition.items():
             assert values == list(range(number, 1000, 4))
         partition = TopicPartition(setting.topic, 0)
-        assert await consumer.committed(partition) == OffsetAndMetadata(
-            250, "", consumer._engine.fetcher.leader_epoch(partition, 250)
-        )
+        committed = await consumer.committed(partition)
+        assert committed is not None
+        assert committed[:2] == (250, "")
+        assert committed.leader_epoch >= 0
         who = f"generation {consumer.generation} member {consumer.member_id}"
         topic_id = consumer.topic_id(partition)
         assert topic_id is not None
-        stands = (await consumer._engine.commits.offsets.fetch([partition]))[partition]
+        stands = await stored_offset(setting.cluster.bootstrap, setting.group, partition)
         assert stands.metadata == f"{who} topic {topic_id}"
     async with setting.consumer() as again:
         assert await again.getbatch(0.5) is None
@@ -467,18 +486,13 @@ async def test_a_broker_of_three_killed_under_load(
 async def test_after_a_lost_session_nothing_is_committed(setting: Setting) -> None:
     await setting.produce(40)
     heard = Recording()
-    async with setting.consumer(session_timeout_s=4.0, listener=heard, auto_commit_interval_s=60.0) as consumer:
+    own = {"session_timeout_s": 4.0, "listener": heard, "auto_commit_interval_s": 60.0}
+    async with setting.proxy() as proxy, setting.consumer(**own, zookeeper=setting.through(proxy)) as consumer:
         assert len(await read(consumer, 40)) == 40
         assert await consumer.getbatch(0) is None  # done with the last one
         partition = setting.partitions[0]
-        client = consumer._engine.membership._zk._client
-        connect = client.handler.create_connection
-
-        def refused(*args: object, **options: object) -> None:
-            raise OSError("cut off")
-
-        client.handler.create_connection = refused
-        client._connection._socket.shutdown(2)
+        proxy.drop()
+        proxy.reset()
         await wait_until_async(lambda: not consumer.may_act(), 30, "the pause")
         with pytest.raises(CommitFailed, match="not confirmed that this member still owns") as refusal:
             await consumer.commit({partition: 10})
@@ -487,7 +501,7 @@ async def test_after_a_lost_session_nothing_is_committed(setting: Setting) -> No
         assert await consumer.getbatch(0.5) is None, "a record was delivered without a valid lease"
         async with setting.consumer(session_timeout_s=4.0) as heir:
             await owns(heir, 4)
-            client.handler.create_connection = connect
+            proxy.heal()
             await wait_until_async(lambda: len(heard.calls) > 1, 30, "the loss to be told")
             assert heard.calls[1] == ("lost", frozenset(setting.partitions))
             await owns(heir, 2)
@@ -600,8 +614,9 @@ async def test_a_listener_of_another_client_survives_a_loss(setting: Setting) ->
     heard = FromAiokafka()
     async with setting.consumer(listener=heard) as consumer:
         await owns(consumer, 4)
-        member, membership = consumer.member_id, consumer._engine.membership
-        await membership._zk.delete(f"/allocator/{setting.group}/members/{member}")
+        member = consumer.member_id
+        async with setting.ensemble() as zk:
+            await zk.delete(f"/allocator/{setting.group}/members/{member}")
         await wait_until_async(lambda: len(heard.calls) == 3, 60, "the loss and the return")
         assert heard.calls == ["assigned", "revoked", "assigned"]
         assert consumer.member_id != member
@@ -614,18 +629,15 @@ async def test_a_listener_of_another_client_survives_a_loss(setting: Setting) ->
 async def test_closing_does_not_wait_for_a_zookeeper_that_is_gone(setting: Setting) -> None:
     await setting.produce(40)
     heard = Recording()
-    async with setting.consumer(session_timeout_s=2.0, listener=heard) as consumer:
-        assert len(await read(consumer, 40)) == 40
-        client = consumer._engine.membership._zk._client
-
-        def refused(*args: object, **options: object) -> None:
-            raise OSError("cut off")
-
-        client.handler.create_connection = refused
-        client._connection._socket.shutdown(2)
-        await wait_until_async(lambda: not consumer.may_act(), 30, "the pause")
-        started = time.monotonic()
-    assert time.monotonic() - started < 60
+    async with setting.proxy() as proxy:
+        own = {"session_timeout_s": 2.0, "listener": heard, "zookeeper": setting.through(proxy)}
+        async with setting.consumer(**own) as consumer:
+            assert len(await read(consumer, 40)) == 40
+            proxy.drop()
+            proxy.reset()
+            await wait_until_async(lambda: not consumer.may_act(), 30, "the pause")
+            started = time.monotonic()
+        assert time.monotonic() - started < 60
     assert heard.calls[-1][0] in ("revoked", "lost")
 
 

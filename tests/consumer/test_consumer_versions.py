@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from joining import joined
+from stored import stored_offset
 
 from allocator import Consumer, GroupedConsumer, OffsetAndMetadata, TopicPartition
 from allocator.core.client.client import KafkaClient
@@ -82,7 +83,7 @@ async def test_the_whole_path(
             assert committed.offset == 200
             assert committed.metadata == ""
             if version != "0.8.1.1":  # 0.8.1.1 stores only the offset
-                stands = (await again._engine.commits.offsets.fetch([partition]))[partition]
+                stands = await stored_offset(cluster.bootstrap, group, partition)
                 assert stands.metadata.startswith("generation ")
 
     if cluster.release.number < (4,):

@@ -11,6 +11,7 @@ import pytest
 from joining import joined
 
 from allocator import Consumer, Fixed, Kafka, OffsetAndMetadata, RebalanceListener, TopicPartition
+from allocator.core.consumer import client_of
 from allocator.errors import AllocatorError, Closed, CommitFailed, ConfigError, IllegalState, NotOwned
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.testing.versions import NEWEST
@@ -169,7 +170,7 @@ async def test_all_partitions_are_read_new_ones_too(service: Service) -> None:
         await owns(consumer, 4)
         consumer._engine.membership._topic_poll_s = 0.2
         await in_thread(lambda: service.cluster.add_partitions(service.topic, 6))
-        await consumer._engine.client.refresh()
+        await client_of(consumer).refresh()
         await owns(consumer, 6)
         await in_thread(lambda: service.cluster.produce(service.topic, [(None, b"%d" % n, n % 6) for n in range(60)]))
         assert sorted(await read(consumer, 60)) == list(range(60))
@@ -219,7 +220,7 @@ async def test_topics_by_pattern_without_a_group(service: Service, topic_factory
 
 
 async def _refreshed(consumer: Consumer, count: int) -> bool:
-    await consumer._engine.client.refresh()
+    await client_of(consumer).refresh()
     return len(consumer.assignment()) == count
 
 
@@ -437,7 +438,7 @@ async def test_an_error_beneath_reaches_the_reader_once_and_what_ended_it_always
         async def broken() -> None:
             raise ZeroDivisionError("in a task of its own")
 
-        consumer._engine._tasks.start(broken())
+        consumer._engine.start_task(broken(), "broken")
         for _ in range(2):
             with pytest.raises(ZeroDivisionError):
                 await consumer.getbatch(30)

@@ -7,7 +7,7 @@ import contextlib
 import getpass
 import os
 import socket
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Optional, Union
@@ -16,7 +16,7 @@ from allocator.core.aio import wall_ms
 from allocator.core.commands import KINDS, Order, OrderKeeper, OrderStore, counting, members_named, process_name
 from allocator.core.settings import DEFAULT, check_topic, names_arguments
 from allocator.core.subscription import ANY_TOPIC
-from allocator.core.text import plain, shown
+from allocator.core.text import shown
 from allocator.core.znodes import (
     AssignmentDocument,
     InvalidZnode,
@@ -24,11 +24,11 @@ from allocator.core.znodes import (
     Paths,
     Store,
     in_join_order,
-    member_name,
     to_ranges,
 )
 from allocator.core.zookeeper import NoZnode, ZooKeeperClient
 from allocator.errors import ConfigError, OrderRefused
+from allocator.operate.member_names import MEMBER_ARGUMENTS, lasting_name, names_of, with_lasting_names
 from allocator.operate.order_report import OrderReport, order_reports
 from allocator.types import PartitionLike
 
@@ -69,7 +69,7 @@ class OrdersFromOutside:
         """Withdraws the cordon and the evacuation of this member."""
         members = await self._members()
         names = {member, *members_named(member, members)}
-        names.update(text for each in members_named(member, members) for text in _names_of(each, members[each]))
+        names.update(text for each in members_named(member, members) for text in names_of(each, members[each]))
         return await self._withdraw(
             lambda order: order.kind in ("cordon", "evacuate") and order.arguments.get("member") in names,
             f"no cordon and no evacuation of {shown(member)}",
@@ -82,7 +82,7 @@ class OrdersFromOutside:
     async def canary(self, count: int, *, why: str = "", expires_s: Optional[float] = None) -> OrderReport:
         """Each process that joins from now on gets exactly `count` partitions, until `promote` names it."""
         members = await self._members()
-        present = await self._present("canary")
+        present = await _canary(self._orders)
         known = sorted({process_name(member, info) for member, info in members.items()})
         arguments = {"count": count, "known": known, "promoted": []}
         if present is not None:
@@ -91,10 +91,10 @@ class OrdersFromOutside:
 
     async def promote(self, member: Optional[str] = None) -> Union[OrderReport, tuple[Order, ...]]:
         """Ends the canary order for one member, or for all members if None."""
-        present = await self._present("canary")
+        present = await _canary(self._orders)
         if present is None or member is None:
             return await self._withdraw(lambda order: order.kind == "canary", "no canary order")
-        promoted = sorted({*present.arguments["promoted"], await self._known(member)})
+        promoted = sorted({*present.arguments["promoted"], lasting_name(self._group, await self._members(), member)})
         changed = replace(present, arguments={**present.arguments, "promoted": promoted})
         return await self._put(changed)
 
@@ -114,25 +114,7 @@ class OrdersFromOutside:
 
     async def unpin(self, partitions: Collection[PartitionLike]) -> tuple[Order, ...]:
         """Withdraws the pins of these partitions. A pin that also names other partitions stays for those."""
-        return await self._withdraw_partitions("pin", partitions)
-
-    async def _withdraw_partitions(self, kind: str, partitions: Collection[PartitionLike]) -> tuple[Order, ...]:
-        gone = frozenset(partitions)
-        now_ms = wall_ms()
-        found = [
-            order for order in (await self._orders.read()).entries if order.kind == kind and order.partitions & gone
-        ]
-        if not found:
-            raise OrderRefused(f"group {self._group!r} has no {kind} of these partitions")
-        for order in found:
-            rest = order.partitions - gone
-            if rest:
-                changed = replace(order, arguments={**order.arguments, "partitions": to_ranges(rest)})
-                await self._orders.put(changed, now_ms)
-        whole = [order.id for order in found if not order.partitions - gone]
-        if whole:
-            await self._orders.remove(whole, now_ms)
-        return tuple(found)
+        return await self.withdraw("pin", {"partitions": to_ranges(partitions)})
 
     # -- about records -------------------------------------------------------------------------------------------
 
@@ -144,7 +126,7 @@ class OrdersFromOutside:
 
     async def resume(self, partitions: Collection[PartitionLike]) -> tuple[Order, ...]:
         """Withdraws the pause of these partitions."""
-        return await self._withdraw_partitions("pause", partitions)
+        return await self.withdraw("pause", {"partitions": to_ranges(partitions)})
 
     async def quarantine(
         self, partitions: Collection[PartitionLike], *, why: str = "", expires_s: Optional[float] = None
@@ -154,7 +136,7 @@ class OrdersFromOutside:
 
     async def lift(self, partitions: Collection[PartitionLike]) -> tuple[Order, ...]:
         """Withdraws the quarantine of these partitions."""
-        return await self._withdraw_partitions("quarantine", partitions)
+        return await self.withdraw("quarantine", {"partitions": to_ranges(partitions)})
 
     async def skip(
         self, partition: PartitionLike, offset: int, *, why: str = "", expires_s: Optional[float] = None
@@ -225,7 +207,9 @@ class OrdersFromOutside:
     ) -> OrderReport:
         """Like `give`, but takes members as operators name them. Raises OrderRefused for an unknown member or rack."""
         self.make(kind, arguments)  # refuses wrong arguments before it asks for the members
-        return await self.give(kind, await self._named(arguments), why=why, expires_s=expires_s)
+        if not MEMBER_ARGUMENTS.isdisjoint(arguments):
+            arguments = with_lasting_names(self._group, await self._members(), arguments)
+        return await self.give(kind, arguments, why=why, expires_s=expires_s)
 
     async def withdraw(self, kind: str, arguments: Mapping[str, Any]) -> tuple[Order, ...]:
         """Withdraws orders of one kind from these partitions: "pause", "quarantine", "pin" or "skip".
@@ -238,7 +222,21 @@ class OrdersFromOutside:
         if kind == "skip":
             (partition,) = probe.partitions
             return await self.unskip(partition, probe.arguments["offset"])
-        return await self._withdraw_partitions(kind, probe.partitions)
+        gone, now_ms = probe.partitions, wall_ms()
+        found = [
+            order for order in (await self._orders.read()).entries if order.kind == kind and order.partitions & gone
+        ]
+        if not found:
+            raise OrderRefused(f"group {self._group!r} has no {kind} of these partitions")
+        for order in found:
+            rest = order.partitions - gone
+            if rest:
+                changed = replace(order, arguments={**order.arguments, "partitions": to_ranges(rest)})
+                await self._orders.put(changed, now_ms)
+        whole = [order.id for order in found if not order.partitions - gone]
+        if whole:
+            await self._orders.remove(whole, now_ms)
+        return tuple(found)
 
     def make(
         self, kind: str, arguments: Mapping[str, Any], *, why: str = "", expires_s: Optional[float] = None
@@ -280,9 +278,6 @@ class OrdersFromOutside:
             raise OrderRefused(f"group {self._group!r} has {missing}")
         return await self._orders.remove(found, wall_ms())
 
-    async def _present(self, kind: str) -> Optional[Order]:
-        return next(iter((await self._orders.read()).in_force(wall_ms(), (kind,))), None)
-
     def _check_kind(self, kind: str) -> None:
         """Raises OrderRefused for an order that the group cannot honour."""
 
@@ -293,53 +288,6 @@ class OrdersFromOutside:
     async def _document(self) -> Optional[AssignmentDocument]:
         """The leader's assignment, if a leader assigns."""
         raise NotImplementedError
-
-    async def _known(self, text: str, *, must_live: bool = True) -> str:
-        """Returns the name by which an order refers to a member. If possible, it stays the same over sessions
-        of its process."""
-        members = await self._members()
-        found = members_named(text, members)
-        if len(found) > 1:
-            several = ", ".join(member_name(each, members[each]) for each in found)
-            raise OrderRefused(f"{shown(text)} names {len(found)} members; name one of {plain(several)}")
-        if not found:
-            if not must_live:
-                return text
-            there = ", ".join(member_name(each, info) for each, info in members.items()) or "none"
-            racks = {info.rack for info in members.values()}
-            remedy = f"; for the members of a rack write rack:{plain(text)}" if text in racks else ""
-            raise OrderRefused(
-                f"group {self._group!r} has no live member {shown(text)}; its members: {plain(there)}{remedy}"
-            )
-        info = members[found[0]]
-        if text in (info.name, info.instance_id):
-            return text
-        process = process_name(found[0], info)
-        return process if members_named(process, members) == found else found[0]
-
-    async def _named(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Replaces each member in the arguments by the name that stays the same over sessions."""
-        named = dict(arguments)
-        for name in ("member", "old", "new"):
-            if name in named:
-                named[name] = await self._known(named[name], must_live=name != "new")
-        if "old" in named and named["old"] == named["new"]:
-            raise ConfigError(f"a member cannot take the place of itself: {shown(arguments['old'])}")
-        if "place" in named:
-            named["place"] = await self._known_place(named["place"])
-        return named
-
-    async def _known_place(self, place: Mapping[str, str]) -> dict[str, str]:
-        if "member" in place:
-            return {"member": await self._known(place["member"])}
-        members = await self._members()
-        racks = sorted({info.rack for info in members.values() if info.rack is not None})
-        if place["rack"] not in racks:
-            there = ", ".join(racks) or "none names one"
-            raise OrderRefused(
-                f"no live member is in rack {shown(place['rack'])}; racks of the members: {plain(there)}"
-            )
-        return dict(place)
 
 
 class OrdersOfGroup(OrdersFromOutside):
@@ -438,8 +386,8 @@ def default_operator() -> str:
     return f"{user}@{socket.gethostname()}"
 
 
-def _names_of(member: str, info: MemberInfo) -> Iterable[str]:
-    return filter(None, (member, info.name, info.instance_id, process_name(member, info)))
+async def _canary(orders: OrderKeeper) -> Optional[Order]:
+    return next(iter((await orders.read()).in_force(wall_ms(), ("canary",))), None)
 
 
 @contextlib.contextmanager

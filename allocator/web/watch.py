@@ -45,6 +45,27 @@ TREND_S = 90.0
 TRENDS = frozenset({"no-progress", "lag-grows"})
 
 
+class DoctorTrends:
+    """Computes findings from repeated polls of one group. Keeps three polls. No I/O."""
+
+    def __init__(self) -> None:
+        self.last: Optional[Observation] = None
+        self._old: Optional[Observation] = None
+        self._next: Optional[Observation] = None
+
+    def judge(self, now: Observation, root: str) -> list[Finding]:
+        """All findings, worst first."""
+        before, self.last = self.last or now, now
+        if self._old is None or self._next is None:
+            self._old = self._next = now
+        elif now.ended_ms - self._next.ended_ms >= 1000 * TREND_S:
+            self._old, self._next = self._next, now
+        found = [finding for finding in diagnose(before, now, root=root) if finding.id not in TRENDS]
+        if now.ended_ms - self._old.ended_ms >= 1000 * TREND_S:
+            found += [finding for finding in diagnose(self._old, now, root=root) if finding.id in TRENDS]
+        return sorted(found, key=lambda finding: -finding.severity)
+
+
 class WatchedGroup:
     """The latest known state of one group. `version` has a counter for each part; each change increments it."""
 
@@ -67,6 +88,7 @@ class WatchedGroup:
         """Whether the group has been read."""
         self.examined = -1
         """Version of the state that the doctor last examined."""
+        self.trends = DoctorTrends()
         self.findings: list[Finding] = []
         """The latest findings of the doctor."""
         self.noted: list[Finding] = []
@@ -239,14 +261,19 @@ class Watcher:
         self._kafka_groups = kafka_groups
         self._in_zookeeper: Optional[frozenset[str]] = None
         """The groups that ZooKeeper has; None if they have not been read yet."""
-        self.source = "zookeeper" if access.zookeeper is not None or not kafka_groups else "kafka"
-        """The cluster that says which groups there are."""
-        self.clusters = tuple(sorted({self.source, *(() if access.brokers is None else ("kafka",))}))
-        """The clusters that the watcher polls."""
         self._client: Optional[KafkaClient] = None
         self.metadata: Optional[Metadata] = None
         """Topics and brokers as Kafka last described them."""
-        self._trends: dict[str, DoctorTrends] = {}
+
+    @property
+    def source(self) -> str:
+        """The cluster that says which groups there are."""
+        return "zookeeper" if self._access.zookeeper is not None or not self._kafka_groups else "kafka"
+
+    @property
+    def clusters(self) -> tuple[str, ...]:
+        """The clusters that the watcher polls."""
+        return tuple(sorted({self.source, *(() if self._access.brokers is None else ("kafka",))}))
 
     def subscribe(self) -> asyncio.Event:
         """Returns an event that each change sets. Call `unsubscribe` at the end."""
@@ -489,39 +516,15 @@ class Watcher:
                     root=self._access.root,
                     report=group.report,
                 )
-                trends = self._trends.setdefault(group.name, DoctorTrends(self._access.root))
-                group.judge(trends.judge(now), version)
+                group.judge(group.trends.judge(now, self._access.root), version)
                 self.changed()
-            self._trends = {name: trends for name, trends in self._trends.items() if name in self.groups}
             if "doctor" in self.problems:
                 self._answered("doctor")
                 self.changed()
             await asyncio.sleep(max(DOCTOR_PAUSE_S, PAUSE_FACTOR * (time.monotonic() - began)))
 
     def _is_due(self, group: WatchedGroup) -> bool:
-        last = self._trends[group.name].last if group.name in self._trends else None
+        last = group.trends.last
         if last is None or 1000 * time.time() - last.ended_ms >= 1000 * DOCTOR_S:
             return True
         return group.examined != group.version["state"] and group.history.open is None
-
-
-class DoctorTrends:
-    """Computes findings from repeated polls of one group. Keeps three polls. No I/O."""
-
-    def __init__(self, root: str) -> None:
-        self.last: Optional[Observation] = None
-        self._root = root
-        self._old: Optional[Observation] = None
-        self._next: Optional[Observation] = None
-
-    def judge(self, now: Observation) -> list[Finding]:
-        """All findings, worst first."""
-        before, self.last = self.last or now, now
-        if self._old is None or self._next is None:
-            self._old = self._next = now
-        elif now.ended_ms - self._next.ended_ms >= 1000 * TREND_S:
-            self._old, self._next = self._next, now
-        found = [finding for finding in diagnose(before, now, root=self._root) if finding.id not in TRENDS]
-        if now.ended_ms - self._old.ended_ms >= 1000 * TREND_S:
-            found += [finding for finding in diagnose(self._old, now, root=self._root) if finding.id in TRENDS]
-        return sorted(found, key=lambda finding: -finding.severity)

@@ -26,11 +26,11 @@ def seen(at_s: float, committed: int, end: int, *, owned: bool = True, left_out:
 
 
 def ids(trends: DoctorTrends, poll: Observation) -> set[str]:
-    return {finding.id for finding in trends.judge(poll)}
+    return {finding.id for finding in trends.judge(poll, "/allocator")}
 
 
 def test_seconds_without_a_commit_are_no_alarm_and_minutes_are() -> None:
-    trends = DoctorTrends("/allocator")
+    trends = DoctorTrends()
     assert ids(trends, seen(0, 100, 150)) == set()
     assert ids(trends, seen(4, 100, 170)) == set()
     assert ids(trends, seen(34, 100, 300)) == set()
@@ -39,31 +39,31 @@ def test_seconds_without_a_commit_are_no_alarm_and_minutes_are() -> None:
 
 
 def test_lag_that_goes_up_and_down_is_no_trend() -> None:
-    trends = DoctorTrends("/allocator")
+    trends = DoctorTrends()
     ids(trends, seen(0, 1000, 1010))
     assert ids(trends, seen(120, 3000, 3060)) == set(), "50 more of 2000 that were written"
     assert ids(trends, seen(240, 4000, 6000)) == {"lag-grows"}
 
 
 def test_the_trend_is_never_judged_over_less_however_often_one_looks() -> None:
-    trends = DoctorTrends("/allocator")
+    trends = DoctorTrends()
     for at_s in range(0, 600, 3):
         # ten records a second, and a commit every 5 s: nothing is wrong with that
         assert ids(trends, seen(at_s, 10 * (at_s - at_s % 5), 10 * at_s)) == set(), at_s
 
 
 def test_a_partition_without_an_owner_is_told_at_the_second_look() -> None:
-    trends = DoctorTrends("/allocator")
+    trends = DoctorTrends()
     ids(trends, seen(0, 5, 5))
     ids(trends, seen(2, 5, 5, owned=False))
-    found = trends.judge(seen(4, 5, 5, owned=False))
+    found = trends.judge(seen(4, 5, 5, owned=False), "/allocator")
     assert [finding.id for finding in found] == ["unowned-partitions"]
 
 
 def test_a_partition_that_the_function_leaves_out_is_told_with_the_function() -> None:
-    trends = DoctorTrends("/allocator")
+    trends = DoctorTrends()
     for at_s in (0, 2, 4):
-        (found,) = trends.judge(seen(at_s, 5, 5, owned=False, left_out=True))
+        (found,) = trends.judge(seen(at_s, 5, 5, owned=False, left_out=True), "/allocator")
         assert (found.id, found.where) == ("left-out-partitions", ("t:0",))
         assert "allocator function shop:by_region" in found.what
 

@@ -49,8 +49,8 @@ SHIPPED = {
     "source": source,
     "read": lambda: BatchReader(options(READ), COLUMNS),
     "readStream": lambda: StreamReader(options(STREAM), COLUMNS),
-    "write": lambda: BatchWriter(options(WRITE), ROWS, False),
-    "writeStream": lambda: StreamWriter(options(WRITE), ROWS, False),
+    "write": lambda: BatchWriter(options(WRITE), ROWS),
+    "writeStream": lambda: StreamWriter(options(WRITE), ROWS),
 }
 
 

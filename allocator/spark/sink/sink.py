@@ -54,42 +54,31 @@ class Written(WriterCommitMessage):  # type: ignore[misc]  # pyspark is not foll
         self.records = records
 
 
-class BatchWriter(Shipped, DataSourceArrowWriter):  # type: ignore[misc]  # pyspark is not followed
+class TaskWriter(Shipped):
+    """What both writers do: check the columns and the topic on the driver, write in tasks."""
+
+    def __init__(self, options: Options, schema: Any) -> None:
+        self.options = options
+        check_written(schema, options)
+        check_topic(options)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        with ClusterLink(self.options) as link:
+            return link.run(_produce(link, self.options, iterator))
+
+    def commit(self, *_: Any) -> None:
+        """Does nothing: each task has waited for its acknowledgements."""
+
+    def abort(self, *_: Any) -> None:
+        """Does nothing: records cannot be removed from a topic."""
+
+
+class BatchWriter(TaskWriter, DataSourceArrowWriter):  # type: ignore[misc]  # pyspark is not followed
     """`df.write.format("allocator").mode("append").save()`."""
 
-    def __init__(self, options: Options, schema: Any, overwrite: bool) -> None:
-        if overwrite:
-            raise ConfigError('mode("overwrite") is not possible with a topic; use mode("append")')
-        self.options = options
-        check_written(schema, options)
-        check_topic(options)
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return _write(self.options, iterator)
-
-    def commit(self, messages: list[Any]) -> None:
-        """Does nothing: each task has waited for its acknowledgements."""
-
-    def abort(self, messages: list[Any]) -> None:
-        """Does nothing: records cannot be removed from a topic."""
-
-
-class StreamWriter(Shipped, DataSourceStreamArrowWriter):  # type: ignore[misc]  # pyspark is not followed
+class StreamWriter(TaskWriter, DataSourceStreamArrowWriter):  # type: ignore[misc]  # pyspark is not followed
     """`df.writeStream.format("allocator")`; a repeated micro-batch is written again."""
-
-    def __init__(self, options: Options, schema: Any, overwrite: bool) -> None:
-        self.options = options
-        check_written(schema, options)
-        check_topic(options)
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return _write(self.options, iterator)
-
-    def commit(self, messages: list[Any], batchId: int) -> None:
-        """Does nothing: each task has waited for its acknowledgements."""
-
-    def abort(self, messages: list[Any], batchId: int) -> None:
-        """Does nothing: records cannot be removed from a topic."""
 
 
 def check_written(schema: Any, options: Options) -> None:
@@ -119,11 +108,6 @@ def check_topic(options: Options) -> None:
     if options.topic is not None:
         with ClusterLink(options) as link:
             link.run(find(options.topic))
-
-
-def _write(options: Options, batches: Iterator[pa.RecordBatch]) -> Written:
-    with ClusterLink(options) as link:
-        return link.run(_produce(link, options, batches))
 
 
 async def _produce(link: ClusterLink, options: Options, batches: Iterator[pa.RecordBatch]) -> Written:

@@ -10,7 +10,7 @@ from weakref import WeakSet
 import pyspark
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
-from allocator.errors import MissingExtra
+from allocator.errors import ConfigError, MissingExtra
 from allocator.spark.errors import in_one_line
 from allocator.spark.link import ClusterLink
 from allocator.spark.options import READ, STREAM, WRITE, Options, read_options
@@ -84,14 +84,16 @@ class AllocatorDataSource(DataSource):  # type: ignore[misc]  # pyspark is not f
     def writer(self, schema: Any, overwrite: bool) -> Any:
         from allocator.spark.sink.sink import BatchWriter
 
-        return BatchWriter(read_options(self.options, WRITE), schema, overwrite)
+        if overwrite:
+            raise ConfigError('mode("overwrite") is not possible with a topic; use mode("append")')
+        return BatchWriter(read_options(self.options, WRITE), schema)
 
     @in_one_line()
     def streamWriter(self, schema: Any, overwrite: bool) -> Any:
         from allocator.spark.sink.sink import StreamWriter
 
         # "complete" and "update" output modes arrive as overwrite; a topic can only grow
-        return StreamWriter(read_options(self.options, WRITE), schema, overwrite)
+        return StreamWriter(read_options(self.options, WRITE), schema)
 
 
 class _PushingDataSource(AllocatorDataSource):

@@ -91,11 +91,11 @@ def test_entries_read_back_as_they_were() -> None:
     assert unpack(*pack(plain)) == plain
     assert pack(plain)[0] == b'{"topic":"orders","partition":3,"from":5}'  # as mirrors of any version read it
     for entry in (
-        plain._replace(runs=runs[1:]),
-        plain._replace(incarnation=Incarnation(0, "one")),
-        plain._replace(incarnation=Incarnation(0, "two")),
-        plain._replace(incarnation=Incarnation(2)),
-        plain._replace(incarnation=Incarnation(1, "two"), runs=[]),
+        Entry(PARTITION, Incarnation(), runs[1:]),
+        Entry(PARTITION, Incarnation(0, "one"), runs),
+        Entry(PARTITION, Incarnation(0, "two"), runs),
+        Entry(PARTITION, Incarnation(2), runs),
+        Entry(PARTITION, Incarnation(1, "two"), []),
     ):
         assert unpack(*pack(entry)) == entry
         assert pack(entry)[0] != pack(plain)[0]  # neither is compacted away for the other
@@ -109,7 +109,7 @@ def test_a_topic_that_is_begun_again_shares_nothing_with_the_one_before() -> Non
     assert "was one" in str(known.recreated(PARTITION, "two"))
     known.learn(Entry(PARTITION, Incarnation(1, "two"), [Run(0, 100)]))
     assert known.positions(PARTITION).runs == [Run(0, 100)]
-    known.learn(former._replace(runs=[late]))  # a process that did not know of the new topic yet
+    known.learn(Entry(PARTITION, former.incarnation, [late]))  # a process that did not know of the new topic yet
     assert known.positions(PARTITION).runs == [Run(0, 100)]
     assert known.incarnation(PARTITION) == Incarnation(1, "two")
     known.learn(Entry(PARTITION, Incarnation(1), [Run(7, 110)]))

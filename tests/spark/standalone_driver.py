@@ -8,26 +8,13 @@ from __future__ import annotations
 import json
 import sys
 
-from spark_settings import JVM
+from spark_settings import STANDALONE
 
 from allocator.spark import session
 
 
 def main(master: str, brokers: str, topic: str, directory: str) -> None:
-    spark = session(
-        "standalone",
-        master,
-        {
-            "spark.driver.bindAddress": "127.0.0.1",
-            "spark.driver.host": "127.0.0.1",
-            "spark.driver.memory": "512m",
-            "spark.driver.extraJavaOptions": JVM,
-            "spark.executor.extraJavaOptions": JVM,
-            "spark.executor.memory": "512m",
-            "spark.sql.shuffle.partitions": "1",
-            "spark.ui.enabled": "false",
-        },
-    )
+    spark = session("standalone", master, STANDALONE)
 
     def slowly(batches):  # type: ignore[no-untyped-def]
         import os

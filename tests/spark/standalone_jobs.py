@@ -11,23 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from spark_settings import CHEAP, JVM
+from spark_settings import CHEAP, STANDALONE
 
 from allocator.spark import session
 from allocator.spark.archive import Archive, archive
 from allocator.spark.topic import Topic
 
-CONF = {
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.memory": "512m",
-    "spark.driver.extraJavaOptions": JVM,
-    "spark.executor.extraJavaOptions": JVM,
-    "spark.executor.memory": "512m",
-    "spark.sql.shuffle.partitions": "1",
-    "spark.ui.enabled": "false",
-    **CHEAP,
-}
+CONF = {**STANDALONE, **CHEAP}
 # a copy of a task starts once another task is done and this one takes longer than a tenth of a second
 EAGER = {
     "spark.speculation": "true",

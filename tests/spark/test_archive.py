@@ -241,10 +241,8 @@ def test_records_that_are_deleted_while_they_are_read_are_a_gap_in_the_manifest(
             self.log[1] = (5, 20)
             return super().frame(spark, ranges).where("partition = 0 or offset >= 5")
 
-    topic = Expiring([20, 20])
+    topic = Expiring([20, 20], chosen={0: (0, 20), 1: (0, 20)})
     topic.fail_on_data_loss = False
-    chosen = dict(topic.log)
-    topic._extent["chosen"] = chosen
     report = archive(topic, tmp_path, spark=spark)
     assert (report.records, report.gaps) == (35, {1: (0, 5)})
     (manifest,) = Archive(tmp_path).manifests

@@ -23,13 +23,18 @@ TP = TopicPartition("t", 0)
 MEMBER = "m-0000000000000001-0000000001"
 
 
+def html(shown: Any) -> str:
+    """What a notebook shows."""
+    return str(shown._repr_html_())
+
+
 def test_a_group_is_its_members_and_the_partitions_with_the_largest_lag() -> None:
     partitions = [TopicPartition("t", number) for number in range(30)]
     infos = {MEMBER: MemberInfo(EVIL, "host", frozenset({"t"}))}
     state = GroupState("g", infos, {MEMBER: Claim(1, frozenset(partitions))}, AssignmentDocument(generation=1))
     committed = {p: OffsetAndMetadata(0, "", -1) for p in partitions}
     ends = {p: 100 + p.partition for p in partitions}
-    shown = GroupReport(state, Logs(committed, dict.fromkeys(partitions, 0), ends), partitions)._repr_html_()
+    shown = html(GroupReport(state, Logs(committed, dict.fromkeys(partitions, 0), ends), partitions))
     assert EVIL not in shown
     assert "&lt;script&gt;" in shown
     assert shown.index("t:29") < shown.index("t:28")
@@ -40,7 +45,7 @@ def test_a_group_is_its_members_and_the_partitions_with_the_largest_lag() -> Non
 def test_a_skew_report_is_its_topics_partitions_and_keys() -> None:
     found = PartitionSkew("t", 0, 10, 100, 20, 0, 0, 5, 0, 9, None, None, 0, 0)
     hot = HotKey("t", EVIL.encode(), 9, 90, 0)
-    shown = SkewReport("kafka", (found,), (hot,), {}, {"t": 4}, None, 1.0)._repr_html_()
+    shown = html(SkewReport("kafka", (found,), (hot,), {}, {"t": 4}, None, 1.0))
     assert "script>alert" not in shown.replace("&lt;script&gt;", "")
     assert "<td>t:0</td>" in shown
 
@@ -57,7 +62,7 @@ def test_an_audit_is_its_verdict_both_sides_and_samples() -> None:
         datetime(2026, 1, 1, tzinfo=timezone.utc),
         1.0,
     )
-    shown = report._repr_html_()
+    shown = html(report)
     assert EVIL not in shown
     assert "different: 3 missing" in shown
     assert "t:0 offset 5" in shown
@@ -66,11 +71,11 @@ def test_an_audit_is_its_verdict_both_sides_and_samples() -> None:
 
 async def test_a_view_of_a_group_and_a_generation_are_their_partitions() -> None:
     view = GroupView((Member("m1", EVIL, frozenset({"t"}), rack="a"),), {"t": 4}, {"m1": frozenset({TP})})
-    assert EVIL not in view._repr_html_()
-    assert '<td style="text-align: right">4</td>' in view._repr_html_()
+    assert EVIL not in html(view)
+    assert '<td style="text-align: right">4</td>' in html(view)
     unused: Any = None
     generation = Generation(7, EVIL, "m1", {"t": (PartitionStart(3, 17),)}, unused, lambda: True)
-    shown = generation._repr_html_()
+    shown = html(generation)
     assert EVIL not in shown
     assert "generation 7" in shown
     assert '<td>t</td><td style="text-align: right">3</td><td style="text-align: right">17</td>' in shown
@@ -79,7 +84,7 @@ async def test_a_view_of_a_group_and_a_generation_are_their_partitions() -> None
 def test_a_plan_is_its_cost_its_members_and_its_moves() -> None:
     members = (PlannedMember("m1", EVIL, None, (4, 2), (None, 10)), PlannedMember("m2", "b", "joins", (0, 2), (0, 0)))
     plan = GroupPlan("g", "sticky", (PlannedMove(TP, "m1", "m2"),), members, (), Budget(), {"m1": EVIL, "m2": "b"})
-    shown = plan._repr_html_()
+    shown = html(plan)
     assert EVIL not in shown
     assert "partitions that would move: 1" in shown
     assert "<td>t:0</td>" in shown
@@ -88,5 +93,5 @@ def test_a_plan_is_its_cost_its_members_and_its_moves() -> None:
 def test_records_are_a_table_with_their_masked_values() -> None:
     record = Record("t", 0, 5, 1000, 0, EVIL.encode(), b"v", [])
     view = View(ReadResult("t", [record], [], 1, "time", False), [seen(record, Decoder(), {})])
-    assert EVIL not in view._repr_html_()
-    assert "until the limit of time" in view._repr_html_()
+    assert EVIL not in html(view)
+    assert "until the limit of time" in html(view)

@@ -336,7 +336,7 @@ def test_a_group_that_committed_of_a_former_topic_is_told_or_begins_at_its_first
     query = make_query(topics=topic, group=group, commit="after_batch")
     query.batch()
     recreate(kafka_cluster, topic, 8)
-    query.reader._committed.clear()
+    query.restart()
     query.reader.commit(json.loads(str(query.at)))  # brokers forget it with the topic; a query under way renews it
     assert committed(kafka_cluster, group, topic, 1) == {0: 5}
     heir = make_query(topics=topic, group=group, starting_offsets="committed")

@@ -418,7 +418,7 @@ class Copying(RebalanceListener):
             await self._consumer.commit(moved)
         for partition in moved:
             self._consumer.seek(partition, taken[partition].position)
-        self._pause_stopped()
+        self._pause_stopped(partitions)
 
     def _count_present(self, partition: TopicPartition, taken: TakenOver) -> None:
         self._report.already_present += taken.present
@@ -442,14 +442,14 @@ class Copying(RebalanceListener):
         log.error("%s: %s", self._settings.group, stop.text(topic))
         if stop.remedy is Remedy.RESTART:
             self._sender.drop([each for each in self._copies if each.topic == topic])
-        self._pause_stopped()
+        self._pause_stopped(self._consumer.assignment())
 
     def _lost_by_target(self, topic: str) -> bool:
         stop = self._report.stops.get(topic)
         return stop is not None and stop.remedy is Remedy.RESTART
 
-    def _pause_stopped(self) -> None:
-        self._consumer.pause([each for each in self._consumer.assignment() if each.topic in self._report.stops])
+    def _pause_stopped(self, partitions: Partitions) -> None:
+        self._consumer.pause([each for each in partitions if each.topic in self._report.stops])
 
     async def _check_targets(self) -> None:
         """Stops topics of which the new cluster lost records that it had acknowledged."""

@@ -77,8 +77,7 @@ class Throttle:
 
 async def ends_unless(stopping: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
     """Whether `work` ended before `stopping` was set, which cancels it."""
-    ended, _ = await first_of(work, stopping.wait())
-    return ended
+    return (await first_of(work, stopping.wait()))[0]
 
 
 class Copying(RebalanceListener):
@@ -253,8 +252,7 @@ class Copying(RebalanceListener):
         if copy is None:
             return  # the next owner finds the records on the new cluster
         if target < 0:  # the next start finds them
-            where = f"{partition.topic}:{partition.partition}"
-            raise SequenceLost(f"{where} has a batch already, and does not say where", retriable=True)
+            raise SequenceLost("{}:{} has a batch already, and does not say where".format(*partition), retriable=True)
         for source, before in encoded.runs:
             self._clusters.map.note(partition, Run(source, target + before))
         others = copy.note(encoded, target)
@@ -266,7 +264,9 @@ class Copying(RebalanceListener):
             log.warning(
                 "%s:%d: %d records before %d are of another producer, or written twice", *partition, others, target
             )
-        self._report.count_acknowledged(partition.topic, encoded)
+        self._report.records_of[partition.topic] += encoded.records
+        self._report.bytes_of[partition.topic] += encoded.size
+        self._report.last_progress_ms = wall_ms()
 
     def _refused(self, partition: TopicPartition, queue: PartitionQueue[Encoded], error: BrokerError) -> None:
         if isinstance(error, SequenceLost):
@@ -410,8 +410,7 @@ class Copying(RebalanceListener):
         copied = {each: one for each, one in taken.items() if one.stop is None}
         for partition, each in copied.items():
             topic = partition.topic
-            copy = PartitionCopy(each.position, each.end, ids[topic], target_ids[topic], ages[topic])
-            self._copies[partition] = copy
+            self._copies[partition] = PartitionCopy(each.position, each.end, ids[topic], target_ids[topic], ages[topic])
             self._count_present(partition, each)
         moved = {each: self._copies[each].commit for each, one in copied.items() if one.seek}
         if moved:
@@ -431,8 +430,6 @@ class Copying(RebalanceListener):
                 taken.unexpected,
                 taken.end,
             )
-
-    # -- losses ---------------------------------------------------------------------------------------------------
 
     def _stop(self, topic: str, stop: Stop) -> None:
         """Copies no more of a topic. If the new cluster lost records of it, also commits nothing."""

@@ -7,10 +7,8 @@ import logging
 from collections import Counter, deque
 from typing import Final, NamedTuple
 
-from allocator.core.aio import wall_ms
 from allocator.errors import AllocatorError
 from allocator.migrate.mirror_settings import MirrorSettings
-from allocator.producer import Encoded
 from allocator.types import TopicPartition
 
 log = logging.getLogger(__name__)
@@ -116,11 +114,6 @@ class MirrorReport:
         """Old topics that are not mirrored until `settings.recreated` or `settings.restart` says how to go on -> the
         reason."""
         return {topic: stop.reason for topic, stop in self.stops.items()}
-
-    def count_acknowledged(self, topic: str, encoded: Encoded) -> None:
-        self.records_of[topic] += encoded.records
-        self.bytes_of[topic] += encoded.size
-        self.last_progress_ms = wall_ms()
 
     def count_lost(self, loss: SourceLoss, incarnation: int) -> None:
         """Counts and logs a loss, without offsets that were counted before a reconnection.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
@@ -75,24 +75,25 @@ async def connected(stack: contextlib.AsyncExitStack, brokers: str, security: Ma
     return client
 
 
+@dataclass(frozen=True)
 class OpenOffsetStore:
     """An `OffsetStore` with its connections."""
 
-    def __init__(
-        self, store: OffsetStore, client: KafkaClient, ensembles: list[ZooKeeperClient], offsets: GroupOffsets
-    ) -> None:
-        self.store = store
-        self.client = client
-        self.reader = RangeReader(client)
-        self.offsets = offsets
-        self._ensembles = ensembles
+    store: OffsetStore
+    client: KafkaClient
+    ensembles: Sequence[ZooKeeperClient]
+    offsets: GroupOffsets
+
+    @property
+    def reader(self) -> RangeReader:
+        return RangeReader(self.client)
 
     def __str__(self) -> str:
         return f"group {self.store.group!r} on {self.store.brokers} ({self.store.storage})"
 
     async def members(self) -> list[str]:
         """All members that may commit for this group, of every protocol that these servers support."""
-        return await live_members(self.client, self._ensembles, self.store.group, self.store.root, PATIENCE_S)
+        return await live_members(self.client, self.ensembles, self.store.group, self.store.root, PATIENCE_S)
 
     async def refuse_members(self) -> None:
         """Raises GroupAlive, with their names, if the group has members."""

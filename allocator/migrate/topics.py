@@ -139,7 +139,8 @@ async def make_alike(
     for name in existing:
         asked, here_of = carried(wanted[name], zstd), settings[name]
         if here_of.get(RETENTION) not in (None, asked.get(RETENTION)) and await deletes_after(old, new, name) is None:
-            asked, here_of = _without(asked, RETENTION), _without(here_of, RETENTION)  # it keeps records longer
+            asked.pop(RETENTION, None)  # it keeps records longer
+            here_of.pop(RETENTION, None)
         differences += _unlike(name, asked, here_of)
         # the default of the cluster counts, too
         if (await describe_configs(new, "topic", name, [TIMES])).get(TIMES) == "LogAppendTime":
@@ -152,10 +153,6 @@ async def make_alike(
     for name in [name for name in there if not here[name]]:
         await create(new, name, counts[name], replication, {**carried(wanted[name], zstd), TIMES: "CreateTime"})
         log.info("created %s with %d partitions", name, counts[name])
-
-
-def _without(settings: Mapping[str, str], name: str) -> dict[str, str]:
-    return {each: value for each, value in settings.items() if each != name}
 
 
 def _unlike(topic: str, wanted: Mapping[str, str], here: Mapping[str, str]) -> list[str]:

@@ -15,7 +15,7 @@ from allocator.migrate.offset_map import OffsetMap, map_topic
 from allocator.migrate.positions import Target, target_lost
 from allocator.migrate.tails import digest
 from allocator.migrate.topics import TopicIds
-from allocator.types import IsolationLevel, OffsetAndMetadata, Record, TopicPartition
+from allocator.types import IsolationLevel, Record, TopicPartition
 
 if TYPE_CHECKING:
     from allocator.migrate.storage import OpenOffsetStore
@@ -134,13 +134,13 @@ async def by_map(
     new_ids = await TopicIds(new.client).of({each.topic for each in committed})
     found = {}
     for each, offset in committed.items():
-        target = known.positions(each).target(offset)
+        target, kept = known.positions(each).target(offset), Target.of(positions.get(each))
         recreated = known.recreated(each, ids[each.topic])
         if each not in ends:
             found[each] = Found(None, "not on the new cluster")
         elif recreated is not None:
             found[each] = Found(None, f"the old topic was created again: {recreated}; set --recreated of the mirror")
-        elif (lost := _lost(each, positions.get(each), ends[each], new_ids[each.topic])) is not None:
+        elif kept is not None and (lost := target_lost(each, kept, ends[each].end, new_ids[each.topic])) is not None:
             found[each] = Found(None, f"{lost}; start the mirror with --restart {each.topic}")
         elif offset > mirrored.get(each, -1):
             found[each] = Found(None, f"mirrored only up to {mirrored.get(each, 'nothing')}; wait for the mirror")
@@ -149,17 +149,9 @@ async def by_map(
             runs = known.positions(each).runs
             found[each] = Found(runs[0].target, "the old log began later") if runs else Found(None, "never mirrored")
         else:
-            kept = Target.of(positions.get(each))
             # behind invisible old records, the map has no entry before the next visible one is mirrored
             found[each] = Found(min(target, ends[each].end if kept is None else kept.offset))
     return found
-
-
-def _lost(
-    partition: TopicPartition, position: OffsetAndMetadata | None, ends: Ends, topic_id: str | None
-) -> str | None:
-    kept = Target.of(position)
-    return None if kept is None else target_lost(partition, kept, ends.end, topic_id)
 
 
 async def by_content(

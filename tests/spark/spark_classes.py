@@ -29,19 +29,19 @@ _MANY = 100
 _QUIET = "-Xlog:disable -Xlog:all=error:stderr"
 
 
-def using() -> str:
+def using(path: Path) -> str:
     """The options with which Java uses the archive; "" if there is none."""
-    path = _archive()
     # -Xshare:auto: with an archive that does not fit, Java starts without it
     return f'"-XX:SharedArchiveFile={path}" -Xshare:auto {_QUIET}' if path.exists() else ""
 
 
 @contextlib.contextmanager
-def class_archive(tests: int) -> Iterator[str]:
+def class_archive(tests: int, path: Path | None = None) -> Iterator[str]:
     """The options of Java for a run with so many tests of Spark. When the block ends, Java must have ended."""
-    path, wanted = _archive(), _archive().with_suffix(".wanted")
+    path = path or _archive()
+    wanted = path.with_suffix(".wanted")
     if path.exists() or tests < _MANY:
-        yield using()
+        yield using(path)
         return
     lock = FileLock(f"{path}.lock")
     if not wanted.exists() or not _acquired(lock):

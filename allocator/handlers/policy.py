@@ -86,10 +86,6 @@ class ErrorPolicy:
         """Returns None if no list names a class of this error."""
         return next((self.actions[each] for each in type(error).__mro__ if each in self.actions), None)
 
-    @property
-    def needs_dead_letters(self) -> bool:
-        return Action.DEAD_LETTER in self.actions.values()
-
 
 def load_errors(names: Iterable[str], setting: str) -> list[type[BaseException]]:
     """Finds error classes by name: "ValueError", "package.module.Error" or "package.module:Error".

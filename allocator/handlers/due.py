@@ -24,12 +24,18 @@ class DueGate:
     """
 
     def __init__(
-        self, partition: TopicPartition, delay_s: float, again: Callable[[], None], measures: Measures
+        self,
+        partition: TopicPartition,
+        delay_s: float,
+        again: Callable[[], None],
+        measures: Measures,
+        clock: Callable[[], int] = wall_ms,
     ) -> None:
         self._partition = partition
         self._delay_s = delay_s
         self._again = again
         self._measures = measures
+        self._clock = clock
         self._head: tuple[int, float] = (-1, 0.0)
         """Offset of the first record that is not due, and the time of the event loop at which this member first saw it.
         """
@@ -42,7 +48,7 @@ class DueGate:
 
     def pass_on(self, batch: Batch) -> tuple[Batch | None, Batch | None]:
         """Splits `batch` into the part that is due and the rest. Either may be None."""
-        now = wall_ms()
+        now = self._clock()
         for record in batch:
             left_s = self._left_s(record.offset, due_ms(record) - now)
             if left_s > 0:

@@ -148,7 +148,7 @@ class FakeSource:
         return self.topics.get(partition)
 
     def _drop(self, partitions: frozenset[TopicPartition]) -> None:
-        self.progress.forget(partitions, self.topics.get)
+        self.progress.forget({partition: self.topics.get(partition) for partition in partitions})
         for partition in partitions:
             self.draining.discard(partition)
             self.positions.pop(partition, None)

@@ -19,7 +19,6 @@ from allocator.core.client.errors import for_code
 from allocator.core.subscription.patterns import topic_pattern, with_topics
 from allocator.core.telemetry.measures import Measures
 from allocator.errors import BrokerError, ConfigError
-from allocator.handlers import due
 from allocator.handlers.due import DueGate
 from allocator.handlers.handlers import Handler
 from allocator.handlers.handling import Handling
@@ -284,23 +283,21 @@ def test_records_pass_in_order_and_none_before_its_time(dues: list[int], step: i
     records = [Record("g.retry-1h", 0, first + n, 0, 0, None, b"", each) for n, each in enumerate(headers)]
 
     async def walk() -> list[int]:
-        gate = DueGate(TopicPartition("g.retry-1h", 0), 3600, lambda: None, Measures())
+        gate = DueGate(TopicPartition("g.retry-1h", 0), 3600, lambda: None, Measures(), lambda: now)
         rest: Any = Batch(records, first + len(records) + 2)
         now, passed = 0, list[int]()
         end = first
-        with pytest.MonkeyPatch.context() as patch:
-            while rest is not None:
-                patch.setattr(due, "wall_ms", lambda now=now: now)
-                gate.open()
-                ready, rest = gate.pass_on(rest)
-                assert gate.shut == (rest is not None)
-                if ready is not None:
-                    for record in ready:
-                        assert dues[record.offset - first] <= now
-                        passed.append(record.offset)
-                    assert end <= ready.next_offset
-                    end = ready.next_offset
-                now += step
+        while rest is not None:
+            gate.open()
+            ready, rest = gate.pass_on(rest)
+            assert gate.shut == (rest is not None)
+            if ready is not None:
+                for record in ready:
+                    assert dues[record.offset - first] <= now
+                    passed.append(record.offset)
+                assert end <= ready.next_offset
+                end = ready.next_offset
+            now += step
         gate.open()
         assert end == first + len(records) + 2
         return passed

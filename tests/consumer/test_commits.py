@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
+from allocator import Consumer
 from allocator.core.aio.tasks import BackgroundTasks
 from allocator.core.client.client import KafkaClient
 from allocator.core.consumer.commits import Commits
 from allocator.core.fetch.fetcher import Fetcher
 from allocator.core.offsets.tracker import OffsetTracker
 from allocator.core.subscription.state import SubscriptionState
-from allocator.errors import CommitFailed
+from allocator.errors import Closed, CommitFailed
 from allocator.testing import wait_until_async
 from allocator.types import OffsetAndMetadata, TopicPartition
 
@@ -213,3 +214,8 @@ async def test_the_result_of_a_commit_that_nobody_awaits_is_passed_to_the_callba
         await member.commits.settled(frozenset({A}))
         assert told[1:] == [(refused, member.group.error)]
         assert "g: 1 offsets are not committed: not now" in caplog.text
+
+
+async def test_a_commit_before_the_start_says_that_the_consumer_is_not_started() -> None:
+    with pytest.raises(Closed, match="not started"):
+        await Consumer("t", brokers="127.0.0.1:1", group="g", membership="fixed").commit()

@@ -259,6 +259,7 @@ class ConsumerBase:
         when the lease has expired or the coordinator refuses.
         """
         if offsets is None:
+            self._must_be_started()
             await self._engine.commits.commit_done(in_hand=True)
             return
         await self._engine.commits.commit(as_offsets(offsets))

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 from allocator.assignors import Assignor
 from allocator.core.client import EARLIEST, LATEST, KafkaClient
 from allocator.core.consumer import MembershipConfig, membership_from
-from allocator.core.settings import DEFAULT, SETTINGS, Faults, keyword_faults, names_arguments
+from allocator.core.settings import DEFAULT, Faults, Flag, Number, Setting, Text, keyword_faults, names_arguments
 from allocator.core.text import shown
 from allocator.core.znodes import default_client_id
 from allocator.core.zookeeper import ZooKeeperClient
@@ -21,7 +21,38 @@ from allocator.types import Assignors
 START_OFFSETS: Final = {"earliest": EARLIEST, "latest": LATEST}
 TOPIC_POLL_S: Final = 10.0  # how soon the leader of a group notices new partitions if nobody asks for more
 _MEMBERSHIPS: Final = ("zookeeper", "kafka")
+_SECONDS: Final = Number(0, 86400, above=True)
 _JOINING: Final = ("group", "client_id", "topics", "assignor", "connect_timeout_s")
+
+OWN: Final[Mapping[str, Setting]] = {
+    "start_offset": Setting(
+        Text(("earliest", "latest")),
+        "earliest",
+        "Where a partition begins for which the group has committed nothing.",
+    ),
+    "join_backoff_s": Setting(
+        Number(0, 86400),
+        5.0,
+        "Seconds from a failure to the next attempt to join; not after a generation that ended in order.",
+    ),
+    "watch_partition_changes": Setting(
+        Flag(),
+        False,
+        "Has this member watch the number of partitions; a change ends the generation, and it joins again.",
+    ),
+    "partition_watch_interval_s": Setting(_SECONDS, 5.0, "Seconds between these checks of the number of partitions."),
+    "retention_s": Setting(
+        Number(above=True),
+        None,
+        "Seconds that the broker keeps the commits. None: as long as it is configured to.",
+    ),
+    "timeout_s": Setting(
+        _SECONDS,
+        5.0,
+        "Seconds for one request. Less: a slow coordinator counts as lost. More: a dead one is left later.",
+    ),
+}
+"""The settings that no other consumer has."""
 
 
 @names_arguments
@@ -42,7 +73,7 @@ class ConsumerGroupConfig:
     """"zookeeper", or "kafka": Kafka's own group protocol (brokers from 0.9), shared with members of other clients."""
     zookeeper: str | None = DEFAULT["zookeeper"]
     """"host:port,host:port/chroot", for membership "zookeeper"."""
-    assignor: Assignors = SETTINGS["assignor"].group_default
+    assignor: Assignors = ("range", "roundrobin")
     """Assignors in order of preference; the first that all members offer is taken."""
     heartbeat_interval_s: float = DEFAULT["heartbeat_interval_s"]
     """At most half of the session timeout, better a third. A member on ZooKeeper proves its session every quarter of
@@ -52,12 +83,12 @@ class ConsumerGroupConfig:
     """How long a generation waits for members that must release partitions that move. More: one slow function holds up
     the group. Less: over Kafka the slow member loses its membership; over ZooKeeper a generation begins with a part of
     its partitions, and another follows."""
-    join_backoff_s: float = DEFAULT["join_backoff_s"]
-    watch_partition_changes: bool = DEFAULT["watch_partition_changes"]
-    partition_watch_interval_s: float = DEFAULT["partition_watch_interval_s"]
-    retention_s: float | None = DEFAULT["retention_s"]
-    start_offset: Literal["earliest", "latest"] = DEFAULT["start_offset"]
-    timeout_s: float = DEFAULT["timeout_s"]
+    join_backoff_s: float = OWN["join_backoff_s"].default
+    watch_partition_changes: bool = OWN["watch_partition_changes"].default
+    partition_watch_interval_s: float = OWN["partition_watch_interval_s"].default
+    retention_s: float | None = OWN["retention_s"].default
+    start_offset: Literal["earliest", "latest"] = OWN["start_offset"].default
+    timeout_s: float = OWN["timeout_s"].default
     connect_timeout_s: float = DEFAULT["connect_timeout_s"]
     """To reach any broker, the coordinator, ZooKeeper. A failure after that."""
     client_id: str = ""
@@ -76,7 +107,7 @@ class ConsumerGroupConfig:
         if self.client_id == "":
             object.__setattr__(self, "client_id", default_client_id())
         faults = Faults("ConsumerGroupConfig")
-        for name, fault in keyword_faults(vars(self)).items():
+        for name, fault in keyword_faults(vars(self), OWN).items():
             faults.add(name, fault)
         self._choices(faults)
         self._parts(faults)

@@ -19,7 +19,7 @@ from typing import Any, Final, get_type_hints
 
 from allocator.core.client import check_token_endpoint, mechanism_faults
 from allocator.core.consumer import MembershipConfig, MembershipOptions, membership_from
-from allocator.core.settings import MASK, REQUIRED, Flag, Text, Texts, Whole, setting, shared
+from allocator.core.settings import MASK, Flag, Text, Texts, Whole, setting, shared
 from allocator.daemon.settings_reader import SettingsReader
 from allocator.errors import ConfigError, MissingExtra
 from allocator.handlers import HANDLING, Handling, RetryPlan, contradictions
@@ -188,7 +188,7 @@ class HandlerSection:
 
     target: str = setting(
         Text(check=_check_target, what='"package.module:function"'),
-        REQUIRED,
+        dataclasses.MISSING,
         "Called for every record, in the order that `ordering` asks for; a coroutine, or a plain function, which runs "
         "in a thread.",
     )
@@ -330,7 +330,7 @@ class Config:
         """Every setting in use with its value, for display. Secrets are masked."""
         return {
             name: {
-                field.name: MASK if field.metadata["secret"] else value
+                field.name: MASK if field.metadata["setting"].secret else value
                 for field in dataclasses.fields(section)
                 if (value := getattr(getattr(self, name), field.name)) is not None
             }

@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from allocator.core.settings import MASK, REQUIRED, Addresses, Faults, SettingKind, Texts, nearest, refusal
+from allocator.core.settings import MASK, Faults, Setting, Texts, nearest
 
 
 class SettingsReader:
@@ -50,29 +50,28 @@ class SettingsReader:
         values = {}
         for key, field in fields.items():
             value = self._value(f"{name}.{key}", field, given.get(key), environ.get(self._variable(name, key), ""))
-            if value is not REQUIRED:
+            if value is not dataclasses.MISSING:
                 values[key] = value
         return section(**values)
 
     def _value(self, key: str, field: dataclasses.Field[Any], given: Any, text: str) -> Any:
-        kind: SettingKind = field.metadata["kind"]
-        secret: bool = field.metadata["secret"]
+        setting: Setting = field.metadata["setting"]
         variable = self._variable(*key.split("."))
         if given is None and not text:
-            if field.default is not REQUIRED:
-                unset = f"{key} not set" + (f" (nor {variable})" if secret else "")
+            if field.default is not dataclasses.MISSING:
+                unset = f"{key} not set" + (f" (nor {variable})" if setting.secret else "")
                 self._shown[key] = unset if field.default is None else f"{key} = {_toml(field.default)}"
-                return REQUIRED
-            self.faults.add(key, f"{key} is missing: must be {kind.allowed} (or set {variable})")
+                return dataclasses.MISSING
+            self.faults.add(key, f"{key} is missing: must be {setting.kind.allowed} (or set {variable})")
             return None
         raw = text or given
-        shown = MASK if secret else _toml(raw)
+        shown = MASK if setting.secret else _toml(raw)
         self._shown[key] = f"{key} = {shown}" + (f" (from {variable})" if text else "")
         try:
-            return kind.read(kind.parse(text) if text else given)
+            return setting.parse(text) if text else setting.read(given)
         except ValueError as error:
-            why = refusal(kind, error, secret=secret)
-            if text and isinstance(kind, (Addresses, Texts)):
+            why = str(error)
+            if text and isinstance(setting.kind, Texts):
                 why += "; write several with commas between"
             if text.startswith("tcp://"):
                 why += "; Kubernetes sets this variable for a Service of such a name: set enableServiceLinks: false"
@@ -80,7 +79,7 @@ class SettingsReader:
                 self.faults.add(key, f"({key}) = {shown}: {why}", where=f"environment: {variable}")
             else:
                 self.faults.add(key, f"{key} = {shown}: {why}")
-            return None if field.default is REQUIRED else field.default
+            return None if field.default is dataclasses.MISSING else field.default
 
     def _unknown_key(self, name: str, key: str, fields: Mapping[str, Any]) -> None:
         near = nearest(key, fields)

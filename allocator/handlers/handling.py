@@ -120,10 +120,7 @@ def _check(function: Any, deserialize: Deserialize | None, given: Mapping[str, A
     if not callable(function):
         raise TypeError(f"a handler is a function or a coroutine function, not {function!r}")
     values = {name: value for name, value in given.items() if name not in _ERRORS}
-    faults = keyword_faults(values, **{name: each.kind for name, each in HANDLING.items()})
-    for name, value in values.items():
-        if value is None and not HANDLING[name].accepts_none():
-            faults[name] = f"{name} = None: must be {HANDLING[name].kind.allowed}"
+    faults = keyword_faults(values, HANDLING)
     if given["workers"] == "processes" and deserialize is not None:
         faults["workers"] = "workers = 'processes': deserializers stay in this process; call them in the handler"
     if faults:

@@ -18,12 +18,13 @@ from typing import Any, Protocol
 
 from allocator.core.aio import wall_ms
 from allocator.core.client import KafkaClient, create, describe_configs
-from allocator.core.settings import check_topic, parse_delay
+from allocator.core.settings import check_topic
 from allocator.errors import AllocatorError, BrokerError, ConfigError
 from allocator.handlers.dead_letter import not_taken, outgoing
 from allocator.handlers.handlers import Handler
 from allocator.handlers.late_producer import LateProducer, Outgoing
 from allocator.handlers.letter_headers import PREFIX, SPRING, headers_of
+from allocator.handlers.settings import parse_delay
 from allocator.producer import Producer
 from allocator.types import Record
 

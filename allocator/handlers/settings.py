@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final, get_args
 
 from allocator.core.settings import (
-    SECONDS,
-    SETTINGS,
+    DEFAULT,
     Flag,
     Number,
     Setting,
@@ -15,11 +15,23 @@ from allocator.core.settings import (
     Texts,
     Whole,
     check_topic,
-    parse_delay,
 )
+from allocator.errors import ConfigError
 from allocator.types import Ordering, Workers
 
 _ERRORS: Final = Texts("a list of error classes")
+_SECONDS: Final = Number(0, 86400, above=True)
+_DELAY: Final = re.compile(r"([1-9][0-9]{0,6})([smhd])")
+
+
+def parse_delay(text: str) -> int:
+    """Seconds of "30s", "10m", "1h" or "1d"; at least 1 second, at most 30 days."""
+    found = _DELAY.fullmatch(text)
+    seconds = int(found[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[found[2]] if found is not None else 0
+    if not 0 < seconds <= 30 * 86400:
+        raise ConfigError(f"{text!r} is not a delay: write a whole number with s, m, h or d, from 1s to 30d")
+    return seconds
+
 
 HANDLING: Final[Mapping[str, Setting]] = {
     "ordering": Setting(
@@ -55,7 +67,7 @@ HANDLING: Final[Mapping[str, Setting]] = {
     ),
     "retry_backoff_max_s": Setting(Number(0, 86400), 30.0, "Seconds before a retry, at most."),
     "retry_limit_s": Setting(
-        SECONDS,
+        _SECONDS,
         None,
         "Seconds after the first failure of a record until its last attempt. None: `retries` alone counts.",
     ),
@@ -97,7 +109,7 @@ HANDLING: Final[Mapping[str, Setting]] = {
         "cancelled and processes ended. A call in a thread keeps its partition until it ends. More: other members wait "
         "longer for the partition. Less: a call may be cut off, and the next owner handles its record again.",
     ),
-    "commit_interval_s": Setting(SECONDS, SETTINGS["auto_commit_interval_s"].default, "Seconds between commits."),
+    "commit_interval_s": Setting(_SECONDS, DEFAULT["auto_commit_interval_s"], "Seconds between commits."),
 }
 """The settings of `Consumer.process` and of the daemon's handler."""
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, Optional
+from typing import Any, Final, Literal, Optional, Union
 
 from allocator.core.client import same_cluster
-from allocator.core.settings import DEFAULT, Number, SettingKind, Whole, keyword_faults
+from allocator.core.settings import DEFAULT, Number, Whole, keyword_faults
 from allocator.core.subscription import check_pattern
 from allocator.errors import ConfigError
 
 RECREATED: Final = ("earliest", "continue")
-RANGES: Final[Mapping[str, SettingKind]] = {
+RANGES: Final[Mapping[str, Union[Number, Whole]]] = {
     "replication": Whole(1, 2**15 - 1),
     "commit_interval_s": Number(above=True),
     "buffer_bytes": Whole(1, 2**63 - 1, unit="bytes"),

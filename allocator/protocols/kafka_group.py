@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 from allocator.core.aio import TaskGroup
 from allocator.core.client import ErrorCode, KafkaClient, Reaction, for_code, reaction_to
 from allocator.core.offsets import Coordinator, Identity
-from allocator.core.settings import DEFAULT, SECONDS, check_keywords
+from allocator.core.settings import DEFAULT, Number, check_keywords
 from allocator.errors import AllocatorError, BrokerError
 from allocator.protocols.heartbeat import HeartbeatLoop, HeartbeatTimer
 from allocator.protocols.reactions import MEMBER_COMMIT, GroupReaction, Reactions
@@ -52,7 +52,8 @@ class GroupSettings:
     failure_pause_s: float = 1.0  # after an error that a retry does not cure; the user has been notified of it
 
     def __post_init__(self) -> None:
-        check_keywords(vars(self), retry_backoff_s=SECONDS, failure_pause_s=SECONDS)
+        pause = Number(0, 86400, above=True)
+        check_keywords(vars(self), retry_backoff_s=pause, failure_pause_s=pause)
 
     def pause_s(self, error: AllocatorError) -> float:
         """Seconds to wait before a retry after `error`."""

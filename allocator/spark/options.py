@@ -20,13 +20,12 @@ from allocator.core.settings import (
     Faults,
     Flag,
     Number,
-    SettingKind,
+    Setting,
     Text,
     Texts,
     Whole,
     check_pattern_syntax,
     check_topic,
-    refusal,
     setting,
     shared,
 )
@@ -232,7 +231,7 @@ ONLY: Mapping[str, tuple[str, ...]] = {
     ),
     "topic": (WRITE,),
 }
-_FIELDS = {f.name: f for f in dataclasses.fields(Options) if "kind" in f.metadata}
+_FIELDS = {f.name: f for f in dataclasses.fields(Options) if "setting" in f.metadata}
 
 
 def read_options(given: Mapping[str, str], use: str | None = None) -> Options:
@@ -255,7 +254,7 @@ def read_options(given: Mapping[str, str], use: str | None = None) -> Options:
     values: dict[str, Any] = {}
     for option, text in found.items():
         if option in _FIELDS:
-            value = _value(names[option], text, _FIELDS[option].metadata["kind"], faults, option)
+            value = _value(names[option], text, _FIELDS[option].metadata["setting"], faults, option)
             if value is not None:
                 values[option] = value
     values["security"] = _security(found, names, faults)
@@ -301,12 +300,12 @@ def _option(name: str, faults: Faults) -> str | None:
     return None
 
 
-def _value(name: str, text: str, kind: SettingKind, faults: Faults, option: str) -> Any:
+def _value(name: str, text: str, declared: Setting, faults: Faults, option: str) -> Any:
     try:
-        return kind.read(kind.parse(text))
+        return declared.parse(text)
     except ValueError as error:
         shown = text if len(text) <= 120 else text[:117] + "..."
-        faults.add(option, f"{name} = {shown}: {refusal(kind, error)}")
+        faults.add(option, f"{name} = {shown}: {error}")
         return None
 
 
@@ -332,7 +331,7 @@ def _security(found: Mapping[str, str], names: Mapping[str, str], faults: Faults
             continue
         values[key] = found[option]
         if key == "ssl_check_hostname":
-            values[key] = _value(names[option], found[option], Flag(), faults, option)
+            values[key] = _value(names[option], found[option], Setting(Flag(), None, ""), faults, option)
     try:
         return check_security(values)
     except ConfigError as error:

@@ -51,7 +51,7 @@ def said(**settings: Any) -> str:
 
 def test_every_setting_is_an_argument_of_the_consumer_or_of_a_membership() -> None:
     both = KEYWORDS | {name for _, name in OF_MEMBERSHIPS}
-    assert {name for name, each in SETTINGS.items() if not each.group_only} - OTHERS == both
+    assert set(SETTINGS) - OTHERS == both
     assert KEYWORDS & {name for _, name in OF_MEMBERSHIPS} == {"zookeeper"}
     assert len(KEYWORDS | OTHERS) <= 26
 

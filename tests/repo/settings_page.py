@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from allocator.compat.group_config import OWN
 from allocator.core.memberships import known_memberships, options_of
 from allocator.core.settings.table import REQUIRED, SETTINGS, Setting, SettingKind
 from allocator.daemon.config import SECTIONS
@@ -55,11 +56,11 @@ def page() -> str:
     parts = [
         INTRODUCTION,
         "## `Consumer`, `GroupedConsumer`, `ConsumerGroupConfig`\n",
-        _consumers({name: each for name, each in SETTINGS.items() if not each.group_only and name not in OWNERS}),
+        _consumers({name: each for name, each in SETTINGS.items() if name not in OWNERS}),
         MEMBERSHIPS,
         _memberships(),
         "`ConsumerGroupConfig` alone:\n",
-        _consumers({name: each for name, each in SETTINGS.items() if each.group_only}),
+        _consumers(OWN),
         DAEMON,
         *_daemon(),
         SPARK,
@@ -68,7 +69,7 @@ def page() -> str:
     return "\n".join(parts)
 
 
-def _consumers(settings: dict[str, Setting]) -> str:
+def _consumers(settings: Mapping[str, Setting]) -> str:
     rows = [(f"`{name}`", _default(each.default), _values(each.kind), each.text) for name, each in settings.items()]
     return _table(("setting", "default", "values", "meaning"), rows)
 
@@ -87,7 +88,12 @@ def _daemon() -> Iterator[str]:
         about = (inspect.getdoc(section) or "").partition(": ")[2]
         yield f"### [{name}]\n\n{about[:1].upper()}{about[1:]}\n"
         rows = [
-            (f"`{field.name}`", _default(field.default), _values(field.metadata["kind"]), field.metadata["text"])
+            (
+                f"`{field.name}`",
+                _default(field.default),
+                _values(field.metadata["setting"].kind),
+                field.metadata["setting"].text,
+            )
             for field in dataclasses.fields(section)
         ]
         yield _table(("setting", "default", "values", "meaning"), rows)
@@ -96,7 +102,7 @@ def _daemon() -> Iterator[str]:
 def _spark() -> str:
     rows = []
     for field in dataclasses.fields(Options):
-        if "kind" not in field.metadata:
+        if "setting" not in field.metadata:
             continue
         theirs = [name for name, ours in connector.NAMES.items() if ours == field.name]
         needed = field.default is REQUIRED
@@ -106,8 +112,8 @@ def _spark() -> str:
                 ", ".join(f"`{name}`" for name in theirs),
                 "required" if needed else _default(field.default),
                 ", ".join(ONLY.get(field.name, ())) or "all",
-                _values(field.metadata["kind"]),
-                field.metadata["text"],
+                _values(field.metadata["setting"].kind),
+                field.metadata["setting"].text,
             )
         )
     security = "TLS, SASL and proxy settings, under kafka-python's names. Java key stores must become PEM files."

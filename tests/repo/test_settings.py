@@ -22,7 +22,7 @@ from allocator.daemon.config import SECTIONS
 from allocator.spark.options import Options
 
 OPTIONS = {name: options_of(name) for name in known_memberships()}
-EVERYWHERE = {name for name, each in SETTINGS.items() if not each.group_only}
+EVERYWHERE = set(SETTINGS)
 # kiel's signatures, where these are compatible by value; and what a member said of itself, by another library too
 APART = {
     ("allocator.compat.grouped", "min_bytes"),
@@ -97,15 +97,15 @@ def test_the_defaults_of_fields_are_the_tables(section: Any) -> None:
         if field.name not in SETTINGS or (section.__module__, field.name) in APART:
             continue
         declared = SETTINGS[field.name]
-        if section is Options and (declared.group_only or field.name == "security"):
-            continue  # the time of a task, under the same name; options of its own by prefix
+        if section is Options and field.name == "security":
+            continue  # options of its own by prefix
         if section is ConsumerGroupConfig:
-            wanted = (declared.default, declared.group_default, "", REQUIRED)
+            wanted = (declared.default, ("range", "roundrobin"), "", REQUIRED)
         else:
             wanted = (declared.default, None) if declared.default is REQUIRED else (declared.default,)
         assert field.default in wanted, field.name
-        if "kind" in field.metadata and field.name != "topics":
-            assert field.metadata["kind"] is declared.kind, field.name
+        if "setting" in field.metadata and field.name != "topics":
+            assert field.metadata["setting"].kind is declared.kind, field.name
 
 
 def test_every_default_is_allowed() -> None:
@@ -115,8 +115,8 @@ def test_every_default_is_allowed() -> None:
 def test_every_setting_says_what_it_is() -> None:
     texts = {name: each.text for name, each in SETTINGS.items()}
     for section in (*SECTIONS.values(), Options):
-        fields = [field for field in dataclasses.fields(section) if "kind" in field.metadata]
-        texts.update((f"{section.__name__}.{field.name}", field.metadata["text"]) for field in fields)
+        fields = [field for field in dataclasses.fields(section) if "setting" in field.metadata]
+        texts.update((f"{section.__name__}.{field.name}", field.metadata["setting"].text) for field in fields)
     assert not [name for name, text in texts.items() if not text.endswith(".")]
 
 

@@ -18,7 +18,6 @@ _ADDRESS: Final = re.compile(
     r"(?:(?P<scheme>[^/]*)://)?"
     r"(?:\[(?P<bracketed>[0-9a-fA-F:.]+(?:%\w+)?)\]|(?P<host>[^\s\x00-\x1f:/;,?#@\[\]]+))(?::(?P<port>[0-9]{1,5}))?"
 )
-_DELAY: Final = re.compile(r"([1-9][0-9]{0,6})([smhd])")
 _IPV6: Final = re.compile(r"[0-9a-fA-F.]*:[0-9a-fA-F.]*:[0-9a-fA-F:.]*(?:%\w+)?")
 
 
@@ -51,15 +50,6 @@ def check_pattern_syntax(pattern: str) -> None:
         re.compile(pattern)
     except re.error as error:
         raise ConfigError(f"pattern {pattern!r} is not a regular expression: {error}") from None
-
-
-def parse_delay(text: str) -> int:
-    """Seconds of "30s", "10m", "1h" or "1d"; at least 1 second, at most 30 days."""
-    found = _DELAY.fullmatch(text)
-    seconds = int(found[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[found[2]] if found is not None else 0
-    if not 0 < seconds <= 30 * 86400:
-        raise ConfigError(f"{text!r} is not a delay: write a whole number with s, m, h or d, from 1s to 30d")
-    return seconds
 
 
 def parse_address(text: Any, port: int = KAFKA_PORT) -> tuple[str, int]:

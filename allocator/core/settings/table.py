@@ -106,10 +106,10 @@ class Texts:
 
 
 @dataclass(frozen=True)
-class Addresses:
+class Addresses(Texts):
     """Addresses of brokers, in any collection, or in one text with commas between them."""
 
-    allowed: str = '"host:port,host:port", or a list of "host:port"'
+    what: str = '"host:port,host:port", or a list of "host:port"'
 
     def read(self, value: Any) -> tuple[str, ...]:
         if isinstance(value, str):
@@ -122,9 +122,6 @@ class Addresses:
         for item in items:
             parse_address(item)
         return items
-
-    def parse(self, text: str) -> str:
-        return text
 
 
 @dataclass(frozen=True)
@@ -240,13 +237,29 @@ class Setting:
     optional: bool = False
     """Whether None is allowed although it is not the default."""
     secret: bool = False
-    group_default: Any = None
-    """The default in `ConsumerGroupConfig`, if it must differ."""
-    group_only: bool = False
-    """Whether only `ConsumerGroupConfig` has it, and `Consumer` does not."""
 
     def accepts_none(self) -> bool:
         return self.optional or self.default is None
+
+    def read(self, value: Any) -> Any:
+        """Returns the typed value. Raises ValueError with the text after "name = value: "."""
+        try:
+            return self.kind.read(value)
+        except ValueError as error:
+            raise ValueError(self._refusal(error)) from None
+
+    def parse(self, text: str) -> Any:
+        """Reads the text of an environment variable or of a Spark option. Raises ValueError as `read` does."""
+        try:
+            return self.kind.read(self.kind.parse(text))
+        except ValueError as error:
+            raise ValueError(self._refusal(error)) from None
+
+    def _refusal(self, error: ValueError) -> str:
+        said = str(error)
+        # `int("x")` and `float("x")` say nothing that `allowed` does not say better
+        more = said and not self.secret and not re.match(r"invalid literal|could not convert", said)
+        return f"must be {self.kind.allowed}" + (f"; {said}" if more else "")
 
 
 SECONDS: Final = Number(0, 86400, above=True)
@@ -291,7 +304,6 @@ SETTINGS: Final[Mapping[str, Setting]] = {
         "callable. None: `naive`. `range`, `roundrobin`, `sticky` and `cooperative-sticky` exist in other clients too. "
         "With `group_protocol` `consumer`: one of the broker's own. `ConsumerGroup` offers `range` and `roundrobin`, "
         "as other clients of generations do.",
-        group_default=("range", "roundrobin"),
     ),
     "client_id": Setting(
         _NAME, None, "The name of this member in lists and logs. None: made from host and process. It may repeat."
@@ -438,39 +450,6 @@ SETTINGS: Final[Mapping[str, Setting]] = {
         "may wait. A larger record still comes, alone; brokers before 0.10.1 send one of up to 50 MiB, or up to this "
         "number if it is more.",
     ),
-    "start_offset": Setting(
-        Text(("earliest", "latest")),
-        "earliest",
-        "Where a partition begins for which the group has committed nothing.",
-        group_only=True,
-    ),
-    "join_backoff_s": Setting(
-        Number(0, 86400),
-        5.0,
-        "Seconds from a failure to the next attempt to join; not after a generation that ended in order.",
-        group_only=True,
-    ),
-    "watch_partition_changes": Setting(
-        Flag(),
-        False,
-        "Has this member watch the number of partitions; a change ends the generation, and it joins again.",
-        group_only=True,
-    ),
-    "partition_watch_interval_s": Setting(
-        SECONDS, 5.0, "Seconds between these checks of the number of partitions.", group_only=True
-    ),
-    "retention_s": Setting(
-        Number(above=True),
-        None,
-        "Seconds that the broker keeps the commits. None: as long as it is configured to.",
-        group_only=True,
-    ),
-    "timeout_s": Setting(
-        SECONDS,
-        5.0,
-        "Seconds for one request. Less: a slow coordinator counts as lost. More: a dead one is left later.",
-        group_only=True,
-    ),
 }
 
 DEFAULT: Final[Mapping[str, Any]] = {name: each.default for name, each in SETTINGS.items()}
@@ -485,8 +464,7 @@ def setting(kind: SettingKind, default: Any, text: str, *, secret: bool = False)
 
     A secret is left out of `repr`, and masked in faults and in `--check`.
     """
-    metadata = {"kind": kind, "secret": secret, "text": text}
-    return dataclasses.field(default=default, metadata=metadata, repr=not secret)
+    return _field(Setting(kind, default, text, secret=secret))
 
 
 def shared(name: str, *, text: str = "", required: bool = True, table: Mapping[str, Setting] = SETTINGS) -> Any:
@@ -496,7 +474,11 @@ def shared(name: str, *, text: str = "", required: bool = True, table: Mapping[s
     """
     declared = table[name]
     default = None if declared.default is REQUIRED and not required else declared.default
-    return setting(declared.kind, default, f"{declared.text} {text}".strip(), secret=declared.secret)
+    return _field(dataclasses.replace(declared, default=default, text=f"{declared.text} {text}".strip()))
+
+
+def _field(declared: Setting) -> Any:
+    return dataclasses.field(default=declared.default, metadata={"setting": declared}, repr=not declared.secret)
 
 
 # -- faults ------------------------------------------------------------------------------------------------------------
@@ -521,36 +503,30 @@ class Faults:
             raise ConfigError("\n  ".join([f"the settings have {count}:", *self.lines]))
 
 
-def refusal(kind: SettingKind, error: ValueError, *, secret: bool = False) -> str:
-    """Returns the text after "name = value: " for a value that `kind` refused with `error`."""
-    said = str(error)
-    # `int("x")` and `float("x")` say nothing that `allowed` does not say better
-    more = said and not secret and not re.match(r"invalid literal|could not convert", said)
-    return f"must be {kind.allowed}" + (f"; {said}" if more else "")
-
-
 _IN_PYTHON: Final = ("topics", "assignor")
 
 
-def keyword_faults(given: Mapping[str, Any], **kinds: SettingKind) -> dict[str, str]:
+def keyword_faults(
+    given: Mapping[str, Any], own: Mapping[str, Setting] | None = None, /, **kinds: SettingKind
+) -> dict[str, str]:
     """Name -> "session_timeout_s = 10000: must be ..." for each keyword argument at fault.
 
-    `kinds` are those of arguments that are not in the table; None is left alone. So are other names that are not in the
-    table, and topics and assignors, which Python takes in more forms than a file. An empty text stands for None.
+    `own`: the settings of the caller, in addition to the table. `kinds` are those of arguments that are no settings;
+    None is left alone. So are other names, and topics and assignors, which Python takes in more forms than a file. An
+    empty text stands for None.
     """
+    table = {**SETTINGS, **{name: Setting(kind, None, "") for name, kind in kinds.items()}, **(own or {})}
     faults = {}
     for name, value in given.items():
-        declared = SETTINGS.get(name) if name not in _IN_PYTHON else None
-        kind = kinds.get(name) if declared is None else declared.kind
-        optional = declared is None or declared.accepts_none()
-        if kind is None or ((value is None or value == "") and optional):
+        if name not in table or name in _IN_PYTHON:
+            continue
+        declared = table[name]
+        if (value is None or value == "") and declared.accepts_none():
             continue
         try:
-            kind.read(value)
+            declared.read(value)
         except ValueError as error:
-            secret = declared is not None and declared.secret
-            quoted = name if secret else f"{name} = {shown(value)}"
-            faults[name] = f"{quoted}: {refusal(kind, error, secret=secret)}"
+            faults[name] = f"{name if declared.secret else f'{name} = {shown(value)}'}: {error}"
     return faults
 
 

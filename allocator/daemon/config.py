@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, get_type_hints
 
-from allocator.core.client import check_token_endpoint, mechanism_faults
+from allocator.core.client import mechanism_faults
 from allocator.core.consumer import MembershipConfig, MembershipOptions, membership_from
 from allocator.core.settings import MASK, Flag, Text, Texts, Whole, setting, shared
 from allocator.daemon.settings_reader import SettingsReader
@@ -78,7 +78,7 @@ class KafkaSection:
         "returns a token. It is called once in a process. `token()` runs in a thread.",
     )
     sasl_oauth_token_endpoint: str | None = setting(
-        Text(check=check_token_endpoint, what="an https URL"),
+        Text(),
         None,
         "For OAUTHBEARER, instead of a provider: the URL that grants tokens to this client (client credentials grant, "
         "RFC 6749). `http` only for localhost.",

@@ -20,8 +20,6 @@ from allocator.core.client.create_topics import add_partitions, create
 from allocator.core.client.errors import ErrorCode, Reaction, for_code, reaction_to
 from allocator.core.client.log_offsets import EARLIEST, LATEST, EpochEnd, ends_of_epochs, is_supported, list_offsets
 from allocator.core.client.metadata import Metadata
-from allocator.core.client.oauth import check_token_endpoint
-from allocator.core.client.pool import same_cluster
 from allocator.core.client.security import KEYS, check_security, mechanism_faults
 
 __all__ = [
@@ -35,7 +33,6 @@ __all__ = [
     "Reaction",
     "add_partitions",
     "check_security",
-    "check_token_endpoint",
     "create",
     "describe_configs",
     "ends_of_epochs",
@@ -44,6 +41,5 @@ __all__ = [
     "list_offsets",
     "mechanism_faults",
     "reaction_to",
-    "same_cluster",
     "set_on_topics",
 ]

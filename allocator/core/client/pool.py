@@ -58,12 +58,6 @@ def parse_addresses(brokers: str | Sequence[str]) -> tuple[Broker, ...]:
     return tuple(found)
 
 
-def same_cluster(brokers: str, others: str) -> bool:
-    """Whether two address lists name the same cluster: they share at least one address."""
-    some, more = ({text.strip().lower() for text in texts.split(",")} for texts in (brokers, others))
-    return not some.isdisjoint(more)
-
-
 class Directory:
     """Where each broker listens.
 

@@ -65,24 +65,19 @@ def check_security(settings: Mapping[str, Any] | None, *, load: bool = False) ->
     unused += [k for k in checked if k.startswith("ssl_") and not protocol.endswith("SSL")]
     if unused:
         raise ConfigError(f"security: {', '.join(unused)} have no effect with security_protocol {protocol}")
-    for names, why in mechanism_faults(checked):
-        raise ConfigError(f"security: {' with '.join(names)}: {why}")
     for name in ("sasl_oauth_token_endpoint", *OF_ENDPOINT):
         value = checked.get(name)
         if value is not None and (not isinstance(value, str) or not value):
             raise ConfigError(f"security: {name} is {type(value).__name__}; it must be a text that is not empty")
-    if checked.get("sasl_oauth_token_endpoint") is not None:
-        try:
-            check_token_endpoint(checked["sasl_oauth_token_endpoint"])
-        except ValueError as error:
-            raise ConfigError(f"security: sasl_oauth_token_endpoint: {error}") from None
+    for names, why in mechanism_faults(checked):
+        raise ConfigError(f"security: {' with '.join(names)}: {why}")
     if load:
         tls_context(with_credentials(checked))
     return checked
 
 
 def mechanism_faults(settings: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yields settings that OAUTHBEARER or AWS_MSK_IAM lacks, or that have no effect: their names, and why."""
+    """Yields settings that OAUTHBEARER or AWS_MSK_IAM lacks or refuses, or that have no effect: names, and why."""
     mechanism, provider, endpoint = "sasl_mechanism", "sasl_oauth_token_provider", "sasl_oauth_token_endpoint"
     given = {name for name, value in settings.items() if value is not None}
     if settings.get(mechanism) == "AWS_MSK_IAM" and settings.get("security_protocol") != "SASL_SSL":
@@ -99,6 +94,11 @@ def mechanism_faults(settings: Mapping[str, Any]) -> Iterator[tuple[tuple[str, .
                 yield (name, endpoint), "it belongs to a token endpoint"
             if endpoint in given and name not in given and name != "sasl_oauth_scope":
                 yield (endpoint, name), "the endpoint needs it"
+        if endpoint in given:
+            try:
+                check_token_endpoint(settings[endpoint])
+            except ValueError as error:
+                yield (endpoint,), str(error)
 
 
 def tls_context(settings: Mapping[str, Any]) -> ssl.SSLContext | None:

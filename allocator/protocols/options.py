@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Optional
 
 from allocator.assignors import naive_allocator
-from allocator.core.assignors import KielAssignor, KielFunction
+from allocator.core.assignors import KielAssignor
 from allocator.core.consumer import Connections, EnsembleOptions, Fault, MembershipConfig, MembershipOptions, attempt
 from allocator.core.membership import Membership
 from allocator.core.settings import DEFAULT, names_arguments
@@ -16,7 +16,7 @@ from allocator.protocols.kafka_classic.membership import KafkaMembership
 from allocator.protocols.kafka_classic.settings import KafkaGroupSettings, KafkaSettings
 from allocator.protocols.kip848.membership import Kip848Membership
 from allocator.protocols.kip848.settings import Kip848GroupSettings, Kip848Settings
-from allocator.protocols.legacy.kiel import KielMembership, KielSettings
+from allocator.protocols.legacy.kiel import KielFunction, KielMembership, KielSettings
 from allocator.protocols.legacy.old_consumer import ConsumersMembership, PykafkaMembership
 from allocator.protocols.legacy.owners import OwnersSettings
 from allocator.protocols.order_topic import OrderTopic

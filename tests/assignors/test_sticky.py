@@ -16,7 +16,7 @@ from kafka.coordinator.assignors.sticky.sticky_assignor import (
 )
 
 from allocator.assignors import GroupView, Member, compute, first_step, resolve
-from allocator.core.assignors.sticky import give_back
+from allocator.protocols.kafka_classic.plan import give_back
 from allocator.types import TopicPartition
 
 sticky = resolve("sticky")

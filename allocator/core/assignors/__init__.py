@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from allocator.core.assignors.basic import naive
 from allocator.core.assignors.choose import choose
-from allocator.core.assignors.kiel import KielAssignor, KielFunction, naive_allocator
-from allocator.core.assignors.load import LoadAssignor, MemberLoads, member_loads
+from allocator.core.assignors.kiel import KielAssignor, naive_allocator
+from allocator.core.assignors.load import MemberLoads, member_loads
 from allocator.core.assignors.registry import AssignorSpec, built_in, known_names, of_kiel, resolve
-from allocator.core.assignors.sticky import first_step, give_back
+from allocator.core.assignors.sticky import first_step
 from allocator.core.assignors.types import Assignor, GroupView, Member, SubscriberClass, wants
 from allocator.core.assignors.validate import compute, left_out, validate
 
@@ -24,8 +24,6 @@ __all__ = [
     "AssignorSpec",
     "GroupView",
     "KielAssignor",
-    "KielFunction",
-    "LoadAssignor",
     "Member",
     "MemberLoads",
     "SubscriberClass",
@@ -33,7 +31,6 @@ __all__ = [
     "choose",
     "compute",
     "first_step",
-    "give_back",
     "known_names",
     "left_out",
     "member_loads",

@@ -13,9 +13,6 @@ from allocator.core.assignors.types import GroupView
 from allocator.core.errors import BadAssignment
 from allocator.core.types import TopicPartition
 
-KielFunction = Callable[[list[str], list[str]], Mapping[str, Mapping[str, Iterable[int]]]]
-"""(members, ["topic:id", ...]) -> {member: {topic: [id, ...]}}"""
-
 
 def naive_allocator(members: Iterable[str], partitions: Iterable[str]) -> dict[str, dict[str, list[int]]]:
     """Round robin in kiel's signature, for code that calls or wraps its default function.
@@ -40,7 +37,8 @@ class KielAssignor:
     """
 
     name: str
-    function: KielFunction
+    function: Callable[..., Mapping[str, Mapping[str, Iterable[int]]]]
+    """(members, ["topic:id", ...]) -> {member: {topic: [id, ...]}}"""
 
     def __call__(self, view: GroupView) -> Mapping[str, Iterable[TopicPartition]]:
         unique = len({member.name for member in view.members}) == len(view.members)

@@ -1,6 +1,6 @@
 """Even counts with as few moves as possible: `sticky`, `cooperative-sticky`, `weighted` and `rack-aware`.
 
-`first_step` and `give_back` adapt such an assignment to Kafka's own group protocol.
+`first_step` adapts such an assignment to Kafka's own group protocol.
 """
 
 from __future__ import annotations
@@ -159,46 +159,3 @@ def first_step(
         member: frozenset(partition for partition in partitions if holders.get(partition, member) == member)
         for member, partitions in target.items()
     }
-
-
-def give_back(
-    target: Assignment,
-    owned: Assignment,
-    former: Mapping[TopicPartition, str],
-    topics: Mapping[str, frozenset[str]],
-) -> dict[str, frozenset[TopicPartition]]:
-    """`target` with partitions exchanged so that more of them go to their `former` owner, the one before `owned`.
-
-    Guarantee: each member gets as many as in `target`, of topics that it subscribes to (`topics`), and no more
-    partitions leave their owner. Not guaranteed: the most that could go back. Former owners come from Kafka's user
-    data of `sticky`: a member that missed generations tells what it had then.
-
-    Cost: O(partitions), and for each partition with a former owner at most one step for each partition that the
-    former owner is newly given.
-    """
-    given = {member: set(partitions) for member, partitions in target.items()}
-    holder = {partition: member for member, partitions in target.items() for partition in partitions}
-    owner = {partition: member for member, partitions in owned.items() for partition in partitions}
-    # partitions that a member newly gets and did not own before; sorted, so that equal groups get equal results
-    fresh: dict[str, dict[TopicPartition, None]] = {
-        member: {p: None for p in sorted(partitions) if owner.get(p) != member and former.get(p) != member}
-        for member, partitions in target.items()
-    }
-    for partition in sorted(former.keys() & holder.keys()):
-        back, present = former[partition], holder[partition]
-        if back == present or back not in given or partition.topic not in topics[back]:
-            continue
-        kept = owner.get(partition) == present
-        for other in fresh[back]:
-            if other.topic in topics[present] and (not kept or owner.get(other) == present):
-                break
-        else:
-            continue
-        for taker, loser, moved in ((back, present, partition), (present, back, other)):
-            given[loser].discard(moved)
-            given[taker].add(moved)
-            fresh[loser].pop(moved, None)
-            holder[moved] = taker
-        if owner.get(other) != present and former.get(other) != present:
-            fresh[present][other] = None
-    return {member: frozenset(partitions) for member, partitions in given.items()}

@@ -22,12 +22,12 @@ import logging
 import os
 import re
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from allocator.assignors import naive_allocator
 from allocator.core.aio import TaskGroup, boot_clock
-from allocator.core.assignors import KielFunction, naive_allocator
 from allocator.core.membership import AssignmentListener, Membership
 from allocator.core.settings import DEFAULT
 from allocator.core.subscription import PartitionCountSource
@@ -50,6 +50,9 @@ from allocator.protocols.legacy.owners import OwnersMembership, OwnersSettings
 from allocator.types import NO_PARTITIONS, OffsetStorage, Partitions, TopicPartition
 
 log = logging.getLogger(__name__)
+
+KielFunction = Callable[[list[str], list[str]], Mapping[str, Mapping[str, Iterable[int]]]]
+"""(members, ["topic:id", ...]) -> {member: {topic: [id, ...]}}"""
 
 RETRY_S = 1.0  # pause after a failed step of the move to the new layout
 

@@ -17,7 +17,7 @@ from allocator.compat.generation import Generation
 from allocator.compat.group_config import ConsumerGroupConfig, group_settings_of
 from allocator.core.aio import TaskGroup
 from allocator.core.client import KafkaClient
-from allocator.core.membership import AssignmentListener, LeaderSettings, ZooKeeperMembership, ZooKeeperSettings
+from allocator.core.membership import AssignmentListener, ZooKeeperMembership, ZooKeeperSettings
 from allocator.core.offsets import Committer, Identity
 from allocator.core.znodes import AssignmentDocument, Paths
 from allocator.core.zookeeper import ZooKeeperClient
@@ -219,7 +219,7 @@ class ZooKeeperGenerations(ZooKeeperMembership):
                 name=config.client_id,
                 topics=frozenset(config.topics),
                 connect_timeout_s=config.connect_timeout_s,
-                leader=LeaderSettings(topic_poll_s=config.topic_poll_s),
+                topic_poll_s=config.topic_poll_s,
             ),
             followed=self._read,
         )

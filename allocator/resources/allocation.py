@@ -12,7 +12,7 @@ from typing import Any, Union
 from allocator.assignors import Assignor, resolve
 from allocator.core.aio import ClosesOnce, user_callback, warn_unclosed
 from allocator.core.assignors import built_in
-from allocator.core.membership import AssignmentListener, LeaderSettings, ZooKeeperMembership, ZooKeeperSettings
+from allocator.core.membership import AssignmentListener, ZooKeeperMembership, ZooKeeperSettings
 from allocator.core.settings import DEFAULT, check_group, keyword_faults, names_arguments
 from allocator.core.subscription import ANY_TOPIC
 from allocator.core.znodes import Paths, default_client_id
@@ -115,7 +115,7 @@ class Allocation:
                 weight=weight,
                 rack=rack,
                 connect_timeout_s=connect_timeout_s,
-                leader=LeaderSettings(topic_poll_s=refresh_s),
+                topic_poll_s=refresh_s,
                 instance_id=instance_id,
                 restart_grace_s=restart_grace_s,
             ),

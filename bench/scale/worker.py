@@ -16,7 +16,6 @@ from typing import Any
 
 from allocator.assignors import resolve
 from allocator.core.membership.membership import AssignmentListener
-from allocator.core.membership.zookeeper.leader import LeaderSettings
 from allocator.core.membership.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
 from allocator.core.znodes.documents import Paths
 from allocator.core.zookeeper.client import Op, Stat, ZooKeeperClient
@@ -131,7 +130,7 @@ class BenchMember(AssignmentListener):
                 name=f"worker-{number}",
                 topics=topics.topics(),
                 connect_timeout_s=120.0,
-                leader=LeaderSettings(topic_poll_s=3600.0),
+                topic_poll_s=3600.0,
             ),
         )
 

@@ -391,7 +391,7 @@ async def test_closing_from_another_task_waits_for_the_reader(setting: Setting) 
 async def test_a_topic_that_comes_later_is_waited_for(kafka_cluster: LocalCluster, group: str) -> None:
     setting = Setting(kafka_cluster, f"{group}-later", group, 2)
     consumer = setting.consumer()
-    consumer._engine.membership._settings.leader.__dict__["topic_poll_s"] = 0.2
+    consumer._engine.membership._settings.__dict__["topic_poll_s"] = 0.2
     async with consumer:
         assert await consumer.getbatch(0.3) is None
         await in_thread(lambda: kafka_cluster.create_topic(setting.topic, 2))

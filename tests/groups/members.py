@@ -10,7 +10,6 @@ from typing import Any
 from allocator.assignors import resolve
 from allocator.core.membership import AssignmentListener
 from allocator.core.membership.view import Load
-from allocator.core.membership.zookeeper.leader import LeaderSettings
 from allocator.core.membership.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
 from allocator.core.znodes.documents import Paths
 from allocator.core.zookeeper.client import ZooKeeperClient
@@ -180,7 +179,7 @@ class TestMember:
                 topics=frozenset(subscribe),
                 pattern=pattern,
                 rack=rack,
-                leader=LeaderSettings(topic_poll_s=topic_poll_s),
+                topic_poll_s=topic_poll_s,
                 instance_id=instance_id,
                 restart_grace_s=restart_grace_s,
             ),

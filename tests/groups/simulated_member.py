@@ -11,7 +11,6 @@ from virtual_time import thread_context
 
 from allocator.assignors import resolve
 from allocator.core.membership.session import GRACE_S
-from allocator.core.membership.zookeeper.leader import LeaderSettings
 from allocator.core.membership.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
 from allocator.core.subscription import Tenure, Tenures
 from allocator.core.types import Partitions
@@ -99,7 +98,9 @@ class Worker:
                 instance_id=instance,
                 restart_grace_s=world.grace_s,
                 # polls are off, so that they cannot hide a missed change
-                leader=LeaderSettings(topic_poll_s=1e9, load_look_s=0.5, load_lasting_s=1.0),
+                topic_poll_s=1e9,
+                load_look_s=0.5,
+                load_lasting_s=1.0,
                 load_tolerance=1.1 if world.follows else None,
                 report_s=0.5,
             ),

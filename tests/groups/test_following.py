@@ -21,7 +21,6 @@ from allocator.cli import top
 from allocator.core.assignors import choose
 from allocator.core.commands.orders import KINDS, Order
 from allocator.core.membership.zookeeper.decision import GroupDecision, GroupLoad, decide
-from allocator.core.membership.zookeeper.leader import LeaderSettings
 from allocator.core.membership.zookeeper.membership import ZooKeeperSettings
 from allocator.core.membership.zookeeper.seats import FEATURE
 from allocator.core.types import Partitions
@@ -318,7 +317,7 @@ async def test_the_leader_moves_others_away_from_a_hot_partition(
 ) -> None:
     monkeypatch.setattr(load_report, "KNOWN_S", 3.0)
     # longer than any response of the broker, so that a half-finished round of records does not look like an imbalance
-    quick = partial(ZooKeeperSettings, report_s=0.3, leader=LeaderSettings(load_look_s=0.5, load_lasting_s=3.0))
+    quick = partial(ZooKeeperSettings, report_s=0.3, load_look_s=0.5, load_lasting_s=3.0)
     monkeypatch.setattr("allocator.core.consumer.membership_config.ZooKeeperSettings", quick)
     topic = topic_factory(6)
     hot = TopicPartition(topic, 0)

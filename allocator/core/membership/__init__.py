@@ -22,22 +22,19 @@ from allocator.core.membership.lease import Lease, MemberLease
 from allocator.core.membership.membership import AssignmentListener, GroupMembership, MemberSettings, Membership
 from allocator.core.membership.session import SessionMembership
 from allocator.core.membership.view import GroupViewBuilder, Load
-from allocator.core.membership.zookeeper.decision import ViewBuilder, counts_of, preview
-from allocator.core.membership.zookeeper.leader import LeaderSettings
+from allocator.core.membership.zookeeper.decision import counts_of, preview
 from allocator.core.membership.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
 
 __all__ = [
     "AssignmentListener",
     "GroupMembership",
     "GroupViewBuilder",
-    "LeaderSettings",
     "Lease",
     "Load",
     "MemberLease",
     "MemberSettings",
     "Membership",
     "SessionMembership",
-    "ViewBuilder",
     "ZooKeeperMembership",
     "ZooKeeperSettings",
     "counts_of",

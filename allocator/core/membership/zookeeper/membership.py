@@ -20,7 +20,7 @@ import os
 import socket
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from allocator import __version__
@@ -61,7 +61,7 @@ ORDERS_AGAIN_S = 60.0  # how long a member waits before it reads unreadable orde
 
 
 @dataclass(frozen=True)
-class ZooKeeperSettings(MemberSettings):
+class ZooKeeperSettings(LeaderSettings, MemberSettings):
     """The settings of one member. Times in seconds."""
 
     weight: float = DEFAULT["weight"]
@@ -72,7 +72,6 @@ class ZooKeeperSettings(MemberSettings):
     restart_grace_s: float = DEFAULT["restart_grace_s"]  # 0: as without an instance id
     load_tolerance: float | None = None  # None: the member does not follow load
     report_s: float = REPORT_S
-    leader: LeaderSettings = field(default_factory=LeaderSettings)
 
 
 class ZooKeeperMembership(SessionMembership):
@@ -108,7 +107,7 @@ class ZooKeeperMembership(SessionMembership):
         super().__init__(zk, paths.group, paths.base, listener, settings, measures, clock)
         self._store = store = Store(zk, paths)
         self._new_leader: Callable[[], Leader] = lambda: Leader(
-            store, self.member_id, topics, assignors, settings.leader, load, clock
+            store, self.member_id, topics, assignors, settings, load, clock
         )
         self._measured = measured
         self._followed = followed

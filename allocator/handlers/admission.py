@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Union
 
 from allocator.core.consumer import ConsumerBase
 from allocator.core.fetch import Batch
-from allocator.core.subscription import DoneSet, fingerprint
+from allocator.core.subscription import DoneSet
 from allocator.core.telemetry import Measures
 from allocator.errors import CorruptRecordError, NotOwned
 from allocator.handlers.due import DueGate
@@ -21,7 +21,7 @@ from allocator.handlers.failures import Failures
 from allocator.handlers.handling import Handling
 from allocator.handlers.lanes import Lanes
 from allocator.handlers.retry_topics import RetryPlan
-from allocator.handlers.window import Span, Unit, Window
+from allocator.handlers.window import Span, Unit, Window, fingerprint
 from allocator.types import TopicPartition
 
 log = logging.getLogger(__name__)

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import copy
+import zlib
 from collections import deque
 from collections.abc import Collection
 from typing import Any
 
-from allocator.core.subscription import DoneSet, fingerprint
+from allocator.core.subscription import DoneSet
 
 # number of fully done spans, beyond a record that is not done, from which they are joined
 JOIN_SPANS = 32
+
+
+def fingerprint(record: Any) -> int:
+    """A number that distinguishes a record from one with the same offset in another log. It is never 0."""
+    text = f"{record.timestamp} {record.serialized_key_size} {record.serialized_value_size}".encode()
+    mark = zlib.crc32(text)
+    for part in (record.key, record.value):
+        if isinstance(part, bytes):
+            mark = zlib.crc32(part, mark)
+    return mark or 1
 
 
 class Unit:

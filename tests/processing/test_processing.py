@@ -18,7 +18,7 @@ import pytest
 from fake_source import Cluster, FakeSource, positions
 
 from allocator.core.commands.record_orders import RecordOrders
-from allocator.core.subscription.done import DoneSet, fingerprint
+from allocator.core.subscription.done import DoneSet
 from allocator.core.subscription.loss import topic_of_offset
 from allocator.errors import ConfigError, HandlerCutOff, HandlerFailed
 from allocator.handlers import admission
@@ -26,7 +26,7 @@ from allocator.handlers.handlers import Handler
 from allocator.handlers.handling import Handling
 from allocator.handlers.policy import ErrorPolicy, Retries, load_errors
 from allocator.handlers.processor import Processor
-from allocator.handlers.window import Window
+from allocator.handlers.window import Window, fingerprint
 from allocator.testing import wait_until_async
 from allocator.types import Record, TopicPartition
 

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allocator.core.subscription.done import DoneSet, done_of, fingerprint, joined, with_done
+from allocator.core.subscription.done import DoneSet, done_of, joined, with_done
 from allocator.core.subscription.loss import as_committed, as_read, as_written, stamped, topic_of
+from allocator.handlers.window import fingerprint
 from allocator.types import OffsetAndMetadata, Record
 
 STAMP = "generation 7 member m-0123456789abcdef-0000000003"

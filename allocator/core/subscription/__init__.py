@@ -7,7 +7,7 @@ rebalance. Touches nothing: no lock, no I/O, no task; the rooms meet here.
 
 from __future__ import annotations
 
-from allocator.core.subscription.done import DoneSet, fingerprint, joined
+from allocator.core.subscription.done import DoneSet, joined
 from allocator.core.subscription.kinds import (
     EARLIEST,
     LATEST,
@@ -69,7 +69,6 @@ __all__ = [
     "check_pattern",
     "checked",
     "compiled",
-    "fingerprint",
     "joined",
     "listed",
     "reset_timestamp",

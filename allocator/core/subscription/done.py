@@ -9,7 +9,7 @@ import zlib
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from allocator.core.varint import read_uvarint, uvarint
 
@@ -125,16 +125,6 @@ def joined(one: DoneSet | None, other: DoneSet | None) -> DoneSet | None:
         else:
             runs.append((first, end))
     return DoneSet(one.base, tuple(runs), max(one.epoch, other.epoch), one.mark or other.mark)
-
-
-def fingerprint(record: Any) -> int:
-    """A number that distinguishes a record from one with the same offset in another log. It is never 0."""
-    text = f"{record.timestamp} {record.serialized_key_size} {record.serialized_value_size}".encode()
-    mark = zlib.crc32(text)
-    for part in (record.key, record.value):
-        if isinstance(part, bytes):
-            mark = zlib.crc32(part, mark)
-    return mark or 1
 
 
 def _steps(base: int, runs: Sequence[Run]) -> Iterator[int]:

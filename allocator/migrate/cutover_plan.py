@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Optional
 
-from allocator.core.client import same_cluster
 from allocator.errors import ConfigError
 from allocator.migrate.storage import OffsetStore
+from allocator.operate import same_cluster
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Optional, Union
 
-from allocator.core.client import same_cluster
 from allocator.core.settings import DEFAULT, Number, Whole, keyword_faults
 from allocator.core.subscription import check_pattern
 from allocator.errors import ConfigError
+from allocator.operate import same_cluster
 
 RECREATED: Final = ("earliest", "continue")
 RANGES: Final[Mapping[str, Union[Number, Whole]]] = {

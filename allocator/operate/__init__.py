@@ -12,7 +12,7 @@ from allocator import lazy_names
 
 if TYPE_CHECKING:
     from allocator.operate.adoption import adopt, candidate
-    from allocator.operate.cluster_choice import ClusterChoice, choice_path, choose_cluster, read_choice
+    from allocator.operate.cluster_choice import ClusterChoice, choice_path, choose_cluster, read_choice, same_cluster
     from allocator.operate.clusters import Clusters
     from allocator.operate.dead_letters.waiting import WaitingRecords, read_retries
     from allocator.operate.deletion import GroupRemains, delete
@@ -83,6 +83,7 @@ __all__ = [
     "read_groups",
     "read_partitions",
     "read_retries",
+    "same_cluster",
     "steered",
 ]
 
@@ -91,7 +92,7 @@ if not TYPE_CHECKING:  # a type checker would accept every name
         __name__,
         {
             "adoption": "adopt candidate",
-            "cluster_choice": "ClusterChoice choice_path choose_cluster read_choice",
+            "cluster_choice": "ClusterChoice choice_path choose_cluster read_choice same_cluster",
             "clusters": "Clusters",
             "dead_letters.waiting": "WaitingRecords read_retries",
             "deletion": "GroupRemains delete",

@@ -11,7 +11,6 @@ import contextlib
 import json
 from typing import Any, NamedTuple, Optional
 
-from allocator.core.client import same_cluster
 from allocator.core.text import shown
 from allocator.core.znodes import Paths
 from allocator.core.zookeeper import NoZnode, ZnodeExists, ZooKeeperClient
@@ -40,6 +39,12 @@ def elsewhere(choice: ClusterChoice, brokers: str | None) -> str | None:
     return (
         f"the group is told to read {choice.brokers}; offsets and lag are those of {brokers}: look at it by the others"
     )
+
+
+def same_cluster(brokers: str, others: str) -> bool:
+    """Whether two address lists name the same cluster: they share at least one address."""
+    some, more = ({text.strip().lower() for text in texts.split(",")} for texts in (brokers, others))
+    return not some.isdisjoint(more)
 
 
 async def read_choice(zk: ZooKeeperClient, path: str, watch: Any = None) -> ClusterChoice:

@@ -24,7 +24,6 @@ from allocator.core.znodes import (
     Store,
     in_join_order,
     to_ranges,
-    valid,
 )
 from allocator.core.zookeeper import NoZnode, Watched, ZooKeeperClient
 from allocator.errors import AllocatorError, ConfigError
@@ -85,7 +84,7 @@ class GroupReader:
     async def read(self) -> GroupState:
         """Returns the present state; its `problems` name invalid znodes. Raises NoZnode if there is no such group."""
         problems: list[str] = []
-        document, _ = await valid(self._document(), problems) or (None, 0)
+        document, _ = await _valid(self._document(), problems) or (None, 0)
         # read the members after the document: otherwise a member that has left seems to be present, and its
         # partitions seem to move without a reason
         names = await self._names()
@@ -107,7 +106,7 @@ class GroupReader:
         members, joined, claims = dict(self._members), dict(self._joined), dict(self._claims)
         problems += reported_problems(document, members)
         loads = await self._read_loads(problems)
-        orders = await valid(self._orders(), problems) or Orders()
+        orders = await _valid(self._orders(), problems) or Orders()
         choice = await self._read_choice(problems)
         return GroupState(
             self._group, members, claims, document, tuple(problems), orders, wall_ms(), loads, joined, choice
@@ -158,7 +157,7 @@ class GroupReader:
             for name, info in self._members.items()
             if info.load_tolerance is not None
         }
-        reports = await asyncio.gather(*(valid(read(), problems) for read in self._loads.values()))
+        reports = await asyncio.gather(*(_valid(read(), problems) for read in self._loads.values()))
         return {name: report for name, report in zip(self._loads, reports) if report is not None}
 
     async def _notice_end(self, name: str) -> None:
@@ -187,6 +186,15 @@ class _WatchedClaim:
 
     def _gone(self) -> None:
         self.deleted = True
+
+
+async def _valid(reading: Awaitable[T], problems: list[str]) -> T | None:
+    """The result of `reading`; None for an invalid znode, whose problem is added to `problems`."""
+    try:
+        return await reading
+    except InvalidZnode as error:
+        problems.append(str(error))
+        return None
 
 
 async def describe(zk: ZooKeeperClient, group: str, root: str = DEFAULT["root"]) -> GroupState | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, Optional
 
-from allocator.core.assignors import LoadAssignor, MemberLoads, built_in, member_loads
+from allocator.core.assignors import MemberLoads, built_in, member_loads
 from allocator.core.commands import Orders
 from allocator.core.text import plain, shown, table
 from allocator.core.znodes import AssignmentDocument, Claim, LoadReport, MemberInfo, loads_of, member_name, to_ranges
@@ -76,10 +76,8 @@ class GroupState:
     @cached_property
     def load_source(self) -> str | None:
         """The unit of the loads (`follow_load`); None if load moves nothing in this group."""
-        if self.strategy is None:
-            return None
-        function = built_in(self.strategy)
-        return function.source if isinstance(function, LoadAssignor) else None
+        source: str | None = getattr(built_in(self.strategy or ""), "source", None)
+        return source
 
     @cached_property
     def held(self) -> dict[str, Partitions]:

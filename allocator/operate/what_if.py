@@ -7,16 +7,17 @@ join is not known. If a function breaks a tie by ids, another partition may move
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Any, NamedTuple, Optional
 
+from allocator.assignors import GroupView
 from allocator.core.commands import KINDS, Budget, Order, Orders, members_named
-from allocator.core.membership import ViewBuilder, preview
+from allocator.core.membership import preview
 from allocator.core.settings import DEFAULT
 from allocator.core.text import shown, table
-from allocator.core.znodes import AssignmentDocument, MemberInfo, member_name, sequence
+from allocator.core.znodes import AssignmentDocument, MemberInfo, member_name
 from allocator.errors import ConfigError
 from allocator.operate.group_report import GroupState
 from allocator.operate.order_report import OrderReport
@@ -57,7 +58,7 @@ class Scenario:
         if not self.members:
             raise ConfigError("the group has no member whose subscription a new one could share")
         youngest = list(self.members)[-1]
-        number = (sequence(youngest) or 0) + 1
+        number = int(youngest.rpartition("-")[2]) + 1
         like = self.members[youngest]
         info = replace(
             like,
@@ -249,7 +250,7 @@ class GroupPlan:
 
 async def plan_of(
     scenario: Scenario,
-    build: ViewBuilder,
+    build: Callable[..., Awaitable[GroupView]],
     *,
     lag: Optional[Mapping[TopicPartition, int]] = None,
     round_trip_s: float = 0.0,

@@ -35,6 +35,8 @@ APART = {
     # names of the part itself
     ("allocator.core.client.client", "client_id"),
     ("allocator.migrate.mirror_settings", "group"),
+    # what other clients of generations offer
+    ("allocator.compat.group_config", "assignor"),
     # a stream is no member unless it is asked to be
     ("allocator.spark.options", "membership"),
 }
@@ -100,7 +102,7 @@ def test_the_defaults_of_fields_are_the_tables(section: Any) -> None:
         if section is Options and field.name == "security":
             continue  # options of its own by prefix
         if section is ConsumerGroupConfig:
-            wanted = (declared.default, ("range", "roundrobin"), "", REQUIRED)
+            wanted = (declared.default, "", REQUIRED)
         else:
             wanted = (declared.default, None) if declared.default is REQUIRED else (declared.default,)
         assert field.default in wanted, field.name

@@ -13,13 +13,12 @@ from allocator.core.znodes.documents import (
     MemberInfo,
     Paths,
     in_join_order,
-    sequence,
     to_ranges,
 )
 from allocator.core.znodes.load_reader import loads_of
 from allocator.core.znodes.load_report import LoadReport
 from allocator.core.znodes.member_names import default_client_id, member_name
-from allocator.core.znodes.store import Store, valid
+from allocator.core.znodes.store import Store
 
 __all__ = [
     "FORMAT",
@@ -36,7 +35,5 @@ __all__ = [
     "loads_of",
     "member_name",
     "parse_object",
-    "sequence",
     "to_ranges",
-    "valid",
 ]

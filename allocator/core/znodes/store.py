@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -30,15 +30,6 @@ from allocator.core.zookeeper.client import NoZnode, Op, ZnodeExists, ZooKeeperC
 
 Watch = Callable[[], None]
 T = TypeVar("T")
-
-
-async def valid(reading: Awaitable[T], problems: list[str]) -> T | None:
-    """The result of `reading`; None for an invalid znode, whose problem is added to `problems`."""
-    try:
-        return await reading
-    except InvalidZnode as error:
-        problems.append(str(error))
-        return None
 
 
 # one thread, so that only one znode at a time uses the memory for decoding

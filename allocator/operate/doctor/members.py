@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Iterator
 from shlex import quote
 
-from allocator.core.assignors import LoadAssignor, built_in
 from allocator.core.settings import DEFAULT
 from allocator.core.text import plain, shown
 from allocator.core.znodes import Paths
@@ -421,7 +420,7 @@ def _shares(seen: Observation) -> Iterator[Finding]:
         )
         return
     # rack-aware and follow_load balance something other than the number of partitions
-    if strategy == "rack-aware" or isinstance(built_in(strategy), LoadAssignor) or _is_steered(seen):
+    if strategy == "rack-aware" or state.load_source is not None or _is_steered(seen):
         return
     whole = sum(info.weight for info in state.members.values())
     fair = {member: total * info.weight / whole for member, info in state.members.items()}

@@ -17,7 +17,7 @@ from allocator.core.client import KafkaClient, list_offsets
 from allocator.core.offsets import GroupOffsets, fetch_old_offsets
 from allocator.core.settings import DEFAULT
 from allocator.core.znodes import Paths
-from allocator.core.zookeeper import NoZnode, Stat, ZooKeeperClient
+from allocator.core.zookeeper import NoZnode, ZooKeeperClient
 from allocator.errors import AllocatorError
 from allocator.operate import kafka_describe as requests
 from allocator.operate.doctor.fixes import leftover_groups
@@ -160,7 +160,7 @@ async def observe(
 async def _modified(zk: ZooKeeperClient, paths: Paths, state: GroupState) -> dict[str, int]:
     wanted = [paths.assignment]
     wanted += [path for member in state.members for path in (paths.member(member), paths.claim(member))]
-    stats: list[Optional[Stat]] = list(await asyncio.gather(*map(zk.exists, wanted)))
+    stats = await asyncio.gather(*map(zk.exists, wanted))
     return {path: stat.modified_ms for path, stat in zip(wanted, stats) if stat is not None}
 
 

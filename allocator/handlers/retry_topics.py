@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from allocator.core.aio import wall_ms
-from allocator.core.client import KafkaClient, create, describe_configs
+from allocator.core.client import KafkaClient, describe_configs
 from allocator.core.settings import check_topic
 from allocator.errors import AllocatorError, BrokerError, ConfigError
 from allocator.handlers.dead_letter import not_taken, outgoing
@@ -25,7 +25,7 @@ from allocator.handlers.handlers import Handler
 from allocator.handlers.late_producer import LateProducer, Outgoing
 from allocator.handlers.letter_headers import PREFIX, SPRING, headers_of
 from allocator.handlers.settings import parse_delay
-from allocator.producer import Producer
+from allocator.producer import Producer, create_topic
 from allocator.types import Record
 
 log = logging.getLogger(__name__)
@@ -208,7 +208,7 @@ class RetryTopics:
         for topic in missing:
             retention_ms = max(RETENTION_MS, int(4000 * (self.plan.delay_s(topic) or 0)))
             settings = {"cleanup.policy": "delete", "retention.ms": str(retention_ms), **size}
-            await create(client, topic, count, REPLICATION, settings)
+            await create_topic(client, topic, count, REPLICATION, settings)
             log.info("created the retry topic %s with %d partitions", topic, count)
 
     async def _check(self, client: KafkaClient, topic: str) -> None:

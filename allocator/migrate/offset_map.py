@@ -19,12 +19,12 @@ from collections.abc import Iterable
 from typing import Any, Final, NamedTuple, Optional
 
 from allocator.core.aio import wall_ms
-from allocator.core.client import KafkaClient, create
+from allocator.core.client import KafkaClient
 from allocator.core.fetch import RangeReader
 from allocator.core.text import shown
 from allocator.errors import AllocatorError
 from allocator.migrate.topics import same_topic
-from allocator.producer import BatchSender, Encoded, written
+from allocator.producer import BatchSender, Encoded, create_topic, written
 from allocator.types import Record, TopicPartition
 
 MOST: Final = 5000  # runs in one entry, which has to fit into a record batch
@@ -205,7 +205,7 @@ class OffsetMap:
         self._flushing = asyncio.Lock()
         await self._client.refresh([self.topic])
         if self._client.partitions(self.topic) is None and replication is not None:
-            await create(self._client, self.topic, 1, replication, {"cleanup.policy": "compact"})
+            await create_topic(self._client, self.topic, 1, replication, {"cleanup.policy": "compact"})
         await self.refresh()
 
     async def refresh(self) -> None:

@@ -13,10 +13,11 @@ from typing import Final
 
 from kafka.protocol.admin import DescribeConfigsRequest
 
-from allocator.core.client import KafkaClient, add_partitions, create, describe_configs, set_on_topics
+from allocator.core.client import KafkaClient, describe_configs, set_on_topics
 from allocator.core.text import shown
 from allocator.core.zookeeper import NoZnode, ZooKeeperClient
 from allocator.errors import AllocatorError, ConfigError
+from allocator.producer import add_partitions, create_topic
 
 log = logging.getLogger(__name__)
 
@@ -151,7 +152,7 @@ async def make_alike(
         await add_partitions(new, name, counts[name])
         log.info("added partitions to %s: it has %d now, as on the old cluster", name, counts[name])
     for name in [name for name in there if not here[name]]:
-        await create(new, name, counts[name], replication, {**carried(wanted[name], zstd), TIMES: "CreateTime"})
+        await create_topic(new, name, counts[name], replication, {**carried(wanted[name], zstd), TIMES: "CreateTime"})
         log.info("created %s with %d partitions", name, counts[name])
 
 

@@ -1,7 +1,8 @@
 """Record batches or records to partitions, in order, each once; `BatchSender` carries the other two producers.
 
 In: record batches or records, and a connected `KafkaClient`. Out: the offsets at which the broker stored them, or an
-error that names the partition. May touch: the brokers by Produce and InitProducerId.
+error that names the partition. May touch: the brokers by Produce and InitProducerId. `create_topic` and
+`add_partitions` prepare the topics to write to.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from allocator.producer.encoding import Encoded, encode, encode_headers, written
 from allocator.producer.partitioner import Partitioner
 from allocator.producer.producer import DeliveryFailed, Producer
 from allocator.producer.sender import BatchSender, PartitionQueue, SequenceLost
+from allocator.producer.topics import add_partitions, create_topic
 from allocator.producer.transaction import NewRecord, TooLargeForTopic, TransactionalWriter
 
 __all__ = [
@@ -25,6 +27,8 @@ __all__ = [
     "SequenceLost",
     "TooLargeForTopic",
     "TransactionalWriter",
+    "add_partitions",
+    "create_topic",
     "encode",
     "encode_headers",
     "written",

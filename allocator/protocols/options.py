@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Optional
 
 from allocator.assignors import naive_allocator
 from allocator.core.assignors import KielAssignor
-from allocator.core.consumer import Connections, EnsembleOptions, Fault, MembershipConfig, MembershipOptions, attempt
+from allocator.core.consumer import Connections, EnsembleOptions, Fault, MembershipConfig, MembershipOptions
 from allocator.core.membership import Membership
 from allocator.core.settings import DEFAULT, names_arguments
 from allocator.errors import ConfigError
@@ -41,10 +41,10 @@ class Kafka(MembershipOptions):
 
     def faults(self, config: MembershipConfig) -> Iterator[Fault]:
         if self.group_protocol == "consumer":
-            yield from attempt(("assignor", "group_protocol"), lambda: self._kip848(config))
+            yield from Fault.of(("assignor", "group_protocol"), lambda: self._kip848(config))
             return
         yield from super().faults(config)
-        yield from attempt(("heartbeat_interval_s", "session_timeout_s"), lambda: self._classic(config))
+        yield from Fault.of(("heartbeat_interval_s", "session_timeout_s"), lambda: self._classic(config))
 
     def order_source(self, config: MembershipConfig, brokers: Any, security: Any) -> OrderTopic | None:
         return None if config.group is None else OrderTopic(brokers, config.group, security=security)

@@ -15,13 +15,13 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequen
 from typing import Any
 
 from allocator.core.aio import wait_for_event, wall_ms
-from allocator.core.client import KafkaClient, create, describe_configs
+from allocator.core.client import KafkaClient, describe_configs
 from allocator.core.commands import NoSuchOrder, Order, OrderResult, Orders
 from allocator.core.consumer import ConsumerBase, membership_from
 from allocator.core.fetch import RangeReader
 from allocator.core.settings import check_topic
 from allocator.errors import AllocatorError, BrokerError, ConfigError, OrderRefused
-from allocator.producer import Producer
+from allocator.producer import Producer, create_topic
 from allocator.protocols.order_records import Entry, OrderRecords, result_record
 from allocator.types import TopicPartition
 
@@ -227,7 +227,7 @@ class OrderTopic:
                     f"the orders of group {self.group!r} are kept in topic {topic!r}, which does not exist; give "
                     "--create to create it, or create it with one partition and cleanup.policy=compact"
                 )
-            await create(client, topic, 1, REPLICATION, {"cleanup.policy": "compact"})
+            await create_topic(client, topic, 1, REPLICATION, {"cleanup.policy": "compact"})
         count = len(client.partitions(topic) or ())
         policy = "compact"
         with contextlib.suppress(BrokerError):  # some users may not read configurations

@@ -16,7 +16,6 @@ from allocator.core.client.configs import (
     describe_configs,
     set_on_topics,
 )
-from allocator.core.client.create_topics import add_partitions, create
 from allocator.core.client.errors import ErrorCode, Reaction, for_code, reaction_to
 from allocator.core.client.log_offsets import EARLIEST, LATEST, EpochEnd, ends_of_epochs, is_supported, list_offsets
 from allocator.core.client.metadata import Metadata
@@ -31,9 +30,7 @@ __all__ = [
     "KafkaClient",
     "Metadata",
     "Reaction",
-    "add_partitions",
     "check_security",
-    "create",
     "describe_configs",
     "ends_of_epochs",
     "for_code",

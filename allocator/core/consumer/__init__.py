@@ -18,7 +18,6 @@ from allocator.core.consumer.membership_config import (
     MembershipOptions,
     ZooKeeper,
     assignors_of,
-    attempt,
     membership_from,
 )
 from allocator.core.consumer.sink import OffsetSink, SinkClaim, SinkOffset
@@ -39,7 +38,6 @@ __all__ = [
     "SinkOffset",
     "ZooKeeper",
     "assignors_of",
-    "attempt",
     "client_of",
     "join_again_if",
     "lag",

@@ -52,6 +52,14 @@ class Fault(NamedTuple):
     error: AllocatorError | None = None
     """Creates the error. `MembershipConfig.check` raises it unchanged if it is no ConfigError."""
 
+    @classmethod
+    def of(cls, settings: tuple[str, ...], check: Callable[[], Any]) -> Iterator[Fault]:
+        """Yields the fault of these settings if `check` raises AllocatorError."""
+        try:
+            check()
+        except AllocatorError as error:
+            yield cls(settings, str(error), error)
+
     def text(self, values: Mapping[str, Any]) -> str:
         """ "offsets = 'kafka' with membership = 'kiel': ..." """
         return f"{' with '.join(self._shown(name, values.get(name)) for name in self.settings)}: {self.why}"
@@ -113,7 +121,7 @@ class MembershipOptions:
 
     def faults(self, config: MembershipConfig) -> Iterator[Fault]:
         """Finds contradictions that show without connecting."""
-        yield from attempt(("assignor", "membership"), lambda: self.check_assignor(config))
+        yield from Fault.of(("assignor", "membership"), lambda: self.check_assignor(config))
 
     def check_assignor(self, config: MembershipConfig) -> None:
         """Raises AllocatorError for assignors that do not work with this membership."""
@@ -171,7 +179,7 @@ class EnsembleOptions(MembershipOptions):
         if not self.zookeeper:
             yield Fault(("zookeeper", "membership"), "this membership needs it")
         if config.group is not None:
-            yield from attempt(("group", "membership"), lambda: check_group(config.group))
+            yield from Fault.of(("group", "membership"), lambda: check_group(config.group))
         yield from super().faults(config)
 
     def under(self, root: str, config: MembershipConfig, connections: Connections) -> ZooKeeperMembership:
@@ -330,9 +338,9 @@ class MembershipConfig:
             yield Fault(("group", "membership"), 'only membership="fixed" can do without')
         if self.offsets is not None and self.offsets not in self.options.storages:
             yield Fault(("offsets", "membership"), f"they are in one of: {', '.join(self.options.storages)}")
-        yield from attempt(("pattern", "membership"), lambda: check_pattern(self.pattern or None, self.membership))
+        yield from Fault.of(("pattern", "membership"), lambda: check_pattern(self.pattern or None, self.membership))
         for topic in (*self.topics, *(topic for topic, _ in self.partitions)):
-            yield from attempt(("topics",), lambda topic=topic: check_topic(topic))  # type: ignore[misc]
+            yield from Fault.of(("topics",), lambda topic=topic: check_topic(topic))  # type: ignore[misc]
         yield from self.options.faults(self)
 
     def make(self, connections: Connections) -> Membership:
@@ -388,10 +396,3 @@ def assignors_of(given: Any) -> dict[str, Assignor]:
     if not offered:
         raise ConfigError("the list is empty; name at least one, e.g. 'naive'")
     return {found.name: found for found in map(resolve, offered)}
-
-
-def attempt(settings: tuple[str, ...], action: Callable[[], Any]) -> Iterator[Fault]:
-    try:
-        action()
-    except AllocatorError as error:
-        yield Fault(settings, str(error), error)

@@ -19,12 +19,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from allocator.core.aio import wall_ms
-from allocator.core.client import KafkaClient, create
+from allocator.core.client import KafkaClient
 from allocator.core.fetch import RangeReader
 from allocator.core.settings import names_arguments
 from allocator.errors import ConfigError, TopicNotFound
 from allocator.operate.dead_letters.letter import Letter, LetterFilter, Note, Settled, redriven
-from allocator.producer import NewRecord, TooLargeForTopic, TransactionalWriter
+from allocator.producer import NewRecord, TooLargeForTopic, TransactionalWriter, create_topic
 from allocator.types import Record, TopicPartition
 
 log = logging.getLogger(__name__)
@@ -258,7 +258,7 @@ class DeadLetterQueue:
         """Creates the topic of the notes; they stay as long as the letters may."""
         await self._client.refresh([self.settled_topic])
         if self._client.partitions(self.settled_topic) is None:
-            await create(self._client, self.settled_topic, 1, REPLICATION, {"cleanup.policy": "compact"})
+            await create_topic(self._client, self.settled_topic, 1, REPLICATION, {"cleanup.policy": "compact"})
 
 
 class _Pace:

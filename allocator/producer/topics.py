@@ -8,13 +8,12 @@ from typing import Any
 
 from kafka.protocol.admin import CreatePartitionsRequest, CreateTopicsRequest
 
-from allocator.core.client.client import KafkaClient
-from allocator.core.client.errors import ErrorCode, for_code
-from allocator.core.errors import BrokerError
-from allocator.core.text.quoting import shown
+from allocator.core.client import ErrorCode, KafkaClient, for_code
+from allocator.core.text import shown
+from allocator.errors import BrokerError
 
 
-async def create(
+async def create_topic(
     client: KafkaClient, topic: str, partitions: int, replication: int, settings: Mapping[str, str]
 ) -> None:
     """Creates a topic if it does not exist, and waits for its leaders. Raises BrokerError."""

@@ -10,10 +10,10 @@ import dataclasses
 import difflib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from allocator.core.settings import MASK, Faults, Setting, Texts, nearest
+from allocator.core.settings import MASK, Faults, Setting, Texts
 
 
 class SettingsReader:
@@ -82,7 +82,7 @@ class SettingsReader:
             return None if field.default is dataclasses.MISSING else field.default
 
     def _unknown_key(self, name: str, key: str, fields: Mapping[str, Any]) -> None:
-        near = nearest(key, fields)
+        near = _nearest(key, fields)
         elsewhere = [f"{other}.{key}" for other, section in self.sections.items() if key in _names(section)]
         hint = f"{name}.{near[0]}" if near else elsewhere[0] if elsewhere else ""
         self.faults.add(
@@ -95,7 +95,7 @@ class SettingsReader:
         for name, value in document.items():
             if name in self.sections:
                 continue
-            near = nearest(name, self.sections)
+            near = _nearest(name, self.sections)
             owners = [f"{other}.{name}" for other, section in self.sections.items() if name in _names(section)]
             what = f"[{name}] is not a section" if isinstance(value, Mapping) else f"{name} stands in no section"
             hint = f"[{near[0]}]" if near else owners[0] if owners else ""
@@ -120,6 +120,11 @@ class SettingsReader:
 
 def _names(section: type[Any]) -> list[str]:
     return [field.name for field in dataclasses.fields(section)]
+
+
+def _nearest(name: str, names: Iterable[str]) -> list[str]:
+    """Returns the one of `names` that resembles `name` most, if any does. Also corrects upper case and hyphens."""
+    return difflib.get_close_matches(name.lower().replace("-", "_"), names, 1)
 
 
 def _toml(value: Any) -> str:

@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 from allocator.core.aio import wait_for_event
-from allocator.core.commands import Quarantined
 from allocator.core.telemetry import Measures
 from allocator.core.text import shown
 from allocator.errors import AllocatorError, BrokerError, Fenced, HandlerFailed
+from allocator.handlers.guard import Quarantined
 from allocator.handlers.handlers import Handler, HandlerMisuse
 from allocator.handlers.lanes import Lane
 from allocator.handlers.policy import Action, ErrorPolicy, Retries

@@ -9,7 +9,7 @@ from typing import Any
 
 from tornado import gen
 
-from allocator.core.settings import find, to_call
+from allocator.core.settings import find
 from allocator.core.telemetry import handling, tracing_wanted
 from allocator.errors import ConfigError
 
@@ -81,7 +81,7 @@ def load_handler(target: str, mode: str = "record") -> Handler:
     Also searches the current directory. Raises ConfigError that names what is missing.
     """
     what = f"handler {target!r}"
-    found = to_call(find(target, what, here=True), what)
+    found = find(target, what, here=True, call=True)
     _check_signature(found, target, mode)
     return Handler(target, found, by_batch=mode == "batch")
 

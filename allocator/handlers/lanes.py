@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from allocator.core.aio import BackgroundTasks
 from allocator.core.commands import RecordOrders
+from allocator.handlers.guard import guard_of
 from allocator.handlers.handlers import Handler
 from allocator.handlers.subprocesses import Children
 from allocator.handlers.window import Unit
@@ -227,7 +228,7 @@ class Lanes:
     async def _turn(self, lane: Lane, finished: list[Unit]) -> BaseException | None:
         units, worker, call, may_act = lane.units, lane.worker, self._handler.function, self._may_act
         orders = self._orders
-        guard = orders.guard(worker.partition)
+        guard = guard_of(orders, worker.partition)
         clock = asyncio.get_running_loop().time
         ends = clock() + SLICE_S
         while units:
@@ -319,7 +320,7 @@ class Lanes:
             call = self._handler.call_plain if self._children is None else self._children.caller(lane)
             error: BaseException | None = None
             count, worker, begun = 0, lane.worker, now
-            guard = self._orders.guard(worker.partition)
+            guard = guard_of(self._orders, worker.partition)
             for unit in units:
                 if now >= ends or worker.stopping or not may_act():
                     break

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from allocator.core.aio import wait_for_event
-from allocator.core.commands import Quarantined
 from allocator.core.subscription import DoneSet
 from allocator.handlers.admission import Admission, Work
 from allocator.handlers.failures import offset_of
+from allocator.handlers.guard import Quarantined
 from allocator.handlers.lanes import Lane
 from allocator.handlers.window import Unit
 from allocator.types import TopicPartition

@@ -33,6 +33,7 @@ from allocator.errors import AllocatorError, Closed, CommitFailed, HandlerCutOff
 from allocator.handlers.admission import InHandBytes, Work
 from allocator.handlers.dead_letter import DeadLetterTopic
 from allocator.handlers.failures import DeadLetters, Failures
+from allocator.handlers.guard import guard_of
 from allocator.handlers.handlers import Handler
 from allocator.handlers.handling import Handling
 from allocator.handlers.lanes import Lanes
@@ -89,7 +90,7 @@ class Processor:
         """Replaces the orders of operators. Called by the consumer."""
         self._work.lanes.order(orders)
         for worker in self._workers.values():
-            if orders.guard(worker.partition) is not None:
+            if guard_of(orders, worker.partition) is not None:
                 worker.retry_now()
 
     def restart(self, partition: TopicPartition, offset: int) -> bool:

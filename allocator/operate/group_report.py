@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, Optional
 
-from allocator.core.assignors import MemberLoads, built_in, member_loads
+from allocator.core.assignors import MemberLoads, built_in
 from allocator.core.commands import Orders
 from allocator.core.text import plain, shown, table
 from allocator.core.znodes import AssignmentDocument, Claim, LoadReport, MemberInfo, loads_of, member_name, to_ranges
@@ -95,7 +95,7 @@ class GroupState:
         if self.load_source is None:
             return None
         weights = {member: info.weight for member, info in self.members.items()}
-        return member_loads(self.held, self.partition_loads, weights)
+        return MemberLoads.of(self.held, self.partition_loads, weights)
 
     @property
     def left_out(self) -> Partitions:

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Union
 
 from allocator.assignors import Assignor, resolve
-from allocator.core.aio import ClosesOnce, user_callback, warn_unclosed
+from allocator.core.aio import ClosesOnce, warn_unclosed
 from allocator.core.assignors import built_in
 from allocator.core.membership import AssignmentListener, ZooKeeperMembership, ZooKeeperSettings
 from allocator.core.settings import DEFAULT, check_group, keyword_faults, names_arguments
@@ -333,7 +333,7 @@ class _Holdings(AssignmentListener):
         if callback is None or not names:
             return
         try:
-            with user_callback():
+            with ClosesOnce.callback():
                 result = callback(names)
                 if inspect.isawaitable(result):
                     await result

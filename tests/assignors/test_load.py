@@ -13,7 +13,7 @@ from load_simulation import Workload, run
 from allocator.assignors import GroupView, Member, resolve
 from allocator.core.assignors import validate
 from allocator.core.assignors.constraints import Constraints
-from allocator.core.assignors.load import LoadAssignor, balance, estimated, member_loads, moved
+from allocator.core.assignors.load import LoadAssignor, MemberLoads, balance, estimated, moved
 from allocator.core.types import Partitions
 from allocator.types import TopicPartition
 
@@ -123,7 +123,7 @@ def test_a_hot_partition_stays_and_others_move_away() -> None:
     loads[TopicPartition("t", 0)] = 9.0
     after = moved(present, balance(members(2), present, loads, tolerance=1.1))
     assert TopicPartition("t", 0) in after["m0"]
-    assert member_loads(after, loads).max_over_mean <= 1.05
+    assert MemberLoads.of(after, loads).max_over_mean <= 1.05
     assert balance(members(2), after, loads, tolerance=1.1) == []  # nothing swings back
 
 
@@ -143,10 +143,12 @@ def test_members_of_unknown_load_take_nothing() -> None:
 
 
 def test_the_loads_of_members_and_how_even_they_are() -> None:
-    found = member_loads({"a": parts(0, 1), "b": parts(2)}, {TopicPartition("t", 0): 3.0, TopicPartition("t", 2): 1.0})
+    found = MemberLoads.of(
+        {"a": parts(0, 1), "b": parts(2)}, {TopicPartition("t", 0): 3.0, TopicPartition("t", 2): 1.0}
+    )
     assert found == ({"a": 5.0, "b": 1.0}, 3.0, 5 / 3, 1)
-    assert member_loads({"a": parts(0)}, {}).max_over_mean is None
-    assert member_loads({"a": parts(0), "b": parts(1)}, dict.fromkeys(parts(0, 1), 2.0), {"a": 3.0}).mean == 1.0
+    assert MemberLoads.of({"a": parts(0)}, {}).max_over_mean is None
+    assert MemberLoads.of({"a": parts(0), "b": parts(1)}, dict.fromkeys(parts(0, 1), 2.0), {"a": 3.0}).mean == 1.0
 
 
 def test_the_functions_are_found_by_name() -> None:

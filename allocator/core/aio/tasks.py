@@ -22,16 +22,6 @@ LATE_S = 0.05  # more: a shorter pause of the process makes a timeout; less: a b
 _in_callback: ContextVar[bool] = ContextVar("in_callback", default=False)
 
 
-@contextlib.contextmanager
-def user_callback() -> Iterator[None]:
-    """Marks what runs inside as a callback of the user, which a close may wait for (see `ClosesOnce`)."""
-    token = _in_callback.set(True)
-    try:
-        yield
-    finally:
-        _in_callback.reset(token)
-
-
 class ClosesOnce:
     """Closes an object once, although `close` may be called many times.
 
@@ -45,6 +35,16 @@ class ClosesOnce:
     @property
     def begun(self) -> bool:
         return self._done is not None
+
+    @staticmethod
+    @contextlib.contextmanager
+    def callback() -> Iterator[None]:
+        """Marks what runs inside as a callback of the user, which a close may wait for."""
+        token = _in_callback.set(True)
+        try:
+            yield
+        finally:
+            _in_callback.reset(token)
 
     async def run(self, close: Callable[[], Awaitable[None]]) -> None:
         """Awaits `close()` in the first call, whose end any further call waits for."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 from allocator.core.assignors.basic import naive
 from allocator.core.assignors.choose import choose
 from allocator.core.assignors.kiel import KielAssignor, naive_allocator
-from allocator.core.assignors.load import MemberLoads, member_loads
+from allocator.core.assignors.load import MemberLoads
 from allocator.core.assignors.registry import AssignorSpec, built_in, known_names, of_kiel, resolve
 from allocator.core.assignors.sticky import first_step
 from allocator.core.assignors.types import Assignor, GroupView, Member, SubscriberClass, wants
@@ -33,7 +33,6 @@ __all__ = [
     "first_step",
     "known_names",
     "left_out",
-    "member_loads",
     "naive",
     "naive_allocator",
     "of_kiel",

@@ -46,6 +46,26 @@ class MemberLoads(NamedTuple):
     unknown: int
     """Number of partitions with an unknown load. Each counts as the mean of the others."""
 
+    @classmethod
+    def of(
+        cls, owners: Mapping[str, Collection[TopicPartition]], loads: Loads, weights: Mapping[str, float] | None = None
+    ) -> MemberLoads:
+        """Returns the load of each member of `owners`, and how even the loads are; for lists, the page and metrics.
+
+        `weights`: relative capacity, 1.0 for a member without an entry. A partition without a load counts as the mean
+        of the others.
+        """
+        weights = weights or {}
+        partitions = [partition for parts in owners.values() for partition in parts]
+        mean = _mean(partitions, loads)
+        found = {
+            member: fsum(_clean(loads.get(partition, mean)) for partition in sorted(parts))
+            for member, parts in owners.items()
+        }
+        share = fsum(found.values()) / fsum(weights.get(member, 1.0) for member in found) if found else 0.0
+        most = max((load / weights.get(member, 1.0) for member, load in found.items()), default=0.0)
+        return cls(found, share, most / share if share else None, sum(p not in loads for p in partitions))
+
 
 class LoadMove(NamedTuple):
     """One partition that moves, and its load."""
@@ -54,26 +74,6 @@ class LoadMove(NamedTuple):
     source: str
     target: str
     load: float
-
-
-def member_loads(
-    owners: Mapping[str, Collection[TopicPartition]], loads: Loads, weights: Mapping[str, float] | None = None
-) -> MemberLoads:
-    """Returns the load of each member of `owners`, and how even the loads are; for lists, the page and metrics.
-
-    `weights`: relative capacity, 1.0 for a member without an entry. A partition without a load counts as the mean of
-    the others.
-    """
-    weights = weights or {}
-    partitions = [partition for parts in owners.values() for partition in parts]
-    mean = _mean(partitions, loads)
-    found = {
-        member: fsum(_clean(loads.get(partition, mean)) for partition in sorted(parts))
-        for member, parts in owners.items()
-    }
-    share = fsum(found.values()) / fsum(weights.get(member, 1.0) for member in found) if found else 0.0
-    most = max((load / weights.get(member, 1.0) for member, load in found.items()), default=0.0)
-    return MemberLoads(found, share, most / share if share else None, sum(p not in loads for p in partitions))
 
 
 def estimated(partitions: Iterable[TopicPartition], loads: Loads) -> dict[TopicPartition, float]:

@@ -16,7 +16,7 @@ from allocator.core.commands.orders import (
     decode_entry,
     encode_entry,
 )
-from allocator.core.commands.record_orders import Quarantined, RecordOrders
+from allocator.core.commands.record_orders import RecordOrders
 from allocator.core.commands.steering import (
     Budget,
     counting,
@@ -33,7 +33,6 @@ __all__ = [
     "OrderResult",
     "OrderStore",
     "Orders",
-    "Quarantined",
     "RecordOrders",
     "counting",
     "decode_entry",

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from allocator.core.aio.reminder import Reminder
-from allocator.core.aio.tasks import BackgroundTasks, ends, user_callback, within
+from allocator.core.aio.tasks import BackgroundTasks, ClosesOnce, ends, within
 from allocator.core.consumer.record_processor import RecordProcessor
 from allocator.core.errors import AllocatorError, NoOffsetsError
 from allocator.core.offsets.tracker import OffsetTracker
@@ -373,7 +373,7 @@ async def tell(listener: Any, event: RebalanceEvent, partitions: Partitions) -> 
 
 async def _call(callback: Callable[[Any], Any], argument: Any, about: str) -> None:
     try:
-        with user_callback():
+        with ClosesOnce.callback():
             answer = callback(argument)
             work = asyncio.ensure_future(answer) if inspect.isawaitable(answer) else None
         if work is not None:

@@ -26,11 +26,10 @@ from allocator.core.settings.table import (
     Whole,
     check_keywords,
     keyword_faults,
-    nearest,
     setting,
     shared,
 )
-from allocator.core.settings.targets import find, to_call
+from allocator.core.settings.targets import find
 
 __all__ = [
     "DEFAULT",
@@ -54,9 +53,7 @@ __all__ = [
     "find",
     "keyword_faults",
     "names_arguments",
-    "nearest",
     "parse_address",
     "setting",
     "shared",
-    "to_call",
 ]

@@ -12,7 +12,7 @@ import difflib
 import json
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, Union, get_args
 
@@ -537,12 +537,7 @@ def check_keywords(given: Mapping[str, Any], **kinds: SettingKind) -> None:
         raise ConfigError("; ".join(faults.values()))
 
 
-def nearest(name: str, names: Iterable[str]) -> list[str]:
-    """Returns the one of `names` that resembles `name` most, if any does. Also corrects upper case and hyphens."""
-    spelt = {each.lower(): each for each in names}
-    return [spelt[each] for each in difflib.get_close_matches(name.lower().replace("-", "_"), spelt, 1)]
-
-
 def _did_you_mean(value: Any, choices: Sequence[str]) -> str:
-    near = nearest(str(value), choices)
-    return f"did you mean {json.dumps(near[0])}?" if near else ""
+    spelt = {each.lower(): each for each in choices}
+    near = difflib.get_close_matches(str(value).lower().replace("-", "_"), spelt, 1)
+    return f"did you mean {json.dumps(spelt[near[0]])}?" if near else ""

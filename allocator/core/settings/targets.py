@@ -10,8 +10,10 @@ from typing import Any
 from allocator.core.errors import AllocatorError, ConfigError
 
 
-def find(target: str, what: str, error: type[AllocatorError] = ConfigError, *, here: bool = False) -> Any:
-    """The object with the name `target`. `here`: also search modules in the current directory.
+def find(
+    target: str, what: str, error: type[AllocatorError] = ConfigError, *, here: bool = False, call: bool = False
+) -> Any:
+    """The object with the name `target`. `here`: also search modules in the current directory. `call`: see `to_call`.
 
     Raises `error`, with a text that begins with `what`, if the name is malformed or not found.
     """
@@ -31,7 +33,7 @@ def find(target: str, what: str, error: type[AllocatorError] = ConfigError, *, h
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise error(f"{what}: {module_name!r} has no {path!r}{hint}")
         found = getattr(found, part)
-    return found
+    return to_call(found, what, error) if call else found
 
 
 def to_call(found: Any, what: str, error: type[AllocatorError] = ConfigError) -> Any:

@@ -13,7 +13,7 @@ from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional
 
-from allocator.core.settings import find, to_call
+from allocator.core.settings import find
 from allocator.errors import ConfigError, MissingExtra
 from allocator.handlers.schemas import as_reader_schema
 from allocator.spark.archive.commits import Manifest
@@ -54,7 +54,7 @@ def transform_of(key: str | None, value: str | None, target: str | None) -> Tran
     steps = [] if key is None and value is None else [decoder(key, value)]
     if target is not None:
         what = f"transform {target!r}"
-        steps.append(to_call(find(target, what, here=True), what))
+        steps.append(find(target, what, here=True, call=True))
     return (lambda rows: reduce(lambda found, step: step(found), steps, rows)) if steps else None
 
 

@@ -1,0 +1,34 @@
+"""Keeps records from the handler that an operator put into quarantine or had skipped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from allocator.core.commands import RecordOrders
+from allocator.errors import AllocatorError
+from allocator.types import TopicPartition
+
+Guard = Callable[[Any], bool]
+"""Returns whether the call with this argument is skipped. Raises Quarantined."""
+
+
+class Quarantined(AllocatorError):
+    """An operator put the partition into quarantine: its records go to the dead-letter topic without a call."""
+
+
+def guard_of(orders: RecordOrders, partition: TopicPartition) -> Guard | None:
+    """Returns the check for a partition; None without such orders, so that its calls cost nothing more."""
+    reason, offsets = orders.quarantined.get(partition), orders.skipped.get(partition)
+    if reason is not None:
+        return _refuse(reason)
+    if offsets:
+        return lambda argument: argument.offset in offsets
+    return None
+
+
+def _refuse(reason: str) -> Guard:
+    def refuse(argument: Any) -> bool:
+        raise Quarantined(reason)
+
+    return refuse

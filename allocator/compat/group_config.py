@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from allocator.assignors import Assignor
-from allocator.core.client import EARLIEST, LATEST, KafkaClient
+from allocator.core.client import KafkaClient
 from allocator.core.consumer import MembershipConfig, membership_from
 from allocator.core.settings import DEFAULT, Faults, Flag, Number, Setting, Text, keyword_faults, names_arguments
 from allocator.core.text import shown
@@ -18,7 +18,7 @@ from allocator.errors import AllocatorError
 from allocator.protocols.kafka_classic import KafkaGroupSettings
 from allocator.types import Assignors
 
-START_OFFSETS: Final = {"earliest": EARLIEST, "latest": LATEST}
+START_OFFSETS: Final = {"earliest": -2, "latest": -1}
 TOPIC_POLL_S: Final = 10.0  # how soon the leader of a group notices new partitions if nobody asks for more
 _MEMBERSHIPS: Final = ("zookeeper", "kafka")
 _SECONDS: Final = Number(0, 86400, above=True)

@@ -13,7 +13,7 @@ from allocator.assignors import naive_allocator
 from allocator.compat.base_consumer import TURN_S, BaseConsumer
 from allocator.core.aio import Backoff
 from allocator.core.assignors import of_kiel
-from allocator.core.client import EARLIEST, list_offsets
+from allocator.core.client import list_offsets
 from allocator.core.consumer import (
     ConsumerCore,
     EnsembleOptions,
@@ -337,9 +337,9 @@ class GroupedConsumer(BaseConsumer):
     async def _determine_offsets(self, topic: str) -> None:
         ours = [p for p in self._engine.assignment if p.topic == topic]
         committed = {p: value.offset for p, value in (await self._engine.commits.committed(ours)).items()}
-        rest = dict.fromkeys(set(ours) - set(committed), EARLIEST)
+        rest = set(ours) - set(committed)
         if rest:  # returned values without a commit are read again
-            found = await list_offsets(self._engine.client, rest)
+            found = await list_offsets(self._engine.client, dict.fromkeys(rest, "earliest"))
             committed.update((p, at.offset) for p, at in found.items() if at is not None)
         super()._put_back(committed)  # the user may still work on returned values
         self._synced.add(topic)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Union
 
 from allocator.compat.base_consumer import BaseConsumer
-from allocator.core.client import EARLIEST, LATEST, KafkaClient, list_offsets
+from allocator.core.client import KafkaClient, list_offsets
 from allocator.core.fetch import Batch, Fetcher
 from allocator.core.settings import DEFAULT, names_arguments
 from allocator.core.subscription import SubscriptionState, listed
@@ -42,9 +42,9 @@ class SingleConsumer(BaseConsumer):
     `security` and `connect_timeout_s` are new, and optional.
     """
 
-    BEGINNING = EARLIEST
+    BEGINNING = -2
     """`start` at the oldest record of each partition."""
-    END = LATEST
+    END = -1
     """`start` at the next record that is written to each partition."""
 
     def __init__(
@@ -141,7 +141,7 @@ class SingleConsumer(BaseConsumer):
         if topic in self.synced_offsets:
             # a topic that did not exist before has only new records
             known = self._subscription.all_consumed_offsets()
-            await self._find([p for p in partitions if p not in known], EARLIEST)
+            await self._find([p for p in partitions if p not in known], self.BEGINNING)
             await self._find([p for p in partitions if p in self._astray], timestamp)
         else:
             await self._find([p for p in partitions if p not in self._chosen], timestamp)
@@ -155,7 +155,7 @@ class SingleConsumer(BaseConsumer):
             found = await list_offsets(self._client, dict.fromkeys(partitions, timestamp), timeout_s=LOOKUP_S)
             late = [partition for partition in partitions if found[partition] is None]
             if late:  # no record is that new
-                found.update(await list_offsets(self._client, dict.fromkeys(late, LATEST), timeout_s=LOOKUP_S))
+                found.update(await list_offsets(self._client, dict.fromkeys(late, "latest"), timeout_s=LOOKUP_S))
         except AllocatorError as error:
             unknown = NoOffsetsError(f"cannot find the start of topic {partitions[0].topic!r}: {error}")
             unknown.retriable, unknown.partitions = error.retriable, frozenset(partitions)
@@ -219,7 +219,7 @@ def start_to_timestamp(start: Start) -> int:
         if start.tzinfo is None:
             start = start.replace(tzinfo=datetime.timezone.utc)
         start = round(start.timestamp() * 1000)
-    if isinstance(start, bool) or not isinstance(start, int) or start < EARLIEST:
+    if isinstance(start, bool) or not isinstance(start, int) or start < SingleConsumer.BEGINNING:
         raise ConfigError(
             f"start is {start!r}; pass SingleConsumer.BEGINNING, SingleConsumer.END, a datetime or a timedelta"
         )

@@ -78,7 +78,7 @@ class KafkaSection:
         "returns a token. It is called once in a process. `token()` runs in a thread.",
     )
     sasl_oauth_token_endpoint: str | None = setting(
-        Text(),
+        Text(what="an https URL"),
         None,
         "For OAUTHBEARER, instead of a provider: the URL that grants tokens to this client (client credentials grant, "
         "RFC 6749). `http` only for localhost.",

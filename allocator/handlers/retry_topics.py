@@ -214,7 +214,7 @@ class RetryTopics:
     async def _check(self, client: KafkaClient, topic: str) -> None:
         """Raises ConfigError for a topic that would delete or compact records before they are due."""
         try:
-            found = await describe_configs(client, "topic", topic, ["cleanup.policy", "retention.ms"])
+            found = (await describe_configs(client, "topic", [topic], ["cleanup.policy", "retention.ms"]))[topic]
         except BrokerError as error:
             log.warning("the settings of the retry topic %s are not known: %s", topic, error)
             return
@@ -237,7 +237,7 @@ async def _room_for_headers(client: KafkaClient, topics: Iterable[str]) -> dict[
     largest = 0
     for topic in topics:
         try:
-            found = await describe_configs(client, "topic", topic, ["max.message.bytes"])
+            found = (await describe_configs(client, "topic", [topic], ["max.message.bytes"]))[topic]
         except BrokerError as error:
             log.warning("the retry topics get the max.message.bytes of the brokers: %s", error)
             return {}

@@ -13,7 +13,7 @@ from typing import Final
 
 from kafka.protocol.admin import DescribeConfigsRequest
 
-from allocator.core.client import KafkaClient, describe_configs, set_on_topics
+from allocator.core.client import KafkaClient, describe_configs
 from allocator.core.text import shown
 from allocator.core.zookeeper import NoZnode, ZooKeeperClient
 from allocator.errors import AllocatorError, ConfigError
@@ -62,7 +62,7 @@ async def settings_of(
         return {topic: await _from_zookeeper(ensemble, topic) for topic in topics}
     if client.api_version(DescribeConfigsRequest) is None:
         raise ConfigError("brokers before 0.11 do not report topic settings: name their ZooKeeper (--old-zookeeper)")
-    return await set_on_topics(client, topics)
+    return await describe_configs(client, "topic", topics)
 
 
 async def _from_zookeeper(ensemble: ZooKeeperClient, topic: str) -> dict[str, str]:
@@ -100,7 +100,7 @@ async def _retention_ms(client: KafkaClient, topic: str) -> int | None:
     """The effective `retention.ms`; None if the topic has no such limit, or the brokers do not report it."""
     if client.api_version(DescribeConfigsRequest) is None:
         return None
-    found = await describe_configs(client, "topic", topic, ["cleanup.policy", RETENTION])
+    found = (await describe_configs(client, "topic", [topic], ["cleanup.policy", RETENTION]))[topic]
     limit = int(found.get(RETENTION, -1))
     return limit if "delete" in found.get("cleanup.policy", "delete") and limit >= 0 else None
 
@@ -144,7 +144,7 @@ async def make_alike(
             here_of.pop(RETENTION, None)
         differences += _unlike(name, asked, here_of)
         # the default of the cluster counts, too
-        if (await describe_configs(new, "topic", name, [TIMES])).get(TIMES) == "LogAppendTime":
+        if (await describe_configs(new, "topic", [name], [TIMES]))[name].get(TIMES) == "LogAppendTime":
             differences.append(f"{name!r} has {TIMES}=LogAppendTime: times would be lost; set it to CreateTime")
     if differences:
         raise TopicsDiffer("the clusters differ, nothing was created: " + "; ".join(differences))

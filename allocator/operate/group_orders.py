@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Optional, Union
 
 from allocator.core.aio import wall_ms
-from allocator.core.commands import KINDS, Order, OrderKeeper, OrderStore, counting, members_named, process_name
+from allocator.core.commands import KINDS, Order, OrderKeeper, OrderStore, counting, members_named
 from allocator.core.settings import DEFAULT, check_topic, names_arguments
 from allocator.core.subscription import ANY_TOPIC
 from allocator.core.text import shown
@@ -24,6 +24,7 @@ from allocator.core.znodes import (
     Paths,
     Store,
     in_join_order,
+    member_name,
     to_ranges,
 )
 from allocator.core.zookeeper import NoZnode, ZooKeeperClient
@@ -83,7 +84,7 @@ class OrdersFromOutside:
         """Each process that joins from now on gets exactly `count` partitions, until `promote` names it."""
         members = await self._members()
         present = await _canary(self._orders)
-        known = sorted({process_name(member, info) for member, info in members.items()})
+        known = sorted({member_name(member, info, session=False) for member, info in members.items()})
         arguments = {"count": count, "known": known, "promoted": []}
         if present is not None:
             arguments = {**present.arguments, "count": count}

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TypeVar
 
 from allocator.core.aio import wait_for_event, wall_ms
-from allocator.core.client import EARLIEST, LATEST, KafkaClient, list_offsets
+from allocator.core.client import KafkaClient, list_offsets
 from allocator.core.commands import Orders, OrderStore
 from allocator.core.offsets import GroupOffsets
 from allocator.core.settings import DEFAULT, GROUP_NAME
@@ -227,10 +227,8 @@ async def read_logs(
         (missing if not exists else leaderless if client.leader(partition) is None else readable).append(partition)
     problems = [*_each(missing, "does not exist (any more)"), *_each(leaderless, "has no leader")]
     start, end = await asyncio.gather(
-        *(
-            list_offsets(client, dict.fromkeys(readable, when), timeout_s=client.request_timeout_s)
-            for when in (EARLIEST, LATEST)
-        )
+        list_offsets(client, dict.fromkeys(readable, "earliest"), timeout_s=client.request_timeout_s),
+        list_offsets(client, dict.fromkeys(readable, "latest"), timeout_s=client.request_timeout_s),
     )
     return Logs(
         committed,

@@ -101,7 +101,7 @@ async def settings(client: KafkaClient, node: int) -> dict[str, str]:
     """Returns `WANTED_SETTINGS` of a broker; {} from brokers before 0.11, which do not report them."""
     if client.api_version(DescribeConfigsRequest) is None:
         return {}
-    return await describe_configs(client, "broker", str(node), WANTED_SETTINGS, node=node)
+    return (await describe_configs(client, "broker", [str(node)], WANTED_SETTINGS, node=node))[str(node)]
 
 
 async def kafka_group(client: KafkaClient, name: str) -> GroupState | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from allocator.core.commands import members_named, process_name
+from allocator.core.commands import members_named
 from allocator.core.text import plain, shown
 from allocator.core.znodes import MemberInfo, member_name
 from allocator.errors import ConfigError, OrderRefused
@@ -33,7 +33,7 @@ def lasting_name(group: str, members: Members, text: str, *, must_live: bool = T
     info = members[found[0]]
     if text in (info.name, info.instance_id):
         return text
-    process = process_name(found[0], info)
+    process = member_name(found[0], info, session=False)
     return process if members_named(process, members) == found else found[0]
 
 
@@ -61,4 +61,4 @@ def with_lasting_names(group: str, members: Members, arguments: Mapping[str, Any
 
 def names_of(member: str, info: MemberInfo) -> Iterable[str]:
     """Returns every name by which an order may refer to a member."""
-    return filter(None, (member, info.name, info.instance_id, process_name(member, info)))
+    return filter(None, (member, info.name, info.instance_id, member_name(member, info, session=False)))

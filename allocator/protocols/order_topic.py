@@ -231,8 +231,8 @@ class OrderTopic:
         count = len(client.partitions(topic) or ())
         policy = "compact"
         with contextlib.suppress(BrokerError):  # some users may not read configurations
-            found = await describe_configs(client, "topic", topic, ["cleanup.policy"])
-            policy = found.get("cleanup.policy", policy)
+            found = await describe_configs(client, "topic", [topic], ["cleanup.policy"])
+            policy = found[topic].get("cleanup.policy", policy)
         if count != 1 or policy != "compact":
             raise OrderRefused(
                 f"topic {topic!r} has {count} partitions and cleanup.policy={policy}; orders need one partition and "

@@ -61,8 +61,8 @@ async def test_records_wait_beside_the_others_and_come_again_as_they_were(
         assert due[bad] > wall_ms() + 3_000_000
         assert measures.dead_letters == 0
         async with KafkaClient(kafka_cluster.bootstrap) as client:
-            found = await describe_configs(client, "topic", bad.topic, ["max.message.bytes"])
-        assert int(found["max.message.bytes"]) > 2_000_000, "records have more headers there"
+            found = await describe_configs(client, "topic", [bad.topic], ["max.message.bytes"])
+        assert int(found[bad.topic]["max.message.bytes"]) > 2_000_000, "records have more headers there"
 
         waits: dict[str, Any] = {}
         # until the processed records of the retry topic are committed

@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from allocator.core.commands.orders import Order, Orders
-from allocator.core.commands.steering import LEADERS_KINDS, members_named, process_name
+from allocator.core.commands.steering import LEADERS_KINDS, members_named
 from allocator.core.types import NO_PARTITIONS, Partitions
 from allocator.core.znodes.documents import AssignmentDocument, MemberInfo
+from allocator.core.znodes.member_names import member_name
 from allocator.core.zookeeper.client import Op
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class OrdersOfGroup:
             "budget": {"at_once": AT_ONCE, "per_minute": PER_MINUTE},
             "canary": {
                 "count": 1,
-                "known": [process_name(member, info) for member, info in members.items()],
+                "known": [member_name(member, info, session=False) for member, info in members.items()],
                 "promoted": [],
             },
         }[kind]

@@ -18,13 +18,13 @@ from allocator.core.commands.steering import (
     constraints_of,
     counting,
     members_named,
-    process_name,
     states_of,
 )
 from allocator.core.membership.zookeeper.decision import GroupDecision, decide
 from allocator.core.membership.zookeeper.plan import advance, portion
 from allocator.core.types import Partitions
 from allocator.core.znodes.documents import AssignmentDocument, Claim, MemberInfo, OrderState
+from allocator.core.znodes.member_names import member_name
 from allocator.types import TopicPartition
 
 A, B, C = (f"m-{letter * 16}-{number:010}" for number, letter in enumerate("abc"))
@@ -51,7 +51,7 @@ def test_a_member_is_named_in_several_ways(text: str) -> None:
 
 def test_a_client_id_that_several_share_names_them_all() -> None:
     assert members_named("same", {A: info("same"), B: info("same", pid=8)}) == [A, B]
-    assert process_name(B, info("same", pid=8)) == "same@web1:8"
+    assert member_name(B, info("same", pid=8), session=False) == "same@web1:8"
 
 
 # -- members of older versions ---------------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ def test_an_evacuated_member_replaces_no_other() -> None:
 
 
 def test_new_members_are_canaries_until_they_are_promoted() -> None:
-    known = [process_name(A, MEMBERS[A])]
+    known = [member_name(A, MEMBERS[A], session=False)]
     canary = order("canary", arguments={"count": 2, "known": known, "promoted": []})
     assert constraints_of([canary], MEMBERS).canaries == {B: 2, C: 2}
     promoted = order("canary", arguments={"count": 2, "known": known, "promoted": ["two"]})

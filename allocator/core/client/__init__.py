@@ -12,20 +12,14 @@ offsets of partitions. kafka-python provides schemas, SASL mechanisms and proxie
 from __future__ import annotations
 
 from allocator.core.client.client import KafkaClient
-from allocator.core.client.configs import (
-    describe_configs,
-    set_on_topics,
-)
+from allocator.core.client.configs import describe_configs
 from allocator.core.client.errors import ErrorCode, Reaction, for_code, reaction_to
-from allocator.core.client.log_offsets import EARLIEST, LATEST, EpochEnd, ends_of_epochs, is_supported, list_offsets
+from allocator.core.client.log_offsets import ends_of_epochs, list_offsets
 from allocator.core.client.metadata import Metadata
 from allocator.core.client.security import KEYS, check_security, mechanism_faults
 
 __all__ = [
-    "EARLIEST",
     "KEYS",
-    "LATEST",
-    "EpochEnd",
     "ErrorCode",
     "KafkaClient",
     "Metadata",
@@ -34,9 +28,7 @@ __all__ = [
     "describe_configs",
     "ends_of_epochs",
     "for_code",
-    "is_supported",
     "list_offsets",
     "mechanism_faults",
     "reaction_to",
-    "set_on_topics",
 ]

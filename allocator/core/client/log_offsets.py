@@ -11,7 +11,7 @@ import contextlib
 import time
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple, Optional, Union
+from typing import Any, Final, Literal, NamedTuple, Optional, Union
 
 from kafka.protocol.consumer import ListOffsetsRequest, OffsetForLeaderEpochRequest
 
@@ -30,20 +30,22 @@ MAX_VERSION = 9  # newer versions add queries that this module does not use
 MISSING_PATIENCE_S = 5.0
 
 Found = dict[TopicPartition, Optional[OffsetAndTimestamp]]
+LogTime = Union[int, Literal["earliest", "latest"]]
+_NAMED: Mapping[object, int] = {"earliest": EARLIEST, "latest": LATEST}
 
 
 async def list_offsets(
     client: KafkaClient,
-    at: Mapping[TopicPartition, int],
+    at: Mapping[TopicPartition, LogTime],
     *,
     isolation_level: str = DEFAULT["isolation_level"],
     timeout_s: float = 30.0,
 ) -> Found:
-    """The offset of each partition at EARLIEST, at LATEST (the next to be written), or at a time in epoch ms.
+    """The offset of each partition at "earliest", at "latest" (the next to be written), or at a time in epoch ms.
 
     For a time, the result is the offset of the first record at or after it, or None without one. Before 0.10.1 brokers
     know only the times of their log segments: the answer is then the start of a segment at or before that record, with
-    timestamp -1. With "read_committed", LATEST is the last stable offset (from 0.11 on).
+    timestamp -1. With "read_committed", "latest" is the last stable offset (from 0.11 on).
 
     Leaders that moved are looked up again until `timeout_s` is over. Raises `TopicNotFound`, or `BrokerError` naming
     a partition and the cause; the result has all partitions, or the call raises. A topic or partition that the brokers
@@ -58,7 +60,7 @@ async def list_offsets(
         for tp, when in missing.items():
             leader = client.leader(tp)
             if leader is not None:
-                by_leader[leader][tp] = when
+                by_leader[leader][tp] = when if isinstance(when, int) else _NAMED[when]
             elif (numbers := client.partitions(tp.topic)) is None:
                 causes[tp] = for_code(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{tp.topic}:{tp.partition}")
             elif tp.partition not in numbers:

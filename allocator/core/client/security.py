@@ -80,6 +80,11 @@ def mechanism_faults(settings: Mapping[str, Any]) -> Iterator[tuple[tuple[str, .
     """Yields settings that OAUTHBEARER or AWS_MSK_IAM lacks or refuses, or that have no effect: names, and why."""
     mechanism, provider, endpoint = "sasl_mechanism", "sasl_oauth_token_provider", "sasl_oauth_token_endpoint"
     given = {name for name, value in settings.items() if value is not None}
+    if endpoint in given:
+        try:
+            check_token_endpoint(settings[endpoint])
+        except ValueError as error:
+            yield (endpoint,), f"must be an https URL; {error}"
     if settings.get(mechanism) == "AWS_MSK_IAM" and settings.get("security_protocol") != "SASL_SSL":
         yield (mechanism, "security_protocol"), "AWS_MSK_IAM needs SASL_SSL"
     if settings.get(mechanism) != "OAUTHBEARER":
@@ -94,11 +99,6 @@ def mechanism_faults(settings: Mapping[str, Any]) -> Iterator[tuple[tuple[str, .
                 yield (name, endpoint), "it belongs to a token endpoint"
             if endpoint in given and name not in given and name != "sasl_oauth_scope":
                 yield (endpoint, name), "the endpoint needs it"
-        if endpoint in given:
-            try:
-                check_token_endpoint(settings[endpoint])
-            except ValueError as error:
-                yield (endpoint,), str(error)
 
 
 def tls_context(settings: Mapping[str, Any]) -> ssl.SSLContext | None:

@@ -21,7 +21,6 @@ from allocator.core.commands.steering import (
     Budget,
     counting,
     members_named,
-    process_name,
 )
 
 __all__ = [
@@ -38,5 +37,4 @@ __all__ = [
     "decode_entry",
     "encode_entry",
     "members_named",
-    "process_name",
 ]

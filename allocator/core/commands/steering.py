@@ -53,11 +53,6 @@ class Budget:
         return cls()
 
 
-def process_name(member: str, info: MemberInfo) -> str:
-    """Returns a member's name without the number of its session: "billing@web1:4242"."""
-    return member_name(member, info).rpartition("#")[0]
-
-
 def members_named(text: str, members: Infos) -> list[str]:
     """Returns the ids of the live members that `text` names, in join order."""
     found = []
@@ -139,7 +134,9 @@ def canaries_of(order: Order, members: Infos) -> list[str]:
     promoted = {member for text in order.arguments["promoted"] for member in members_named(text, members)}
     known = set(order.arguments["known"])
     return [
-        member for member, info in members.items() if member not in promoted and process_name(member, info) not in known
+        member
+        for member, info in members.items()
+        if member not in promoted and member_name(member, info, session=False) not in known
     ]
 
 

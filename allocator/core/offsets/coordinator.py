@@ -142,8 +142,8 @@ class Coordinator:
 
     async def _setting(self, name: str) -> str:
         node = self._node
-        found = await describe_configs(self._client, "broker", str(node), [name], node=node, timeout_s=PATIENCE_S)
-        return found[name]
+        found = await describe_configs(self._client, "broker", [str(node)], [name], node=node, timeout_s=PATIENCE_S)
+        return found[str(node)][name]
 
     async def find(self, deadline: float) -> int | None:
         """Node id, looked up if unknown; None before 0.8.2. Raises `BrokerError` when refused or time is up."""

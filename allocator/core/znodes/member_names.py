@@ -30,8 +30,13 @@ def default_client_id(program: str = "allocator", instance_id: Optional[str] = N
     return f"{program}-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
 
 
-def member_name(member: str, info: Optional[MemberInfo]) -> str:
-    """The name of the member with the id `member`; only its short id if its znode is gone (`info` None)."""
+def member_name(member: str, info: Optional[MemberInfo], *, session: bool = True) -> str:
+    """The name of the member with the id `member`; only its short id if its znode is gone (`info` None).
+
+    `session` False: without the number of its session, "billing@web1:4242".
+    """
+    if info is not None and not session:
+        return _with_host(info)
     number, uuid = sequence(member), UUID.search(member)
     short = number if number is not None else (member if uuid is None else uuid.group())[:ID_DIGITS]
     return f"#{short}" if info is None else f"{_with_host(info)}#{short}"

@@ -318,9 +318,9 @@ class Kip848Group(KafkaGroup):
         self._session_asked = now
         try:
             found = await describe_configs(
-                self._client, "group", self.group, [SESSION_TIMEOUT], timeout_s=RESPONSE_WITHIN_S
+                self._client, "group", [self.group], [SESSION_TIMEOUT], timeout_s=RESPONSE_WITHIN_S
             )
-            self._session_s = int(found[SESSION_TIMEOUT]) / 1000
+            self._session_s = int(found[self.group][SESSION_TIMEOUT]) / 1000
         except (AllocatorError, KeyError, ValueError) as error:
             log.debug("%s: the session timeout cannot be read: %s", self.group, error)
         if self._session_s is None and first:

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from typing import Any, Optional
 
-from allocator.core.client import LATEST as AT_END
 from allocator.core.client import KafkaClient, list_offsets
 from allocator.core.fetch import RangeReader
 from allocator.core.offsets import GroupOffsets
@@ -113,7 +112,7 @@ async def ends(client: KafkaClient, options: Options, tps: Collection[TopicParti
     """The current end of each partition. Raises BrokerError."""
     found = await list_offsets(
         client,
-        dict.fromkeys(tps, AT_END),
+        dict.fromkeys(tps, "latest"),
         isolation_level=options.isolation_level,
         timeout_s=options.timeout_s,
     )

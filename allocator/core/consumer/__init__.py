@@ -13,15 +13,11 @@ from allocator.core.consumer.membership_config import (
     Connections,
     EnsembleOptions,
     Fault,
-    Fixed,
     MembershipConfig,
     MembershipOptions,
-    ZooKeeper,
-    assignors_of,
     membership_from,
 )
 from allocator.core.consumer.sink import OffsetSink, SinkClaim, SinkOffset
-from allocator.core.subscription.listener import RebalanceListener
 
 __all__ = [
     "Connections",
@@ -29,15 +25,11 @@ __all__ = [
     "ConsumerCore",
     "EnsembleOptions",
     "Fault",
-    "Fixed",
     "MembershipConfig",
     "MembershipOptions",
     "OffsetSink",
-    "RebalanceListener",
     "SinkClaim",
     "SinkOffset",
-    "ZooKeeper",
-    "assignors_of",
     "client_of",
     "join_again_if",
     "lag",

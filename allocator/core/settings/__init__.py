@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from allocator.core.settings.names import (
     GROUP_NAME,
-    KAFKA_PORT,
-    ZOOKEEPER_PORT,
     check_group,
     check_path,
     check_pattern_syntax,
@@ -16,7 +14,6 @@ from allocator.core.settings.spellings import names_arguments
 from allocator.core.settings.table import (
     DEFAULT,
     MASK,
-    SETTINGS,
     Faults,
     Flag,
     Number,
@@ -34,10 +31,7 @@ from allocator.core.settings.targets import find
 __all__ = [
     "DEFAULT",
     "GROUP_NAME",
-    "KAFKA_PORT",
     "MASK",
-    "SETTINGS",
-    "ZOOKEEPER_PORT",
     "Faults",
     "Flag",
     "Number",

@@ -12,12 +12,10 @@ from allocator.core.subscription.kinds import (
     EARLIEST,
     LATEST,
     FetchState,
-    ResetStrategy,
     SubscriptionType,
-    checked,
     reset_timestamp,
 )
-from allocator.core.subscription.listener import RebalanceEvent, RebalanceListener, callback_of, check_listener
+from allocator.core.subscription.listener import RebalanceEvent, RebalanceListener, check_listener
 from allocator.core.subscription.loss import (
     Committed,
     NoPosition,
@@ -25,16 +23,14 @@ from allocator.core.subscription.loss import (
     RecordsLost,
     listed,
     stamped,
-    topic_of,
     topic_of_offset,
 )
-from allocator.core.subscription.partition import PartitionState, TopicPartitionState
+from allocator.core.subscription.partition import TopicPartitionState
 from allocator.core.subscription.patterns import (
     ANY_TOPIC,
     PartitionCountSource,
     TopicSelection,
     check_pattern,
-    compiled,
     topic_pattern,
 )
 from allocator.core.subscription.positions import LogTruncation
@@ -52,28 +48,22 @@ __all__ = [
     "NoPosition",
     "OutOfTurn",
     "PartitionCountSource",
-    "PartitionState",
     "Phase",
     "RebalanceEvent",
     "RebalanceListener",
     "RecordsLost",
-    "ResetStrategy",
     "SubscriptionState",
     "SubscriptionType",
     "Tenure",
     "Tenures",
     "TopicPartitionState",
     "TopicSelection",
-    "callback_of",
     "check_listener",
     "check_pattern",
-    "checked",
-    "compiled",
     "joined",
     "listed",
     "reset_timestamp",
     "stamped",
-    "topic_of",
     "topic_of_offset",
     "topic_pattern",
 ]

@@ -5,7 +5,7 @@ In: bytes of znodes. Out: frozen objects. Everything read is checked first: anot
 
 from __future__ import annotations
 
-from allocator.core.znodes.checked import FORMAT, InvalidZnode, parse_object
+from allocator.core.znodes.checked import InvalidZnode
 from allocator.core.znodes.documents import (
     AssignmentDocument,
     Claim,
@@ -21,7 +21,6 @@ from allocator.core.znodes.member_names import default_client_id, member_name
 from allocator.core.znodes.store import Store
 
 __all__ = [
-    "FORMAT",
     "AssignmentDocument",
     "Claim",
     "InflateBudget",
@@ -34,6 +33,5 @@ __all__ = [
     "in_join_order",
     "loads_of",
     "member_name",
-    "parse_object",
     "to_ranges",
 ]

@@ -10,7 +10,7 @@ from typing import Any
 from tornado import gen
 
 from allocator.core.settings import find
-from allocator.core.telemetry import handling, tracing_wanted
+from allocator.core.telemetry import handling
 from allocator.errors import ConfigError
 
 
@@ -57,19 +57,20 @@ def is_coroutine(function: Any) -> bool:
 
 def traced(handler: Handler, group: str) -> Handler:
     """Returns the handler with a span around each call; the same handler if tracing is off."""
-    if not tracing_wanted():
+    begin = handling(group)
+    if begin is None:
         return handler
     function = handler.function
     if handler.on_loop:
 
         async def call(argument: Any) -> Any:
-            with handling(argument, group):
+            with begin(argument):
                 return await function(argument)
 
         return replace(handler, function=call)
 
     def call_plain(argument: Any) -> Any:
-        with handling(argument, group):
+        with begin(argument):
             return function(argument)
 
     return replace(handler, function=call_plain)

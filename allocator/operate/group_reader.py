@@ -12,7 +12,7 @@ from allocator.core.aio import wait_for_event, wall_ms
 from allocator.core.client import KafkaClient, list_offsets
 from allocator.core.commands import Orders, OrderStore
 from allocator.core.offsets import GroupOffsets
-from allocator.core.settings import DEFAULT, GROUP_NAME
+from allocator.core.settings import DEFAULT, check_group
 from allocator.core.subscription import topic_pattern
 from allocator.core.znodes import (
     Claim,
@@ -259,7 +259,7 @@ async def list_groups(zk: ZooKeeperClient, root: str = DEFAULT["root"], watch: W
     """Returns the groups under a root, sorted. Ignores znodes whose names are not valid group names."""
     while True:
         try:
-            return sorted(filter(GROUP_NAME.match, await zk.get_children(root, watch)))
+            return sorted(filter(_is_group, await zk.get_children(root, watch)))
         except NoZnode:
             # a failed call leaves no watch
             if watch is None or await zk.exists(root, watch) is None:
@@ -339,3 +339,11 @@ async def describe_anywhere(clusters: Clusters, client: KafkaClient, group: str)
         return await _with_kafkas(None, client, group)
     async with clusters.ensemble() as zk:
         return await _with_kafkas(await describe(zk, group, clusters.root), client, group)
+
+
+def _is_group(name: str) -> bool:
+    try:
+        check_group(name)
+    except ConfigError:
+        return False
+    return True

@@ -18,10 +18,10 @@ class KafkaLease(MemberLease):
     rebalance is going on. Both have a margin for clocks that run at different speeds.
     """
 
-    def __init__(self, group: str, listener: AssignmentListener, clock: Callable[[], float]) -> None:
+    def __init__(self, group: str, listener: AssignmentListener, clock: Callable[[], float] | None = None) -> None:
         super().__init__(group, listener, clock)
-        self._session = Lease(clock)
-        self._rebalance = Lease(clock)
+        self._session = Lease(self.clock)
+        self._rebalance = Lease(self.clock)
 
     @property
     def valid(self) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 
 from allocator.core.aio import TaskGroup
 from allocator.core.client import ErrorCode, KafkaClient
@@ -31,7 +30,6 @@ class KafkaMember(GroupMembership):
         listener: AssignmentListener,
         selection: TopicSelection,
         connect_timeout_s: float | None,
-        clock: Callable[[], float],
     ) -> None:
         super().__init__(listener)
         self._client = client
@@ -40,7 +38,7 @@ class KafkaMember(GroupMembership):
         self._selection = selection
         self._wanted = selection.topics
         """The topics that the last subscription reported to the coordinator names."""
-        self._lease = KafkaLease(group, listener, clock)
+        self._lease = KafkaLease(group, listener)
         self._last_error: BaseException | None = None
 
     def may_act(self) -> bool:

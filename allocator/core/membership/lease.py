@@ -89,11 +89,11 @@ class MemberLease:
     lapse = "its lease has lapsed"
     """Why a lapsed lease suspends, for the log and the listener."""
 
-    def __init__(self, group: str, listener: AssignmentListener, clock: Callable[[], float]) -> None:
+    def __init__(self, group: str, listener: AssignmentListener, clock: Callable[[], float] | None = None) -> None:
         self.suspended = False
+        self.clock = clock or boot_clock
         self._group = group
         self._listener = listener
-        self._clock = clock
         self._timer: asyncio.TimerHandle | None = None
         # callers that wait for a proof of life which began after they asked
         self._waiting: list[tuple[float, asyncio.Future[bool]]] = []
@@ -106,7 +106,7 @@ class MemberLease:
     async def confirm(self) -> bool:
         """Implements `Membership.confirm`."""
         future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._waiting.append((self._clock(), future))
+        self._waiting.append((self.clock(), future))
         return await future
 
     def suspend(self, why: str) -> None:
@@ -183,11 +183,11 @@ class LeaseRenewer(MemberLease):
         zk: ZooKeeperClient,
         group: str,
         listener: AssignmentListener,
-        clock: Callable[[], float],
+        clock: Callable[[], float] | None,
         measures: Measures,
     ) -> None:
         super().__init__(group, listener, clock)
-        self.lease = EnsembleLease(clock)
+        self.lease = EnsembleLease(self.clock)
         self._zk = zk
         self._measures = measures
         self._over = False  # True from the end of a session until the next one begins

@@ -52,7 +52,7 @@ class SessionMembership(GroupMembership):
         listener: AssignmentListener,
         settings: Any,
         measures: Measures | None,
-        clock: Callable[[], float],
+        clock: Callable[[], float] | None = None,
     ) -> None:
         super().__init__(listener)
         self.member_id = ""
@@ -68,9 +68,9 @@ class SessionMembership(GroupMembership):
         self._started: asyncio.Future[None] | None = None
         self._leaving = False
         self._renewing = False  # leaving, to come back with another subscription
-        self._polls = PollTimer(settings.max_poll_interval_s, clock)
-        self._opened = False
         self._keeper = LeaseRenewer(zk, group, listener, clock, measures or Measures())
+        self._polls = PollTimer(settings.max_poll_interval_s, self._keeper.clock)
+        self._opened = False
 
     # -- implemented by a layout ---------------------------------------------------------------------------------
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from allocator.core.settings.names import (
-    GROUP_NAME,
     check_group,
     check_path,
     check_pattern_syntax,
@@ -30,7 +29,6 @@ from allocator.core.settings.targets import find
 
 __all__ = [
     "DEFAULT",
-    "GROUP_NAME",
     "MASK",
     "Faults",
     "Flag",

@@ -9,7 +9,7 @@ from allocator.core.errors import ConfigError, GroupNameError
 
 KAFKA_PORT: Final = 9092
 ZOOKEEPER_PORT: Final = 2181
-GROUP_NAME: Final = re.compile(r"[^/\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff]{1,249}\Z")
+_GROUP_NAME: Final = re.compile(r"[^/\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff]{1,249}\Z")
 """A group name has to be a valid znode name. The pattern matches "." and ".." too; `check_group` refuses them."""
 
 _TOPIC_NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
@@ -37,7 +37,7 @@ def check_topic(name: Any) -> None:
 
 def check_group(name: Any) -> None:
     """For groups in ZooKeeper, where the name is a znode. Kafka allows any name. Raises `GroupNameError`."""
-    if not isinstance(name, str) or not GROUP_NAME.match(name) or name in (".", ".."):
+    if not isinstance(name, str) or not _GROUP_NAME.match(name) or name in (".", ".."):
         raise GroupNameError(
             f"group name {name!r} cannot be a znode: it must have 1 to 249 characters, no '/', no control character, "
             "and be neither '.' nor '..'"

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from allocator.core.telemetry.measures import Effort, Measure, Measures
-from allocator.core.telemetry.tracing import handling, tracing_wanted
+from allocator.core.telemetry.tracing import handling
 
-__all__ = ["Effort", "Measure", "Measures", "handling", "tracing_wanted"]
+__all__ = ["Effort", "Measure", "Measures", "handling"]

@@ -12,7 +12,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import islice
 from typing import Any, Optional
 
@@ -23,11 +23,6 @@ OPERATIONS = {"fetch": "receive", "commit": "settle"}  # names in the convention
 BACKGROUND = frozenset({"fetch", "rebalance"})
 LINKED = 128  # records of a batch; OpenTelemetry's SDK keeps no more links of a span
 Begin = Callable[[str, Mapping[str, Any]], AbstractContextManager[Any]]
-
-
-def tracing_wanted() -> bool:
-    """Whether the process has a tracer provider."""
-    return _tracer() is not None
 
 
 def spans_of(group: str | None, client_id: str) -> Optional[Begin]:
@@ -49,23 +44,19 @@ def spans_of(group: str | None, client_id: str) -> Optional[Begin]:
     return begin
 
 
-@contextlib.contextmanager
-def handling(argument: Any, group: str | None = None) -> Iterator[None]:
-    """Creates a span `process <topic>` around the work on a record or a batch; does nothing if tracing is off.
+def handling(group: str | None = None) -> Optional[Callable[[Any], AbstractContextManager[Any]]]:
+    """Returns a function that begins a span `process <topic>` around the work on a record or a batch; None: tracing is
+    off.
 
     Spans of the block are its children. The span of a record is a child of its producer's span, if the headers name one
     (W3C Trace Context, as OpenTelemetry producers write it); the span of a batch has no parent, and links to the spans
     of the producers of its first records. An exception of the block is recorded and raised.
     """
     tracer = _tracer()
-    if tracer is None:
-        yield
-        return
-    with _process(tracer, argument, group):
-        yield
+    return None if tracer is None else partial(_process, tracer, group)
 
 
-def _process(tracer: Any, argument: Any, group: str | None) -> AbstractContextManager[Any]:
+def _process(tracer: Any, group: str | None, argument: Any) -> AbstractContextManager[Any]:
     trace, context = sys.modules["opentelemetry.trace"], _no_context()
     attributes = {
         **_who(group),

@@ -16,10 +16,10 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from allocator.assignors import Assignor, left_out
-from allocator.core.aio import boot_clock, wait_for_event
+from allocator.core.aio import wait_for_event
 from allocator.core.client import KafkaClient
 from allocator.core.membership import AssignmentListener, GroupViewBuilder, Load
 from allocator.core.offsets import Coordinator
@@ -69,12 +69,11 @@ class KafkaMembership(KafkaMember):
         *,
         load: Load | None = None,
         coordinator: Coordinator | None = None,
-        clock: Callable[[], float] = boot_clock,
     ) -> None:
         if not assignors:
             raise ConfigError("a member of a group offers at least one allocator function, e.g. 'range'")
         selection = TopicSelection(settings.topics, settings.pattern)
-        super().__init__(client, group, listener, selection, settings.connect_timeout_s, clock)
+        super().__init__(client, group, listener, selection, settings.connect_timeout_s)
         self.member_id = ""
         self.generation = 0
         self._assignors = dict(assignors)
@@ -82,11 +81,13 @@ class KafkaMembership(KafkaMember):
         self._cooperative = is_cooperative(self._assignors)
         self._before: tuple[Partitions, int] = (NO_PARTITIONS, -1)
         self._counts: Mapping[str, int] | None = None
-        self._sizes = PartitionCounts(client.partitions, clock)
+        self._sizes = PartitionCounts(client.partitions, self._lease.clock)
         self._surroundings = GroupViewBuilder(group, client, load, fresh_s=LOAD_FRESH_S)
         self._target: Mapping[str, Partitions] = {}
         self._left_out: Partitions = NO_PARTITIONS
-        self._group = GroupCoordinator(client, group, self, settings.group, coordinator=coordinator, clock=clock)
+        self._group = GroupCoordinator(
+            client, group, self, settings.group, coordinator=coordinator, clock=self._lease.clock
+        )
 
     @property
     def leading(self) -> bool:

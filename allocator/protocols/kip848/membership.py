@@ -25,9 +25,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
-from allocator.core.aio import boot_clock
 from allocator.core.client import KafkaClient
 from allocator.core.membership import AssignmentListener
 from allocator.core.offsets import Coordinator
@@ -60,13 +59,12 @@ class Kip848Membership(KafkaMember):
         settings: Kip848Settings,
         *,
         coordinator: Coordinator | None = None,
-        clock: Callable[[], float] = boot_clock,
     ) -> None:
         selection = TopicSelection(settings.topics, settings.pattern)
-        super().__init__(client, group, listener, selection, settings.connect_timeout_s, clock)
+        super().__init__(client, group, listener, selection, settings.connect_timeout_s)
         self._settings = settings
         self._names: dict[IdPartition, TopicPartition] = {}  # of the held partitions
-        self._group = Kip848Group(client, group, self, settings.group, coordinator=coordinator, clock=clock)
+        self._group = Kip848Group(client, group, self, settings.group, coordinator=coordinator, clock=self._lease.clock)
 
     @property
     def member_id(self) -> str:

@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from allocator.assignors import naive_allocator
-from allocator.core.aio import TaskGroup, boot_clock
+from allocator.core.aio import TaskGroup
 from allocator.core.membership import AssignmentListener, Membership
 from allocator.core.settings import DEFAULT
 from allocator.core.subscription import PartitionCountSource
@@ -93,13 +93,12 @@ class KielMembership(Membership if TYPE_CHECKING else object):  # type: ignore[m
         *,
         function: KielFunction = naive_allocator,
         measures: Measures | None = None,
-        clock: Callable[[], float] = boot_clock,
     ) -> None:
         self._next_member = next_member
         self._offsets = offsets
         self._subscription: tuple[frozenset[str], str | None] | None = None
         self._admitted: Callable[[ZooKeeperClient], Awaitable[bool]] | None = None
-        self._old = _KielMember(zk, group, listener, topics, settings, offsets, self._go_on, function, measures, clock)
+        self._old = _KielMember(zk, group, listener, topics, settings, offsets, self._go_on, function, measures)
         self._current: Membership = self._old
         self._newest: Membership = self._old
         """The membership that the user's settings reach: the one in the new layout already while it joins."""
@@ -148,10 +147,9 @@ class _KielMember(OwnersMembership):
         go_on: Callable[[str], Awaitable[None]],
         function: KielFunction,
         measures: Measures | None,
-        clock: Callable[[], float],
     ) -> None:
         self._paths = KielPaths(group)
-        super().__init__(zk, group, self._paths.base, listener, topics, settings, measures=measures, clock=clock)
+        super().__init__(zk, group, self._paths.base, listener, topics, settings, measures=measures)
         self._settle_s = settings.settle_s
         self._offsets = offsets
         self._go_on = go_on

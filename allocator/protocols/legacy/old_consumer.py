@@ -24,11 +24,11 @@ import os
 import re
 import socket
 import uuid
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from allocator.core.aio import boot_clock, wall_ms
+from allocator.core.aio import wall_ms
 from allocator.core.membership import AssignmentListener
 from allocator.core.subscription import PartitionCountSource
 from allocator.core.telemetry import Measures
@@ -122,10 +122,9 @@ class _OldConsumer(OwnersMembership):
         settings: OwnersSettings,
         *,
         measures: Measures | None = None,
-        clock: Callable[[], float] = boot_clock,
     ) -> None:
         paths = Paths("/consumers", group)  # raises for an invalid group name
-        super().__init__(zk, group, paths.base, listener, topics, settings, measures=measures, clock=clock)
+        super().__init__(zk, group, paths.base, listener, topics, settings, measures=measures)
         self._cluster = topics
         self._ids_path, self._owners_path = f"{paths.base}/ids", f"{paths.base}/owners"
         self._registered: frozenset[str] = frozenset()

@@ -13,12 +13,12 @@ import asyncio
 import contextlib
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
 
-from allocator.core.aio import TaskGroup, boot_clock, wait_for_event
+from allocator.core.aio import TaskGroup, wait_for_event
 from allocator.core.membership import AssignmentListener, MemberSettings, SessionMembership
 from allocator.core.subscription import PartitionCountSource, TopicSelection
 from allocator.core.telemetry import Measures
@@ -57,13 +57,12 @@ class OwnersMembership(SessionMembership):
         settings: OwnersSettings,
         *,
         measures: Measures | None = None,
-        clock: Callable[[], float] = boot_clock,
     ) -> None:
-        super().__init__(zk, group, base, listener, settings, measures, clock)
+        super().__init__(zk, group, base, listener, settings, measures)
         self._topics = topics
         self._selection = TopicSelection(settings.topics, settings.pattern)
         self._topic_poll_s = settings.topic_poll_s
-        self._clock = clock
+        self._clock = self._keeper.clock
         self._registration = EphemeralZnodes(zk)  # the znodes of the member itself
         self._claims = EphemeralZnodes(zk)
         self._claim_session: int | None = None

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Optional
 
+from allocator import RebalanceListener, RecordsLost
 from allocator.assignors import naive_allocator
 from allocator.compat.base_consumer import TURN_S, BaseConsumer
 from allocator.core.aio import Backoff
@@ -22,7 +23,7 @@ from allocator.core.consumer import (
 )
 from allocator.core.fetch import Batch, Fetcher
 from allocator.core.settings import DEFAULT, names_arguments
-from allocator.core.subscription import ANY_TOPIC, RebalanceListener, RecordsLost, SubscriptionState
+from allocator.core.subscription import ANY_TOPIC, SubscriptionState
 from allocator.errors import AllocatorError, CommitFailed, Fenced, NoOffsetsError, NotOwned
 from allocator.operate import ChoiceWatcher, ClusterChoice, choice_path
 from allocator.types import Assignors, MembershipName, OffsetAndMetadata, TopicPartition

@@ -38,6 +38,7 @@ __all__ = [
     "LogTruncated",
     "MissingExtra",
     "NoOffsetsError",
+    "NoSuchOrder",
     "NotAssigned",
     "NotOwned",
     "OffsetOutOfRange",
@@ -271,6 +272,10 @@ class DeserializationError(_AtOffset):
 
 class OrderRefused(AllocatorError):
     """An order to a group that the group could not honour. Nothing was written."""
+
+
+class NoSuchOrder(AllocatorError):
+    """The group has no order with that id. Nothing was withdrawn."""
 
 
 class Closed(AllocatorError):

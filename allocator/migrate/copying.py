@@ -10,10 +10,11 @@ import time
 from collections.abc import Coroutine, Iterable, Mapping
 from typing import Any, Final, NamedTuple, Optional
 
+from allocator import RebalanceListener
 from allocator.core.aio import TaskGroup, first_of, wait_for_event, wall_ms, within
 from allocator.core.consumer import ConsumerBase, client_of, membership_from
 from allocator.core.fetch import Batch
-from allocator.core.subscription import NoPosition, RebalanceListener
+from allocator.core.subscription import NoPosition
 from allocator.errors import AllocatorError, BrokerError, CommitFailed, ConfigError, OffsetOutOfRange
 from allocator.migrate.offset_map import Run
 from allocator.migrate.positions import PartitionCopy, Target, target_lost

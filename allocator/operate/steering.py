@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Optional
 from allocator.assignors import Assignor, GroupView, Member, wants
 from allocator.core.client import KafkaClient
 from allocator.core.commands import Order, OrderKeeper, OrderStore
-from allocator.core.membership import GroupViewBuilder, counts_of
+from allocator.core.membership import GroupViewBuilder
 from allocator.core.znodes import Paths
 from allocator.core.zookeeper import ZooKeeperClient
 from allocator.errors import ConfigError, OrderRefused
@@ -173,7 +173,7 @@ async def planned(clusters: Clusters, name: str, changes: Iterable[Change], acts
         round_trip_s = await _round_trip_s(zk, Paths(clusters.root, name).orders)
     if clusters.brokers is None:
         document = state.document
-        scenario = Scenario.of(state, {} if document is None else counts_of(document))
+        scenario = Scenario.of(state, {} if document is None else document.partition_counts())
         return await plan_of(_changed(scenario, changes, given), _plain_view, round_trip_s=round_trip_s)
     async with clusters.cluster() as client:
         counts: dict[str, int] = {}

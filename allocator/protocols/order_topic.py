@@ -16,7 +16,7 @@ from typing import Any
 
 from allocator.core.aio import wait_for_event, wall_ms
 from allocator.core.client import KafkaClient, describe_configs
-from allocator.core.commands import NoSuchOrder, Order, OrderResult, Orders
+from allocator.core.commands import Order, OrderResult, Orders
 from allocator.core.consumer import ConsumerBase, membership_from
 from allocator.core.fetch import RangeReader
 from allocator.core.settings import check_topic
@@ -89,7 +89,7 @@ class OrderTopic:
             found = [(order_id, orders.find(order_id)) for order_id in ids]
             missing = [order_id for order_id, order in found if order is None]
             if missing:
-                raise NoSuchOrder.of(self.group, missing, orders)
+                raise orders.lacking(self.group, missing)
             await self._write(client, records.change(orders.without(ids, now_ms)))
             return tuple(order for _, order in found if order is not None)
 

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allocator.core.commands.order_store import NoSuchOrder, OrderStore
+from allocator.core.commands.order_store import OrderStore
 from allocator.core.commands.orders import KEPT_MS, KINDS, Order, OrderKind, OrderResult, Orders
 from allocator.core.znodes.documents import InvalidZnode, Paths
 from allocator.core.zookeeper.client import NoZnode, ZooKeeperClient
-from allocator.errors import ConfigError
+from allocator.errors import ConfigError, NoSuchOrder
 from allocator.types import TopicPartition
 
 NOW = 1_767_225_600_000

@@ -6,7 +6,7 @@ Out: their faces.
 
 from __future__ import annotations
 
-from allocator.core.commands.order_store import NoSuchOrder, OrderStore
+from allocator.core.commands.order_store import OrderStore
 from allocator.core.commands.orders import (
     KINDS,
     Order,
@@ -26,7 +26,6 @@ from allocator.core.commands.steering import (
 __all__ = [
     "KINDS",
     "Budget",
-    "NoSuchOrder",
     "Order",
     "OrderKeeper",
     "OrderResult",

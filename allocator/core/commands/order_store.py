@@ -7,11 +7,10 @@ compare-and-set: two operators who write at the same time both succeed, one afte
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from typing import Optional
 
 from allocator.core.commands.orders import Order, OrderResult, Orders
-from allocator.core.errors import AllocatorError
 from allocator.core.znodes.documents import Paths
 from allocator.core.zookeeper.client import BadVersion, ZnodeExists, ZooKeeperClient, get_if_exists, retrying
 
@@ -19,19 +18,6 @@ Watch = Callable[[], None]
 
 # limit of one write. more: a write survives a longer loss of the connection; less: its caller learns of the loss sooner
 WRITE_S = 10.0
-
-
-class NoSuchOrder(AllocatorError):
-    """The group has no order with that id."""
-
-    @classmethod
-    def of(cls, group: str, missing: Iterable[str], orders: Orders) -> NoSuchOrder:
-        """`missing`: the requested ids that `orders` does not contain."""
-        there = ", ".join(order.id for order in orders.entries)
-        return cls(
-            f"group {group!r} has no order {', '.join(sorted(missing))}"
-            + (f"; there are {there}" if there else "; there is none")
-        )
 
 
 class OrderStore:
@@ -65,7 +51,7 @@ class OrderStore:
             found = {order_id: orders.find(order_id) for order_id in ids}
             missing = [order_id for order_id, order in found.items() if order is None]
             if missing and not removed:  # otherwise an earlier try removed them, although its response was lost
-                raise NoSuchOrder.of(self.paths.group, missing, orders)
+                raise orders.lacking(self.paths.group, missing)
             removed[:] = [order for order in found.values() if order is not None] or removed
             return orders.without(ids, now_ms)
 

@@ -25,12 +25,12 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal, Optional, Protocol, TypeVar, Union
 
-from allocator.core.errors import ConfigError
+from allocator.core.errors import ConfigError, NoSuchOrder
 from allocator.core.text.quoting import plain, shown
 from allocator.core.types import NO_PARTITIONS, Partitions, TopicPartition
 from allocator.core.znodes.checked import FORMAT, InvalidZnode, check_mapping, check_number, check_text, parse_object
@@ -404,6 +404,14 @@ class Orders:
 
     def find(self, order_id: str) -> Optional[Order]:
         return next((order for order in self.entries if order.id == order_id), None)
+
+    def lacking(self, group: str, missing: Iterable[str]) -> NoSuchOrder:
+        """Returns the error for ids that these orders do not contain."""
+        there = ", ".join(order.id for order in self.entries)
+        return NoSuchOrder(
+            f"group {group!r} has no order {', '.join(sorted(missing))}"
+            + (f"; there are {there}" if there else "; there is none")
+        )
 
     def put(self, order: Order, now_ms: int) -> Orders:
         """Returns the orders with this one added; it replaces those with its subject. Raises ConfigError for

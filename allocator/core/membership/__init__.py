@@ -22,7 +22,7 @@ from allocator.core.membership.lease import Lease, MemberLease
 from allocator.core.membership.membership import AssignmentListener, GroupMembership, MemberSettings, Membership
 from allocator.core.membership.session import SessionMembership
 from allocator.core.membership.view import GroupViewBuilder, Load
-from allocator.core.membership.zookeeper.decision import counts_of, preview
+from allocator.core.membership.zookeeper.decision import preview
 from allocator.core.membership.zookeeper.membership import ZooKeeperMembership, ZooKeeperSettings
 
 __all__ = [
@@ -37,6 +37,5 @@ __all__ = [
     "SessionMembership",
     "ZooKeeperMembership",
     "ZooKeeperSettings",
-    "counts_of",
     "preview",
 ]

@@ -362,6 +362,16 @@ class AssignmentDocument:
     """Version of the group's own znode, to which each write of the assignment adds 1. Unlike the version of the
     assignment's znode it does not start again when that znode is deleted. 0: the leader's version does not write it."""
 
+    def partition_counts(self) -> dict[str, int]:
+        """Returns the partition count of each topic as far as the document shows it."""
+        counts: dict[str, int] = {}
+        everything = [*self.owners.values(), *self.promised.values()]
+        everything += [entry.partitions for entry in self.waiting.values()]
+        for parts in everything:
+            for topic, partition in parts:
+                counts[topic] = max(counts.get(topic, 0), partition + 1)
+        return counts
+
     def in_flight(self, alive: Collection[str]) -> int:
         """Returns how many partitions live members still have to release."""
         return sum(len(entry.partitions) for member, entry in self.waiting.items() if member in alive)

@@ -10,9 +10,10 @@ import asyncio
 import time
 from collections.abc import Callable, Collection
 
-from allocator.core.commands import NoSuchOrder, Order, OrderStore
+from allocator.core.commands import Order, OrderStore
 from allocator.core.znodes import Paths
 from allocator.core.zookeeper import NoZnode, Op, ZooKeeperClient, ZooKeeperError
+from allocator.errors import NoSuchOrder
 from allocator.operate.doctor.finding import Fix
 
 CLOCK_MS = 600_000  # an order is over by the leader's clock; more: clocks may differ by more

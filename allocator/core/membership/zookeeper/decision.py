@@ -210,14 +210,3 @@ async def preview(
     decision = await decide(members, counts, document, in_force.counting, {strategy: function}, build, load)
     after = AssignmentDocument(owners={member: parts for member, parts in decision.target.items() if parts})
     return Preview(decision.target, strategy, in_force.states(members, after, decision.target), in_force.budget)
-
-
-def counts_of(document: AssignmentDocument) -> dict[str, int]:
-    """Supplies the partition counts of the previous leader, for a new leader that cannot reach Kafka."""
-    counts: dict[str, int] = {}
-    everything = [*document.owners.values(), *document.promised.values()]
-    everything += [entry.partitions for entry in document.waiting.values()]
-    for parts in everything:
-        for topic, partition in parts:
-            counts[topic] = max(counts.get(topic, 0), partition + 1)
-    return counts

@@ -7,7 +7,6 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 
 from allocator.core.errors import AllocatorError
-from allocator.core.membership.zookeeper.decision import counts_of
 from allocator.core.subscription.patterns import PartitionCountSource, topic_pattern
 from allocator.core.znodes.documents import AssignmentDocument, MemberInfo
 
@@ -45,7 +44,7 @@ class SubscribedTopics:
     async def update(self, members: Mapping[str, MemberInfo], document: AssignmentDocument) -> None:
         """Counts the partitions for these members. A new leader starts with the counts of its predecessor's
         `document`."""
-        self.counts = known = self.counts or counts_of(document)
+        self.counts = known = self.counts or document.partition_counts()
         topics = set().union(*(info.topics for info in members.values()))
         self._patterns = {info.pattern for info in members.values() if info.pattern is not None}
         self._source.follow(topics)

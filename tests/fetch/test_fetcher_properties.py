@@ -78,9 +78,7 @@ async def scenario(steps: list[tuple], version: int, prefetch: int) -> None:
                 for _ in range(args[0]):
                     await asyncio.sleep(0)
             elif name == "assign":
-                gone = state.assigned_partitions() - args[0]
                 new = args[0] - state.assigned_partitions()
-                fetcher.discard(gone)
                 state.assign_from_user(args[0])
                 for tp in new:
                     state.seek(tp, due[tp])

@@ -62,7 +62,6 @@ class Plans(RuleBasedStateMachine):
         self.planner = Planner(self.metadata, self.state, self.budget, max_wait_s=MAX_WAIT_S)
         self.sent: list[Sent] = []
         self.held: list[PartitionBuffer] = []
-        self.dropped: dict[TopicPartition, Optional[int]] = {}
 
     # -- what the consumer and the cluster do
 
@@ -84,9 +83,9 @@ class Plans(RuleBasedStateMachine):
             self.state.seek(tp, offset)
 
     @rule(tp=some)
-    def discard(self, tp: TopicPartition) -> None:
-        self.planner.discard(tp)
-        self.dropped[tp] = self.state.epoch(tp)
+    def drain(self, tp: TopicPartition) -> None:
+        if self.state.is_assigned(tp):
+            self.state.drain([tp])
 
     @rule(tp=some, node=st.one_of(st.none(), st.sampled_from(NODES)))
     def elect(self, tp: TopicPartition, node: int | None) -> None:
@@ -164,7 +163,7 @@ class Plans(RuleBasedStateMachine):
     def send(self, plan: PlannedFetch) -> None:
         fetchable = self.fetchable()
         for tp, buffer in plan.buffers.items():
-            assert tp in fetchable, "paused, not assigned, discarded or without a position"
+            assert tp in fetchable, "paused, not assigned, draining or without a position"
             assert plan.broker.node_id == self.node(tp), "neither its leader nor its replica"
             assert self.planner.is_current(buffer)
             assert buffer.next_try <= self.now, "its pause is not over"
@@ -178,11 +177,7 @@ class Plans(RuleBasedStateMachine):
         return self.metadata.leaders[tp] if replica is None else replica
 
     def fetchable(self) -> set[TopicPartition]:
-        return {
-            tp
-            for tp, partition in self.state.assignment.items()
-            if partition.is_fetchable() and self.dropped.get(tp) != partition.epoch
-        }
+        return {tp for tp, partition in self.state.assignment.items() if partition.is_fetchable()}
 
     def not_forgotten(self, tp: TopicPartition, again_at: float) -> None:
         """It is requested, or an event or a time leads to another plan."""

@@ -56,7 +56,9 @@ class KafkaPythonState(SubscriptionState):
         self.claim(dict.fromkeys(tp for tp in wanted if tp not in self.assignment))
 
     def mark_pending_revocation(self, partitions: Iterable[TopicPartition]) -> None:
-        self.drain(tp for tp in partitions if tp in self.assignment)
+        for tp in self.assignment.keys() & set(partitions):
+            self.assignment[tp].phase = Phase.DRAINING
+        self._changes.version += 1
 
     def move_partition_to_end(self, partition: TopicPartition) -> None:
         if partition in self.assignment:

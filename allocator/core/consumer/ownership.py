@@ -33,8 +33,6 @@ class Buffers(Protocol):
 
     def prepare(self, partitions: Partitions) -> None: ...
 
-    def discard(self, partitions: Partitions) -> None: ...
-
     def fail(self, tp: TopicPartition, error: AllocatorError) -> None: ...
 
     def wake(self) -> None: ...
@@ -223,7 +221,7 @@ class Ownership:
             self._fetcher.wake()
 
     async def _revoked(self, partitions: Partitions) -> Partitions:
-        self._fetcher.discard(partitions)
+        self._fetcher.wake()
         tenures = self._tenures(partitions)
 
         def draining() -> Partitions:  # the user may have assigned some of them again in the meantime
@@ -267,7 +265,6 @@ class Ownership:
     async def _lost(self, partitions: Partitions) -> None:
         self._forget_early()
         self._measures.partitions_lost += len(partitions)
-        self._fetcher.discard(partitions)
         await self._tell_all(RebalanceEvent.LOST, partitions)
 
     async def _tell_all(self, event: RebalanceEvent, partitions: Partitions) -> None:

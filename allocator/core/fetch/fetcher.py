@@ -16,7 +16,7 @@ from allocator.core.fetch.loop import FetchLoop
 from allocator.core.fetch.planner import Planner
 from allocator.core.fetch.position_requests import PositionRequests
 from allocator.core.settings.table import BYTES, DEFAULT, SECONDS, check_keywords
-from allocator.core.subscription import RecordsLost, SubscriptionState
+from allocator.core.subscription import Phase, RecordsLost, SubscriptionState
 from allocator.core.types import Deserializer, TopicPartition
 
 if TYPE_CHECKING:
@@ -196,18 +196,6 @@ class Fetcher:
         for tp in partitions:
             self._fetching.prepare(tp)
 
-    def discard(self, partitions: Iterable[TopicPartition]) -> None:
-        """Drop the fetched records of these, and deliver none until they are assigned again or sought.
-
-        Caller: the consumer, when they are revoked or lost.
-        """
-        for tp in partitions:
-            self._ready.pop(tp, None)
-            self._parked.pop(tp, None)
-            self._faults.pop(tp, None)
-            self._planner.discard(tp)
-        self._fetching.wake()
-
     def halt(self, tp: TopicPartition, error: AllocatorError) -> None:
         """Stop a partition until it is sought. Caller: the consumer, when `error` stopped the decoding of a batch."""
         self._ready.pop(tp, None)
@@ -244,7 +232,8 @@ class Fetcher:
         fault = self._faults.get(tp)
         if fault is None:
             return None
-        if not self._state.is_assigned(tp) or fault.epoch not in (None, self._state.epoch(tp)):
+        state = self._state.assignment.get(tp)
+        if state is None or state.phase is not Phase.ACTIVE or fault.epoch not in (None, state.epoch):
             del self._faults[tp]
             return None
         return fault.error

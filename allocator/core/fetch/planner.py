@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol
 
 from allocator.core.client.fetch_messages import BOUNDED, FetchRequest, FetchSession, Wanted
 from allocator.core.fetch.buffer import ByteBudget, PartitionBuffer
-from allocator.core.subscription import SubscriptionState
+from allocator.core.subscription import Phase, SubscriptionState
 from allocator.core.types import TopicPartition
 
 # A second ("urgent") request fetches partitions that become fetchable while the main request waits at the broker.
@@ -131,8 +131,6 @@ class Planner:
         self._buffers: dict[TopicPartition, PartitionBuffer] = {}
         self._brokers: dict[int, BrokerPartitions] = {}
         self._broker_of: dict[TopicPartition, int] = {}
-        # partition -> the epoch under which its records are not wanted any more
-        self._discarded: dict[TopicPartition, int] = {}
         self._seen_version = -1
         self._new_metadata = True
         self._lease_look_at = math.inf
@@ -168,7 +166,6 @@ class Planner:
             if state.epoch(tp) != buffer.epoch:
                 del self._buffers[tp]
                 buffer.clear()
-        self._discarded = {tp: epoch for tp, epoch in self._discarded.items() if state.epoch(tp) == epoch}
         fetchable = self._fetchable_by_broker(now)
         for node_id in fetchable.keys() - self._brokers.keys():
             self._brokers[node_id] = BrokerPartitions(node_id)
@@ -188,7 +185,7 @@ class Planner:
         fetchable: dict[int, set[TopicPartition]] = {}
         count = 0
         for tp, partition in self._state.assignment.items():
-            if partition.position is None or self._discarded.get(tp) == partition.epoch:
+            if partition.position is None or partition.phase is not Phase.ACTIVE:
                 continue
             if tp not in self._buffers:
                 self._buffers[tp] = PartitionBuffer(tp, partition.epoch, partition.position, self.budget)
@@ -347,16 +344,6 @@ class Planner:
     def halted(self) -> list[TopicPartition]:
         """Partitions that are not fetched any more and have nothing left to deliver."""
         return [tp for tp, each in self._buffers.items() if each.halted and not each.queue and self.is_current(each)]
-
-    def discard(self, tp: TopicPartition) -> None:
-        """Drops the buffered records of a partition, and plans no more fetches of it under this epoch."""
-        epoch = self._state.epoch(tp)
-        if epoch is not None:
-            self._discarded[tp] = epoch
-        buffer = self._buffers.pop(tp, None)
-        if buffer is not None:
-            buffer.clear()
-        self._seen_version = -1
 
     def clear(self) -> None:
         """Drops everything."""

@@ -190,8 +190,8 @@ class _Reading:
     def end(self, partition: TopicPartition) -> None:
         """Reads no more of this partition."""
         del self._left[partition]
-        self._state.pause(partition)
-        self._fetcher.discard([partition])  # records beyond the stop would take memory from the others
+        self._state.drain([partition])  # records beyond the stop would take memory from the others
+        self._fetcher.wake()
 
     def _taken(self, batch: Batch) -> Batch | None:
         """Moves the position behind `batch`. Returns its records before the stop, or None if it has none there."""

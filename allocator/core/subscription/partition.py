@@ -30,9 +30,9 @@ class TopicPartitionState(Tenure):
     Guarantee: `fetch_state` changes only as `kinds.MOVES` allows, and the partition has a position exactly in the
     states that have one.
 
-    `epoch` changes when records that were read ahead become invalid: at an assignment, a seek or a reset, or when a new
-    leader may have truncated the log. Drop a response whose request had another epoch. All partitions of a consumer
-    share `changes`. `clock` returns seconds.
+    `epoch` changes when records that were read ahead become invalid: at an assignment, a seek or a reset, when the
+    tenure drains, or when a new leader may have truncated the log. Drop a response whose request had another epoch. All
+    partitions of a consumer share `changes`. `clock` returns seconds.
     """
 
     __slots__ = (
@@ -145,6 +145,10 @@ class TopicPartitionState(Tenure):
         self._void()
 
     # -- gates
+
+    def drain(self) -> None:
+        super().drain()
+        self._void()
 
     @property
     def highwater(self) -> int | None:

@@ -39,6 +39,9 @@ class Tenure:
         """The fencing token: it grows with each new owner of the partition. None without a membership."""
         self.phase = Phase.ACTIVE
 
+    def drain(self) -> None:
+        self.phase = Phase.DRAINING
+
 
 class Changes:
     """Counts changes of the partitions of one consumer."""
@@ -101,7 +104,7 @@ class Tenures(Generic[T]):
         """Delivers nothing more of these owned partitions. Returns their tenures, for `release`."""
         tenures = [self.assignment[partition] for partition in partitions]
         for tenure in tenures:
-            tenure.phase = Phase.DRAINING
+            tenure.drain()
         self._changes.version += 1
         return tenures
 

@@ -167,7 +167,7 @@ async def scenario(steps: list[tuple[Any, ...]]) -> None:
 
     def shown(tp: TopicPartition) -> Any:
         partition = state.assignment.get(tp)
-        return None if partition is None else (partition.position, partition.phase, partition.epoch)
+        return None if partition is None else (partition.position, partition.fetch_state, partition.epoch)
 
     def collect() -> None:
         nonlocal moment
@@ -203,7 +203,7 @@ async def scenario(steps: list[tuple[Any, ...]]) -> None:
         await request
     awaited = {tp for tp, each in state.assignment.items() if each.awaiting_reset or each.awaiting_validation}
     assert not awaited, "all of them are found"
-    assert all(each.phase in (FetchState.FETCHING, FetchState.INITIALIZING) for each in state.assignment.values())
+    assert all(each.fetch_state in (FetchState.FETCHING, FetchState.INITIALIZING) for each in state.assignment.values())
     assert not requests.faults.failed
 
 

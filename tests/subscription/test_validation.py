@@ -148,9 +148,9 @@ def test_an_answer_that_was_overtaken_changes_nothing(clock: Clock, what: str) -
     state = validating(clock)
     epoch = state.epoch(A0)
     overtaken()[what](state)
-    before = (state.assignment[A0].phase, state.position(A0), state.version)
+    before = (state.assignment[A0].fetch_state, state.position(A0), state.version)
     assert state.maybe_complete_validation(A0, AT_50, 10, 1, epoch=epoch) is None
-    assert (state.assignment[A0].phase, state.position(A0), state.version) == before
+    assert (state.assignment[A0].fetch_state, state.position(A0), state.version) == before
 
 
 def test_the_first_retry_counts_and_who_never_tried_has_none(clock: Clock) -> None:

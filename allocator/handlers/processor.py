@@ -111,7 +111,7 @@ class Processor:
 
     async def commit_restart(self, partition: TopicPartition, offset: int) -> None:
         """Commits `offset`, or what has been done since the restart there. Raises AllocatorError."""
-        async with self._committing:
+        async with self._core.commits.turn:
             worker = self._workers.get(partition)
             if worker is None:
                 await self._core.commits.commit({partition: _to_commit(offset, None)})
@@ -139,7 +139,6 @@ class Processor:
         if self._stopping:
             self._stop.set()
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._committing = asyncio.Lock()
         self._consumer = consumer
         self._core = core = consumer._engine
         leave = self._let_go if core.started else partial(consumer.close, restart=restart)
@@ -335,8 +334,7 @@ class Processor:
         await self._commit([worker for worker in workers if self._workers.get(worker.partition) is worker])
 
     async def _commit(self, workers: Iterable[PartitionWorker]) -> None:
-        # one at a time: if an earlier commit arrived after a later one, the committed offset would go back
-        async with self._committing:
+        async with self._core.commits.turn:
             progress = {worker: found for worker in workers if (found := worker.admission.to_commit()) is not None}
             if not progress:
                 return
@@ -407,7 +405,7 @@ class Processor:
         """Drains, commits and leaves. Returns without the calls that cannot be cut off; `_ending` waits for them."""
         log.info("stopping: %d partitions drain", len(self._workers))
         # await a commit in progress instead of cancelling it: it could arrive after the last commit
-        async with self._committing:
+        async with self._core.commits.turn:
             await _cancel(running)
         try:
             workers = list(self._workers.values())

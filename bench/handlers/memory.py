@@ -43,6 +43,7 @@ class MemorySource:
         self.measures = Measures()
         # the processor asks the core and its parts for the rest
         self._engine = self.commits = self
+        self.turn = asyncio.Lock()
         self.processor: Any = None
         self.progress = OffsetTracker(asking_is_done=False)
         self.group = "g"

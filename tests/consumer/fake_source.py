@@ -101,6 +101,7 @@ class FakeSource:
         self.own: dict[TopicPartition, int] = {}
         """What this process committed last."""
         self._turn = 0
+        self.turn = asyncio.Lock()
         self._changed = asyncio.Event()
 
     # -- at the test's word --------------------------------------------------------------------------------------

@@ -274,6 +274,24 @@ async def test_what_is_not_reached_yet_stays_done_in_every_commit() -> None:
     assert done_runs(cluster) == before
 
 
+async def test_a_commit_waits_for_the_automatic_commit_that_is_under_way() -> None:
+    """The consumer's own commit of an earlier offset would follow, and set the group back."""
+    cluster = Cluster()
+
+    async def handle(record: Record) -> None: ...
+
+    async with running(cluster, handle) as it:
+        async with it.source.turn:
+            await until(lambda: positions(it.processor).get(PARTITION) == 10)
+            committing = asyncio.ensure_future(it.processor.commit_restart(PARTITION, 0))
+            for _ in range(100):
+                await asyncio.sleep(0)
+            assert cluster.commits == []
+        await committing
+        assert cluster.commits == [{PARTITION: 10}]
+        await it.stop()
+
+
 @pytest.mark.parametrize("what", ["another record", "no record", "a later epoch"])
 async def test_what_was_done_in_another_log_is_handled(what: str) -> None:
     """The topic was created again, compacted, or cut by an unclean election; offsets alone would skip records."""

@@ -78,12 +78,10 @@ class Commits:
         self._refreshing: asyncio.Task[None] | None = None
         self._metadata_bytes = METADATA_BYTES
         self._warned = False
-        self.turn: asyncio.Lock
-        """Held by each commit of what is done, so that a retry of an earlier one never overtakes a later one."""
+        self._turn: asyncio.Lock | None = None
 
     def start(self, tasks: BackgroundTasks) -> None:
         """Begins to commit done records at intervals, and idle partitions before their offsets expire."""
-        self.turn = asyncio.Lock()
         if self._offsets is None or self._idle is None:
             return
         self._offsets.committer = self.membership.committer
@@ -141,6 +139,13 @@ class Commits:
         return found
 
     # -- committing ----------------------------------------------------------------------------------------------
+
+    @property
+    def turn(self) -> asyncio.Lock:
+        """Held from reading what is done until it is committed, so that an earlier offset never follows a later one."""
+        if self._turn is None:  # on Python 3.9 a lock belongs to the loop that runs when it is made
+            self._turn = asyncio.Lock()
+        return self._turn
 
     async def until_may_act(self) -> None:
         """Returns once records may be handled and offsets committed; at once if they may already."""

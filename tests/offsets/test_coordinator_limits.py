@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from allocator.core.offsets import coordinator as module
 from allocator.core.offsets.coordinator import Coordinator
 from allocator.core.telemetry.measures import Measures
 from allocator.errors import BrokerError
 
 
 class Client:
-    """A client of brokers that know DescribeConfigs, or do not."""
+    """A client of brokers that know DescribeConfigs, or do not. `answer`: the settings of the broker, or its refusal."""
 
-    def __init__(self, knows: bool = True) -> None:
+    def __init__(self, answer: dict[str, str] | BrokerError | None) -> None:
         self.measures = Measures()
         self.request_timeout_s = 10.0
-        self._knows = knows
+        self.asked: list[tuple[int, list[tuple[str, list[str]]]]] = []
+        self._answer = answer
 
     def api_version(self, request: Any) -> int | None:
-        return 1 if self._knows else None
+        return None if self._answer is None else 1
+
+    async def send(self, node: int, request: Any, timeout_s: float | None) -> Any:
+        self.asked.append((node, [(each.resource_name, each.configuration_keys) for each in request.resources]))
+        if isinstance(self._answer, BrokerError):
+            raise self._answer
+        assert self._answer is not None
+        configs = [SimpleNamespace(name=name, value=value) for name, value in self._answer.items()]
+        result = SimpleNamespace(error_code=0, resource_name=str(node), configs=configs)
+        return SimpleNamespace(API_VERSION=1, results=[result])
 
 
 @pytest.mark.parametrize(
@@ -33,28 +43,19 @@ class Client:
         (BrokerError("not allowed"), 4096),
     ],
 )
-async def test_the_room_for_metadata_is_asked_of_the_coordinator(
-    monkeypatch: pytest.MonkeyPatch, answer: Any, expected: int
+async def test_the_limit_of_metadata_is_requested_from_the_coordinator(
+    answer: dict[str, str] | BrokerError, expected: int
 ) -> None:
-    asked = []
-
-    async def describe(client: Any, kind: int, name: str, keys: Any, **more: Any) -> dict[str, str]:
-        asked.append((name, list(keys), more["node"]))
-        if isinstance(answer, Exception):
-            raise answer
-        return answer  # type: ignore[no-any-return]
-
-    monkeypatch.setattr(module, "describe_configs", describe)
-    client: Any = Client()
+    client: Any = Client(answer)
     found = Coordinator(client, "g", 0.1)
     assert await found.metadata_bytes() == 4096, "no coordinator is known yet"
     found._node = 3
     assert await found.metadata_bytes() == expected
-    assert asked == [("3", ["offset.metadata.max.bytes"], 3)]
+    assert client.asked == [(3, [("3", ["offset.metadata.max.bytes"])])]
 
 
 async def test_brokers_before_0_11_do_not_tell_it() -> None:
-    client: Any = Client(knows=False)
+    client: Any = Client(None)
     found = Coordinator(client, "g", 0.1)
     found._node = 3
     assert await found.metadata_bytes() == 4096

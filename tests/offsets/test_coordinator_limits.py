@@ -13,7 +13,7 @@ from allocator.errors import BrokerError
 
 
 class Client:
-    """A client of brokers that know DescribeConfigs, or do not. `answer`: the settings of the broker, or its refusal."""
+    """A client of brokers. `answer`: their settings or refusal; None: they do not know DescribeConfigs."""
 
     def __init__(self, answer: dict[str, str] | BrokerError | None) -> None:
         self.measures = Measures()

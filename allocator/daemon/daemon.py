@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from allocator import Consumer, RebalanceListener
 from allocator.core.aio import TaskGroup, first_of
@@ -88,9 +89,10 @@ class Daemon:
         finally:
             await self._watcher.close()
 
-    async def _process(self, choice: ClusterChoice) -> None:
+    def _process(self, choice: ClusterChoice) -> Coroutine[Any, Any, None]:
+        """To be awaited. From this call on, `stop` reaches the processor, even before it runs."""
         self._processor = Processor(self._handler, self._handling)
-        await self._processor.run(
+        return self._processor.run(
             self._make(choice, _Status(self._notifier)),
             started=lambda: self._notifier.tell("READY=1"),
             restart=self._restart,
@@ -98,7 +100,7 @@ class Daemon:
 
     async def _process_until_change(self, choice: ClusterChoice, watcher: ChoiceWatcher) -> None:
         """Runs until the choice changes or `stop` is called. Raises the processor's error."""
-        switching = False
+        switching, processing = False, self._process(choice)
 
         async def stop_at_change() -> None:
             nonlocal switching
@@ -111,7 +113,7 @@ class Daemon:
                 self._processor.stop()
 
         try:
-            await TaskGroup().run(self._process(choice), switch=stop_at_change())
+            await TaskGroup().run(processing, switch=stop_at_change())
         except (CommitFailed, HandlerCutOff) as error:
             # the next processor must not begin while a call runs
             if not switching or (isinstance(error, HandlerCutOff) and error.running):

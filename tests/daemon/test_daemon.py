@@ -16,12 +16,14 @@ import pytest
 from fake_source import Cluster, FakeSource, positions
 from tornado import gen
 
+from allocator.daemon.daemon import Daemon
 from allocator.errors import BrokerError, Fenced, HandlerCutOff, HandlerFailed, OffsetOutOfRange, ZooKeeperUnavailable
 from allocator.handlers import lanes, processor
 from allocator.handlers.handlers import Handler
 from allocator.handlers.handling import Handling
 from allocator.handlers.policy import ErrorPolicy, Retries
 from allocator.handlers.processor import Processor
+from allocator.operate import ClusterChoice
 from allocator.testing import wait_until_async
 from allocator.types import Record, TopicPartition
 
@@ -755,6 +757,52 @@ async def test_stopping_before_anything_began_is_fine() -> None:
     daemon.stop()
     await asyncio.wait_for(daemon.run(source), DEADLINE_S)
     assert cluster.commits == []
+
+
+class Choices:
+    """A `ChoiceWatcher` that tells something right after its choice was read for the first time."""
+
+    def __init__(self, after_the_first: Callable[[], None]) -> None:
+        self.told = ClusterChoice("first")
+        self.changed = asyncio.Event()
+        self._tell = after_the_first
+        self._read = False
+
+    @property
+    def current(self) -> ClusterChoice:
+        if not self._read:
+            self._read = True
+            asyncio.get_running_loop().call_soon(self._tell)
+        return self.told
+
+    async def start(self, timeout_s: float | None) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("what", ["stop", "other brokers"])
+async def test_what_is_told_before_the_processor_begins_counts(what: str) -> None:
+    cluster, recorder, made = Cluster(records=3), Recorder(), []
+
+    def tell() -> None:
+        if what == "stop":
+            daemon.stop()
+        else:
+            choices.told = ClusterChoice("second")
+            choices.changed.set()
+
+    def make(choice: ClusterChoice, listener: object) -> Any:
+        made.append(choice.brokers)
+        return FakeSource(cluster)
+
+    choices: Any = Choices(tell)
+    daemon = Daemon(make, Handler("test", recorder.handle), Handling(), choices)
+    work = asyncio.ensure_future(daemon.run())
+    if what != "stop":
+        await until(lambda: recorder.offsets() == [0, 1, 2])
+        daemon.stop()
+    await asyncio.wait_for(work, DEADLINE_S)
+    assert made[-1] == ("first" if what == "stop" else "second")
 
 
 async def test_a_thread_that_never_ends_is_reported_as_stuck() -> None:

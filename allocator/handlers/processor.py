@@ -242,6 +242,8 @@ class Processor:
 
     def on_partitions_assigned(self, partitions: Partitions) -> None:
         self._going -= partitions
+        # the user may have assigned them again while they drained
+        self._forget([worker for worker in self._workers_of(partitions) if worker.stopping])
 
     async def on_partitions_revoked(self, partitions: Partitions) -> None:
         """Returns when the calls of all these partitions have ended. If some take longer, it returns when others are

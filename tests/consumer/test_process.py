@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from joining import joined
 
-from allocator import Consumer, Record, TopicPartition
+from allocator import Consumer, RebalanceListener, Record, TopicPartition
 from allocator.errors import ConfigError, DeserializationError, HandlerFailed
 from allocator.testing import LocalCluster, wait_until_async
 from allocator.testing.versions import NEWEST
@@ -213,3 +213,40 @@ async def test_a_second_call_of_process_is_refused_and_the_first_keeps_its_parti
     go_on.set()
     await asyncio.wait_for(asyncio.gather(closing, first), 30)
     assert ended.is_set()
+
+
+async def test_a_partition_that_is_assigned_again_while_its_handler_drains_goes_on(
+    kafka_cluster: LocalCluster, topic_factory: Topics, group: str
+) -> None:
+    topic = topic_factory(3)
+    busy, idle, other = (TopicPartition(topic, number) for number in range(3))
+    kafka_cluster.produce(topic, [(None, b"%d" % n, 0) for n in range(10)])
+    calls, go_on, revoked = [], asyncio.Event(), asyncio.Event()
+
+    class Listener(RebalanceListener):
+        def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
+            if idle in partitions:
+                revoked.set()
+
+    async def handle(record: Record) -> None:
+        calls.append(record.offset)
+        await go_on.wait()
+
+    options: dict[str, Any] = {"brokers": kafka_cluster.bootstrap, "group": group, "membership": "fixed"}
+    consumer = Consumer(**options, listener=Listener(), max_wait_s=0.1)
+    consumer.assign([busy, idle])
+    async with consumer:
+        work = asyncio.ensure_future(consumer.process(handle))
+        await wait_until_async(lambda: calls == [0] or work.done(), 30, "the first call")
+        consumer.assign([other])
+        await revoked.wait()
+        assert busy not in consumer.assignment()
+        consumer.assign([busy])
+        go_on.set()
+        await wait_until_async(lambda: calls[-1] == 9 or work.done(), 30, "the rest")
+        work.cancel()
+        await asyncio.wait({work})
+        committed = await consumer.committed(busy)
+        assert committed is not None
+        assert committed.offset == 10
+    assert set(calls) == set(range(10))

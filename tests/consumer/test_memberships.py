@@ -329,7 +329,9 @@ async def test_commits_with_a_callback_take_effect_in_their_order(service: Servi
             consumer.commit_async({partition: OffsetAndMetadata(offset, "mine", -1)}, callback)
         await wait_until_async(lambda: len(told) == 50, 30, "the callbacks")
         assert told == [(offset, None) for offset in range(1, 51)]
-        assert await consumer.committed(partition) == OffsetAndMetadata(50, "mine", -1)
+        stands = await consumer.committed(partition)
+        assert stands is not None
+        assert stands[:2] == (50, "mine")  # with the leader epoch only if the records were fetched before the commit
         with pytest.raises(NotOwned):
             consumer.commit_async({TopicPartition("other", 0): 1})
         consumer.commit_async({partition: 60})

@@ -239,8 +239,11 @@ class Ownership:
                 await self._commit(partitions)
             except AllocatorError as error:
                 log.warning("what was done of %d revoked partitions is not committed: %s", len(partitions), error)
-        working = await self._tell_revoked(partitions)
-        partitions -= working
+        await tell(self.processor, RebalanceEvent.REVOKED, partitions)
+        working = NO_PARTITIONS if self.processor is None else self.processor.working(partitions)
+        # the user's listener is told of the others once their handler has ended
+        partitions = draining() - working
+        await tell(self._state.rebalance_listener, RebalanceEvent.REVOKED, partitions)
         # wait for commits that the user did not await, too: the next owner starts at the committed offset
         await self._commits_settled(partitions)
         self._measures.partitions_revoked += len(partitions & draining())
@@ -271,13 +274,6 @@ class Ownership:
         """Calls the processor before the user's listener, which then finds all work done and may seek."""
         await tell(self.processor, event, partitions)
         await tell(self._state.rebalance_listener, event, partitions)
-
-    async def _tell_revoked(self, partitions: Partitions) -> Partitions:
-        """Returns the partitions whose handler still works. The user's listener is told of them once it has ended."""
-        await tell(self.processor, RebalanceEvent.REVOKED, partitions)
-        working = NO_PARTITIONS if self.processor is None else self.processor.working(partitions)
-        await tell(self._state.rebalance_listener, RebalanceEvent.REVOKED, partitions - working)
-        return working
 
     def _ended(self, tenures: list[TopicPartitionState]) -> None:
         self._progress.forget({tenure.partition: tenure.topic_id for tenure in tenures})

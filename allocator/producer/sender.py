@@ -214,6 +214,7 @@ class BatchSender(Generic[B]):
         self._ready: dict[TopicPartition, None] = {}  # partitions with batches to send, in turn
         self._wait_s: float | None = None
         self._hurry = 0
+        self._look_up: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
         self._progress = asyncio.Event()
 
@@ -309,7 +310,7 @@ class BatchSender(Generic[B]):
         refused = queue.waiting.popleft()
         assert refused.sequence is not None
         self.held -= refused.size
-        queue.sequence = refused.sequence
+        queue.sequence, queue.tries = refused.sequence, 0
         queue.waiting.extendleft(Pending(batch, expires_at=refused.expires_at) for batch in reversed(list(batches)))
         for item in queue.waiting:
             item.sequence = None
@@ -363,6 +364,7 @@ class BatchSender(Generic[B]):
         chosen: dict[int, dict[TopicPartition, tuple[PartitionQueue[B], Pending[B], bytes]]] = defaultdict(dict)
         sizes: dict[int, int] = defaultdict(int)
         later: list[float] = []
+        leaderless: set[str] = set()
         for partition in list(self._ready):
             queue = self.queues.get(partition)
             if queue is None or not queue.waiting:
@@ -375,8 +377,12 @@ class BatchSender(Generic[B]):
                 continue
             leader = self._client.leader(partition)
             resume_at = queue.resume_at if self._hurry else max(queue.resume_at, item.ready_at)
-            if leader is None or now < resume_at:
-                later.append(resume_at - now if leader is not None else self._client.retry_backoff_s)
+            if leader is None:
+                leaderless.add(partition.topic)
+                later.append(self._client.retry_backoff_s)
+                continue
+            if now < resume_at:
+                later.append(resume_at - now)
                 continue
             if queue.broken or self._under_way[leader] >= UNDER_WAY or len(queue.sent) >= queue.most:
                 continue
@@ -390,8 +396,16 @@ class BatchSender(Generic[B]):
         for leader, batches in chosen.items():
             self._under_way[leader] += 1
             tasks.start(self._exchange(leader, batches), "produce")
+        if leaderless and (self._look_up is None or self._look_up.done()):
+            self._look_up = tasks.start(self._find_leaders(leaderless), "leaders")
         self._wait_s = min(later, default=None)
         return bool(chosen)
+
+    async def _find_leaders(self, topics: set[str]) -> None:
+        # the client looks again by itself only for topics that it follows
+        with contextlib.suppress(AllocatorError):
+            await self._client.refresh(topics)
+        await asyncio.sleep(self._client.retry_backoff_s)
 
     async def _exchange(
         self, leader: int, batches: dict[TopicPartition, tuple[PartitionQueue[B], Pending[B], bytes]]
@@ -453,6 +467,7 @@ class BatchSender(Generic[B]):
                 level = logging.WARNING if queue.tries in (1, 10) else logging.DEBUG
                 log.log(level, "%s:%d: sent again: %s", *partition, queue.error)
             queue.rewind()
-            backoff = Backoff(self._client.retry_backoff_s, RESEND_MAX_S)
-            queue.resume_at = asyncio.get_running_loop().time() + backoff.nth(queue.tries + 1)
+            if queue.tries:  # else the first batch was replaced
+                backoff = Backoff(self._client.retry_backoff_s, RESEND_MAX_S)
+                queue.resume_at = asyncio.get_running_loop().time() + backoff.nth(queue.tries + 1)
             self._ready[partition] = None

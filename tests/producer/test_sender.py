@@ -118,6 +118,35 @@ async def test_other_batches_take_the_place_of_a_refused_one(
     assert await values(kafka_cluster, topic) == [bytes(1), bytes(2), b"a", b"b", bytes(3)]
 
 
+async def test_a_batch_is_split_without_pauses(kafka_cluster: LocalCluster, topic_factory: TopicFactory) -> None:
+    """With a pause for each part, a transaction would expire."""
+    partition = TopicPartition(await asyncio.to_thread(topic_factory, 1, config={"max.message.bytes": "2000"}), 0)
+
+    def refused(partition: TopicPartition, queue: PartitionQueue[BatchBuilder], error: BrokerError) -> None:
+        half = queue.pending[0].batch.size // 2
+        sender.replace_first(partition, [batch(bytes(half)), batch(bytes(half))])
+
+    async with KafkaClient(kafka_cluster.bootstrap, retry_backoff_s=30.0) as client:
+        await client.refresh([partition.topic])
+        sender: BatchSender[BatchBuilder] = BatchSender(client, refused=refused)
+        await sender.add([partition])
+        sender.put(partition, sender.queues[partition], batch(bytes(20_000)))
+        # a pause takes up to 3 s
+        await within(sender.send_all(), 15)
+    assert len(await values(kafka_cluster, partition.topic)) == 16
+
+
+async def test_leaders_are_looked_up(kafka_cluster: LocalCluster, topic_factory: TopicFactory) -> None:
+    partition = TopicPartition(await asyncio.to_thread(topic_factory, 1), 0)
+    async with KafkaClient(kafka_cluster.bootstrap) as client:
+        assert client.leader(partition) is None
+        sender: BatchSender[BatchBuilder] = BatchSender(client)
+        await sender.add([partition])
+        sender.put(partition, sender.queues[partition], batch(b"v"))
+        await within(sender.send_all(), 30)
+    assert await values(kafka_cluster, partition.topic) == [b"v"]
+
+
 async def test_a_batch_that_cannot_be_sent_expires(kafka_cluster: LocalCluster, topic_factory: TopicFactory) -> None:
     nowhere = TopicPartition(await asyncio.to_thread(topic_factory, 1), 7)
     async with KafkaClient(kafka_cluster.bootstrap) as client:

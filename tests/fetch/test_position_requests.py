@@ -12,7 +12,9 @@ import pytest
 from fake_cluster import FakeCluster
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reading import PATIENCE_S, fetching, next_batch
 
+from allocator.core.aio import within
 from allocator.core.fetch.position_requests import HOPELESS_S, TIMEOUT_S, PositionRequests
 from allocator.core.subscription import FetchState, RecordsLost, SubscriptionState
 from allocator.errors import AllocatorError, BrokerError, TopicAuthorizationFailed
@@ -211,3 +213,36 @@ async def scenario(steps: list[tuple[Any, ...]]) -> None:
 @given(steps=st.lists(step, max_size=20))
 def test_a_response_counts_unless_a_seek_reset_or_reassignment_came_after_the_request(steps: Any) -> None:
     asyncio.run(scenario(steps))
+
+
+class Held(FakeCluster):
+    """Answers the first OffsetForLeaderEpoch request only when `answer` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.answer = asyncio.Event(), asyncio.Event()
+
+    async def send(self, where: Any, request: Any, timeout_s: float | None = None) -> Any:
+        if type(request).__name__.startswith("OffsetForLeaderEpoch"):
+            self.asked.set()
+            await self.answer.wait()
+        return await super().send(where, request, timeout_s)
+
+
+async def test_a_position_that_needs_no_validation_any_more_is_read_at_once() -> None:
+    """The consumer goes on in a batch of old records, which have no epoch, during the request."""
+    cluster = Held()
+    cluster.add(A0)
+    cluster.epochs[A0] = [(2, 0)]
+    cluster.append(A0, 10)
+    state = SubscriptionState("earliest")
+    state.assign_from_user([A0])
+    state.seek(A0, OffsetAndMetadata(3, "", 1))
+    async with fetching(cluster, state) as fetcher:
+        await within(cluster.asked.wait(), PATIENCE_S)
+        assert fetcher.take() is None
+        state.update_position(A0, 4)
+        cluster.answer.set()
+        batch = await next_batch(fetcher, 5)
+        assert batch is not None
+        assert batch.base_offset == 4

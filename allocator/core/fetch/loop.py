@@ -150,6 +150,8 @@ class FetchLoop:
                     self.prepare(tp)
             self._planner.sync(now)
         requests, positions_at = self._positions.due(now)
+        if self._planner.is_outdated(now):
+            self.wake()  # a validation with nothing to compare has ended
         for request in requests:
             self._spawn(self._find(request))
         leaderless = self._planner.leaderless | self._positions.leaderless

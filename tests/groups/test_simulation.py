@@ -15,7 +15,7 @@ from simulated_member import Worker
 from simulated_zookeeper import SimulatedZooKeeper
 from simulation import FOLLOWING, READING, Broken, Simulation
 
-from allocator.core.consumer.ownership import Ownership
+from allocator.core.consumer.starting_positions import StartingPositions
 from allocator.core.membership.lease import EnsembleLease, LeaseRenewer
 from allocator.core.membership.zookeeper import decider, decision, group_znodes, plan
 from allocator.core.membership.zookeeper.group_znodes import GroupZnodes, Snapshot
@@ -511,10 +511,10 @@ def owners_that_prefer_their_own_offset(patch: pytest.MonkeyPatch) -> None:
 
 
 def look_ups_that_outlive_an_ownership(patch: pytest.MonkeyPatch) -> None:
-    def missing(self: Ownership, tenures: list[Tenure]) -> frozenset[TopicPartition]:
-        return frozenset(tenure.partition for tenure in tenures) & self.tenures.missing_fetch_positions()
+    def missing(self: StartingPositions, tenures: list[Tenure]) -> frozenset[TopicPartition]:
+        return frozenset(tenure.partition for tenure in tenures) & self._state.missing_fetch_positions()
 
-    patch.setattr(Ownership, "_missing", missing)
+    patch.setattr(StartingPositions, "_missing", missing)
 
 
 @pytest.mark.parametrize(

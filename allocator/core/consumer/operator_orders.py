@@ -13,8 +13,8 @@ from allocator.core.client.client import KafkaClient
 from allocator.core.client.log_offsets import EARLIEST, LATEST, list_offsets
 from allocator.core.commands.orders import KINDS, Order, OrderKeeper, OrderResult, Orders
 from allocator.core.commands.record_orders import RecordOrders
-from allocator.core.consumer.ownership import SinkOffsets
 from allocator.core.consumer.record_processor import RecordProcessor
+from allocator.core.consumer.starting_positions import SinkOffsets
 from allocator.core.errors import AllocatorError
 from allocator.core.fetch.fetcher import Fetcher
 from allocator.core.membership.membership import Membership

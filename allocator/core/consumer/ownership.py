@@ -5,48 +5,26 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
 
-from allocator.core.aio.reminder import Reminder
 from allocator.core.aio.tasks import BackgroundTasks, ClosesOnce, ends, within
 from allocator.core.consumer.record_processor import RecordProcessor
-from allocator.core.errors import AllocatorError, NoOffsetsError
+from allocator.core.consumer.starting_positions import Buffers, CommittedOffsets, SinkOffsets, StartingPositions
+from allocator.core.errors import AllocatorError
 from allocator.core.offsets.tracker import OffsetTracker
 from allocator.core.subscription.listener import RebalanceEvent, callback_of
-from allocator.core.subscription.loss import RecordsLost
+from allocator.core.subscription.loss import Committed, RecordsLost
 from allocator.core.subscription.partition import TopicPartitionState
 from allocator.core.subscription.state import SubscriptionState
 from allocator.core.subscription.tenures import Phase
 from allocator.core.telemetry.measures import Measures
-from allocator.core.types import NO_PARTITIONS, OffsetAndMetadata, Partitions, TopicPartition
+from allocator.core.types import NO_PARTITIONS, Partitions, TopicPartition
 
 log = logging.getLogger(__name__)
 
 
-CommittedOffsets = Mapping[TopicPartition, OffsetAndMetadata]
 PATIENCE_S = 10.0  # between two warnings that a handler delays a rebalance
-
-
-class Buffers(Protocol):
-    """The part of the fetcher that ownership uses."""
-
-    def prepare(self, partitions: Partitions) -> None: ...
-
-    def fail(self, tp: TopicPartition, error: AllocatorError) -> None: ...
-
-    def wake(self) -> None: ...
-
-
-class SinkOffsets(Protocol):
-    """The methods of a sink that ownership uses: the user's database stores the offsets."""
-
-    async def begin(self, partitions: Partitions) -> Mapping[TopicPartition, OffsetAndMetadata]:
-        """Makes this member the only writer, and returns the offsets in the database. Raises AllocatorError."""
-
-    async def rewind(self, partition: TopicPartition, offset: int) -> None:
-        """Tells the sink that the log was replaced: records from this lower offset on are new. Raises
-        AllocatorError."""
 
 
 class Ownership:
@@ -79,7 +57,9 @@ class Ownership:
         self._told: asyncio.Event
         self._state = self.tenures = state
         self._progress = progress
-        self._committed = committed
+        self._starts = StartingPositions(
+            state, progress, committed, fetcher, sink, self._reached, self._tell, retry_backoff_s
+        )
         self._fetcher = fetcher
         self._commit = commit
         self._commits_settled = commits_settled
@@ -91,8 +71,6 @@ class Ownership:
         self.suspended_at: float | None = None
         """The loop's time since which no commit is allowed; None while commits are allowed."""
         self._opening = 0
-        # the look-up of committed offsets that began before the claim of these partitions
-        self._early: tuple[Partitions, asyncio.Task[CommittedOffsets | None]] | None = None
         self._tasks: BackgroundTasks | None = None
         state.on_end = self._ended
 
@@ -125,8 +103,7 @@ class Ownership:
         assert self._tasks is not None
         self._fetcher.prepare(partitions)
         if free and self._sink is None:
-            self._forget_early()
-            self._early = partitions, self._tasks.start(self._look_up(partitions), "committed offsets")
+            self._starts.expect(partitions, self._tasks)
 
     async def assigned(self, partitions: Partitions) -> None:
         with self._measures.span("rebalance", step="assigned", partitions=len(partitions)):
@@ -209,7 +186,7 @@ class Ownership:
         if self._began is not None:
             self._began()
         # before the listener is called, because it may ask for positions
-        self._tasks.start(self._find_positions(self._tenures(partitions), self._take_early(partitions)), "positions")
+        self._starts.begin(self._tenures(partitions), self._tasks)
         self._opening += 1
         self._fetcher.wake()
 
@@ -249,24 +226,8 @@ class Ownership:
         self._measures.partitions_revoked += len(partitions & draining())
         return working & draining()
 
-    async def _look_up(self, partitions: Partitions) -> CommittedOffsets | None:
-        try:
-            return await self._committed(partitions)
-        except AllocatorError:  # `_find_positions` asks again, and reports the error
-            return None
-
-    def _take_early(self, partitions: Partitions) -> asyncio.Task[CommittedOffsets | None] | None:
-        """Returns the look-up that has begun for exactly these partitions."""
-        early, self._early = self._early, None
-        return early[1] if early is not None and early[0] == partitions else None
-
-    def _forget_early(self) -> None:
-        if self._early is not None:
-            self._early[1].cancel()
-            self._early = None
-
     async def _lost(self, partitions: Partitions) -> None:
-        self._forget_early()
+        self._starts.forget_expected()
         self._measures.partitions_lost += len(partitions)
         await self._tell_all(RebalanceEvent.LOST, partitions)
 
@@ -279,53 +240,9 @@ class Ownership:
         self._progress.forget({tenure.partition: tenure.topic_id for tenure in tenures})
         self._fetcher.wake()
 
-    async def _find_positions(
-        self, tenures: list[TopicPartitionState], early: asyncio.Task[CommittedOffsets | None] | None = None
-    ) -> None:
-        """Seeks to what the group has committed, or asks for a reset; repeats until the coordinator has answered.
-
-        The answer for a tenure that has ended is ignored: another member may have committed since.
-
-        `early`: a look-up that has begun already.
-        """
-        found = None if early is None else await early
-        if found is not None:
-            for partition in self._missing(tenures):
-                self._begin_at(partition, found.get(partition))
-            self._fetcher.wake()
-            return
-        unknown = Reminder(log)
-        while True:
-            missing = self._missing(tenures)
-            if not missing:
-                return
-            try:
-                stored = {} if self._sink is None else await self._sink.begin(missing)
-                committed = await self._committed(missing - stored.keys()) if missing - stored.keys() else {}
-            except AllocatorError as error:
-                named = missing & (error.partitions if isinstance(error, NoOffsetsError) else NO_PARTITIONS)
-                if named and named != missing:
-                    # one response covers all partitions: without this the others would wait until the cause of these
-                    # few is removed
-                    each = ([t for t in tenures if t.partition in part] for part in (named, missing - named))
-                    await asyncio.gather(*map(self._find_positions, each))
-                    return
-                if error.retriable:
-                    unknown.warn("committed offsets of %d partitions are not known yet: %s", len(missing), error)
-                else:
-                    await self._tell(error)
-                await asyncio.sleep(self._retry_backoff_s)
-                continue
-            for partition in self._missing(tenures):
-                if partition in stored:
-                    # the database has the effects up to the sink's offset, whatever position was reached or committed
-                    # in Kafka
-                    self._progress.rewind(partition, stored[partition].offset)
-                    self._state.seek(partition, stored[partition])
-                    continue
-                self._begin_at(partition, committed.get(partition))
-            self._fetcher.wake()
-            return
+    def _reached(self, partition: TopicPartition) -> Committed | None:
+        """What the processor knows to be done of a partition that returns."""
+        return None if self.processor is None else self.processor.reached(partition)
 
     async def _tell(self, error: AllocatorError) -> None:
         """Reports the error. Returns when the user has received it and may have removed its cause."""
@@ -333,24 +250,8 @@ class Ownership:
         self.failed(error)
         await self._told.wait()
 
-    def _begin_at(self, partition: TopicPartition, committed: OffsetAndMetadata | None) -> None:
-        reached = None if self.processor is None else self.processor.reached(partition)
-        start = self._progress.begin(partition, committed, reached)
-        if start is not None:
-            # with leader epoch and topic id, if known, so that the position is compared with the present log
-            self._state.seek(partition, start)
-            return
-        try:
-            self._state.request_offset_reset(partition)
-        except NoOffsetsError as error:
-            self._fetcher.fail(partition, error)
-
     def _tenures(self, partitions: Partitions) -> list[TopicPartitionState]:
         return [self._state.assignment[partition] for partition in partitions]
-
-    def _missing(self, tenures: list[TopicPartitionState]) -> Partitions:
-        """The partitions that have no position yet, of the tenures that last."""
-        return frozenset(t.partition for t in tenures if t.phase is not Phase.ENDED and t.is_missing_position())
 
 
 async def tell(listener: Any, event: RebalanceEvent, partitions: Partitions) -> None:

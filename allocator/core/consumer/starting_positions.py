@@ -1,0 +1,161 @@
+"""Finds where newly owned partitions begin: at the sink's offset, at the committed offset, or at a reset."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Protocol
+
+from allocator.core.aio.reminder import Reminder
+from allocator.core.aio.tasks import BackgroundTasks
+from allocator.core.errors import AllocatorError, NoOffsetsError
+from allocator.core.offsets.tracker import OffsetTracker
+from allocator.core.subscription.loss import Committed
+from allocator.core.subscription.partition import TopicPartitionState
+from allocator.core.subscription.state import SubscriptionState
+from allocator.core.subscription.tenures import Phase
+from allocator.core.types import NO_PARTITIONS, OffsetAndMetadata, Partitions, TopicPartition
+
+log = logging.getLogger(__name__)
+
+CommittedOffsets = Mapping[TopicPartition, OffsetAndMetadata]
+
+
+class Buffers(Protocol):
+    """The part of the fetcher that ownership uses."""
+
+    def prepare(self, partitions: Partitions) -> None: ...
+
+    def fail(self, tp: TopicPartition, error: AllocatorError) -> None: ...
+
+    def wake(self) -> None: ...
+
+
+class SinkOffsets(Protocol):
+    """The methods of a sink that ownership uses: the user's database stores the offsets."""
+
+    async def begin(self, partitions: Partitions) -> Mapping[TopicPartition, OffsetAndMetadata]:
+        """Makes this member the only writer, and returns the offsets in the database. Raises AllocatorError."""
+
+    async def rewind(self, partition: TopicPartition, offset: int) -> None:
+        """Tells the sink that the log was replaced: records from this lower offset on are new. Raises
+        AllocatorError."""
+
+
+class StartingPositions:
+    """Gives each new tenure its position.
+
+    `committed` reads the group's offsets. `reached` returns what a processor knows to be done of a partition. `report`
+    passes an error to the user, and returns when the user has received it.
+    """
+
+    def __init__(
+        self,
+        state: SubscriptionState,
+        progress: OffsetTracker,
+        committed: Callable[[Iterable[TopicPartition]], Awaitable[CommittedOffsets]],
+        fetcher: Buffers,
+        sink: SinkOffsets | None,
+        reached: Callable[[TopicPartition], Committed | None],
+        report: Callable[[AllocatorError], Awaitable[None]],
+        retry_backoff_s: float,
+    ) -> None:
+        self._state = state
+        self._progress = progress
+        self._committed = committed
+        self._fetcher = fetcher
+        self._sink = sink
+        self._reached = reached
+        self._report = report
+        self._retry_backoff_s = retry_backoff_s
+        # the look-up of committed offsets that began before the claim of these partitions
+        self._expected: tuple[Partitions, asyncio.Task[CommittedOffsets | None]] | None = None
+
+    def expect(self, partitions: Partitions, tasks: BackgroundTasks) -> None:
+        """Begins to read the offsets of partitions that are free, and that this member is about to claim."""
+        self.forget_expected()
+        self._expected = partitions, tasks.start(self._look_up(partitions), "committed offsets")
+
+    def forget_expected(self) -> None:
+        """Another member may own the expected partitions before they are claimed."""
+        if self._expected is not None:
+            self._expected[1].cancel()
+            self._expected = None
+
+    def begin(self, tenures: list[TopicPartitionState], tasks: BackgroundTasks) -> None:
+        """Begins to find the positions of new tenures."""
+        expected, self._expected = self._expected, None
+        early = None
+        if expected is not None and expected[0] == {tenure.partition for tenure in tenures}:
+            early = expected[1]
+        tasks.start(self._find(tenures, early), "positions")
+
+    async def _look_up(self, partitions: Partitions) -> CommittedOffsets | None:
+        try:
+            return await self._committed(partitions)
+        except AllocatorError:  # `_find` asks again, and reports the error
+            return None
+
+    async def _find(
+        self, tenures: list[TopicPartitionState], early: asyncio.Task[CommittedOffsets | None] | None = None
+    ) -> None:
+        """Seeks to what the group has committed, or asks for a reset; repeats until the coordinator has answered.
+
+        The answer for a tenure that has ended is ignored: another member may have committed since.
+
+        `early`: a look-up that has begun already.
+        """
+        found = None if early is None else await early
+        if found is not None:
+            for partition in self._missing(tenures):
+                self._begin_at(partition, found.get(partition))
+            self._fetcher.wake()
+            return
+        unknown = Reminder(log)
+        while True:
+            missing = self._missing(tenures)
+            if not missing:
+                return
+            try:
+                stored = {} if self._sink is None else await self._sink.begin(missing)
+                committed = await self._committed(missing - stored.keys()) if missing - stored.keys() else {}
+            except AllocatorError as error:
+                named = missing & (error.partitions if isinstance(error, NoOffsetsError) else NO_PARTITIONS)
+                if named and named != missing:
+                    # one response covers all partitions: without this the others would wait until the cause of these
+                    # few is removed
+                    each = ([t for t in tenures if t.partition in part] for part in (named, missing - named))
+                    await asyncio.gather(*map(self._find, each))
+                    return
+                if error.retriable:
+                    unknown.warn("committed offsets of %d partitions are not known yet: %s", len(missing), error)
+                else:
+                    await self._report(error)
+                await asyncio.sleep(self._retry_backoff_s)
+                continue
+            for partition in self._missing(tenures):
+                if partition in stored:
+                    # the database has the effects up to the sink's offset, whatever position was reached or committed
+                    # in Kafka
+                    self._progress.rewind(partition, stored[partition].offset)
+                    self._state.seek(partition, stored[partition])
+                    continue
+                self._begin_at(partition, committed.get(partition))
+            self._fetcher.wake()
+            return
+
+    def _begin_at(self, partition: TopicPartition, committed: OffsetAndMetadata | None) -> None:
+        start = self._progress.begin(partition, committed, self._reached(partition))
+        if start is not None:
+            # with leader epoch and topic id, if known, so that the position is compared with the present log
+            self._state.seek(partition, start)
+            return
+        try:
+            self._state.request_offset_reset(partition)
+        except NoOffsetsError as error:
+            self._fetcher.fail(partition, error)
+
+    def _missing(self, tenures: list[TopicPartitionState]) -> Partitions:
+        """The partitions that have no position yet, of the tenures that last."""
+        return frozenset(t.partition for t in tenures if t.phase is not Phase.ENDED and t.is_missing_position())

@@ -135,3 +135,37 @@ def test_other_packages_import_faces() -> None:
 def test_what_leaves_core_stays_small() -> None:
     names = {name for _, module, name in names_from_elsewhere() if part(module, 1) == "core"}
     assert len(names) <= SEAM
+
+
+# Classes with more than 18 attributes or 30 methods: why.
+LARGE = {
+    "Batch": "a face: one batch as records, columns or bytes",
+    "BrokerConnection": "one connection: opening it and its requests in flight share every state",
+    "ConsumerBase": "a face: the methods of `Consumer`",
+    "KafkaClient": "a face: one cluster, for all packages",
+    "Measures": "one counter for each attribute",
+    "_Flow": "the arrays of one flow problem",
+}
+
+
+def own_attributes(node: ast.ClassDef) -> set[str]:
+    """The attributes that the methods of a class assign."""
+    return {
+        each.attr
+        for each in ast.walk(node)
+        if isinstance(each, ast.Attribute)
+        and isinstance(each.ctx, ast.Store)
+        and isinstance(each.value, ast.Name)
+        and each.value.id == "self"
+    }
+
+
+def test_a_class_is_one_concept() -> None:
+    large = set()
+    for path in sources():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                methods = sum(isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef)) for each in node.body)
+                if methods > 30 or len(own_attributes(node)) > 18:
+                    large.add(node.name)
+    assert large == LARGE.keys(), "divide the class, or take it out of the list when it is small enough"

@@ -40,15 +40,14 @@ class SessionMembership(GroupMembership):
     """The behaviour that all layouts of znodes share. A layout registers the member, follows the assignment, and names
     the znodes to delete.
 
-    `settings` has `connect_timeout_s` and `max_poll_interval_s`, in seconds or None; `group` and `base` name the group
-    and its znode in messages. The constructor does no I/O.
+    `settings` has `connect_timeout_s` and `max_poll_interval_s`, in seconds or None; `group` names the group in
+    messages. The constructor does no I/O.
     """
 
     def __init__(
         self,
         zk: ZooKeeperClient,
         group: str,
-        base: str,
         listener: AssignmentListener,
         settings: Any,
         measures: Measures | None,
@@ -62,7 +61,6 @@ class SessionMembership(GroupMembership):
         returns False."""
         self._zk = zk
         self._group = group
-        self._base = base
         self._settings = settings
         self._starting: Partitions = NO_PARTITIONS  # for which `assigned` has not returned
         self._started: asyncio.Future[None] | None = None
@@ -144,8 +142,8 @@ class SessionMembership(GroupMembership):
             await self._abandon()
             if isinstance(error, asyncio.TimeoutError):
                 raise ZooKeeperUnavailable(
-                    f"ZooKeeper {self._zk.hosts} accepted a session but did not let the member join {self._base} "
-                    f"within {self._settings.connect_timeout_s} s"
+                    f"ZooKeeper {self._zk.hosts} accepted a session but did not let the member join the group "
+                    f"{self._group} within {self._settings.connect_timeout_s} s"
                 ) from None
             raise
 
@@ -180,7 +178,7 @@ class SessionMembership(GroupMembership):
                     await self._session(joined)
                 except _Silence as error:
                     log.warning("%s: %s left: %s", self._group, self.shown, error)
-                    await self._until_polled()
+                    await first_of(self._polls.heard(), self._until_leaving())
                 except (MembershipLost, ConnectionLost) as error:
                     log.warning("%s: %s lost its session: %s", self._group, self.shown, error)
                 except NoZnode as error:
@@ -226,21 +224,23 @@ class SessionMembership(GroupMembership):
             await self._end_session()
 
     async def _live(self, scope: TaskGroup, joined: asyncio.Future[None]) -> None:
-        if self._polls.limit_s is not None:
+        limit_s = self._polls.limit_s
+
+        def give_way() -> None:
+            """Ends the session from the watchdog's thread, while the event loop is blocked."""
+            # first the lease: it may last longer than the session, and the end of the session frees the partitions
+            self._keeper.revoke()
+            self._zk.abort(f"the event loop stood still for {limit_s:g} s (max_poll_interval_s)")
+
+        if limit_s is not None:
             # if the event loop blocks, kazoo's own thread keeps the session alive without a limit
-            scope.start(Watchdog(self._polls.limit_s, self._give_way).watch(), "watchdog")
+            scope.start(Watchdog(limit_s, give_way).watch(), "watchdog")
         await self._keeper.granted()
         if not joined.done():
             self._polls.polled()  # the user could not poll during `join`
             joined.set_result(None)
         self._changed.set()  # read the present assignment
         await self._take_part(scope)
-
-    def _give_way(self) -> None:
-        """Ends the session from the watchdog's thread, while the event loop is blocked."""
-        # first the lease: it may last longer than the session, and the end of the session frees the partitions
-        self._keeper.revoke()
-        self._zk.abort(f"the event loop stood still for {self._polls.limit_s:g} s (max_poll_interval_s)")
 
     async def _admission(self) -> None:
         """Waits until this member may join again; `leave` cancels this, as the member holds nothing."""
@@ -290,9 +290,6 @@ class SessionMembership(GroupMembership):
         await self._polls.silence()
         raise _Silence(f"its user asked for nothing for {self._polls.limit_s:g} s")
 
-    async def _until_polled(self) -> None:
-        await first_of(self._polls.heard(), self._until_leaving())
-
     async def _until_leaving(self) -> None:
         while not self._leaving:
             await self._changed.wait()
@@ -303,14 +300,16 @@ class SessionMembership(GroupMembership):
     def _start(self, partitions: Partitions, scope: TaskGroup) -> None:
         """Calls `assigned`, and does not wait for it: the user's callback must not delay other partitions. The member
         gains no more partitions until it returns."""
-        self._starting, self._started = partitions, asyncio.get_running_loop().create_future()
-        scope.start(self._call_assigned(partitions, self._started), "assigned")
+        self._starting = partitions
+        self._started = started = asyncio.get_running_loop().create_future()
 
-    async def _call_assigned(self, partitions: Partitions, started: asyncio.Future[None]) -> None:
-        await self._listener.assigned(partitions)
-        self._starting = NO_PARTITIONS
-        started.set_result(None)
-        self._changed.set()
+        async def call() -> None:
+            await self._listener.assigned(partitions)
+            self._starting = NO_PARTITIONS
+            started.set_result(None)
+            self._changed.set()
+
+        scope.start(call(), "assigned")
 
     def _release(self, partitions: Partitions, scope: TaskGroup) -> None:
         # those that the user still hears of must not delay the others

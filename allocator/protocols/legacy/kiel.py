@@ -19,6 +19,7 @@ import contextlib
 import enum
 import json
 import logging
+import math
 import os
 import re
 import uuid
@@ -149,8 +150,7 @@ class _KielMember(OwnersMembership):
         measures: Measures | None,
     ) -> None:
         self._paths = KielPaths(group)
-        super().__init__(zk, group, self._paths.base, listener, topics, settings, measures=measures)
-        self._settle_s = settings.settle_s
+        super().__init__(zk, group, listener, topics, settings, measures=measures)
         self._offsets = offsets
         self._go_on = go_on
         self._function = function
@@ -159,8 +159,8 @@ class _KielMember(OwnersMembership):
         self._gone_over = False
         self._view: tuple[list[str], list[str]] = ([], [])
         self._since: dict[TopicPartition, float] = {}
-        self._foreign = False
-        self._foreign_until = float("-inf")
+        # the time when the last member of kiel left; infinite while there is one, since a partition may come from it
+        self._foreign_until = -math.inf
 
     # -- the layout ----------------------------------------------------------------------------------------------
 
@@ -213,7 +213,10 @@ class _KielMember(OwnersMembership):
         self._missing = self._existing() - shared if seal is None else NO_PARTITIONS
         if self._missing:
             self._must_add.set()
-        self._note_foreign(any(name not in ours for name in members))
+        if any(name not in ours for name in members):
+            self._foreign_until = math.inf
+        elif self._foreign_until == math.inf:
+            self._foreign_until = self._clock()
         view = sorted(members), sorted(f"{p.topic}:{p.partition}" for p in shared)
         if view != self._view:
             self._view = view
@@ -259,14 +262,8 @@ class _KielMember(OwnersMembership):
         return frozenset(found)
 
     def _wait_s(self, partition: TopicPartition) -> float:
-        since = self._since[partition] if self._foreign else self._foreign_until
-        return since + self._settle_s - self._clock()
-
-    def _note_foreign(self, foreign: bool) -> None:
-        """Notes whether a partition may come from a member of kiel."""
-        if self._foreign and not foreign:
-            self._foreign_until = self._clock()
-        self._foreign = foreign
+        since = self._since[partition] if self._foreign_until == math.inf else self._foreign_until
+        return float(since + self._settings.settle_s - self._clock())
 
     # -- the move to the new layout -------------------------------------------------------------------------------
 

@@ -124,7 +124,7 @@ class _OldConsumer(OwnersMembership):
         measures: Measures | None = None,
     ) -> None:
         paths = Paths("/consumers", group)  # raises for an invalid group name
-        super().__init__(zk, group, paths.base, listener, topics, settings, measures=measures)
+        super().__init__(zk, group, listener, topics, settings, measures=measures)
         self._cluster = topics
         self._ids_path, self._owners_path = f"{paths.base}/ids", f"{paths.base}/owners"
         self._registered: frozenset[str] = frozenset()

@@ -51,14 +51,13 @@ class OwnersMembership(SessionMembership):
         self,
         zk: ZooKeeperClient,
         group: str,
-        base: str,
         listener: AssignmentListener,
         topics: PartitionCountSource,
         settings: OwnersSettings,
         *,
         measures: Measures | None = None,
     ) -> None:
-        super().__init__(zk, group, base, listener, settings, measures)
+        super().__init__(zk, group, listener, settings, measures)
         self._topics = topics
         self._selection = TopicSelection(settings.topics, settings.pattern)
         self._topic_poll_s = settings.topic_poll_s

@@ -104,7 +104,7 @@ class ZooKeeperMembership(SessionMembership):
         measures: Measures | None = None,
         clock: Callable[[], float] = boot_clock,
     ) -> None:
-        super().__init__(zk, paths.group, paths.base, listener, settings, measures, clock)
+        super().__init__(zk, paths.group, listener, settings, measures, clock)
         self._store = store = Store(zk, paths)
         self._new_leader: Callable[[], Leader] = lambda: Leader(
             store, self.member_id, topics, assignors, settings, load, clock

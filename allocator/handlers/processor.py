@@ -406,10 +406,10 @@ class Processor:
     async def _shut_down(self, running: Sequence[asyncio.Future[None]], leave: Callable[[], Awaitable[None]]) -> None:
         """Drains, commits and leaves. Returns without the calls that cannot be cut off; `_ending` waits for them."""
         log.info("stopping: %d partitions drain", len(self._workers))
-        # await a commit in progress instead of cancelling it: it could arrive after the last commit
-        async with self._core.commits.turn:
-            await _cancel(running)
         try:
+            # await a commit in progress instead of cancelling it: it could arrive after the last commit
+            async with self._core.commits.turn:
+                await _cancel(running)
             workers = list(self._workers.values())
             await self._drain_all([*workers, *self._past.values()])
             await self._commit_last(workers)
@@ -417,6 +417,8 @@ class Processor:
             log.error("the last commit failed, so some records will be handled again: %s", error)
             self._fail(CommitFailed(f"stopped, but the last commit failed: {error}"))
         finally:
+            for task in running:
+                task.cancel()  # if this was cancelled itself
             stuck = self.stuck
             if stuck:
                 # the session goes on: its end would free the partition while its call runs

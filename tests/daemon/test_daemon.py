@@ -759,6 +759,22 @@ async def test_stopping_before_anything_began_is_fine() -> None:
     assert cluster.commits == []
 
 
+async def test_a_second_cancellation_while_a_commit_hangs_ends_everything(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    source, recorder = FakeSource(Cluster(records=3)), Recorder()
+    before = asyncio.all_tasks()
+    work = asyncio.ensure_future(Processor(Handler("test", recorder.handle), Handling()).run(source))
+    await until(lambda: recorder.offsets() == [0, 1, 2])
+    async with source.turn:
+        work.cancel()
+        await until(lambda: "partitions drain" in caplog.text)
+        work.cancel()
+    await asyncio.wait({work}, timeout=DEADLINE_S)
+    assert work.cancelled()
+    assert source.closed
+    await until(lambda: asyncio.all_tasks() == before)
+
+
 class Choices:
     """A `ChoiceWatcher` that tells something right after its choice was read for the first time."""
 

@@ -408,16 +408,20 @@ class Copying(RebalanceListener):
                 self._report.count_lost(each.lost, clusters.map.incarnation(partition).number)
             if each.stop is not None:
                 self._stop(partition.topic, each.stop)
-        copied = {each: one for each, one in taken.items() if one.stop is None}
-        for partition, each in copied.items():
-            topic = partition.topic
-            self._copies[partition] = PartitionCopy(each.position, each.end, ids[topic], target_ids[topic], ages[topic])
-            self._count_present(partition, each)
-        moved = {each: self._copies[each].commit for each, one in copied.items() if one.seek}
+        copies = {
+            each: PartitionCopy(one.position, one.end, ids[each.topic], target_ids[each.topic], ages[each.topic])
+            for each, one in taken.items()
+            if one.stop is None
+        }
+        for partition in copies:
+            self._count_present(partition, taken[partition])
+        moved = {each: copy.commit for each, copy in copies.items() if taken[each].seek}
         if moved:
             await self._consumer.commit(moved)
         for partition in moved:
             self._consumer.seek(partition, taken[partition].position)
+        # not before: `_commit` would count everything up to the former position as done
+        self._copies.update(copies)
         self._pause_stopped(partitions)
 
     def _count_present(self, partition: TopicPartition, taken: TakenOver) -> None:

@@ -179,6 +179,25 @@ async def test_a_topic_that_was_created_again_while_no_mirror_ran_stops_until_to
         wanted += numbered("late", range(5))
 
 
+async def test_a_commit_while_a_topic_is_restarted_counts_nothing_as_done(
+    old: LocalCluster, new: LocalCluster, topic_factory: Callable[..., str], group: str
+) -> None:
+    """The group's offset is that of the former new topic until the mirror has committed where it begins."""
+    topic = await asyncio.to_thread(topic_factory, 1, 1, None, old)
+    chosen = settings(old, new, group, topics=[topic])
+    await fill(old, topic, 100)
+    await Mirror(chosen).run(until_caught_up=True)
+    await asyncio.to_thread(new.delete_topic, topic)
+    await asyncio.to_thread(new.create_topic, topic, 1)
+    # commits all the time, and acknowledges nothing
+    mirror = Mirror(replace(chosen, restart=(topic,), commit_interval_s=0.0005, throttle_bytes_s=1))
+    async with mirroring(mirror):
+        await wait_until_async(mirror.progress, 60, "it to begin")
+        assert [each.next for each in mirror.progress()] == [0]
+    await Mirror(chosen).run(until_caught_up=True)
+    assert values((await contents(new, topic))[0]) == numbered("value", range(100))
+
+
 async def test_a_topic_that_is_created_again_while_it_runs_stops_alone(
     old: LocalCluster, new: LocalCluster, topic_factory: Callable[..., str], group: str
 ) -> None:

@@ -198,7 +198,8 @@ class FetchLoop:
 
     async def _find(self, request: Coroutine[Any, Any, Doubted]) -> None:
         try:
-            self._lookups.doubted |= {tp.topic for tp in await request}
+            doubted = await request  # first: `doubted` may be another set afterwards
+            self._lookups.doubted.update(tp.topic for tp in doubted)
         except Closed:
             return
         finally:

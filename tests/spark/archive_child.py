@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from spark_classes import using
+from spark_classes import default_archive, using
 from spark_records import Made
 from spark_settings import CHEAP, JVM
 
@@ -18,7 +18,7 @@ if __name__ == "__main__":
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.memory": "512m",
-        "spark.driver.extraJavaOptions": f"{JVM} {using()}",
+        "spark.driver.extraJavaOptions": f"{JVM} {using(default_archive())}",
         "spark.local.dir": directory + "-scratch",
         "spark.sql.shuffle.partitions": "1",
         **CHEAP,

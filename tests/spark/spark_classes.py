@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 
 from allocator.testing.java import find_java
 
-__all__ = ["class_archive", "using"]
+__all__ = ["class_archive", "default_archive", "using"]
 
 # fewer tests load too few classes, and beside them the time to write the archive is long
 _MANY = 100
@@ -38,7 +38,7 @@ def using(path: Path) -> str:
 @contextlib.contextmanager
 def class_archive(tests: int, path: Path | None = None) -> Iterator[str]:
     """The options of Java for a run with so many tests of Spark. When the block ends, Java must have ended."""
-    path = path or _archive()
+    path = path or default_archive()
     wanted = path.with_suffix(".wanted")
     if path.exists() or tests < _MANY:
         yield using(path)
@@ -67,7 +67,7 @@ def _acquired(lock: FileLock) -> bool:
     return True
 
 
-def _archive() -> Path:
+def default_archive() -> Path:
     jars = Path(pyspark.__file__).parent / "jars"
     # Java takes an archive only with the very paths with which it was made
     place = hashlib.sha256(str(jars).encode()).hexdigest()[:12]

@@ -138,6 +138,7 @@ class Twins(RuleBasedStateMachine):
     def gate(self, tp: TopicPartition, method: str) -> None:
         self.both(lambda s: getattr(s, method)(tp))
 
+    @precondition(lambda self: self.ours.partitions_auto_assigned())  # only a group revokes partitions
     @rule(partitions=st.lists(anyone, max_size=4))
     def mark_pending_revocation(self, partitions: list[TopicPartition]) -> None:
         self.both(lambda s: s.mark_pending_revocation(partitions))

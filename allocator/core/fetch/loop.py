@@ -17,7 +17,7 @@ from allocator.core.errors import AllocatorError, BrokerError, Closed
 from allocator.core.fetch.buffer import OutOfRange, PartitionBuffer
 from allocator.core.fetch.lookups import Lookups
 from allocator.core.fetch.planner import PlannedFetch, Planner
-from allocator.core.fetch.position_requests import Doubted, PositionFaults, PositionRequests
+from allocator.core.fetch.position_requests import HOPELESS_S, Doubted, PositionFaults, PositionRequests
 from allocator.core.fetch.reactor import SERVED, Effects, effects_of, effects_of_failure
 from allocator.core.fetch.repeats import RepeatedFailures
 from allocator.core.subscription import SubscriptionState
@@ -33,8 +33,6 @@ SESSIONLESS: Final = 0
 BACKOFF_MAX_S: Final = 1.0
 # after checking the headers and checksums of so many bytes, let other tasks run
 BREATH_BYTES: Final = 1 << 20
-# pause before fetching again after an error that an operator has to fix
-HOPELESS_S = 2.0
 # how long a preferred replica is read before the leader is asked again (KIP-392)
 REPLICA_LEASE_S = 300.0
 # how long the leader is read after its replica failed: it names a dead replica until that broker's session expires,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TIMEOUT_S: Final = 10.0
-# pause before retrying after an error that an operator has to fix
+# pause before fetching or requesting a position again after an error that an operator has to fix
 HOPELESS_S = 2.0
 
 Doubted = set[TopicPartition]

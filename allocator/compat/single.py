@@ -43,9 +43,9 @@ class SingleConsumer(BaseConsumer):
     """
 
     BEGINNING = -2
-    """`start` at the oldest record of each partition."""
+    """A value for `start`: begin at the oldest record of each partition."""
     END = -1
-    """`start` at the next record that is written to each partition."""
+    """A value for `start`: begin at the next record that is written to each partition."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Keeps records from the handler that an operator put into quarantine or had skipped."""
+"""Withholds from the handler the records that an operator quarantined or skipped."""
 
 from __future__ import annotations
 

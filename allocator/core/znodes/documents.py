@@ -581,7 +581,7 @@ def _ranges(ids: list[int]) -> str:
 
 
 class InflateBudget:
-    """Limits how many partitions may be decoded from those znodes of a group that are in memory together.
+    """Limits how many partitions the znodes of a group may name, among those that are in memory together.
 
     A few bytes can stand for a million partitions, but only one member may hold each. So znodes that name more than
     `most` partitions in all, or several times the partition count of a topic, cannot be valid. `counts` may be older

@@ -69,7 +69,7 @@ class SubscribedTopics:
         self.counts = {topic: count for topic, count in counts.items() if topic in subscribed}
 
     def of_topic(self, topic: str) -> int | None:
-        """Returns the partition count that Kafka has for any topic."""
+        """Returns how many partitions a topic has in Kafka, subscribed or not; None if the topic is unknown."""
         known = self._source.partitions(topic)
         return None if known is None else len(known)
 

@@ -157,12 +157,12 @@ def test_the_spark_job_writes_what_it_counted(
     assert dict(zip(table["key"], table["records"])) == CUSTOMERS
 
 
-def test_every_example_is_run_by_a_test_and_named_in_the_readme() -> None:
+def test_every_example_is_run_by_a_test_and_has_a_line_in_the_docs() -> None:
     tests = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("*.py"))
-    readme = (ROOT / "README.md").read_text()
+    page = (ROOT / "docs" / "examples.md").read_text()
     for path in sorted((ROOT / "examples").iterdir()):
         if path.name.startswith("_"):
             continue
         named = (f"examples.{path.stem}", f"import {path.stem}", f"examples/{path.name}", f'"examples" / "{path.name}"')
         assert any(name in tests for name in named), path.name
-        assert path.name in readme, path.name
+        assert path.name in page, path.name

@@ -18,9 +18,7 @@ if TYPE_CHECKING:
     from allocator.testing import LocalCluster
 
 
-zookeeper_version_option = click.option(
-    "--zookeeper-version", default=USUAL_ZOOKEEPER, show_default=True, help="ZooKeeper version."
-)
+zookeeper_version_option = click.option("--zookeeper-version", default=USUAL_ZOOKEEPER, help="ZooKeeper version.")
 
 
 class _Asked(Exception):
@@ -33,11 +31,9 @@ def cluster() -> None:
 
 
 @cluster.command()
-@click.option("--kafka", default="3.9.1", show_default=True, help='Kafka version; "none" starts ZooKeeper alone.')
-@click.option("--brokers", default=1, show_default=True, type=click.IntRange(min=1), help="Number of brokers.")
-@click.option(
-    "--zookeepers", default=1, show_default=True, type=click.IntRange(min=0), help="Number of ZooKeeper servers."
-)
+@click.option("--kafka", default="3.9.1", help='Kafka version; "none" starts ZooKeeper alone.')
+@click.option("--brokers", default=1, type=click.IntRange(min=1), help="Number of brokers.")
+@click.option("--zookeepers", default=1, type=click.IntRange(min=0), help="Number of ZooKeeper servers.")
 @zookeeper_version_option
 @click.option(
     "--port",

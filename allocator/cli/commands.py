@@ -24,10 +24,7 @@ from allocator.errors import AllocatorError, ConfigError
 # name -> module and the one line of help. A command is imported when it is used, so `allocator run` does not import the
 # test servers.
 LAZY = {
-    "archive": (
-        "allocator.cli.pipelines:archive",
-        "Topics to Parquet or Delta tables, each record exactly once.",
-    ),
+    "archive": ("allocator.cli.pipelines:archive", "Topics to Parquet or Delta tables, each record exactly once."),
     "audit": ("allocator.cli.pipelines:audit", "Whether two topics, or a topic and an archive, hold the same."),
     "skew": ("allocator.cli.pipelines:skew", "How evenly a topic's work lies on partitions and keys."),
     "cluster": ("allocator.cli.cluster:cluster", "Real Kafka and ZooKeeper on this machine, for trying things out."),
@@ -198,7 +195,7 @@ def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None
         ctx.exit()
 
 
-@click.group(cls=_LazyGroup, epilog=_EPILOG)
+@click.group(cls=_LazyGroup, epilog=_EPILOG, context_settings={"show_default": True})
 @click.option(
     "--version",
     is_flag=True,

@@ -16,7 +16,7 @@ STEPS = Cutover.STEPS
 
 @click.command()
 @click.argument("plan", type=click.Path(exists=True, dir_okay=False))
-@click.option("--until", type=click.Choice(STEPS), default=STEPS[-1], show_default=True, help="Stop after this step.")
+@click.option("--until", type=click.Choice(STEPS), default=STEPS[-1], help="Stop after this step.")
 @click.option("--rollback", is_flag=True, help="Move the groups back to the old cluster.")
 @click.option("--status", is_flag=True, help="Only show which steps are done.")
 @quiet_option

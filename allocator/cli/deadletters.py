@@ -58,8 +58,8 @@ def on_topic(command: Command) -> Command:
 def with_filter(command: Command) -> Command:
     """Adds the options that choose letters. The command gets them as `chosen`."""
 
-    @click.option("--error", default="", help="Letters whose error has this text, in any case.")
-    @click.option("--from-topic", default="", help="Letters of records of this topic.")
+    @click.option("--error", default="", show_default=False, help="Letters whose error has this text, in any case.")
+    @click.option("--from-topic", default="", show_default=False, help="Letters of records of this topic.")
     @click.option("--since", help="Letters written at this time or later, such as 2026-01-31T12:00:00Z.")
     @click.option("--until", help="Letters written before this time.")
     @click.option("--letter", "names", multiple=True, help="A letter, as PARTITION:OFFSET; may be repeated.")
@@ -83,7 +83,7 @@ def with_filter(command: Command) -> Command:
 @on_topic
 @with_filter
 @click.option("--settled", is_flag=True, help="List redriven and discarded letters too.")
-@click.option("--limit", default=1000, show_default=True, type=click.IntRange(1), help="List at most this many.")
+@click.option("--limit", default=1000, type=click.IntRange(1), help="List at most this many.")
 def list_command(letters: DeadLetterQueue, as_json: bool, chosen: LetterFilter, settled: bool, limit: int) -> None:
     """List the letters of TOPIC: where each came from, and why."""
 
@@ -138,11 +138,7 @@ def show_command(letters: DeadLetterQueue, as_json: bool, name: str) -> None:
     help="Write at most this many letters a second (default: no limit).",
 )
 @click.option(
-    "--max-redrives",
-    default=MAX_REDRIVES,
-    show_default=True,
-    type=click.IntRange(1),
-    help="Refuse letters that were redriven this often.",
+    "--max-redrives", default=MAX_REDRIVES, type=click.IntRange(1), help="Refuse letters that were redriven this often."
 )
 @execute_option
 def redrive_command(
@@ -168,7 +164,7 @@ def redrive_command(
 @deadletters.command("discard")
 @on_topic
 @with_filter
-@click.option("--reason", default="", help="Why, for those who list settled letters.")
+@click.option("--reason", default="", show_default=False, help="Why, for those who list settled letters.")
 @execute_option
 def discard_command(letters: DeadLetterQueue, as_json: bool, chosen: LetterFilter, reason: str, execute: bool) -> None:
     """Note that letters need nothing more. They stay in TOPIC until its retention removes them."""

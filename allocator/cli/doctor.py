@@ -32,14 +32,8 @@ COLOURS = {Severity.CRITICAL: "bold red", Severity.WARNING: "yellow", Severity.I
     "--kafka-zookeeper", help="ZooKeeper of the Kafka cluster (default: --zookeeper, with and without its chroot)."
 )
 @click.option("--session-timeout", type=Seconds(), help="Session timeout of the members in seconds (default 10).")
-@click.option("--interval", default=5.0, show_default=True, type=Seconds(0), help="Seconds between the two polls.")
-@click.option(
-    "--patience",
-    default=60.0,
-    show_default=True,
-    type=Seconds(0),
-    help="Report a member as stuck after this many seconds.",
-)
+@click.option("--interval", default=5.0, type=Seconds(0), help="Seconds between the two polls.")
+@click.option("--patience", default=60.0, type=Seconds(0), help="Report a member as stuck after this many seconds.")
 @click.option("--fix", is_flag=True, help="Show which findings can be fixed safely, ask, and fix them.")
 @click.option("--yes", is_flag=True, help="With --fix: do not ask. A missing chroot is left alone.")
 @with_clusters

@@ -12,14 +12,7 @@ from rich.console import Console
 
 from allocator.cli.options import ERROR, GROUP, NOTHING_CHANGED, Seconds, execute_option, with_clusters
 from allocator.cli.output import console, print_json
-from allocator.cli.report import (
-    groups_table,
-    members_table,
-    offsets_table,
-    orders_table,
-    reset_table,
-    retries_table,
-)
+from allocator.cli.report import groups_table, members_table, offsets_table, orders_table, reset_table, retries_table
 from allocator.core.text import plain
 from allocator.operate import TARGETS
 
@@ -81,12 +74,7 @@ def describe_command(name: str | None, access: Access, as_json: bool) -> None:
     else:
         out = console()
         out.print(plain(report.headline()), markup=False)
-        for table in (
-            members_table(report),
-            orders_table(report),
-            retries_table(retries),
-            offsets_table(report),
-        ):
+        for table in (members_table(report), orders_table(report), retries_table(retries), offsets_table(report)):
             if table.rows:
                 out.print()
                 out.print(table)
@@ -97,9 +85,7 @@ def describe_command(name: str | None, access: Access, as_json: bool) -> None:
 
 @group.command("adopt")
 @click.argument("name", metavar="GROUP", type=GROUP)
-@click.option(
-    "--wait", default=60.0, show_default=True, type=Seconds(0), help="Seconds to wait until the group has moved."
-)
+@click.option("--wait", default=60.0, type=Seconds(0), help="Seconds to wait until the group has moved.")
 @execute_option
 @with_clusters
 def adopt_command(name: str, wait: float, execute: bool, access: Access, as_json: bool) -> None:
@@ -234,12 +220,7 @@ def show_command(name: str | None, access: Access, as_json: bool) -> None:
 @execute_option
 @with_clusters
 def reset_command(
-    name: str | None,
-    to: str,
-    topics: tuple[str, ...],
-    execute: bool,
-    access: Access,
-    as_json: bool,
+    name: str | None, to: str, topics: tuple[str, ...], execute: bool, access: Access, as_json: bool
 ) -> None:
     """Replace the committed offsets of a group without members. Prints the plan unless --execute is given.
 

@@ -45,17 +45,11 @@ def _recreated(_ctx: click.Context, _param: click.Parameter, given: tuple[str, .
 )
 @click.option("--topic", "topics", multiple=True, help="Topic to mirror; may be repeated.")
 @click.option("--pattern", help="Regular expression: mirror the topics whose name begins with a match.")
-@click.option(
-    "--group",
-    default="allocator-mirror",
-    show_default=True,
-    help="Group name, the same in all processes of this mirror.",
-)
+@click.option("--group", default="allocator-mirror", help="Group name, the same in all processes of this mirror.")
 @click.option(
     "--membership",
     type=click.Choice(["zookeeper", "kafka"]),
     default="zookeeper",
-    show_default=True,
     help="How the processes share partitions: through ZooKeeper, or as a group of the old Kafka (0.9 and newer).",
 )
 @click.option(
@@ -67,13 +61,7 @@ def _recreated(_ctx: click.Context, _param: click.Parameter, given: tuple[str, .
 @click.option(
     "--old-zookeeper", help="ZooKeeper of the old cluster: brokers before 0.11 do not tell the settings of topics."
 )
-@click.option(
-    "--replication",
-    default=3,
-    show_default=True,
-    type=click.IntRange(min=1),
-    help="Replication factor for created topics.",
-)
+@click.option("--replication", default=3, type=click.IntRange(min=1), help="Replication factor for created topics.")
 @click.option(
     "--throttle",
     type=click.FloatRange(min=0, min_open=True),
@@ -83,7 +71,6 @@ def _recreated(_ctx: click.Context, _param: click.Parameter, given: tuple[str, .
     "--session-timeout",
     "session_timeout_s",
     default=10.0,
-    show_default=True,
     type=Seconds(1, 3600),
     help="Seconds until other processes take over from one that died.",
 )
@@ -110,13 +97,13 @@ def _recreated(_ctx: click.Context, _param: click.Parameter, given: tuple[str, .
     "records of it; may be repeated.",
 )
 @click.option("--once", is_flag=True, help="Stop when all records that exist at the start are mirrored.")
-@click.option("--status-s", default=10.0, show_default=True, type=Seconds(), help="Seconds between status lines.")
+@click.option("--status-s", default=10.0, type=Seconds(), help="Seconds between status lines.")
 @click.option(
     "--metrics-port",
     type=click.IntRange(0, 65535),
     help="Serve /metrics and /health on this port; 0 picks a free one (default: none).",
 )
-@click.option("--metrics-host", default="127.0.0.1", show_default=True, help="Listen on this address.")
+@click.option("--metrics-host", default="127.0.0.1", help="Listen on this address.")
 @click.option(
     "--allow-host", "hosts", multiple=True, help="Host name under which Prometheus may call; may be repeated."
 )

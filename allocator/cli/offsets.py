@@ -37,8 +37,8 @@ def offsets() -> None:
     "--brokers", envvar="ALLOCATOR_KAFKA_BROKERS", help="Kafka brokers of the source cluster: host:port,host:port."
 )
 @click.option("--to-brokers", help="Kafka brokers of the target cluster (default: the source cluster).")
-@click.option("--storage", type=STORAGE, default="kafka", show_default=True, help="Where the offsets are.")
-@click.option("--to-storage", type=STORAGE, default="kafka", show_default=True, help="Where to write the offsets.")
+@click.option("--storage", type=STORAGE, default="kafka", help="Where the offsets are.")
+@click.option("--to-storage", type=STORAGE, default="kafka", help="Where to write the offsets.")
 @click.option(
     "--zookeeper",
     "zookeepers",
@@ -48,15 +48,9 @@ def offsets() -> None:
 )
 @click.option("--root", help="Znode that holds the groups of this library (default /allocator).")
 @click.option(
-    "--by",
-    type=click.Choice(CopyPlan.METHODS),
-    default="offset",
-    show_default=True,
-    help="How to find the position in the target log.",
+    "--by", type=click.Choice(CopyPlan.METHODS), default="offset", help="How to find the position in the target log."
 )
-@click.option(
-    "--mirror", default="allocator-mirror", show_default=True, help="With --by map: the group name of the mirror."
-)
+@click.option("--mirror", default="allocator-mirror", help="With --by map: the group name of the mirror.")
 @click.option("--topic", "topics", multiple=True, help="Copy only this topic; may be repeated (default: all).")
 @execute_option
 @click.option(

@@ -79,9 +79,7 @@ zookeeper_option = click.option(
     "--zookeeper", envvar="ALLOCATOR_ZOOKEEPER_HOSTS", help="ZooKeeper ensemble: host:port,host:port/chroot."
 )
 brokers_option = click.option("--brokers", envvar="ALLOCATOR_KAFKA_BROKERS", help="Kafka brokers: host:port,host:port.")
-timeout_option = click.option(
-    "--timeout", default=10.0, show_default=True, type=Seconds(), help="Seconds to wait for each response."
-)
+timeout_option = click.option("--timeout", default=10.0, type=Seconds(), help="Seconds to wait for each response.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 execute_option = click.option("--execute", is_flag=True, help="Make the change. Without this option, only show it.")
 

@@ -72,7 +72,7 @@ def _partitions(_ctx: click.Context, _param: click.Parameter, given: str) -> fro
 
 MEMBER, PARTITIONS = click.argument("member"), click.argument("partitions", callback=_partitions)
 TOLD_OPTIONS = (
-    click.option("--why", default="", help="Reason, shown with the order."),
+    click.option("--why", default="", show_default=False, help="Reason, shown with the order."),
     click.option(
         "--expires", metavar="TIME", help="End of the order: 30m, 2h, 1d, or a time with zone (default: never)."
     ),
@@ -298,10 +298,7 @@ def skip(partition: frozenset[TopicPartition], offset: int, undo: bool, told: An
 
 
 @_order(
-    "quarantine",
-    PARTITIONS,
-    click.option("--lift", is_flag=True, help="Withdraw the quarantine."),
-    of_records=True,
+    "quarantine", PARTITIONS, click.option("--lift", is_flag=True, help="Withdraw the quarantine."), of_records=True
 )
 def quarantine(partitions: frozenset[TopicPartition], lift: bool, told: Any) -> Act:
     """Send the records of PARTITIONS (topic:0-3,7) to the dead-letter topic, without a call of the handler."""
@@ -337,7 +334,7 @@ def seek(partitions: frozenset[TopicPartition], to: str, told: Any) -> Act:
 @click.option("--at-once", type=click.IntRange(1), help="The order budget (default: none).")
 @click.option("--per-minute", type=click.IntRange(1), help="The order budget (default: none).")
 @click.option("--apply", "apply", is_flag=True, help="Give the orders. Refused if the plan supposes anything else.")
-@click.option("--why", default="", help="Reason, for the orders of --apply.")
+@click.option("--why", default="", show_default=False, help="Reason, for the orders of --apply.")
 @with_clusters
 def plan_command(
     name: str,

@@ -56,12 +56,7 @@ def _run_options(command: Command) -> Command:
             help="Spark master: local[4], spark://host:7077 (default: that of spark-submit, else this machine).",
         ),
         click.option("--dry-run", is_flag=True, help="Only show the ranges to read; starts no Spark, writes nothing."),
-        click.option(
-            "-q",
-            "--quiet",
-            is_flag=True,
-            help="Show no progress bar, and no messages of Spark and pandas.",
-        ),
+        click.option("-q", "--quiet", is_flag=True, help="Show no progress bar, and no messages of Spark and pandas."),
         click.option("--json", "as_json", is_flag=True, help="Print the report as JSON."),
     )
 
@@ -102,7 +97,6 @@ html_option = click.option("--html", help="Write the report to this HTML file.")
     "--format",
     type=click.Choice(FORMATS),
     default="parquet",
-    show_default=True,
     help="Format of the archive. A Delta table may also be at a URL: s3://bucket/archive. For an Iceberg table, give "
     "CATALOG.NAMESPACE in place of DIRECTORY.",
 )
@@ -112,7 +106,6 @@ html_option = click.option("--html", help="Write the report to this HTML file.")
 @click.option(
     "--offsets-per-commit",
     default=10_000_000,
-    show_default=True,
     type=click.IntRange(min=1),
     help="Offsets per commit. More: fewer, larger files. Less: less to repeat after a crash.",
 )
@@ -181,9 +174,7 @@ def archive(
 @click.command()
 @click.argument("topic", metavar="[TOPIC]", required=False)
 @_topic_options
-@click.option(
-    "--hot", default=20, show_default=True, type=click.IntRange(min=0), help="Number of busiest keys to report."
-)
+@click.option("--hot", default=20, type=click.IntRange(min=0), help="Number of busiest keys to report.")
 @click.option(
     "--members", type=click.IntRange(min=1), help="Also report how even the work of this many members would be."
 )
@@ -223,11 +214,7 @@ def skew(
     "--ignore", multiple=True, type=click.Choice(FIELDS), help="Ignore differences in this field; may be repeated."
 )
 @click.option(
-    "--samples",
-    default=10,
-    show_default=True,
-    type=click.IntRange(min=0),
-    help="Number of examples to report of each kind of difference.",
+    "--samples", default=10, type=click.IntRange(min=0), help="Number of examples to report of each kind of difference."
 )
 @_side_option("left")
 @_side_option("right")

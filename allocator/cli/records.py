@@ -44,37 +44,24 @@ WINDOWS = 12  # maximum partitions whose read ranges the terminal shows
     "--from",
     "position",
     default="latest",
-    show_default=True,
     help="Where to begin: earliest, latest (the newest records), an offset, or a time such as 2026-01-31T12:00:00Z.",
 )
-@click.option(
-    "--before", default=0, show_default=True, type=click.IntRange(0, 10_000), help="Also so many records before it."
-)
-@click.option(
-    "--limit", default=20, show_default=True, type=click.IntRange(0, 10_000), help="Show at most this many from there."
-)
+@click.option("--before", default=0, type=click.IntRange(0, 10_000), help="Also so many records before it.")
+@click.option("--limit", default=20, type=click.IntRange(0, 10_000), help="Show at most this many from there.")
 @click.option("--key", help="Only records with this key, in the partition that Kafka's default partitioner gives it.")
 @click.option("--key-hex", help="The same, for a key that is no text: its bytes as hex.")
 @click.option("--every-partition", is_flag=True, help="Look for the key in all partitions.")
-@click.option(
-    "--scan",
-    default=Bounds.scanned,
-    show_default=True,
-    type=click.IntRange(1),
-    help="Look at no more than this many records.",
-)
+@click.option("--scan", default=Bounds.scanned, type=click.IntRange(1), help="Look at no more than this many records.")
 @click.option(
     "--isolation-level",
     default=DEFAULT["isolation_level"],
-    show_default=True,
     type=click.Choice(["read_uncommitted", "read_committed"]),
     help="With read_committed: no records of aborted and open transactions.",
 )
-@click.option("--key-format", default="auto", show_default=True, help="Format of keys, one of those of --value-format.")
+@click.option("--key-format", default="auto", help="Format of keys, one of those of --value-format.")
 @click.option(
     "--value-format",
     default="auto",
-    show_default=True,
     help="Format of values: auto, json, text, hex, avro:FILE, confluent-avro:FILE, protobuf:FILE:MESSAGE or "
     "confluent-protobuf:FILE:MESSAGE.",
 )

@@ -48,13 +48,7 @@ class NothingKnown(AllocatorError):
 @click.command()
 @click.argument("name", metavar="[GROUP]", type=GROUP, required=False)
 @click.option("--once", is_flag=True, help="Print one frame and stop. --json prints one too.")
-@click.option(
-    "--interval",
-    default=2.0,
-    show_default=True,
-    type=Seconds(0.2, 3600),
-    help="Seconds between polls of Kafka.",
-)
+@click.option("--interval", default=2.0, type=Seconds(0.2, 3600), help="Seconds between polls of Kafka.")
 @with_clusters
 def top(name: Optional[str], once: bool, interval: float, access: Access, as_json: bool) -> None:
     """Show groups, members, lag, rates, plans and orders in force, live; GROUP first.
@@ -207,11 +201,7 @@ def frame(watcher: Watcher, chosen: Optional[str] = None, height: int = 1000, wi
     if shown is not None:
         room = max(4, height - len(listed) - len(parts) - len(said) - 6)
         behind = _partitions(group, min(WORST, room // 2), width)
-        parts += [
-            Text(),
-            *said,
-            _members(group, max(3, room - behind.row_count), width),
-        ]
+        parts += [Text(), *said, _members(group, max(3, room - behind.row_count), width)]
         parts += [Text(), behind] if behind.row_count else []
     return Group(*parts)
 

@@ -27,11 +27,7 @@ def traffic() -> None:
 @with_brokers("servers and credentials")
 @click.option("--topic", "topics", multiple=True, required=True, help="Topic to record; may be repeated.")
 @click.option(
-    "--limit",
-    default=1000,
-    show_default=True,
-    type=click.IntRange(min=1),
-    help="Record at most this many records of each partition.",
+    "--limit", default=1000, type=click.IntRange(min=1), help="Record at most this many records of each partition."
 )
 def record(file: str, access: Access, topics: tuple[str, ...], limit: int, as_json: bool) -> None:
     """Write the newest records of topics into FILE, compressed if its name ends in .gz.

@@ -18,14 +18,8 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--host", default="127.0.0.1", show_default=True, help="Listen on this address.")
-@click.option(
-    "--port",
-    default=8180,
-    show_default=True,
-    type=click.IntRange(0, 65535),
-    help="Listen on this port; 0 picks a free one.",
-)
+@click.option("--host", default="127.0.0.1", help="Listen on this address.")
+@click.option("--port", default=8180, type=click.IntRange(0, 65535), help="Listen on this port; 0 picks a free one.")
 @click.option(
     "--allow-host", "hosts", multiple=True, help="Host name under which browsers may call this server; may be repeated."
 )
@@ -34,13 +28,7 @@ if TYPE_CHECKING:
     type=click.Path(dir_okay=False),
     help="File with the token that allows changes (default: none, read-only).",
 )
-@click.option(
-    "--interval",
-    default=5.0,
-    show_default=True,
-    type=Seconds(0.2, 3600),
-    help="Seconds between polls of Kafka.",
-)
+@click.option("--interval", default=5.0, type=Seconds(0.2, 3600), help="Seconds between polls of Kafka.")
 @click.option(
     "--history",
     help="SQLite file of the history, or `none` (default: one for each ensemble and root in ~/.local/state/allocator).",
@@ -48,7 +36,6 @@ if TYPE_CHECKING:
 @click.option(
     "--history-mb",
     default=256,
-    show_default=True,
     type=click.IntRange(1, 1_000_000),
     help="Megabytes of history; the oldest entries make room.",
 )

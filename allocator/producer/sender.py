@@ -83,6 +83,7 @@ class Pending(Generic[B]):
     offset: Optional[int] = None
     """Where the broker stored it, if that is known before the batches ahead of it are acknowledged."""
     maybe_written: bool = False
+    """Whether a broker may have stored it, or has acknowledged it."""
     corrupt: int = 0
     """How often a broker said that it arrived damaged."""
 
@@ -151,7 +152,7 @@ class PartitionQueue(Generic[B]):
         Returns False if that could store a batch twice: the broker would not recognise it under its new number.
         """
         items = self.pending
-        if self.epoch >= LAST_EPOCH or any(item.maybe_written or item.offset is not None for item in items):
+        if self.epoch >= LAST_EPOCH or any(item.maybe_written for item in items):
             return False
         self.epoch += 1
         # the broker takes any number first in an epoch, so the next request has the batch 0 alone
@@ -233,6 +234,7 @@ class BatchSender(Generic[B]):
     async def run(self, tasks: BackgroundTasks) -> None:
         """Sends until cancelled; `tasks` runs the requests."""
         self.stopped = False
+        self._under_way.clear()  # a request that was cancelled before its first step is still counted
         try:
             while True:
                 self._wake.clear()
@@ -434,7 +436,7 @@ class BatchSender(Generic[B]):
                 continue  # the partition was dropped in the meantime
             code, base = codes.get(partition, (ErrorCode.UNKNOWN_SERVER_ERROR, -1))
             if code in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
-                item.offset, queue.tries = -1 if code else base, 0
+                item.offset, item.maybe_written, queue.tries = -1 if code else base, True, 0
                 queue.most = 1 if queue.producer < 0 else UNDER_WAY
             else:
                 failed.add(partition.topic)

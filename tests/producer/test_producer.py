@@ -13,7 +13,7 @@ from kafka.protocol.producer import ProduceRequest
 
 from allocator import Consumer, Fixed
 from allocator.core.client.client import KafkaClient
-from allocator.errors import TopicNotFound
+from allocator.errors import BrokerError, TopicNotFound
 from allocator.producer.columns import ColumnsToSend
 from allocator.producer.encoding import CODECS
 from allocator.producer.producer import DeliveryFailed, Producer
@@ -155,6 +155,38 @@ class Refusing(KafkaClient):
             part = SimpleNamespace(index=at.partition_data[0].index, error_code=self.code, base_offset=-1)
             return SimpleNamespace(responses=[SimpleNamespace(name=at.name, partition_responses=[part])])
         return await super().send(node_id, request, timeout_s, **options)
+
+
+class SecondUnacknowledged(Refusing):
+    """Loses the response to the second request to produce, after that to the third. Refuses those after these."""
+
+    produced = 0
+
+    async def send(self, node_id: int, request: Any, timeout_s: float | None = None, **options: Any) -> Any:
+        if isinstance(request, ProduceRequest):
+            self.produced += 1
+            if self.produced == 2:
+                await super().send(node_id, request, timeout_s, **options)
+                await wait_until_async(lambda: self.refusals, 30, "the response to the third request")
+                raise BrokerError("lost", retriable=True)
+        response = await super().send(node_id, request, timeout_s, **options)
+        if self.produced == 3:
+            self.code, self.refusals = 6, 1000
+        return response
+
+
+async def test_a_record_acknowledged_behind_a_failed_one_may_be_written(
+    kafka_cluster: LocalCluster, topic_factory: TopicFactory
+) -> None:
+    topic = await asyncio.to_thread(topic_factory, 1)
+    settings: Any = {"linger_s": 0.0, "batch_bytes": 1, "timeout_s": 2.0}
+    async with SecondUnacknowledged(kafka_cluster.bootstrap) as client, Producer(client, **settings) as producer:
+        await (await producer.append(topic, None, b"0"))
+        for delivered in [await producer.append(topic, None, value) for value in (b"1", b"2")]:
+            with pytest.raises(DeliveryFailed) as error:
+                await delivered
+            assert error.value.maybe_written
+    assert [record.value for record in await read(kafka_cluster, topic)] == [b"0", b"1", b"2"]
 
 
 @pytest.mark.parametrize("refusals", [2, 1000])

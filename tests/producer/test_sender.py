@@ -157,3 +157,25 @@ async def test_a_batch_that_cannot_be_sent_expires(kafka_cluster: LocalCluster, 
         with pytest.raises(BrokerError, match="not acknowledged in time") as error:
             await within(sender.send_all(), 30)
     assert error.value.retriable
+
+
+async def test_a_leader_takes_requests_after_cancelled_ones(
+    kafka_cluster: LocalCluster, topic_factory: TopicFactory
+) -> None:
+    """A request may be cancelled before its first step."""
+    partition = TopicPartition(await asyncio.to_thread(topic_factory, 1), 0)
+    async with KafkaClient(kafka_cluster.bootstrap) as client:
+        await client.refresh([partition.topic])
+        sender: BatchSender[BatchBuilder] = BatchSender(client)
+        for turns in range(50):
+            await sender.add([partition])
+            sender.put(partition, sender.queues[partition], batch(b"v"))
+            sending = asyncio.ensure_future(sender.send_all())
+            for _ in range(turns % 10):
+                await asyncio.sleep(0)
+            sending.cancel()
+            await asyncio.wait({sending})
+        await sender.add([partition])
+        sender.put(partition, sender.queues[partition], batch(b"last"))
+        await within(sender.send_all(), 30)
+    assert (await values(kafka_cluster, partition.topic))[-1] == b"last"

@@ -74,7 +74,6 @@ class Processor:
         self._past: dict[TopicPartition, PartitionWorker] = {}
         """The last worker of each partition that this member no longer owns: it knows the progress, and whether its
         thread still runs."""
-        self._going: set[TopicPartition] = set()
         self._stop: asyncio.Event | None = None
         self._stopping = False
         self._ending: asyncio.Task[None] | None = None
@@ -93,21 +92,18 @@ class Processor:
             if guard_of(orders, worker.partition) is not None:
                 worker.retry_now()
 
-    def restart(self, partition: TopicPartition, offset: int) -> bool:
+    def restart(self, partition: TopicPartition, offset: int) -> None:
         """Continues at `offset` as soon as the running calls have ended. Drops the records that wait for a call.
 
-        Returns False, and changes nothing, if the partition is about to leave. Called by the consumer, when it seeks
-        for an operator; `commit_restart` follows.
+        Called by the consumer, when it seeks for an operator and the partition is not about to leave; `commit_restart`
+        follows.
         """
-        if partition in self._going:
-            return False
         worker = self._workers.get(partition)
         if worker is not None:
             worker.replace(offset)
             self._forget([worker])
         elif partition in self._past:
             self._past[partition].replace(offset)
-        return True
 
     async def commit_restart(self, partition: TopicPartition, offset: int) -> None:
         """Commits `offset`, or what has been done since the restart there. Raises AllocatorError."""
@@ -147,7 +143,10 @@ class Processor:
         try:
             await self._until_stop(running)
             if not self._stop.is_set():
-                running = [asyncio.ensure_future(self._feed()), asyncio.ensure_future(self._commit_regularly())]
+                commits = core.commits.commit_regularly(
+                    self._handling.commit_interval_s, lambda: self._commit(self._workers.values())
+                )
+                running = [asyncio.ensure_future(self._feed()), asyncio.ensure_future(commits)]
                 await self._until_stop(running)
         finally:
             try:
@@ -241,14 +240,12 @@ class Processor:
         return [worker for worker in found if worker is not None]
 
     def on_partitions_assigned(self, partitions: Partitions) -> None:
-        self._going -= partitions
         # the user may have assigned them again while they drained
         self._forget([worker for worker in self._workers_of(partitions) if worker.stopping])
 
     async def on_partitions_revoked(self, partitions: Partitions) -> None:
         """Returns when the calls of all these partitions have ended. If some take longer, it returns when others are
         ready; `working` names those that are not."""
-        self._going |= partitions
         workers = self._workers_of(partitions)
         # if this is cancelled (the session is lost), `on_partitions_lost` still finds the workers
         for worker in workers:
@@ -269,7 +266,6 @@ class Processor:
         self._forget(workers)
 
     async def on_partitions_lost(self, partitions: Partitions) -> None:
-        self._going |= partitions
         workers = self._workers_of(partitions)
         self._forget(workers)  # first of all: a commit in preparation must not include these partitions
         await asyncio.gather(*(worker.abandon(self._handling.drain_timeout_s) for worker in workers))
@@ -305,8 +301,6 @@ class Processor:
                 await asyncio.sleep(FEED_BACKOFF_S)
                 continue
             partition = TopicPartition(batch.topic, batch.partition)
-            if partition in self._going:
-                continue  # the next owner starts from the committed offset
             worker = self._workers.get(partition)
             if worker is None:
                 done = self._core.progress.done_beyond(partition)
@@ -317,17 +311,6 @@ class Processor:
             worker.admission.put(batch.raw())
 
     # -- committing ----------------------------------------------------------------------------------------------
-
-    async def _commit_regularly(self) -> None:
-        failing = Reminder(log)
-        while True:
-            await asyncio.sleep(self._handling.commit_interval_s)
-            try:
-                await self._commit(self._workers.values())
-                failing.over()
-            except AllocatorError as error:
-                # nothing is lost: the next turn commits a later offset
-                failing.warn("commit put off: %s", error)
 
     async def _commit_last(self, workers: Collection[PartitionWorker]) -> None:
         """Commits the progress of workers that end, if their partitions are still this member's."""

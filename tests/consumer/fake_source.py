@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from allocator.core.commands.record_orders import RecordOrders
+from allocator.core.consumer.commits import Commits
 from allocator.core.offsets.tracker import OffsetTracker
 from allocator.core.subscription.done import DoneSet, done_of, with_done
 from allocator.core.subscription.loss import Committed
@@ -76,7 +77,7 @@ class FakeSource:
     def __init__(self, cluster: Cluster, batch_size: int = 4) -> None:
         self.cluster = cluster
         self.batch_size = batch_size
-        self._engine = self.commits = self.choice = self
+        self._engine = self.commits = self.choice = self.offsets = self
         self.processor: Any = None
         self.progress = OffsetTracker(asking_is_done=False)
         self.progress.note_member("this")
@@ -176,6 +177,8 @@ class FakeSource:
         work.close()
 
     async def learn_metadata_limit(self) -> None: ...
+
+    commit_regularly = Commits.commit_regularly  # type: ignore[assignment]
 
     async def start(self) -> None:
         self.started = True

@@ -545,7 +545,8 @@ async def test_commits_that_are_refused_all_the_time_are_told_once(caplog: pytes
         it.source.commit_error = None
         await until(lambda: cluster.committed == cluster.ends())
     told = [each.getMessage() for each in caplog.records if "commit put off" in each.getMessage()]
-    assert told == ["commit put off: the group may not be used", "over: commit put off: the group may not be used"]
+    why = "g: commit put off: the group may not be used"
+    assert told == [why, f"over: {why}"]
 
 
 async def test_a_failed_last_commit_is_an_error() -> None:

@@ -198,8 +198,10 @@ class ReadingWorker(Worker):
     # -- what the ownership and the orders call ------------------------------------------------------------------
 
     def sought(self, partition: TopicPartition, offset: int) -> bool:
-        self.seeking.add(partition)
-        return ConsumerCore.sought(self, partition, offset)  # type: ignore[arg-type]
+        done = ConsumerCore.sought(self, partition, offset)  # type: ignore[arg-type]
+        if done:
+            self.seeking.add(partition)
+        return done
 
     def obey(self) -> None:
         self.orders.take(self.world.kafka.seeks, self.world.kafka)  # type: ignore[arg-type]

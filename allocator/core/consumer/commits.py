@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Set
 from functools import partial
 from typing import Any
 
@@ -87,7 +87,7 @@ class Commits:
         self._offsets.committer = self.membership.committer
         tasks.start(self._find_coordinator(), "coordinator")  # during the join: it is needed for assigned partitions
         if self._interval_s is not None:
-            tasks.start(self._commit_regularly(self._interval_s), "auto-commit")
+            tasks.start(self.commit_regularly(self._interval_s, self.commit_done), "auto-commit")
         if self._offsets.committer is None:  # Kafka does not know the members of this group, so idle offsets can expire
             tasks.start(self._idle.run(), "idle offsets")
 
@@ -199,18 +199,19 @@ class Commits:
             # only now: a partition that moves is released when it is done, after this commit
             self._progress.finish_up_to(offsets)
 
-    async def _commit_regularly(self, interval_s: float) -> None:
+    async def commit_regularly(self, interval_s: float, commit: Callable[[], Awaitable[None]]) -> None:
+        """Calls `commit` every `interval_s` seconds. After a failure that may pass, calls it again sooner."""
         wait_s, backoff, failing = interval_s, Backoff(BACKOFF_S, interval_s), Reminder(log)
         while True:
             await asyncio.sleep(wait_s)
             wait_s = interval_s
             try:
-                await self.commit_done()
+                await commit()
                 backoff.reset()
                 failing.over()
             except AllocatorError as error:
                 # nothing is lost: the next turn, the revocation or the close commits a later offset
-                failing.warn("%s: auto-commit put off: %s", self.offsets.group, error)
+                failing.warn("%s: commit put off: %s", self.offsets.group, error)
                 if error.retriable:
                     await self.until_may_act()
                     wait_s = backoff.next()

@@ -297,10 +297,12 @@ class ConsumerCore:
         self.fetcher.wake()
 
     def sought(self, partition: TopicPartition, offset: int) -> bool:
-        """Like `seek`, for operators' orders. Returns False, and changes nothing, if the partition is about to leave
-        this member."""
-        if self.processor is not None and not self.processor.restart(partition, offset):
+        """Like `seek`, for operators' orders. Returns False, and changes nothing, if the partition drains or has
+        left this member: its next owner seeks."""
+        if partition not in self.state.held:
             return False
+        if self.processor is not None:
+            self.processor.restart(partition, offset)
         self.seek(partition, offset)
         return True
 
@@ -373,7 +375,8 @@ class SinkMember:
         """
         processor = self._core.processor
         if processor is not None:
-            processor.restart(partition, offset)
+            if partition in self._core.state.held:
+                processor.restart(partition, offset)
             await processor.until_ended(partition)
         await self._core.progress.finished(frozenset({partition}))
         await self._sink.rewind(partition, offset, self._core.client.topic_id(partition.topic))

@@ -37,10 +37,10 @@ class RecordProcessor(Protocol):
     def set_back(self, partition: TopicPartition, offset: int) -> None:
         """Handles records again from `offset` on, because the log was replaced or cut there."""
 
-    def restart(self, partition: TopicPartition, offset: int) -> bool:
+    def restart(self, partition: TopicPartition, offset: int) -> None:
         """Continues at `offset` as soon as the running calls have ended. Drops the records that wait for a call.
 
-        Returns False, and changes nothing, if the partition is about to leave. `commit_restart` follows.
+        Not called for a partition that drains. `commit_restart` follows.
         """
 
     async def commit_restart(self, partition: TopicPartition, offset: int) -> None:

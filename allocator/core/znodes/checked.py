@@ -6,6 +6,7 @@ A znode with invalid content raises `InvalidZnode`, which names the znode. The m
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from allocator.core.errors import AllocatorError
@@ -46,6 +47,11 @@ def parse_object(path: str, data: bytes) -> dict[str, Any]:
     return doc
 
 
+def encode_object(doc: Mapping[str, Any]) -> bytes:
+    """The inverse of `parse_object`; adds the format."""
+    return json.dumps({"format": FORMAT, **doc}, separators=(",", ":")).encode()
+
+
 class _Numbers:
     """Reads the numbers of one JSON text, up to MAX_NUMBERS of them."""
 
@@ -72,16 +78,29 @@ def check_text(path: str, what: str, value: object) -> str:
     return value
 
 
-def check_texts(path: str, what: str, value: object) -> list[str]:
+def check_list(path: str, what: str, value: object, length: int | None = None) -> list[Any]:
     if not isinstance(value, list):
         raise InvalidZnode(path, f"{what} is {type(value).__name__}, not a list")
-    return [check_text(path, what, item) for item in value]
+    if length not in (None, len(value)):
+        raise InvalidZnode(path, f"{what} has {len(value)} entries, not {length}")
+    return value
+
+
+def check_texts(path: str, what: str, value: object, length: int | None = None) -> list[str]:
+    return [check_text(path, what, item) for item in check_list(path, what, value, length)]
 
 
 def check_number(path: str, what: str, value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**62:
         raise InvalidZnode(path, f"{what} is {shown(value)}, not a count")
     return value
+
+
+def check_real(path: str, what: str, value: object, low: float, high: float, *, zero: bool = False) -> float:
+    """Accepts numbers above `low`, up to `high`, and 0 if `zero`."""
+    if type(value) not in (int, float) or not (low < value <= high or (zero and value == 0)):  # type: ignore[operator]
+        raise InvalidZnode(path, f"{what} is {shown(value)}")
+    return float(value)  # type: ignore[arg-type]
 
 
 def check_mapping(path: str, what: str, value: object) -> dict[str, Any]:

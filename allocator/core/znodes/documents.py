@@ -14,7 +14,6 @@ than a bounded amount of memory.
 
 from __future__ import annotations
 
-import json
 import re
 import threading
 import zlib
@@ -29,30 +28,18 @@ from allocator.core.subscription.patterns import topic_pattern
 from allocator.core.text.quoting import shown
 from allocator.core.types import NO_PARTITIONS, PartitionLike, Partitions, TopicPartition
 from allocator.core.znodes.checked import (
-    FORMAT,
     LONGEST_NUMBER,
     InvalidZnode,
+    check_list,
     check_mapping,
     check_number,
+    check_real,
     check_text,
     check_texts,
+    encode_object,
     parse_object,
 )
 from allocator.core.znodes.following import LoadHistory
-
-__all__ = [
-    "AssignmentDocument",
-    "Claim",
-    "InflateBudget",
-    "InvalidZnode",
-    "MemberInfo",
-    "OrderState",
-    "Paths",
-    "Seat",
-    "Waiting",
-    "inflate",
-    "quick",
-]
 
 Counts = Callable[[str], "int | None"]
 """Returns the partition count of a topic, or None if it is not known."""
@@ -71,48 +58,17 @@ SMALL_BYTES = 100_000
 SMALL_PARTITIONS = 20_000
 
 
-@dataclass(frozen=True)
 class Paths:
     """The paths of the znodes of one group."""
 
-    root: str
-    group: str
-
-    def __post_init__(self) -> None:
-        check_group(self.group)
-        check_path("ZooKeeper root", self.root)
-
-    @property
-    def base(self) -> str:
-        return f"{self.root}/{self.group}"
-
-    @property
-    def members(self) -> str:
-        return f"{self.base}/members"
-
-    @property
-    def claims(self) -> str:
-        return f"{self.base}/claims"
-
-    @property
-    def assignment(self) -> str:
-        return f"{self.base}/assignment"
-
-    @property
-    def shards(self) -> str:
-        return f"{self.base}/shards"
-
-    @property
-    def orders(self) -> str:
-        return f"{self.base}/orders"
-
-    @property
-    def left(self) -> str:
-        return f"{self.base}/left"
-
-    @property
-    def loads(self) -> str:
-        return f"{self.base}/loads"
+    def __init__(self, root: str, group: str) -> None:
+        check_group(group)
+        check_path("ZooKeeper root", root)
+        self.root, self.group = root, group
+        self.base = base = f"{root}/{group}"
+        self.members, self.claims, self.assignment = f"{base}/members", f"{base}/claims", f"{base}/assignment"
+        self.shards, self.orders = f"{base}/shards", f"{base}/orders"
+        self.left, self.loads = f"{base}/left", f"{base}/loads"
 
     def member(self, member: str) -> str:
         return f"{self.members}/{member}"
@@ -176,7 +132,7 @@ class MemberInfo:
         missing."""
         if self.pattern is not None:
             topic_pattern(self.pattern)
-        data = json.dumps({"format": FORMAT, **self.to_json()}, separators=(",", ":")).encode()
+        data = encode_object(self.to_json())
         if len(data) > MEMBER_BYTES:
             raise ConfigError(
                 f"the subscription of member {self.name!r} takes {len(data)} bytes, more than the {MEMBER_BYTES} that "
@@ -211,48 +167,30 @@ class MemberInfo:
     @classmethod
     def from_json(cls, path: str, doc: Mapping[str, Any]) -> MemberInfo:
         pattern, rack, version = doc.get("pattern"), doc.get("rack"), doc.get("version")
-        weight, pid, session_s = doc.get("weight", 1.0), doc.get("pid"), doc.get("session_timeout_s")
+        pid, session_s, tolerance = doc.get("pid"), doc.get("session_timeout_s"), doc.get("load_tolerance")
+        instance_id, grace_s = check_list(path, "instance", doc.get("instance", [None, 0]), 2)
         if pattern is not None:
             try:
                 topic_pattern(check_text(path, "pattern", pattern))
             except (ConfigError, MissingExtra) as error:
                 raise InvalidZnode(path, str(error)) from error
-        if not isinstance(weight, (int, float)) or isinstance(weight, bool) or not 0 < weight < 1e9:
-            raise InvalidZnode(path, f"weight {shown(weight)}")
-        if session_s is not None and (type(session_s) not in (int, float) or not 0 < session_s < 1e9):
-            raise InvalidZnode(path, f"session_timeout_s {shown(session_s)}")
-        tolerance = doc.get("load_tolerance")
-        if tolerance is not None and (type(tolerance) not in (int, float) or not 1 < tolerance < 1e9):
-            raise InvalidZnode(path, f"load_tolerance {shown(tolerance)}")
-        instance_id, grace_s = _instance(path, doc.get("instance"))
         return cls(
             name=check_text(path, "name", doc.get("name")),
             host=check_text(path, "host", doc.get("host")),
             topics=frozenset(check_texts(path, "topics", doc.get("topics"))),
             pattern=pattern,
-            weight=float(weight),
+            weight=check_real(path, "weight", doc.get("weight", 1.0), 0, 1e9),
             rack=None if rack is None else check_text(path, "rack", rack),
             strategies=tuple(check_texts(path, "strategies", doc.get("strategies"))),
             pid=None if pid is None else check_number(path, "pid", pid),
-            session_timeout_s=session_s,
+            session_timeout_s=None if session_s is None else check_real(path, "session_timeout_s", session_s, 0, 1e9),
             orders=tuple(check_texts(path, "orders", doc.get("orders", []))),
-            instance_id=instance_id,
-            restart_grace_s=grace_s,
+            instance_id=None if instance_id is None else check_text(path, "instance", instance_id),
+            restart_grace_s=check_real(path, "restart_grace_s", grace_s, 0, MAX_GRACE_S, zero=True),
             features=tuple(check_texts(path, "features", doc.get("features", []))),
-            load_tolerance=tolerance,
+            load_tolerance=None if tolerance is None else check_real(path, "load_tolerance", tolerance, 1, 1e9),
             version=None if version is None else check_text(path, "version", version),
         )
-
-
-def _instance(path: str, found: object) -> tuple[str | None, float]:
-    if found is None:
-        return None, 0.0
-    if not isinstance(found, list) or len(found) != 2:
-        raise InvalidZnode(path, f"instance {shown(found)}")
-    name, grace_s = check_text(path, "instance", found[0]), found[1]
-    if type(grace_s) not in (int, float) or not 0 <= grace_s <= MAX_GRACE_S:
-        raise InvalidZnode(path, f"restart_grace_s {shown(grace_s)}")
-    return name, float(grace_s)
 
 
 @dataclass(frozen=True)
@@ -285,14 +223,7 @@ class Claim:
     """Transaction id of the last write of the znode; 0 if the claim was not read from ZooKeeper."""
 
     def encode(self) -> bytes:
-        return _deflate(
-            {
-                "format": FORMAT,
-                "revision": self.revision,
-                "generation": self.generation,
-                "held": to_ranges(self.held),
-            }
-        )
+        return deflate({"revision": self.revision, "generation": self.generation, "held": to_ranges(self.held)})
 
     @classmethod
     def decode(cls, path: str, data: bytes, budget: InflateBudget | None = None) -> Claim:
@@ -382,28 +313,26 @@ class AssignmentDocument:
         return tuple((min(when, now_ms), number) for when, number in self.moved if when + MINUTE_MS > now_ms)
 
     def encode(self) -> bytes:
-        return _deflate(
+        rare = {
+            "writes": self.writes,
+            "left_out": to_ranges(self.left_out),
+            "orders": {order: list(found) for order, found in sorted(self.orders.items())},
+            "moved": [list(entry) for entry in self.moved],
+            "load": _history_to_json(self.load_history),
+            **_seats_to_json(self.seats),
+        }
+        return deflate(
             {
-                "format": FORMAT,
                 "generation": self.generation,
                 "revision": self.revision,
-                **({"writes": self.writes} if self.writes else {}),
                 "leader": self.leader,
                 "strategy": self.strategy,
                 "owners": {m: to_ranges(p) for m, p in sorted(self.owners.items())},
                 "promised": {m: to_ranges(p) for m, p in sorted(self.promised.items())},
                 "waiting": {m: [w.since, to_ranges(w.partitions)] for m, w in sorted(self.waiting.items())},
                 "refused": dict(sorted(self.refused.items())),
-                **({"left_out": to_ranges(self.left_out)} if self.left_out else {}),
-                **(
-                    {"orders": {order: list(found) for order, found in sorted(self.orders.items())}}
-                    if self.orders
-                    else {}
-                ),
-                **({"moved": [list(entry) for entry in self.moved]} if self.moved else {}),
-                **({"load": _history_to_json(self.load_history)} if self.load_history != LoadHistory() else {}),
-                **(_seats_to_json(self.seats) if self.seats else {}),
                 "problem": self.problem,
+                **{name: value for name, value in rare.items() if value},
             }
         )
 
@@ -424,17 +353,13 @@ class AssignmentDocument:
         held, promised = InflateBudget(counts), InflateBudget(counts)
         for _, ranges in entries("owners"):
             held.take(path, ranges)
-        for member, entry in entries("waiting"):
-            if not isinstance(entry, list) or len(entry) != 2:
-                raise InvalidZnode(path, f"waiting of {shown(member)}")
-            held.take(path, entry[1])
+        for _, entry in entries("waiting"):
+            held.take(path, check_list(path, "waiting", entry, 2)[1])
         for _, ranges in entries("promised"):
             promised.take(path, ranges)
-        left_out = {} if only is not None else check_mapping(path, "left_out", doc.get("left_out", {}))
+        rest = doc if only is None else {}  # the fields that members do not read
+        left_out = check_mapping(path, "left_out", rest.get("left_out", {}))
         InflateBudget(counts).take(path, left_out)
-        waiting = {}
-        for member, entry in entries("waiting"):
-            waiting[member] = Waiting(check_number(path, "since", entry[0]), from_ranges(entry[1]))
         problem = doc.get("problem")
         return cls(
             generation=check_number(path, "generation", doc.get("generation")),
@@ -443,13 +368,13 @@ class AssignmentDocument:
             strategy=check_text(path, "strategy", doc.get("strategy")),
             owners={m: from_ranges(p) for m, p in entries("owners")},
             promised={m: from_ranges(p) for m, p in entries("promised")},
-            waiting=waiting,
+            waiting={m: Waiting(check_number(path, "since", e[0]), from_ranges(e[1])) for m, e in entries("waiting")},
             refused={m: check_text(path, "refused", why) for m, why in entries("refused")},
             left_out=from_ranges(left_out),
-            orders={} if only is not None else _order_states(path, doc.get("orders", {})),
-            moved=() if only is not None else _moved(path, doc.get("moved", [])),
-            load_history=LoadHistory() if only is not None else _history_from_json(path, doc.get("load"), counts),
-            seats={} if only is not None else _seats_from_json(path, doc),
+            orders=_order_states(path, rest.get("orders", {})),
+            moved=_moved(path, rest.get("moved", [])),
+            load_history=_history_from_json(path, rest.get("load", [0, 0, []]), counts),
+            seats=_seats_from_json(path, rest),
             problem=None if problem is None else check_text(path, "problem", problem),
             writes=check_number(path, "writes", doc.get("writes", 0)),
         )
@@ -460,39 +385,31 @@ class AssignmentDocument:
 
 
 def _order_states(path: str, value: object) -> dict[str, OrderState]:
-    found = {}
-    for order, entry in check_mapping(path, "orders", value).items():
-        texts = check_texts(path, "state of an order", entry)
-        if len(texts) != 2:
-            raise InvalidZnode(path, f"state of order {shown(order)}")
-        found[order] = OrderState(*texts)
-    return found
+    return {
+        order: OrderState(*check_texts(path, "state of an order", entry, 2))
+        for order, entry in check_mapping(path, "orders", value).items()
+    }
 
 
 def _moved(path: str, value: object) -> tuple[tuple[int, int], ...]:
-    if not isinstance(value, list) or not all(isinstance(entry, list) and len(entry) == 2 for entry in value):
-        raise InvalidZnode(path, f"moved is {shown(value)}")
-    return tuple((check_number(path, "moved", when), check_number(path, "moved", number)) for when, number in value)
+    entries = (check_list(path, "moved", entry, 2) for entry in check_list(path, "moved", value))
+    return tuple((check_number(path, "moved", when), check_number(path, "moved", number)) for when, number in entries)
 
 
 def _history_to_json(history: LoadHistory) -> list[Any]:
+    if history == LoadHistory():
+        return []
     return [history.spent, history.at_ms, [[when, to_ranges(partitions)] for when, partitions in history.rests]]
 
 
 def _history_from_json(path: str, value: object, counts: Counts | None) -> LoadHistory:
-    if value is None:
-        return LoadHistory()
-    if not isinstance(value, list) or len(value) != 3 or not isinstance(value[2], list):
-        raise InvalidZnode(path, f"load is {shown(value)}")
-    spent, at_ms, entries = value
-    if type(spent) not in (int, float) or not 0 <= spent < 1e12:
-        raise InvalidZnode(path, f"load is {shown(value)}")
+    spent, at_ms, entries = check_list(path, "load", value, 3)
     budget, rests = InflateBudget(counts), []
-    for entry in entries:
-        if not isinstance(entry, list) or len(entry) != 2:
-            raise InvalidZnode(path, f"load names {shown(entry)}")
-        budget.take(path, entry[1])
-        rests.append((check_number(path, "load", entry[0]), from_ranges(entry[1])))
+    for entry in check_list(path, "load", entries):
+        when, ranges = check_list(path, "load", entry, 2)
+        budget.take(path, ranges)
+        rests.append((check_number(path, "load", when), from_ranges(ranges)))
+    spent = check_real(path, "load", spent, 0, 1e12, zero=True)
     return LoadHistory(spent, check_number(path, "load", at_ms), tuple(rests))
 
 
@@ -509,9 +426,7 @@ def _seats_to_json(seats: Mapping[str, Seat]) -> dict[str, Any]:
 
 
 def _seats_from_json(path: str, doc: Mapping[str, Any]) -> dict[str, Seat]:
-    lists = doc.get("subscriptions", [])
-    if not isinstance(lists, list):
-        raise InvalidZnode(path, f"subscriptions is {type(lists).__name__}, not a list")
+    lists = check_list(path, "subscriptions", doc.get("subscriptions", []))
     # all seats with one subscription share one set, since a subscription may be long
     subscriptions = [frozenset(check_texts(path, "subscriptions", topics)) for topics in lists]
     found = check_mapping(path, "seats", doc.get("seats", {}))
@@ -519,10 +434,8 @@ def _seats_from_json(path: str, doc: Mapping[str, Any]) -> dict[str, Seat]:
         raise InvalidZnode(path, f"{len(found)} seats")
     seats = {}
     for member, entry in found.items():
-        if not isinstance(entry, list) or len(entry) != 2:
-            raise InvalidZnode(path, f"seat of {shown(member)}")
-        info, until = dict(check_mapping(path, "seat", entry[0])), entry[1]
-        index = check_number(path, "topics", info.get("topics"))
+        info, until = check_list(path, "seat", entry, 2)
+        index = check_number(path, "topics", check_mapping(path, "seat", info).get("topics"))
         if index >= len(lists):
             raise InvalidZnode(path, f"seat of {shown(member)}")
         seats[member] = Seat(
@@ -539,8 +452,7 @@ def split(data: bytes, leader: str, revision: int) -> tuple[bytes, dict[str, byt
     pieces = [data[start : start + SHARD_BYTES] for start in range(0, len(data), SHARD_BYTES)]
     # with the leader's name, a deposed leader cannot overwrite the shards of its successor
     names = [f"{revision}-{leader}-{number}" for number in range(len(pieces))]
-    head = json.dumps({"format": FORMAT, "shards": names}).encode()
-    return head, dict(zip(names, pieces))
+    return encode_object({"shards": names}), dict(zip(names, pieces))
 
 
 def shard_names(path: str, head: bytes) -> list[str] | None:
@@ -652,8 +564,8 @@ def from_ranges(ranges: Mapping[str, str]) -> Partitions:
     return frozenset(found)
 
 
-def _deflate(doc: Mapping[str, Any]) -> bytes:
-    return zlib.compress(json.dumps(doc, separators=(",", ":")).encode(), 6)
+def deflate(doc: Mapping[str, Any]) -> bytes:
+    return zlib.compress(encode_object(doc), 6)
 
 
 def quick(data: bytes) -> bool:

@@ -11,17 +11,15 @@ has handled lately.
 
 from __future__ import annotations
 
-import json
 import time
-import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import exp
 
 from allocator.core.text.quoting import shown
 from allocator.core.types import TopicPartition
-from allocator.core.znodes.checked import FORMAT, InvalidZnode, check_mapping, check_text
-from allocator.core.znodes.documents import MAX_PARTITIONS, SHARD_BYTES, inflate
+from allocator.core.znodes.checked import InvalidZnode, check_list, check_mapping, check_number, check_real, check_text
+from allocator.core.znodes.documents import MAX_PARTITIONS, SHARD_BYTES, deflate, inflate
 
 REPORT_S = 30.0  # least time between two reports of a member. more: the leader sees a change later; less: more writes
 NOTABLE = 0.05  # share of a member's load that must change before it reports. more: fewer writes; less: fresher reports
@@ -30,8 +28,7 @@ KNOWN_S = 50.0  # of measuring before a mean is known. more: a new owner reports
 
 
 class Mean:
-    """The exponentially weighted mean of a rate, with the time constant AVERAGE_S. It starts at the first rate, not at
-    0."""
+    """An exponentially weighted mean with the time constant AVERAGE_S. It starts at the first value, not at 0."""
 
     __slots__ = ("_sum", "_weight", "seconds")
 
@@ -39,40 +36,24 @@ class Mean:
         self._sum = 0.0
         self._weight = 0.0
         self.seconds = 0.0
-        """How long the rate has been measured."""
+        """How long it has been measured."""
 
     def add(self, rate: float, seconds: float) -> None:
         """Adds a rate that held for the last `seconds` (more than 0)."""
+        weight = 1 - exp(-seconds / AVERAGE_S)
+        self.add_total(rate * weight, weight, seconds)
+
+    def add_total(self, total: float, weight: float, seconds: float) -> None:
+        """Adds values that make `total` in sum, and count as `weight`. They came in the last `seconds`."""
         keep = exp(-seconds / AVERAGE_S)
-        self._sum = self._sum * keep + rate * (1 - keep)
-        self._weight = self._weight * keep + (1 - keep)
+        self._sum = self._sum * keep + total
+        self._weight = self._weight * keep + weight
         self.seconds += seconds
 
     @property
     def value(self) -> float | None:
-        """The mean; None until the rate has been measured for KNOWN_S."""
-        return self._sum / self._weight if self.seconds >= KNOWN_S else None
-
-
-class _Cost:
-    """The average cost of one offset, over about AVERAGE_S."""
-
-    __slots__ = ("_amount", "_offsets")
-
-    def __init__(self) -> None:
-        self._offsets = 0.0
-        self._amount = 0.0
-
-    def add(self, offsets: int, amount: float, seconds: float) -> None:
-        """Adds the cost of some offsets: they took `amount` in the last `seconds`."""
-        keep = exp(-seconds / AVERAGE_S)
-        self._offsets = self._offsets * keep + offsets
-        self._amount = self._amount * keep + amount
-
-    @property
-    def value(self) -> float | None:
-        """The average cost of one offset; None if no offsets were added."""
-        return self._amount / self._offsets if self._offsets else None
+        """The mean; None if nothing was added."""
+        return self._sum / self._weight if self._weight else None
 
 
 class LoadMeter:
@@ -86,7 +67,8 @@ class LoadMeter:
         self._seen: dict[TopicPartition, tuple[float, float]] = {}
         self._means: dict[TopicPartition, Mean] = {}
         self._done: dict[TopicPartition, tuple[int, float]] = {}
-        self._costs: dict[TopicPartition, _Cost] = {}
+        self._costs: dict[TopicPartition, Mean] = {}
+        """The cost of one offset."""
 
     def of_ends(self, ends: Mapping[TopicPartition, int]) -> dict[TopicPartition, float]:
         """Returns the records per second of each partition once they are known. `ends` are log end offsets."""
@@ -102,14 +84,14 @@ class LoadMeter:
         """
         now = self._clock()
         seconds = {partition: now - self._seen[partition][0] for partition in ends if partition in self._seen}
-        self._costs = {partition: self._costs.get(partition) or _Cost() for partition in ends}
+        self._costs = {partition: self._costs.get(partition) or Mean() for partition in ends}
         for partition in ends:
             offsets, amount = work.get(partition, (0, 0.0))
             before = self._done.get(partition, (0, 0.0))
             # the totals restart when a partition comes back from another member
             if offsets < before[0] or amount < before[1]:
                 before = (0, 0.0)
-            self._costs[partition].add(offsets - before[0], amount - before[1], seconds.get(partition, 0.0))
+            self._costs[partition].add_total(amount - before[1], offsets - before[0], seconds.get(partition, 0.0))
         self._done = {partition: work[partition] for partition in ends if partition in work}
         found = {}
         for partition, rate in self.of_ends(ends).items():
@@ -130,7 +112,7 @@ class LoadMeter:
             if now > at:
                 self._means[partition].add(max(0.0, value - before) / (now - at) if counts else value, now - at)
         self._seen = {partition: (now, value) for partition, value in found.items()}
-        values = ((partition, mean.value) for partition, mean in self._means.items())
+        values = ((partition, mean.value) for partition, mean in self._means.items() if mean.seconds >= KNOWN_S)
         return {partition: value for partition, value in values if value is not None}
 
 
@@ -158,8 +140,7 @@ class LoadReport:
         loads: dict[str, list[list[float]]] = {}
         for (topic, number), load in sorted(self.loads.items()):
             loads.setdefault(topic, []).append([number, load])
-        doc = {"format": FORMAT, "source": self.source, "loads": loads}
-        return zlib.compress(json.dumps(doc, separators=(",", ":")).encode(), 6)
+        return deflate({"source": self.source, "loads": loads})
 
     @classmethod
     def decode(cls, path: str, data: bytes) -> LoadReport:
@@ -169,21 +150,9 @@ class LoadReport:
         doc = inflate(path, data)
         found: dict[TopicPartition, float] = {}
         for topic, entries in check_mapping(path, "loads", doc.get("loads")).items():
-            if not isinstance(entries, list) or len(found) + len(entries) > MAX_PARTITIONS:
-                raise InvalidZnode(path, f"loads of topic {shown(topic)}")
-            for entry in entries:
-                if not _is_load(entry):
+            for entry in check_list(path, "loads", entries):
+                number, load = check_list(path, "load", entry, 2)
+                if check_number(path, "partition", number) >= MAX_PARTITIONS or len(found) >= MAX_PARTITIONS:
                     raise InvalidZnode(path, f"load {shown(entry)} of topic {shown(topic)}")
-                found[TopicPartition(topic, entry[0])] = float(entry[1])
+                found[TopicPartition(topic, number)] = check_real(path, "load", load, 0, 1e30, zero=True)
         return cls(check_text(path, "source", doc.get("source")), found)
-
-
-def _is_load(entry: object) -> bool:
-    return (
-        isinstance(entry, list)
-        and len(entry) == 2
-        and type(entry[0]) is int
-        and 0 <= entry[0] < MAX_PARTITIONS
-        and type(entry[1]) in (int, float)
-        and 0 <= entry[1] < 1e30
-    )

@@ -49,7 +49,7 @@ class Store:
 
     async def prepare(self) -> None:
         """Creates the persistent znodes, usually in one transaction, because each write waits for the disks."""
-        paths = (self.paths.base, self.paths.members, self.paths.claims, self.paths.shards)
+        paths = (self.paths.base, self.paths.members, self.paths.claims, self.paths.shards, self.paths.left)
         try:
             await self.zk.multi([Op("create", path) for path in paths])
         except (NoZnode, ZnodeExists):  # the root is missing too, or some of them exist
@@ -65,12 +65,7 @@ class Store:
 
     async def left_names(self, watch: Watch | None = None) -> list[str]:
         """Returns the names of the members that left for good and whose mark the leader has not deleted yet."""
-        while True:
-            try:
-                return await self.zk.get_children(self.paths.left, watch)
-            except NoZnode:
-                if watch is None or await self.zk.exists(self.paths.left, watch) is None:
-                    return []
+        return await self.zk.get_children(self.paths.left, watch)
 
     async def end_reservation(self, instance_id: str) -> Partitions:
         """Ends the reservation of an absent member; returns its partitions.
@@ -79,23 +74,18 @@ class Store:
         Raises InvalidZnode.
         """
         document, _ = await self.document()
-        for member, seat in ({} if document is None else document.seats).items():
+        document = document or AssignmentDocument()
+        for member, seat in document.seats.items():
             if seat.info.instance_id == instance_id and seat.reserved_until_ms is not None:
-                assert document is not None
-                await self.zk.ensure_path(self.paths.left)
-                with contextlib.suppress(ZnodeExists):
-                    await self.zk.create(self.paths.left_mark(member))
+                await self.zk.ensure_path(self.paths.left_mark(member))
                 return document.owners.get(member, NO_PARTITIONS)
         return NO_PARTITIONS
 
     async def member(self, member: str) -> MemberInfo | None:
         """Returns a member's info; None when it has left. Raises InvalidZnode."""
         path = self.paths.member(member)
-        try:
-            data, _ = await self.zk.get(path)
-        except NoZnode:
-            return None
-        return MemberInfo.decode(path, data)
+        found = await get_if_exists(self.zk, path)
+        return None if found is None else MemberInfo.decode(path, found[0])
 
     async def claim(
         self,
@@ -122,10 +112,7 @@ class Store:
         """Returns the load report of a member; None if it reports nothing. Raises InvalidZnode."""
         path = self.paths.load(member)
         found = await get_if_exists(self.zk, path, watch)
-        if found is None:
-            return None
-        data, _ = found
-        return LoadReport.decode(path, data)
+        return None if found is None else LoadReport.decode(path, found[0])
 
     async def write_load_report(self, member: str, report: LoadReport) -> None:
         """Creates or replaces the load report of a member."""

@@ -218,8 +218,6 @@ class ZooKeeperMembership(SessionMembership):
 
     async def _create_znodes(self) -> None:
         paths = self._store.paths
-        if self._info.instance_id is not None:
-            await self._zk.ensure_path(paths.left)
         prefix = f"{paths.members}/m-{uuid.uuid4().hex[:16]}-"
         self.member_id = (await self._znodes.create_sequential(prefix, self._info.encode())).rpartition("/")[2]
         self._claim = Claim(0)

@@ -13,6 +13,7 @@ import enum
 import logging
 import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import kazoo.exceptions as kazoo_errors
@@ -28,7 +29,7 @@ from allocator.core.settings.names import parse_ensemble
 from allocator.core.settings.table import DEFAULT
 from allocator.core.text.limits import limit_reached
 from allocator.core.text.quoting import os_cause, shown
-from allocator.core.zookeeper.handshake import Handshake
+from allocator.core.zookeeper.handshake import ACCEPTED, BEGUN, Handshake
 from allocator.core.zookeeper.security import check_options, check_tls, hide_credentials
 
 log = logging.getLogger(__name__)
@@ -36,34 +37,17 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 NOT_VALID_NOW = (9, 10)  # OpenSSL's codes: the certificate is not yet valid, or has expired
-
-
 Watch = Callable[[], None]
 
 
-class _Attempts(logging.Filter):
-    """Drops kazoo's warning for each attempt to connect, up to 20 a second.
-
-    The caller gets an error with the address and the last cause, and `ZooKeeperClient` logs a lost connection once.
-    """
-
-    NOISE = ("Connection dropped", "Connection time-out", "Cannot resolve", "Failed connecting", "Transition to")
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return not str(record.msg).startswith(self.NOISE)
-
-
+# kazoo's warnings for each attempt to connect, up to 20 a second. The caller gets an error with the address and the
+# last cause, and `ZooKeeperClient` logs a lost connection once
+_NOISE = ("Connection dropped", "Connection time-out", "Cannot resolve", "Failed connecting", "Transition to")
 # a child of kazoo's logger, so that its settings apply; only clients of this library log to it
 _KAZOO_LOG = logging.getLogger("kazoo.client.allocator")
-
-
-_KAZOO_LOG.addFilter(_Attempts())
-
+_KAZOO_LOG.addFilter(lambda record: not str(record.msg).startswith(_NOISE))
 
 UNRESOLVED = "its name does not resolve"
-
-
-ACCEPTED = "it accepts connections, but does not respond"
 
 
 class ZooKeeperError(AllocatorError):
@@ -106,16 +90,7 @@ class SessionState(enum.Enum):
 
 
 ENSURE_TRIES = 10  # to create a path that another client deletes at the same time
-
-
 REOPEN_S = 0.5  # pause before a client with a dead thread is replaced
-
-
-STATES = {
-    KazooState.CONNECTED: SessionState.CONNECTED,
-    KazooState.SUSPENDED: SessionState.SUSPENDED,
-    KazooState.LOST: SessionState.LOST,
-}
 
 
 class Stat(NamedTuple):
@@ -217,7 +192,7 @@ class ZooKeeperClient:
             if self._client is None:
                 raise Closed(f"ZooKeeper {self.hosts}: closed while it connected")
             if self.chroot and make_chroot:
-                await self._ensure(self.chroot)
+                await self.ensure_path("")
             elif self.chroot and await self.exists("") is None:
                 raise NoChroot(f"ZooKeeper {self.hosts} has no znode {self.chroot}. Check the chroot.")
         except BaseException:
@@ -271,15 +246,16 @@ class ZooKeeperClient:
     def on_state(self, listener: Callable[[SessionState], None]) -> Callable[[], None]:
         """Calls `listener(state)` on the loop at each change. Returns a function that removes it."""
         self._listeners.append(listener)
-
-        def remove() -> None:
-            with contextlib.suppress(ValueError):
-                self._listeners.remove(listener)
-
-        return remove
+        return partial(self._listeners.remove, listener)
 
     def _open(self) -> None:
-        handshake = self._handshake(lambda: self._post(self._ended, client))
+        handshake = Handshake(
+            self.requested_timeout_s / 3,  # time for three servers before the session ends
+            session_is_over=lambda now: now - self._away_since >= self.session_timeout_s,
+            granted=self._granted,
+            tried=self._tried,
+            closed=lambda: self._post(self._ended, client),
+        )
         retry = KazooRetry(max_tries=-1, delay=0.05, backoff=2, max_delay=1.0, max_jitter=0.2)
         client = KazooClient(
             hosts=self._servers,
@@ -294,31 +270,17 @@ class ZooKeeperClient:
         client.add_listener(lambda state: self._from_kazoo(client, state))
         client.start_async()
 
-    def _handshake(self, closed: Callable[[], None]) -> Handshake:
-        def granted(timeout_s: float, asked: float) -> None:
-            self.session_timeout_s = timeout_s
-            self.connected_at = asked
+    def _granted(self, timeout_s: float, asked: float) -> None:
+        self.session_timeout_s, self.connected_at = timeout_s, asked
 
-        def tried(result: Exception | str) -> None:
-            if isinstance(result, Exception):
-                self._last_try = result
-            elif result == "accepted":
-                self._last_try = ACCEPTED
-            elif self._last_try == UNRESOLVED:
-                self._last_try = "no connection so far"  # keep an earlier cause during the next attempt
-
-        return Handshake(
-            self.requested_timeout_s / 3,  # time for three servers before the session ends
-            session_is_over=lambda now: now - self._away_since >= self.session_timeout_s,
-            granted=granted,
-            tried=tried,
-            closed=closed,
-        )
+    def _tried(self, result: Exception | str) -> None:
+        if result != BEGUN or self._last_try == UNRESOLVED:  # an earlier cause stays during the next attempt
+            self._last_try = result
 
     def _from_kazoo(self, client: KazooClient, state: str) -> None:
         if state == KazooState.SUSPENDED:
             self._away_since = boot_clock()
-        self._post(self._changed, client, STATES[state], client.client_state)
+        self._post(self._changed, client, SessionState[state], client.client_state)
 
     def _changed(self, client: KazooClient, state: SessionState, why: str) -> None:
         if client is not self._client or self._loop is None:
@@ -397,9 +359,13 @@ class ZooKeeperClient:
 
     async def ensure_path(self, path: str) -> None:
         """Creates the persistent znode and its parents if they are missing."""
-        if self.chroot:
-            await self._ensure(self.chroot)
-        await self._ensure(self.chroot + path)
+        for tries_left in reversed(range(ENSURE_TRIES)):
+            try:
+                await self._call("create", path, lambda c, p: c.ensure_path_async(p))
+                return
+            except NoZnode:  # another client deleted a parent between two steps
+                if not tries_left:
+                    raise
 
     async def multi(self, ops: Sequence[Op]) -> int:
         """Executes all steps or none. Raises the error of the first failed step.
@@ -408,18 +374,14 @@ class ZooKeeperClient:
         """
         client = self._live()
         transaction = client.transaction()
+        add: dict[str, Callable[[str, Op], None]] = {
+            "check": lambda path, op: transaction.check(path, op.version),
+            "set": lambda path, op: transaction.set_data(path, op.data, op.version),
+            "create": lambda path, op: transaction.create(path, op.data, ephemeral=op.ephemeral),
+            "delete": lambda path, op: transaction.delete(path, op.version),
+        }
         for op in ops:
-            path = self.chroot + op.path
-            if op.kind == "check":
-                transaction.check(path, op.version)
-            elif op.kind == "set":
-                transaction.set_data(path, op.data, op.version)
-            elif op.kind == "create":
-                transaction.create(path, op.data, ephemeral=op.ephemeral)
-            elif op.kind == "delete":
-                transaction.delete(path, op.version)
-            else:
-                raise ValueError(op.kind)
+            add[op.kind](self.chroot + op.path, op)
         results = await self._await("multi", ops[0].path, transaction.commit_async())
         for op, result in zip(ops, results):
             # the other steps report "rolled back" or "runtime inconsistency"
@@ -428,22 +390,6 @@ class ZooKeeperClient:
             ):
                 raise _translate(self.hosts, "multi", op.path, result)
         return max((result.mzxid for op, result in zip(ops, results) if op.kind == "set"), default=0)
-
-    async def _ensure(self, full: str) -> None:
-        for _ in range(ENSURE_TRIES - 1):
-            with contextlib.suppress(NoZnode):
-                return await self._ensure_once(full)
-        return await self._ensure_once(full)
-
-    async def _ensure_once(self, full: str) -> None:
-        """Raises NoZnode if another client deletes a parent between two steps."""
-        parts = full.strip("/").split("/")
-        for depth in range(1, len(parts) + 1):
-            path = "/" + "/".join(parts[:depth])
-            client = self._live()
-            if await self._await("exists", path, client.exists_async(path)) is None:
-                with contextlib.suppress(ZnodeExists):
-                    await self._await("create", path, client.create_async(path, b""))
 
     def _live(self) -> KazooClient:
         if self._client is None:
@@ -539,7 +485,6 @@ TRANSLATION: tuple[tuple[type[Exception], type[ZooKeeperError], str], ...] = (
     (kazoo_errors.AuthFailedError, ZooKeeperError, "the credentials were refused"),
     (kazoo_errors.SessionExpiredError, ConnectionLost, "the session has expired"),
     (kazoo_errors.ConnectionLoss, ConnectionLost, "the connection was lost"),
-    (kazoo_errors.ConnectionClosedError, ConnectionLost, "the connection is closed"),
     (kazoo_errors.ConnectionDropped, ConnectionLost, "the connection was dropped"),
 )
 

@@ -22,6 +22,8 @@ from allocator.core.aio.clock import boot_clock
 
 log = logging.getLogger(__name__)
 
+BEGUN, ACCEPTED = "no connection so far", "it accepts connections, but does not respond"
+
 
 class Handshake:
     """Opens connections for one kazoo client, in kazoo's thread.
@@ -35,8 +37,8 @@ class Handshake:
     attempt_s: the limit of one attempt at one server. session_is_over: returns whether the session has had no
     connection for its whole timeout at this time of `boot_clock`. granted: called with the timeout in seconds that the
     server granted and the time of the request, before kazoo reports the connection: a lease that counted with the
-    longer requested timeout could outlive the session. tried: called with "begun" at each attempt to connect, then with
-    "accepted" or with the error. closed: called when kazoo's thread has ended, after kazoo's listeners.
+    longer requested timeout could outlive the session. tried: called with BEGUN at each attempt to connect, then with
+    ACCEPTED or with the error. closed: called when kazoo's thread has ended, after kazoo's listeners.
     """
 
     def __init__(
@@ -63,13 +65,13 @@ class Handshake:
 
     def _connect(self, *args: Any, timeout: float, **options: Any) -> Any:
         self._connect_args = args, {**options, "timeout": min(timeout, self._attempt_s)}
-        self._tried("begun")
+        self._tried(BEGUN)
         try:
             connected = self.handler.connect(*args, **self._connect_args[1])
         except Exception as error:
             self._tried(error)
             raise
-        self._tried("accepted")
+        self._tried(ACCEPTED)
         return connected
 
     def _invoke(self, timeout: float, request: Any, xid: Any = None) -> Any:

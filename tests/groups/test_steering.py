@@ -15,10 +15,10 @@ from allocator.core.assignors.constraints import Constraints
 from allocator.core.commands.orders import KINDS, Order, Orders
 from allocator.core.commands.steering import (
     Budget,
+    OrdersInForce,
     constraints_of,
     counting,
     members_named,
-    states_of,
 )
 from allocator.core.membership.zookeeper.decision import GroupDecision, decide
 from allocator.core.membership.zookeeper.plan import advance, portion
@@ -125,7 +125,7 @@ def test_an_evacuated_member_replaces_no_other() -> None:
     leaves = order("evacuate", arguments={"member": "two"})
     assert constraints_of([swap, leaves], MEMBERS) == Constraints(evacuated=frozenset({B}))
     document = AssignmentDocument(owners={A: parts(0)})
-    state = states_of([swap, leaves], MEMBERS, document, {A: parts(0)})[swap.id]
+    state = OrdersInForce(Orders(), [swap, leaves], {}).states(MEMBERS, document, {A: parts(0)})[swap.id]
     assert state == OrderState("not kept", "the new member is under the order evacuate")
 
 
@@ -172,7 +172,7 @@ def test_new_members_are_canaries_until_they_are_promoted() -> None:
 def test_each_order_has_a_state(
     made: Order, owners: dict[str, Partitions], goal: dict[str, Partitions], state: str, why: str
 ) -> None:
-    found = states_of([made], MEMBERS, AssignmentDocument(owners=owners), goal)[made.id]
+    found = OrdersInForce(Orders(), [made], {}).states(MEMBERS, AssignmentDocument(owners=owners), goal)[made.id]
     assert found.state == state
     assert why in found.why
 
@@ -180,7 +180,9 @@ def test_each_order_has_a_state(
 def test_what_cannot_move_in_a_frozen_group_says_so() -> None:
     leaves = order("evacuate", arguments={"member": "one"})
     stays = {A: parts(0)}
-    found = states_of([leaves, order("freeze")], MEMBERS, AssignmentDocument(owners=stays), stays)[leaves.id]
+    found = OrdersInForce(Orders(), [leaves, order("freeze")], {}).states(
+        MEMBERS, AssignmentDocument(owners=stays), stays
+    )[leaves.id]
     assert found == OrderState("waiting", "1 partitions are left to move; the group is frozen")
 
 

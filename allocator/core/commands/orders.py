@@ -28,12 +28,21 @@ import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from operator import itemgetter
 from typing import Any, ClassVar, Literal, Optional, Protocol, TypeVar, Union
 
 from allocator.core.errors import ConfigError, NoSuchOrder
 from allocator.core.text.quoting import plain, shown
 from allocator.core.types import NO_PARTITIONS, Partitions, TopicPartition
-from allocator.core.znodes.checked import FORMAT, InvalidZnode, check_mapping, check_number, check_text, parse_object
+from allocator.core.znodes.checked import (
+    InvalidZnode,
+    check_list,
+    check_mapping,
+    check_number,
+    check_text,
+    encode_object,
+    parse_object,
+)
 from allocator.core.znodes.documents import InflateBudget, from_ranges, to_ranges
 
 LONGEST_TEXT = 1_000  # characters of a reason or a name
@@ -63,51 +72,46 @@ def partitions_argument(value: Any) -> None:
         raise ValueError(f"{shown(value)} does not name partitions ({error})") from None
 
 
-def member_argument(value: Any) -> None:
-    """How an operator names a member: by id, by client id, or by the name that tables show."""
-    if not isinstance(value, str) or not 0 < len(value) <= LONGEST_TEXT:
-        raise ValueError(f"{shown(value)} names no member")
+def _argument(valid: Callable[[Any], object], fault: str) -> Check:
+    def check(value: Any) -> None:
+        if not valid(value):
+            raise ValueError(f"{shown(value)} {fault}")
+
+    return check
 
 
-def place_argument(value: Any) -> None:
-    """{"member": "..."} or {"rack": "..."}."""
-    if not isinstance(value, dict) or len(value) != 1 or next(iter(value)) not in ("member", "rack"):
-        raise ValueError(f'{shown(value)} is neither {{"member": NAME}} nor {{"rack": NAME}}')
-    member_argument(next(iter(value.values())))
+def _is_name(value: Any) -> bool:
+    """Whether it can name a member: by id, by client id, or by the name that tables show."""
+    return isinstance(value, str) and 0 < len(value) <= LONGEST_TEXT
 
 
-def names_argument(value: Any) -> None:
-    """Checks a list of names of members or processes."""
-    if not isinstance(value, list) or len(value) > MAX_NAMES:
-        raise ValueError(f"{shown(value)} is no list of names")
-    for name in value:
-        member_argument(name)
+def _is_place(value: Any) -> bool:
+    return isinstance(value, dict) and len(value) == 1 and value.keys() <= {"member", "rack"}
 
 
-def count_argument(value: Any) -> None:
-    """A number from 0 on."""
-    if type(value) is not int or not 0 <= value <= MAX_COUNT:
-        raise ValueError(f"{shown(value)} is no number from 0 to {MAX_COUNT}")
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= MAX_COUNT
 
 
-def limit_argument(value: Any) -> None:
-    """A number from 1 on, or None for no limit."""
-    if value is not None:
-        count_argument(value)
-        if value == 0:
-            raise ValueError("0 lets nothing move; use the order freeze for that")
-
-
-def offset_argument(value: Any) -> None:
-    """An offset of a record."""
-    if type(value) is not int or not 0 <= value < 1 << 63:
-        raise ValueError(f"{shown(value)} is no offset")
-
-
-def position_argument(value: Any) -> None:
-    """ "earliest", "latest", an offset as text, or "timestamp:MILLISECONDS"."""
-    if not isinstance(value, str) or not POSITION.match(value):
-        raise ValueError(f"{shown(value)} is neither earliest, latest, an offset, nor timestamp:MILLISECONDS")
+member_argument = _argument(_is_name, "names no member")
+place_argument = _argument(
+    lambda value: _is_place(value) and all(map(_is_name, value.values())),
+    'is neither {"member": NAME} nor {"rack": NAME}',
+)
+names_argument = _argument(
+    lambda value: isinstance(value, list) and len(value) <= MAX_NAMES and all(map(_is_name, value)),
+    "is no list of names",
+)
+count_argument = _argument(_is_count, f"is no number from 0 to {MAX_COUNT}")
+limit_argument = _argument(
+    lambda value: value is None or (_is_count(value) and value > 0),
+    f"is no number from 1 to {MAX_COUNT}, nor null; to let nothing move use the order freeze",
+)
+offset_argument = _argument(lambda value: type(value) is int and 0 <= value < 1 << 63, "is no offset")
+position_argument = _argument(
+    lambda value: isinstance(value, str) and POSITION.match(value),
+    "is neither earliest, latest, an offset, nor timestamp:MILLISECONDS",
+)
 
 
 @dataclass(frozen=True)
@@ -125,22 +129,43 @@ class OrderKind:
     """The actor that carries it out: the leader, or each member that owns some of its partitions."""
     once: bool = False
     """Whether it is carried out once for each of its partitions, and is then done."""
+    words: Callable[[Mapping[str, Any]], str] = lambda arguments: ""
+    """Returns the arguments other than `partitions` in a few words."""
+
+
+def _place_words(given: Mapping[str, Any]) -> str:
+    place = given["place"]
+    return f"to rack {place['rack']}" if "rack" in place else f"to {place['member']}"
+
+
+def _budget_words(given: Mapping[str, Any]) -> str:
+    limits = ((given["at_once"], "at once"), (given["per_minute"], "a minute"))
+    return ", ".join(f"{number} {unit}" for number, unit in limits if number is not None) or "without a limit"
+
+
+def _canary_words(given: Mapping[str, Any]) -> str:
+    but = f" but {', '.join(given['promoted'])}" if given["promoted"] else ""
+    return f"{given['count']} partitions for each new member{but}"
 
 
 _KINDS = (
-    OrderKind("cordon", "gives MEMBER no further partitions", {"member": member_argument}),
-    OrderKind("evacuate", "gives all partitions of MEMBER to others", {"member": member_argument}),
+    OrderKind("cordon", "gives MEMBER no further partitions", {"member": member_argument}, words=itemgetter("member")),
+    OrderKind(
+        "evacuate", "gives all partitions of MEMBER to others", {"member": member_argument}, words=itemgetter("member")
+    ),
     OrderKind(
         "swap",
         "gives all partitions of OLD to NEW, and to no other member",
         {"old": member_argument, "new": member_argument},
         subject=("old",),
+        words=lambda given: f"{given['old']} for {given['new']}",
     ),
     OrderKind(
         "pin",
         "keeps PARTITIONS at one member, or within one rack",
         {"partitions": partitions_argument, "place": place_argument},
         subject=("partitions",),
+        words=_place_words,
     ),
     OrderKind("freeze", "moves no partition that has a live owner", subject=()),
     OrderKind(
@@ -148,12 +173,14 @@ _KINDS = (
         "limits how many partitions are on the move at once, and in a minute",
         {"at_once": limit_argument, "per_minute": limit_argument},
         subject=(),
+        words=_budget_words,
     ),
     OrderKind(
         "canary",
         "gives each new member exactly COUNT partitions until it is promoted",
         {"count": count_argument, "known": names_argument, "promoted": names_argument},
         subject=(),
+        words=_canary_words,
     ),
     OrderKind(
         "pause",
@@ -174,6 +201,7 @@ _KINDS = (
         "leaves out the record at OFFSET of a partition",
         {"partitions": partitions_argument, "offset": offset_argument},
         acts="owner",
+        words=lambda given: f"at {given['offset']}",
     ),
     OrderKind(
         "seek",
@@ -182,6 +210,7 @@ _KINDS = (
         subject=("partitions",),
         acts="owner",
         once=True,
+        words=lambda given: f"to {given['to']}",
     ),
 )
 
@@ -305,32 +334,10 @@ class Order:
 
     def __str__(self) -> str:
         """Returns the order in a few words: "pin orders:0-3 to rack a"."""
-        given = self.arguments
         if self.fault is not None:
             return plain(self.kind)
-        words = [self.kind]
-        if "partitions" in given:
-            words.append(" ".join(f"{topic}:{ranges}" for topic, ranges in given["partitions"].items()))
-        if self.kind in ("cordon", "evacuate"):
-            words.append(given["member"])
-        elif self.kind == "swap":
-            words.append(f"{given['old']} for {given['new']}")
-        elif self.kind == "pin":
-            words.append(f"to {_place(given['place'])}")
-        elif self.kind == "budget":
-            limits = ((given["at_once"], "at once"), (given["per_minute"], "a minute"))
-            words.append(
-                ", ".join(f"{number} {unit}" for number, unit in limits if number is not None) or "without a limit"
-            )
-        elif self.kind == "skip":
-            words.append(f"at {given['offset']}")
-        elif self.kind == "seek":
-            words.append(f"to {given['to']}")
-        elif self.kind == "canary":
-            words.append(f"{given['count']} partitions for each new member")
-            if given["promoted"]:
-                words.append(f"but {', '.join(given['promoted'])}")
-        return plain(" ".join(words))
+        names = [f"{topic}:{ranges}" for topic, ranges in self.arguments.get("partitions", {}).items()]
+        return plain(" ".join(filter(None, (self.kind, *names, KINDS[self.kind].words(self.arguments)))))
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -351,9 +358,9 @@ class Order:
         if not ORDER_ID.match(found) or not KIND_NAME.match(kind):
             raise InvalidZnode(path, f"order {shown(found)} of kind {shown(kind)}")
         arguments = check_mapping(path, "arguments", doc.get("arguments"))
-        results = doc.get("results", [])
-        if not isinstance(results, list) or len(results) > Orders.MAX_RESULTS:
-            raise InvalidZnode(path, f"results of {found}")
+        results = check_list(path, "results", doc.get("results", []))
+        if len(results) > Orders.MAX_RESULTS:
+            raise InvalidZnode(path, f"{len(results)} results of {found}")
         expires = doc.get("expires")
         order = cls(
             id=found,
@@ -371,9 +378,7 @@ class Order:
 
     def _over(self, now_ms: int) -> bool:
         """Whether it expired or was done more than a day ago."""
-        ended = self.expires if self.expired(now_ms) else None
-        if self.done:
-            ended = max((result.when for result in self.results), default=self.when)
+        ended = max((result.when for result in self.results), default=self.when) if self.done else self.expires
         return ended is not None and ended + KEPT_MS <= now_ms
 
 
@@ -392,10 +397,7 @@ class Orders:
         return tuple(
             order
             for order in self.entries
-            if not order.expired(now_ms)
-            and not order.done
-            and order.fault is None
-            and (not kinds or order.kind in kinds)
+            if not (order.expired(now_ms) or order.done or order.fault) and (not kinds or order.kind in kinds)
         )
 
     def next_expiry(self, now_ms: int) -> Optional[int]:
@@ -407,11 +409,8 @@ class Orders:
 
     def lacking(self, group: str, missing: Iterable[str]) -> NoSuchOrder:
         """Returns the error for ids that these orders do not contain."""
-        there = ", ".join(order.id for order in self.entries)
-        return NoSuchOrder(
-            f"group {group!r} has no order {', '.join(sorted(missing))}"
-            + (f"; there are {there}" if there else "; there is none")
-        )
+        there = ", ".join(order.id for order in self.entries) or "none"
+        return NoSuchOrder(f"group {group!r} has no order {', '.join(sorted(missing))}; there are {there}")
 
     def put(self, order: Order, now_ms: int) -> Orders:
         """Returns the orders with this one added; it replaces those with its subject. Raises ConfigError for
@@ -441,7 +440,7 @@ class Orders:
 
     def encode(self) -> bytes:
         """Raises ConfigError if the orders do not fit into a znode."""
-        data = _encoded({"orders": [order.to_json() for order in self.entries]})
+        data = encode_object({"orders": [order.to_json() for order in self.entries]})
         if len(data) > self.MAX_BYTES:
             raise ConfigError(
                 f"the orders of the group would take {len(data)} bytes, more than the {self.MAX_BYTES} of their znode; "
@@ -454,9 +453,9 @@ class Orders:
         """Decodes orders. An order with wrong arguments is kept (`Order.fault`). Raises InvalidZnode."""
         if not data:
             return cls()  # the znode was created and not written yet
-        listed = _decoded(path, data).get("orders")
-        if not isinstance(listed, list) or len(listed) > cls.MAX_ENTRIES:
-            raise InvalidZnode(path, f"orders is no list of at most {cls.MAX_ENTRIES}")
+        listed = check_list(path, "orders", _decoded(path, data).get("orders"))
+        if len(listed) > cls.MAX_ENTRIES:
+            raise InvalidZnode(path, f"{len(listed)} orders, more than {cls.MAX_ENTRIES}")
         budget = InflateBudget()
         orders = tuple(Order._of(path, each, budget) for each in listed)
         if len({order.id for order in orders}) != len(orders):
@@ -485,16 +484,12 @@ Entry = TypeVar("Entry", Order, OrderResult)
 
 def encode_entry(entry: Union[Order, OrderResult]) -> bytes:
     """Encodes an order without its results, or a result, for a store that keeps each of them by itself."""
-    return _encoded({name: value for name, value in entry.to_json().items() if name != "results"})
+    return encode_object({name: value for name, value in entry.to_json().items() if name != "results"})
 
 
 def decode_entry(kind: type[Entry], path: str, data: bytes, budget: InflateBudget) -> Entry:
     """Decodes what `encode_entry` returned. `budget` bounds the partitions of all entries. Raises InvalidZnode."""
     return kind._of(path, {**_decoded(path, data), "results": []}, budget)
-
-
-def _encoded(document: Mapping[str, Any]) -> bytes:
-    return json.dumps({"format": FORMAT, **document}, separators=(",", ":")).encode()
 
 
 def _decoded(path: str, data: bytes) -> dict[str, Any]:
@@ -508,7 +503,3 @@ def _bounded(path: str, what: str, value: object) -> str:
     if len(text) > LONGEST_TEXT:
         raise InvalidZnode(path, f"{what} has {len(text)} characters")
     return text
-
-
-def _place(place: Mapping[str, str]) -> str:
-    return f"rack {place['rack']}" if "rack" in place else place["member"]

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 from allocator.core.assignors.constraints import Constraints
 from allocator.core.commands.orders import KINDS, Order, Orders
-from allocator.core.text.quoting import plain
+from allocator.core.text.quoting import plain, some_of
 from allocator.core.types import NO_PARTITIONS, Partitions, TopicPartition
 from allocator.core.znodes.documents import AssignmentDocument, MemberInfo, OrderState, sequence
 from allocator.core.znodes.member_names import member_name
@@ -32,7 +32,6 @@ from allocator.core.znodes.member_names import member_name
 log = logging.getLogger(__name__)
 
 LEADERS_KINDS = frozenset(kind.name for kind in KINDS.values() if kind.acts == "leader")
-SHOWN = 5  # names and partitions listed in one state
 
 Infos = Mapping[str, MemberInfo]
 
@@ -47,10 +46,7 @@ class Budget:
     @classmethod
     def of(cls, orders: Iterable[Order]) -> Budget:
         """Returns the limits of the order `budget`; no limits if there is none."""
-        for order in orders:
-            if order.kind == "budget":
-                return cls(order.arguments["at_once"], order.arguments["per_minute"])
-        return cls()
+        return next((cls(**order.arguments) for order in orders if order.kind == "budget"), cls())
 
 
 def members_named(text: str, members: Infos) -> list[str]:
@@ -75,7 +71,7 @@ def counting(
         older = [member for member, info in members.items() if order.kind not in info.orders]
         known = order.id in before and before[order.id].state != "pending"
         if older and not known:
-            names = _some([member_name(member, members[member]) for member in older])
+            names = some_of([member_name(member, members[member]) for member in older])
             pending[order.id] = OrderState("pending", f"it counts once these members of older versions left: {names}")
         else:
             count.append(order)
@@ -113,8 +109,17 @@ class OrdersInForce:
     def states(
         self, members: Infos, document: AssignmentDocument, goal: Mapping[str, Partitions], moving: str = ""
     ) -> dict[str, OrderState]:
-        """Returns the state of each order by id; the arguments are those of `states_of`."""
-        return {**states_of(self.counting, members, document, goal, moving), **self.pending}
+        """Returns the state of each order, by id.
+
+        `document`: the present assignment. `goal`: the assignment that the leader aims at. `moving`: which moves a
+        budget delays.
+        """
+        if not self.counting:  # `_Outcome` takes time for each partition
+            return self.pending
+        outcome = _Outcome(members, document, goal, self.counting)
+        kept = OrderState("kept", moving)
+        states = {each.id: kept if each.kind == "budget" else outcome.state(each) for each in self.counting}
+        return {**states, **self.pending}
 
     def log_changes(self, group: str, before: Mapping[str, OrderState], after: Mapping[str, OrderState]) -> None:
         """Logs the states that have changed."""
@@ -192,25 +197,6 @@ def constraints_of(orders: Iterable[Order], members: Infos, absent: Collection[s
 # -- results of orders -----------------------------------------------------------------------------------------------
 
 
-def states_of(
-    orders: Iterable[Order],
-    members: Infos,
-    document: AssignmentDocument,
-    goal: Mapping[str, Partitions],
-    moving: str = "",
-) -> dict[str, OrderState]:
-    """Returns the state of each order in effect, by id.
-
-    `document`: the present assignment. `goal`: the assignment that the leader aims at. `moving`: which moves a budget
-    delays.
-    """
-    orders = tuple(orders)
-    if not orders:
-        return {}
-    view = _Outcome(members, document, goal, orders)
-    return {order.id: OrderState("kept", moving) if order.kind == "budget" else view.state(order) for order in orders}
-
-
 class _Outcome:
     def __init__(
         self, members: Infos, document: AssignmentDocument, goal: Mapping[str, Partitions], orders: Collection[Order]
@@ -263,12 +249,15 @@ class _Outcome:
         named = members_named(order.arguments["member"], self._members)
         if not named:
             return OrderState("done", "no live member has this name")
-        left = frozenset().union(*map(self._has, named))
-        stuck = [p for p in left if self._to.get(p) in named]
+        return self._emptying(named, "it has no partitions", "no other member may have")
+
+    def _emptying(self, members: Collection[str], done: str, stuck_because: str) -> OrderState:
+        left = NO_PARTITIONS.union(*map(self._has, members))
+        stuck = [p for p in left if self._to.get(p) in members]
         if not left:
-            return OrderState("done", "it has no partitions")
+            return OrderState("done", done)
         if stuck and not self._frozen:
-            return OrderState("not kept", f"no other member may have {_partitions(stuck)}")
+            return OrderState("not kept", f"{stuck_because} {_partitions(stuck)}")
         return self._moving(left, "are left to move")
 
     def _swap(self, order: Order) -> OrderState:
@@ -280,15 +269,9 @@ class _Outcome:
             return OrderState("waiting", "the new member has not joined")
         if not old:
             return OrderState("done", "the old member has left")
-        left = self._has(old[0])
-        stuck = [p for p in left if self._to.get(p) == old[0]]
-        if not left:
-            return OrderState("done", "the old member has no partitions")
-        if new[0] in self._evacuated:
+        if new[0] in self._evacuated and self._has(old[0]):
             return OrderState("not kept", "the new member is under the order evacuate")
-        if stuck and not self._frozen:
-            return OrderState("not kept", f"the new member may not have {_partitions(stuck)}")
-        return self._moving(left, "are left to move")
+        return self._emptying(old, "the old member has no partitions", "the new member may not have")
 
     def _pin(self, order: Order) -> OrderState:
         there = members_at(order.arguments["place"], self._members)
@@ -296,12 +279,10 @@ class _Outcome:
             return OrderState("not kept", "no live member is there; the partitions are with others")
         wrong = [p for p in order.partitions if p in self._to and self._to[p] not in there]
         moving = [p for p in order.partitions if p in self._at and self._at[p] not in there]
-        if self._frozen and moving:
+        if moving and (self._frozen or not wrong):
             return self._moving(moving, "are elsewhere")
         if wrong:
             return OrderState("not kept", f"no live member there can take {_partitions(wrong)}")
-        if moving:
-            return self._moving(moving, "are elsewhere")
         unknown = order.partitions - self._known if self._to else NO_PARTITIONS
         if unknown:
             state = "waiting" if unknown == order.partitions else "kept"
@@ -314,18 +295,14 @@ class _Outcome:
             return OrderState("kept", "no new member has joined")
         wrong = [each for each in canaries if len(self._goal.get(each, ())) != count]
         moving = [each for each in canaries if len(self._document.owners.get(each, ())) != count]
-        names = _some([member_name(each, self._members[each]) for each in canaries])
+        names = some_of([member_name(each, self._members[each]) for each in canaries])
         if wrong and not self._frozen:
-            several = _some([member_name(each, self._members[each]) for each in wrong])
+            several = some_of([member_name(each, self._members[each]) for each in wrong])
             return OrderState("not kept", f"these cannot have exactly {count} partitions: {several}")
         if moving:
             return OrderState("waiting", f"new members: {names}" + ("; the group is frozen" if self._frozen else ""))
         return OrderState("kept", f"new members: {names}")
 
 
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
-
-
 def _partitions(partitions: Collection[TopicPartition]) -> str:
-    return _some([f"{topic}:{number}" for topic, number in sorted(partitions)])
+    return some_of([f"{topic}:{number}" for topic, number in sorted(partitions)])

@@ -11,12 +11,12 @@ from allocator.core.aio.tasks import within
 from allocator.core.assignors import Assignor, GroupView, Member, wants
 from allocator.core.errors import AllocatorError
 from allocator.core.subscription.patterns import PartitionCountSource
+from allocator.core.text.quoting import some_of
 from allocator.core.types import TopicPartition
 
 log = logging.getLogger(__name__)
 
 LOAD_TIMEOUT_S = 3.0  # longest delay of a rebalance by the requests for loads
-SHOWN = 10  # partitions named in one log line
 LOAD_AT_ONCE = 1000  # partitions in one call; encoding more requests would keep the loop from renewing the lease
 
 Load = Callable[[Collection[TopicPartition]], Awaitable[Mapping[TopicPartition, float]]]
@@ -90,13 +90,11 @@ class GroupViewBuilder:
         if not partitions:
             log.info("%s: allocator function %r omits no partition any more", self._group, assignor)
             return
-        names = ", ".join(f"{topic}:{number}" for topic, number in sorted(partitions)[:SHOWN])
-        more = f" and {len(partitions) - SHOWN} more" if len(partitions) > SHOWN else ""
+        names = some_of([f"{topic}:{number}" for topic, number in sorted(partitions)], 10)
         log.warning(
-            "%s: allocator function %r omits %d partitions: %s%s; no member reads them",
+            "%s: allocator function %r omits %d partitions: %s; no member reads them",
             self._group,
             assignor,
             len(partitions),
             names,
-            more,
         )

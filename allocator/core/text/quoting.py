@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import re
 import reprlib
+from collections.abc import Sequence
 
 SHOWN = 80  # characters of one value
 SHOWN_ERROR = 300  # characters of an exception, which may quote a value
@@ -72,6 +73,11 @@ def shown(value: object) -> str:
         text = _SHORT.repr(value)
     text = plain(text)
     return text if len(text) <= SHOWN else text[: SHOWN - 3] + "..."
+
+
+def some_of(names: Sequence[str], most: int = 5) -> str:
+    """Returns the first `most` names and how many more there are: "a, b and 3 more"."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def os_cause(error: BaseException) -> str:

@@ -11,13 +11,13 @@ from functools import partial
 from typing import TypeVar
 
 from allocator.core.types import NO_PARTITIONS, Partitions
+from allocator.core.znodes.checked import InvalidZnode
 from allocator.core.znodes.documents import (
     SMALL_PARTITIONS,
     AssignmentDocument,
     Claim,
     Counts,
     InflateBudget,
-    InvalidZnode,
     MemberInfo,
     Paths,
     quick,

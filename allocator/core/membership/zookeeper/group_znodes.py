@@ -16,12 +16,12 @@ from allocator.core.commands.order_store import OrderStore
 from allocator.core.commands.orders import Orders
 from allocator.core.commands.steering import OrdersInForce
 from allocator.core.membership.zookeeper.plan import adopt
+from allocator.core.znodes.checked import InvalidZnode
 from allocator.core.znodes.documents import (
     AssignmentDocument,
     Claim,
     Counts,
     InflateBudget,
-    InvalidZnode,
     MemberInfo,
     in_join_order,
 )

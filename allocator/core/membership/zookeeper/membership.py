@@ -40,7 +40,8 @@ from allocator.core.settings.table import DEFAULT
 from allocator.core.subscription.patterns import PartitionCountSource
 from allocator.core.telemetry.measures import Measures
 from allocator.core.types import NO_PARTITIONS, Partitions, TopicPartition
-from allocator.core.znodes.documents import AssignmentDocument, Claim, InvalidZnode, MemberInfo, Paths, in_join_order
+from allocator.core.znodes.checked import InvalidZnode
+from allocator.core.znodes.documents import AssignmentDocument, Claim, MemberInfo, Paths, in_join_order
 from allocator.core.znodes.load_report import REPORT_S, LoadReport
 from allocator.core.znodes.member_names import member_name
 from allocator.core.znodes.store import Store

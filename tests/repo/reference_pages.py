@@ -72,9 +72,8 @@ def cli() -> Iterator[str]:
 
 
 def _command(command: click.Command, path: str, above: click.Context | None) -> Iterator[str]:
-    context = click.Context(
-        command, info_name=path.split()[-1], parent=above, terminal_width=100, max_content_width=100
-    )
+    width = {"terminal_width": 100, "max_content_width": 100}
+    context = click.Context(command, above, path.split()[-1], **{**command.context_settings, **width})
     yield f"## {path}\n\n```text\n{command.get_help(context)}\n```"
     if isinstance(command, click.Group):
         for name in command.list_commands(context):

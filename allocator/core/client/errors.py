@@ -12,6 +12,8 @@ import re
 from collections.abc import Mapping
 from typing import Final, TypeVar, Union
 
+from kafka.errors import kafka_errors
+
 from allocator.core.errors import AllocatorError, BrokerError, CorruptRecordError, TopicAuthorizationFailed
 from allocator.core.types import TopicPartition
 
@@ -37,8 +39,7 @@ RETRY, REFRESH, REFIND, FAIL = Reaction.RETRY, Reaction.REFRESH, Reaction.REFIND
 
 
 class ErrorCode(enum.IntEnum):
-    """An error code of Kafka's protocol under Kafka's name, with the usual reaction and what the code means. `OTHERS`
-    has the codes that clients only report."""
+    """An error code of Kafka's protocol under Kafka's name, with the usual reaction and what the code means."""
 
     reaction: Reaction
     meaning: str
@@ -138,31 +139,6 @@ class ErrorCode(enum.IntEnum):
     INVALID_SHARE_SESSION_EPOCH = 123, RETRY
     INVALID_REGULAR_EXPRESSION = 128, FAIL, "the broker cannot read the pattern"
 
-
-OTHERS: Final = {
-    int(code): name
-    for code, name in re.findall(
-        r"(\d+) (\w+)",
-        """
-    4 INVALID_FETCH_SIZE 11 STALE_CONTROLLER_EPOCH 21 INVALID_REQUIRED_ACKS 39 INVALID_REPLICA_ASSIGNMENT
-    40 INVALID_CONFIG 52 TRANSACTION_COORDINATOR_FENCED 54 SECURITY_DISABLED 55 OPERATION_NOT_ATTEMPTED
-    57 LOG_DIR_NOT_FOUND 61 DELEGATION_TOKEN_AUTH_DISABLED 62 DELEGATION_TOKEN_NOT_FOUND
-    63 DELEGATION_TOKEN_OWNER_MISMATCH 64 DELEGATION_TOKEN_REQUEST_NOT_ALLOWED
-    65 DELEGATION_TOKEN_AUTHORIZATION_FAILED 66 DELEGATION_TOKEN_EXPIRED 67 INVALID_PRINCIPAL_TYPE
-    73 TOPIC_DELETION_DISABLED 76 UNSUPPORTED_COMPRESSION_TYPE 77 STALE_BROKER_EPOCH 85 NO_REASSIGNMENT_IN_PROGRESS
-    91 RESOURCE_NOT_FOUND 92 DUPLICATE_RESOURCE 93 UNACCEPTABLE_CREDENTIAL 94 INCONSISTENT_VOTER_SET
-    95 INVALID_UPDATE_VERSION 96 FEATURE_UPDATE_FAILED 97 PRINCIPAL_DESERIALIZATION_FAILURE 98 SNAPSHOT_NOT_FOUND
-    99 POSITION_OUT_OF_RANGE 101 DUPLICATE_BROKER_REGISTRATION 102 BROKER_ID_NOT_REGISTERED
-    104 INCONSISTENT_CLUSTER_ID 105 TRANSACTIONAL_ID_NOT_FOUND 107 INELIGIBLE_REPLICA 108 NEW_LEADER_ELECTED
-    109 OFFSET_MOVED_TO_TIERED_STORAGE 114 MISMATCHED_ENDPOINT_TYPE 115 UNSUPPORTED_ENDPOINT_TYPE
-    116 UNKNOWN_CONTROLLER_ID 117 UNKNOWN_SUBSCRIPTION_ID 118 TELEMETRY_TOO_LARGE 119 INVALID_REGISTRATION
-    120 TRANSACTION_ABORTABLE 121 INVALID_RECORD_STATE 124 FENCED_STATE_EPOCH 125 INVALID_VOTER_KEY
-    126 DUPLICATE_VOTER 127 VOTER_NOT_FOUND 129 REBOOTSTRAP_REQUIRED 130 STREAMS_INVALID_TOPOLOGY
-    131 STREAMS_INVALID_TOPOLOGY_EPOCH 132 STREAMS_TOPOLOGY_FENCED 133 SHARE_SESSION_LIMIT_REACHED
-""",
-    )
-}
-"""The names of the other codes: a retry does not help, and the name says it all."""
 
 # int -> member: cheaper than `ErrorCode(code)`, and a newer broker may send a code that is not in the table
 BY_CODE: Final = {int(code): code for code in ErrorCode}
@@ -264,8 +240,12 @@ class Unsupported(RequestFailed):
 
 def refused(code: int, why: str = "") -> RequestFailed:
     """The broker refused a request with this code. `why`: the cause, if it is known better than by the code."""
-    known = BY_CODE.get(code)
-    name = known.name if known is not None else OTHERS.get(code, f"error {code}, which this client does not know")
+    known, other = BY_CODE.get(code), kafka_errors.get(code)
+    name = f"error {code}, which this client does not know"
+    if known is not None:
+        name = known.name
+    elif other is not None:  # kafka-python has the names of the codes that clients only report
+        name = other.message
     meaning = f" ({known.meaning})" if known is not None and known.meaning else ""
     failed = RequestFailed(f"{name}: {why}" if why else f"{name}{meaning}")
     failed.code, failed.retriable = code, reaction_to(code, {}) not in (FAIL, Reaction.DONE)

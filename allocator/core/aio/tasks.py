@@ -238,6 +238,17 @@ async def ends(work: asyncio.Future[Any], timeout_s: float | None = None, *, des
     return in_time
 
 
+def settle(future: asyncio.Future[Any], result: Any, error: BaseException | None = None) -> None:
+    """Ends a future with `result` or `error`, unless it has ended. The error may stay unread without a warning."""
+    if future.done():
+        return
+    if error is None:
+        future.set_result(result)
+    else:
+        future.set_exception(error)
+        future.exception()  # marks it as retrieved: the caller may be cancelled before it reads it
+
+
 async def wait_for_event(event: asyncio.Event, within_s: float | None) -> bool:
     """Waits for an event up to `within_s` seconds (None: no limit). Returns whether it is set."""
     if not event.is_set():

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from allocator.core.aio.backoff import Backoff
+from allocator.core.aio.tasks import settle
 from allocator.core.client.errors import ErrorCode
 from allocator.core.errors import AllocatorError, Closed
 
@@ -201,20 +202,19 @@ class Refresher:
             try:
                 await self._fetch(frozenset(current.topics))
             except asyncio.CancelledError:
-                _fail(current, Closed("this Kafka client was closed"))
+                settle(current.done, None, Closed("this Kafka client was closed"))
                 raise
             except Exception as exc:
                 # An error that is no AllocatorError is a bug here: the waiting callers get it, and the rounds go on.
                 trace = None if isinstance(exc, AllocatorError) else exc
                 log.log(logging.DEBUG if failing else logging.WARNING, "metadata: %s", exc, exc_info=trace)
                 failing = True
-                _fail(current, exc)
+                settle(current.done, None, exc)
                 # limits callers that retry at once to one request in this time
                 await asyncio.sleep(self._retry_backoff_s)
             else:
                 failing = False
-                if not current.done.done():
-                    current.done.set_result(None)
+                settle(current.done, None)
 
     async def close(self) -> None:
         """Ends the task. Waiting callers get `Closed`. Idempotent."""
@@ -224,10 +224,4 @@ class Refresher:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
         if self._next is not None:
-            _fail(self._next, Closed("this Kafka client was closed"))
-
-
-def _fail(round_: _RefreshRound, exc: Exception) -> None:
-    if not round_.done.done():
-        round_.done.set_exception(exc)
-        round_.done.exception()  # marks the error as retrieved, since possibly no caller waits
+            settle(self._next.done, None, Closed("this Kafka client was closed"))

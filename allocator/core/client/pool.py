@@ -114,9 +114,6 @@ class ConnectionPool:
         self._seen: dict[tuple[str, int], BrokerVersionData] = {}
         self._warned: set[tuple[tuple[str, int], tuple[int, ...]]] = set()
         self._recognizing: dict[tuple[str, int], asyncio.Task[bool]] = {}
-        # caches `api_version`, which each fetch calls
-        self._api_versions: dict[Any, int | None] = {}
-        self._api_versions_of: Any = None
         self._away: set[Hashable] = set()  # unreachable brokers that were already logged
         self._loop = asyncio.get_running_loop()
         self._idle_check = self._loop.call_later(MAX_IDLE_S, self._close_idle)
@@ -132,16 +129,10 @@ class ConnectionPool:
     def api_version(self, request_class: Any) -> int | None:
         """The newest version of this request that client and broker both support; None without one, or before a broker
         was reached."""
-        data = self.versions
-        if data is None:
+        try:
+            return None if self.versions is None else negotiated(self.versions, request_class)
+        except Unsupported:
             return None
-        if not isinstance(request_class, type):
-            return _version(data, request_class)  # kafka-python may cap the version of this request
-        if data is not self._api_versions_of:
-            self._api_versions_of, self._api_versions = data, {}
-        if request_class not in self._api_versions:
-            self._api_versions[request_class] = _version(data, request_class)
-        return self._api_versions[request_class]
 
     def _see(self, where: tuple[str, int], versions: BrokerVersionData) -> None:
         self._seen[where] = versions
@@ -195,7 +186,7 @@ class ConnectionPool:
     def ready(self, key: Hashable) -> BrokerConnection | None:
         """The connection for `key` if it can take a request at once, otherwise None."""
         found = self._connections.get(key)
-        return found if found is not None and found.takes_requests else None
+        return found if found is not None and found.connected and found.takes_requests else None
 
     def lacks(self, key: Hashable) -> str:
         """What keeps the connection for `key` from being ready, if that is known to be on this side."""
@@ -215,7 +206,7 @@ class ConnectionPool:
             except asyncio.TimeoutError:
                 raise NoTimeLeft(connection.lacks or "no time left") from None
             except RequestFailed:
-                recognizing = self._recognizing.get(connection.where)
+                recognizing = self._recognizing.get(connection.broker[1:3])
                 if recognizing is None:
                     raise
                 await asyncio.wait({recognizing}, timeout=time_left(deadline))
@@ -278,7 +269,7 @@ class ConnectionPool:
         self.reset_backoff(key)
         self._failures.pop(key, None)
         assert connection.versions is not None  # it is ready
-        self._see(connection.where, connection.versions)
+        self._see(connection.broker[1:3], connection.versions)
         open_ones = (each.versions for each in self._connections.values() if each.connected)
         oldest = min((versions for versions in open_ones if versions is not None), default=connection.versions)
         if self.broker_version != tuple(oldest.broker_version):
@@ -296,18 +287,20 @@ class ConnectionPool:
             return
         if connection.ready.exception() is not None:
             self._failed(key, connection.address, error)
-            self._doubt(connection)
+            self._doubt(connection, error)
         self._on_loss()
 
-    def _doubt(self, connection: BrokerConnection) -> None:
+    def _doubt(self, connection: BrokerConnection, error: Exception) -> None:
         """Drops what this connection expected of its broker, which may have been replaced."""
-        where = connection.where
+        where = connection.broker[1:3]
         if connection.versions is not None:
             if self._seen.get(where) is connection.versions:
                 del self._seen[where]
             return
         plain = self.settings.tls is None and not self.settings.sasl_enabled  # brokers of 0.8 know neither
-        if connection.hung_up and plain and where not in self._seen and where not in self._recognizing:
+        # the broker hung up on ApiVersions: it is of version 0.8, or it is stopping
+        hung_up = connection.unheard and isinstance(error, ConnectionFailed)
+        if hung_up and plain and where not in self._seen and where not in self._recognizing:
             task = self._recognizing[where] = self._loop.create_task(self._recognize(connection.broker))
             task.add_done_callback(lambda _: self._recognizing.pop(where))
 
@@ -384,13 +377,6 @@ def _broker_id(key: Any) -> Any:
     while isinstance(key, tuple):
         key = key[1]
     return key
-
-
-def _version(data: BrokerVersionData, request: Any) -> int | None:
-    try:
-        return negotiated(data, request)
-    except Unsupported:
-        return None
 
 
 def time_left(deadline: float) -> float:

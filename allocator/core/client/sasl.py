@@ -14,7 +14,7 @@ from kafka.errors import KafkaError
 from kafka.net.sasl import get_sasl_mechanism
 from kafka.protocol.sasl import SaslAuthenticateRequest, SaslBytesRequest, SaslHandshakeRequest
 
-from allocator.core.aio.tasks import ends, within
+from allocator.core.aio.tasks import ends, settle, within
 from allocator.core.client.errors import ConnectionFailed, ErrorCode, RequestFailed, refused
 from allocator.core.client.oauth import SOURCE_OF_AWS, TokenError, TokenProvider
 from allocator.core.text.quoting import shown
@@ -136,12 +136,7 @@ class Sasl:
 
         def done(result: bytes, error: Exception | None) -> None:
             turn.release()
-            if made.done():
-                return  # its caller was cancelled
-            if error is None:
-                made.set_result(result)
-            else:
-                made.set_exception(error)
+            settle(made, result, error)
 
         late = ConnectionFailed(f"{self._lacking} within {timeout_s:.1f} s")
         acquiring, acquired = asyncio.ensure_future(turn.acquire()), False

@@ -1,0 +1,312 @@
+"""Requests in flight on one connection to a broker: order, deadlines, throttling and full sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final, Optional, cast
+
+from kafka.protocol.broker_version_data import BrokerVersionData
+
+from allocator.core.aio.tasks import LATE_S, settle
+from allocator.core.client.errors import (
+    ConnectionFailed,
+    NoResponse,
+    NoTimeLeft,
+    RequestFailed,
+    Undecodable,
+    WrongResponse,
+)
+from allocator.core.client.frames import FrameProtocol, correlation_id, read_response
+from allocator.core.client.metadata import Broker
+from allocator.core.client.request_writer import negotiated
+from allocator.core.text.quoting import shown
+
+log = logging.getLogger("allocator.core.client.connection")  # one logger for everything about connections
+
+CLIENT_THROTTLES: Final = (2, 0)  # older brokers delay the response instead (KIP-219)
+
+Done = Callable[[Any, Optional[RequestFailed]], None]
+"""Called once, with the response to a request or with the error. It must not raise."""
+
+
+class SkippedRequest(RequestFailed):
+    """The broker answered a later request and not this one."""
+
+
+class _Pending:
+    """A request that waits for its response, or to be sent. A broker of 0.9 may leave out a `skippable` one."""
+
+    __slots__ = ("correlation_id", "deadline", "done", "ended", "request", "sent_at", "skippable")
+
+    def __init__(self, request: Any, deadline: float, done: Done, skippable: bool = False) -> None:
+        self.request = request
+        self.deadline = deadline
+        self.done = done
+        self.skippable = skippable
+        self.correlation_id = 0
+        self.sent_at = 0.0
+        self.ended: asyncio.Future[None] | None = None
+
+    def until_end(self) -> asyncio.Future[None]:
+        """Returns a future that ends with the request, for waiters other than the sender; do not cancel it."""
+        if self.ended is None:
+            self.ended = asyncio.get_running_loop().create_future()
+        return self.ended
+
+
+def _end(pending: _Pending, response: Any, error: RequestFailed | None = None) -> None:
+    pending.done(response, error)
+    if pending.ended is not None:
+        settle(pending.ended, None)
+
+
+class RequestStream(FrameProtocol):
+    """Requests to one broker over one socket. The responses come in the order of the requests.
+
+    asyncio calls `connection_made` when the socket is open; no request can be sent before. `BrokerConnection` opens it.
+    """
+
+    def __init__(self, broker: Broker, client_id: str, receive_max_bytes: int) -> None:
+        super().__init__(receive_max_bytes)
+        self.broker = broker
+        self.versions: BrokerVersionData | None = None
+        self.socket_closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.closed = False
+        self.last_activity = time.monotonic()
+        self.throttled_until = 0.0
+        """The broker reads nothing from this client before this time (KIP-219), on the clock of `time.monotonic()`."""
+        self._client_id = client_id
+        self._transport: asyncio.Transport | None = None
+        self._correlation_id = 0
+        self._in_flight: deque[_Pending] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0  # at most the earliest deadline
+        self._holding = False
+        self._held: list[_Pending] = []
+        self._writable = asyncio.Event()  # cleared while asyncio buffers more unsent bytes than its high-water mark
+        self._writable.set()
+        self._writers = 0  # callers of `drained` that wait
+        self._turn = asyncio.Lock()
+
+    @property
+    def address(self) -> str:
+        return f"{self.broker.host}:{self.broker.port}"
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._in_flight)
+
+    @property
+    def unheard(self) -> bool:
+        """Whether requests were sent and no byte has come back."""
+        return self._correlation_id > 0 and self.received_bytes == 0
+
+    @property
+    def takes_requests(self) -> bool:
+        """Whether a request can go out at once: the broker does not throttle, and the socket is not full."""
+        return self._may_write and self.throttled_until <= time.monotonic()
+
+    @property
+    def _may_write(self) -> bool:
+        return self._writable.is_set() and not self._writers
+
+    def under_way(self, api_key: int) -> list[asyncio.Future[None]]:
+        """Futures of the requests of this kind without a response."""
+        requests = (*self._in_flight, *self._held)
+        # the tokens of SASL v0 are requests without an API key
+        return [each.until_end() for each in requests if getattr(each.request, "API_KEY", None) == api_key]
+
+    # -- sending --------------------------------------------------------------------------------------------------
+
+    async def ask(self, request: Any, deadline: float) -> Any:
+        """The response to `request`. If the caller is cancelled, the request stays under way.
+
+        Raises `RequestFailed`. Without a response by `deadline` the connection ends, since later responses come
+        after this one.
+        """
+        response: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.send_request(request, deadline, partial(settle, response))
+        return await response
+
+    def send_request(self, request: Any, deadline: float, done: Done) -> None:
+        """Like `ask`, but calls `done` as soon as the response arrives, without another loop iteration.
+
+        Raises `RequestFailed` if the request cannot be sent; then it does not call `done`.
+        """
+        if self.closed:
+            raise ConnectionFailed(f"{self.address}: connection closed")
+        pending = _Pending(request, deadline, done)
+        if self._holding:
+            self._held.append(pending)
+            self._check_at(deadline)
+        else:
+            self._send(pending)
+
+    def send_own(self, request: Any, timeout_s: float, *, skippable: bool = False) -> asyncio.Future[Any]:
+        """Sends a request of the connection itself, also while `hold` keeps others back. Returns the response's future.
+
+        A `skippable` request fails with `SkippedRequest` if the broker responds to the next one instead.
+        """
+        response: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._send(_Pending(request, time.monotonic() + timeout_s, partial(settle, response), skippable))
+        return response
+
+    def _send(self, pending: _Pending) -> None:
+        request = pending.request
+        if self._transport is None:
+            raise ConnectionFailed(f"{self.address}: not connected")
+        if request.API_VERSION is None:
+            assert self.versions is not None  # known before the first request without a version goes out
+            request.API_VERSION = negotiated(self.versions, request)
+        now = time.monotonic()
+        if pending.deadline <= now:
+            raise NoTimeLeft("no time left")
+        self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
+        pending.correlation_id = self._correlation_id
+        request.with_header(correlation_id=self._correlation_id, client_id=self._client_id)
+        data = request.encode(framed=True, header=True)
+        self.last_activity = pending.sent_at = now
+        self._in_flight.append(pending)
+        self._check_at(pending.deadline)
+        if log.isEnabledFor(logging.DEBUG):  # never log the content: with SASL it is the password
+            what = f"{type(request).__name__} v{request.API_VERSION}"
+            log.debug("%s: request %d: %s", self.address, self._correlation_id, what)
+        self._transport.write(data)
+
+    async def drained(self) -> None:
+        """Waits while the socket is full, and while earlier callers wait.
+
+        Without the queue, a caller that comes just after the buffer drained would overtake the waiting ones. Brokers
+        refuse out-of-order batches of a producer.
+        """
+        if self._may_write:
+            return
+        self._writers += 1
+        try:
+            async with self._turn:
+                await self._writable.wait()
+        finally:
+            self._writers -= 1
+
+    async def hold(self) -> None:
+        """Keeps further requests back until `release`. Returns when none is under way."""
+        self._holding = True
+        under_way = [pending.until_end() for pending in self._in_flight]
+        if under_way:
+            await asyncio.wait(under_way)
+
+    def release(self) -> None:
+        """Sends the requests that `hold` kept back."""
+        self._holding = False
+        held, self._held = self._held, []
+        for pending in held:
+            try:
+                self._send(pending)
+            except RequestFailed as exc:
+                _end(pending, None, exc)
+
+    # -- deadlines ------------------------------------------------------------------------------------------------
+
+    def _check_at(self, deadline: float) -> None:
+        """One timer serves all requests. Most responses arrive long before their deadline and do not touch it."""
+        if self._timer is not None:
+            if deadline >= self._timer_at:
+                return
+            self._timer.cancel()
+        self._timer_at = deadline
+        self._timer = asyncio.get_running_loop().call_later(deadline - time.monotonic(), self._check_deadlines)
+
+    def _check_deadlines(self) -> None:
+        self._timer = None
+        now = time.monotonic()
+        late_s = now - self._timer_at
+        if late_s <= LATE_S:
+            expired = [pending for pending in self._held if pending.deadline <= now]
+            self._held = [pending for pending in self._held if pending.deadline > now]
+            for pending in expired:  # none of them was sent, so the connection remains usable
+                _end(pending, None, NoTimeLeft("the connection is authenticating again"))
+        waiting = (*self._in_flight, *self._held)
+        if not waiting or self.closed:
+            return
+        first = min(waiting, key=lambda pending: pending.deadline)
+        waited_s = first.deadline - first.sent_at
+        if first.deadline > now:
+            self._check_at(first.deadline)
+        elif late_s > LATE_S:  # the process was paused: the response may have arrived but is not read yet
+            self._check_at(now + min(late_s, waited_s))
+        else:
+            self.abort(NoResponse(f"the request timed out after {waited_s:.1f} s"))
+
+    # -- receiving ------------------------------------------------------------------------------------------------
+
+    def frame_received(self, frame: memoryview) -> bool:
+        if self.closed:
+            return False
+        self.last_activity = time.monotonic()
+        if not self._in_flight:
+            raise WrongResponse("a response to no request")
+        pending = self._in_flight[0]
+        while pending.skippable and len(self._in_flight) > 1 and pending.correlation_id != correlation_id(frame):
+            _end(self._in_flight.popleft(), None, SkippedRequest())
+            pending = self._in_flight[0]
+        response = read_response(pending.request.header, frame)
+        self._in_flight.popleft()
+        throttled_ms = getattr(response, "throttle_time_ms", 0)
+        if throttled_ms:
+            self._throttle(throttled_ms)
+        _end(pending, response)
+        return not self.closed
+
+    def _throttle(self, milliseconds: int) -> None:
+        if self.versions is not None and self.versions.broker_version >= CLIENT_THROTTLES:
+            self.throttled_until = max(self.throttled_until, time.monotonic() + milliseconds / 1000)
+        log.warning("broker %s at %s throttles this client for %d ms", self.broker.node_id, self.address, milliseconds)
+
+    def stream_failed(self, error: Exception) -> None:
+        if not isinstance(error, RequestFailed):
+            log.error("%s: cannot decode what the broker sent", self.address, exc_info=error)
+            error = Undecodable(f"cannot decode what {self.broker.host} sent: {shown(error)}")
+        self.abort(error)
+
+    # -- the socket -----------------------------------------------------------------------------------------------
+
+    def abort(self, error: RequestFailed | None) -> None:
+        """Closes the socket at once; every request under way fails with `error`."""
+        if self._transport is not None:
+            self._transport.abort()
+        else:
+            settle(self.socket_closed, None)
+        self._finish(error)
+
+    def _finish(self, error: RequestFailed | None) -> None:
+        """Fails every request. Called once or more."""
+        self.closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        waiting = [*self._in_flight, *self._held]
+        self._in_flight.clear()
+        self._held.clear()
+        for each in waiting:
+            _end(each, None, error or RequestFailed("the connection was closed under this request"))
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        if self.closed:
+            self._transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        settle(self.socket_closed, None)
+        self.resume_writing()
+        cause = "the broker closed the connection" if exc is None else str(exc)
+        self._finish(ConnectionFailed(f"{self.address}: {cause}"))
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()

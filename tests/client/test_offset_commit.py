@@ -32,8 +32,6 @@ def ours(offsets: dict[TopicPartition, OffsetAndMetadata], version: int, **chang
         "member_id": "member",
         "instance_id": None,
         "retention_s": None,
-        "oldest": 0,
-        "newest": NEWEST,
         **changed,
     }
     request = OffsetCommit("group", offsets, **fields)

@@ -206,7 +206,7 @@ class FakeCluster:
                 forgot=forgot,
                 session=request.session,
                 max_bytes=request.max_bytes,
-                max_wait_ms=request.max_wait_ms,
+                max_wait_ms=int(request.max_wait_s * 1000),
                 rack=request.rack,
             )
         )
@@ -262,7 +262,7 @@ class FakeCluster:
         return session, None
 
     async def _answer(self, node: int, parts: Parts, request: Any, session: Optional[Session]) -> Any:
-        deadline = asyncio.get_running_loop().time() + request.max_wait_ms / 1000
+        deadline = asyncio.get_running_loop().time() + request.max_wait_s
         news = asyncio.Event()
         self._news.append(news)
         try:

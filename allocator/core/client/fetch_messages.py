@@ -10,9 +10,8 @@ from __future__ import annotations
 import struct
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Final, NamedTuple, Optional, Union
-
-from kafka.protocol.consumer import FetchRequest as TheirFetchRequest
 
 from allocator.core.client.errors import ErrorCode, Undecodable
 from allocator.core.client.request_writer import OwnRequest, RequestWriter
@@ -20,22 +19,12 @@ from allocator.core.client.response_reader import INT32, AnswerReader
 from allocator.core.types import TopicPartition
 
 NEWEST: Final = 18
-
-
 # from this version on, lengths and counts are compact, and each structure may have tagged fields
 _FLEXIBLE: Final = 12
-
-
 # from this version on, requests name topics by id
 _BY_ID: Final = 13
-
-
 _ERROR_AND_SESSION: Final = struct.Struct(">hi")
-
-
 _ABORTED: Final = struct.Struct(">qq")
-
-
 # v5 with the compact count of aborted transactions (0: null, 1: none) and the preferred replica
 _NONE_ABORTED: Final = struct.Struct(">ihqqqBi")
 # partition, error, high watermark; then last stable offset (v4) and log start offset (v5)
@@ -58,18 +47,15 @@ class FetchedPartition(NamedTuple):
     records: bytes
 
 
-class FetchAnswer:
+class FetchAnswer(NamedTuple):
     """A Fetch response. `error_code` is that of the whole response (v7 on); `session_id` is 0 without a session."""
 
-    __slots__ = ("API_VERSION", "error_code", "parts", "session_id", "throttle_time_ms")
-
-    def __init__(self, version: int, parts: list[FetchedPartition], error_code: int = 0, session_id: int = 0) -> None:
-        # kafka-python reads these two attributes of every response
-        self.API_VERSION = version
-        self.throttle_time_ms = 0
-        self.error_code = error_code
-        self.session_id = session_id
-        self.parts = parts
+    # kafka-python reads this attribute and `throttle_time_ms` of every response
+    API_VERSION: int
+    parts: list[FetchedPartition]
+    error_code: int = 0
+    session_id: int = 0
+    throttle_time_ms: int = 0
 
     def __repr__(self) -> str:
         size = sum(len(part.records) for part in self.parts)
@@ -104,9 +90,7 @@ class _FetchReader(AnswerReader):
                 parts.append(self.part(topic))
             self.tags()
         self.tags()
-        answer = FetchAnswer(version, parts, error, session)
-        answer.throttle_time_ms = throttle
-        return correlation_id, answer
+        return correlation_id, FetchAnswer(version, parts, error, session, throttle)
 
     def part(self, topic: Union[str, bytes]) -> FetchedPartition:
         version = self.version
@@ -156,14 +140,8 @@ SESSIONS: Final = 7
 # the newest version that names topics; later ones use topic ids (KIP-516)
 BY_NAME: Final = 12
 
-# the fields before the topics, by the version that introduced them
-_LIMITS: Final = {
-    0: struct.Struct(">iii"),  # replica, wait, least bytes
-    3: struct.Struct(">iiii"),  # adds the maximum bytes
-    4: struct.Struct(">iiiib"),  # adds the isolation level
-    7: struct.Struct(">iiiibii"),  # adds session id and epoch
-    15: struct.Struct(">iiibii"),  # without a replica id
-}
+_LIMITS: Final = struct.Struct(">ii")  # wait, least bytes
+_SESSION: Final = struct.Struct(">ii")  # id and epoch
 _ASKED: Final = {
     0: struct.Struct(">iqi"),  # partition, offset, bytes
     5: struct.Struct(">iqqi"),  # adds the start offset of a follower's log, before the bytes
@@ -182,6 +160,7 @@ class Wanted(NamedTuple):
     topic_id: Optional[uuid.UUID]
 
 
+@dataclass(eq=False, repr=False)
 class FetchRequest(OwnRequest):
     """Requests the partitions `asked`; the broker fills the response in this order.
 
@@ -191,31 +170,16 @@ class FetchRequest(OwnRequest):
     """
 
     API_KEY = 1
-    THEIRS = TheirFetchRequest
-    max_version = NEWEST
 
-    def __init__(
-        self,
-        asked: Mapping[TopicPartition, Wanted],
-        forgotten: Mapping[TopicPartition, Wanted],
-        *,
-        session: tuple[int, int],
-        max_version: int,
-        max_wait_s: float,
-        min_bytes: int,
-        max_bytes: int,
-        committed_only: bool,
-        rack: str,
-    ) -> None:
-        super().__init__(0, max_version)
-        self.asked = asked
-        self.forgotten = forgotten
-        self.session = session
-        self.max_wait_ms = int(max_wait_s * 1000)
-        self.max_bytes = max_bytes
-        self.rack = rack
-        self._min_bytes = min_bytes
-        self._isolation_level = 1 if committed_only else 0
+    asked: Mapping[TopicPartition, Wanted]
+    forgotten: Mapping[TopicPartition, Wanted]
+    session: tuple[int, int]
+    max_wait_s: float
+    min_bytes: int
+    max_bytes: int
+    committed_only: bool
+    rack: str
+    max_version: int = NEWEST
 
     def __repr__(self) -> str:
         return f"<FetchRequest v{self.API_VERSION} of {len(self.asked)} partitions, session {self.session}>"
@@ -224,17 +188,15 @@ class FetchRequest(OwnRequest):
         assert framed and header and self.header is not None  # noqa: PT018 - the one way in which it is sent
         version = self.header.request_api_version
         out = RequestWriter(self.header, flexible=version >= _FLEXIBLE)
-        wait, least, most, isolation = self.max_wait_ms, self._min_bytes, self.max_bytes, self._isolation_level
-        if version >= 15:
-            out.data += _LIMITS[15].pack(wait, least, most, isolation, *self.session)
-        elif version >= SESSIONS:
-            out.data += _LIMITS[7].pack(_CONSUMER, wait, least, most, isolation, *self.session)
-        elif version >= 4:
-            out.data += _LIMITS[4].pack(_CONSUMER, wait, least, most, isolation)
-        elif version >= BOUNDED:
-            out.data += _LIMITS[3].pack(_CONSUMER, wait, least, most)
-        else:
-            out.data += _LIMITS[0].pack(_CONSUMER, wait, least)
+        if version < 15:
+            out.data += INT32.pack(_CONSUMER)
+        out.data += _LIMITS.pack(int(self.max_wait_s * 1000), self.min_bytes)
+        if version >= BOUNDED:
+            out.data += INT32.pack(self.max_bytes)
+        if version >= 4:
+            out.data.append(self.committed_only)
+        if version >= SESSIONS:
+            out.data += _SESSION.pack(*self.session)
         self._write_asked(out, version)
         if version >= SESSIONS:
             self._write_forgotten(out, version)
@@ -296,14 +258,8 @@ def newest_for(wanted: Iterable[Wanted]) -> int:
 
 
 NO_SESSION: Final = (0, -1)
-
-
 _NEW, _FIRST = 0, 1
-
-
 _LAST: Final = (1 << 31) - 1
-
-
 SESSION_ERRORS: Final = frozenset(
     {
         ErrorCode.FETCH_SESSION_ID_NOT_FOUND,

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
-
-from kafka.protocol.consumer import OffsetCommitRequest
 
 from allocator.core.client.errors import Undecodable
 from allocator.core.client.request_writer import OwnRequest, RequestWriter
@@ -32,51 +31,39 @@ _OFFSET_AND_EPOCH: Final = struct.Struct(">iqi")  # v6 on
 _BROKERS_CLOCK: Final = -1
 
 
+@dataclass(eq=False, repr=False)
 class OffsetCommit(OwnRequest):
-    """An OffsetCommit request. `version` is negotiated between `oldest` and `newest`.
+    """An OffsetCommit request.
 
     `retention_s`: how long the broker keeps the offset (v2 to v4 only); None: the broker's setting.
     """
 
     API_KEY = API_KEY
-    THEIRS = OffsetCommitRequest
-    max_version = NEWEST
 
-    def __init__(
-        self,
-        group: str,
-        offsets: Mapping[TopicPartition, OffsetAndMetadata],
-        *,
-        generation: int,
-        member_id: str,
-        instance_id: str | None,
-        retention_s: float | None,
-        oldest: int,
-        newest: int,
-    ) -> None:
-        super().__init__(oldest, newest)
-        self.offsets = offsets
-        self._group = group
-        self._generation = generation
-        self._member_id = member_id
-        self._instance_id = instance_id
-        self._retention_s = retention_s
+    group: str
+    offsets: Mapping[TopicPartition, OffsetAndMetadata]
+    generation: int
+    member_id: str
+    instance_id: str | None
+    retention_s: float | None
+    min_version: int = 0
+    max_version: int = NEWEST
 
     def __repr__(self) -> str:
-        return f"<OffsetCommit v{self.API_VERSION} of {len(self.offsets)} partitions for {self._group!r}>"
+        return f"<OffsetCommit v{self.API_VERSION} of {len(self.offsets)} partitions for {self.group!r}>"
 
     def encode(self, *, framed: bool, header: bool) -> bytearray:
         assert framed and header and self.header is not None  # noqa: PT018 - the one way in which it is sent
         version = self.header.request_api_version
         out = RequestWriter(self.header, flexible=version >= _FLEXIBLE)
-        out.text(self._group)
+        out.text(self.group)
         if version >= 1:
-            out.data += INT32.pack(self._generation)
-            out.text(self._member_id)
+            out.data += INT32.pack(self.generation)
+            out.text(self.member_id)
         if version >= 7:
-            out.text(self._instance_id)
+            out.text(self.instance_id)
         if 2 <= version <= 4:
-            out.data += _INT64.pack(-1 if self._retention_s is None else int(self._retention_s * 1000))
+            out.data += _INT64.pack(-1 if self.retention_s is None else int(self.retention_s * 1000))
         self._topics(out, version)
         out.tags()
         return out.framed()

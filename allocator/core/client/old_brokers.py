@@ -51,9 +51,6 @@ class AnyVersionRequest:
         struct.pack_into(">h", data, 6, NO_VERSION)  # behind the length of the frame and the API key
         return data
 
-    def expect_response(self) -> bool:
-        return True
-
 
 def known_to_0_9() -> Any:
     """A request that every broker from 0.9 on answers at once."""

@@ -30,24 +30,14 @@ class RequestHeader(NamedTuple):
 class OwnRequest:
     """A request that this library encodes itself, with the methods of kafka-python's requests that a connection calls.
 
-    Its version is negotiated between `min_version` and `max_version`.
+    Its version is negotiated between `min_version` and `max_version`, which a request may narrow.
     """
 
     API_KEY: ClassVar[int]
-    THEIRS: ClassVar[Any]
-    """kafka-python's class of the same request."""
-    min_version = 0
+    API_VERSION: int | None = None  # set once the broker is known
+    min_version: int = 0
     max_version: int
-    """The newest that this library encodes; a request may lower it."""
-
-    def __init__(self, min_version: int, max_version: int) -> None:
-        self.API_VERSION: int | None = None  # set once the broker is known
-        self.header: RequestHeader | None = None
-        self.min_version = min_version
-        self.max_version = max_version
-
-    def expect_response(self) -> bool:
-        return True
+    header: RequestHeader | None = None
 
     def with_header(self, correlation_id: int = 0, client_id: str = "") -> None:
         assert self.API_VERSION is not None
@@ -59,11 +49,15 @@ def negotiated(versions: BrokerVersionData, request: Any) -> int:
 
     Raises `Unsupported`.
     """
-    theirs = getattr(request, "THEIRS", None)
+    kind = request if isinstance(request, type) else type(request)
+    if issubclass(kind, OwnRequest):
+        oldest, newest = versions.api_versions.get(kind.API_KEY, (0, -1))
+        version = min(newest, request.max_version)
+        if version < max(oldest, request.min_version):
+            raise Unsupported(f"{kind.__name__}: the broker has none of the versions that this request may have")
+        return int(version)
     try:
-        if theirs is None:  # kafka-python's, which keeps its limits to itself
-            return int(versions.api_version(request))
-        return int(versions.api_version(theirs, min_version=request.min_version, max_version=request.max_version))
+        return int(versions.api_version(request))
     except KafkaError as error:
         raise Unsupported(str(error.args[0])) from None
 

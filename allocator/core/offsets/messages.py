@@ -86,8 +86,8 @@ def commit_request(
         member_id=identity.member_id,
         instance_id=identity.instance_id,
         retention_s=retention_s,
-        oldest=EPOCH_COMMIT if identity.by_epoch else 0,
-        newest=0 if in_zookeeper else newest,
+        min_version=EPOCH_COMMIT if identity.by_epoch else 0,
+        max_version=0 if in_zookeeper else newest,
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import threading
 import time
 from collections.abc import Awaitable, Callable, Container
@@ -217,7 +218,6 @@ class SessionMembership(GroupMembership):
                 self._live(scope, joined),
                 lease=self._keeper.keep(*self._proof()),
                 loss=self._wait_for_loss(),
-                silence=self._wait_for_silence(joined),
             )
             # everything is released: only the znodes are left to delete
         finally:
@@ -239,6 +239,8 @@ class SessionMembership(GroupMembership):
         if not joined.done():
             self._polls.polled()  # the user could not poll during `join`
             joined.set_result(None)
+        if limit_s is not None:
+            scope.start(self._wait_for_silence(), "silence")
         self._changed.set()  # read the present assignment
         await self._take_part(scope)
 
@@ -285,10 +287,12 @@ class SessionMembership(GroupMembership):
         if (name or self.member_id) not in names:
             raise MembershipLost("its znode was deleted")
 
-    async def _wait_for_silence(self, joined: asyncio.Future[None]) -> None:
-        await asyncio.wait({joined})
-        await self._polls.silence()
-        raise _Silence(f"its user asked for nothing for {self._polls.limit_s:g} s")
+    async def _wait_for_silence(self) -> None:
+        while True:
+            left_s = self._polls.left_s
+            if left_s <= 0:
+                raise _Silence(f"its user asked for nothing for {self._polls.limit_s:g} s")
+            await asyncio.sleep(left_s)
 
     async def _until_leaving(self) -> None:
         while not self._leaving:
@@ -347,16 +351,13 @@ class PollTimer:
             self._heard.set()
 
     @property
-    def silent(self) -> bool:
-        return self.limit_s is not None and self._clock() >= self._last + self.limit_s
+    def left_s(self) -> float:
+        """Seconds until the user has not polled for too long; infinite without a limit."""
+        return math.inf if self.limit_s is None else self._last + self.limit_s - self._clock()
 
-    async def silence(self) -> None:
-        """Returns once the user has not polled for too long."""
-        while not self.silent:
-            if self.limit_s is None:
-                await asyncio.get_running_loop().create_future()
-            else:
-                await asyncio.sleep(self._last + self.limit_s - self._clock())
+    @property
+    def silent(self) -> bool:
+        return self.left_s <= 0
 
     async def heard(self) -> None:
         """Returns when the user polls again; at once if the last poll is recent enough."""

@@ -6,7 +6,7 @@ A znode with invalid content raises `InvalidZnode`, which names the znode. The m
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from allocator.core.errors import AllocatorError
@@ -35,9 +35,9 @@ def parse_object(path: str, data: bytes) -> dict[str, Any]:
         raise InvalidZnode(path, "more lists and objects than any group needs")
     if data.count(b'"') > 2 * MAX_STRINGS:
         raise InvalidZnode(path, "more texts than any group needs")
-    numbers = _Numbers()
+    left = iter(range(MAX_NUMBERS))
     try:
-        doc = json.loads(data, parse_int=numbers.whole, parse_float=numbers.fraction)
+        doc = json.loads(data, parse_int=_parser(int, left), parse_float=_parser(float, left))
     except (ValueError, RecursionError) as error:
         raise InvalidZnode(path, shown(error)) from error
     if not isinstance(doc, dict):
@@ -52,24 +52,15 @@ def encode_object(doc: Mapping[str, Any]) -> bytes:
     return json.dumps({"format": FORMAT, **doc}, separators=(",", ":")).encode()
 
 
-class _Numbers:
-    """Reads the numbers of one JSON text, up to MAX_NUMBERS of them."""
+def _parser(kind: Callable[[str], Any], left: Iterator[int]) -> Callable[[str], Any]:
+    """Returns a parser of numbers, up to one for each item of `left`."""
 
-    def __init__(self) -> None:
-        self._left = MAX_NUMBERS
-
-    def whole(self, text: str) -> int:
-        self._count(text)
-        return int(text)
-
-    def fraction(self, text: str) -> float:
-        self._count(text)
-        return float(text)
-
-    def _count(self, text: str) -> None:
-        self._left -= 1
-        if self._left < 0 or len(text) > LONGEST_NUMBER:
+    def parse(text: str) -> Any:
+        if len(text) > LONGEST_NUMBER or next(left, None) is None:
             raise ValueError("more or longer numbers than any group needs")
+        return kind(text)
+
+    return parse
 
 
 def check_text(path: str, what: str, value: object) -> str:

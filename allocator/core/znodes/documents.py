@@ -293,12 +293,17 @@ class AssignmentDocument:
     """Version of the group's own znode, to which each write of the assignment adds 1. Unlike the version of the
     assignment's znode it does not start again when that znode is deleted. 0: the leader's version does not write it."""
 
+    def assigned(self) -> dict[str, Partitions]:
+        """Returns the partitions that each member owns or is promised."""
+        found = dict(self.owners)
+        for member, parts in self.promised.items():
+            found[member] = found.get(member, NO_PARTITIONS) | parts
+        return found
+
     def partition_counts(self) -> dict[str, int]:
         """Returns the partition count of each topic as far as the document shows it."""
         counts: dict[str, int] = {}
-        everything = [*self.owners.values(), *self.promised.values()]
-        everything += [entry.partitions for entry in self.waiting.values()]
-        for parts in everything:
+        for parts in (*self.assigned().values(), *(entry.partitions for entry in self.waiting.values())):
             for topic, partition in parts:
                 counts[topic] = max(counts.get(topic, 0), partition + 1)
         return counts

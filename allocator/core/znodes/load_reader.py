@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Collection, Mapping
 from functools import partial
 
 from allocator.core.types import TopicPartition
-from allocator.core.znodes.checked import InvalidZnode
 from allocator.core.znodes.load_report import LoadReport
 from allocator.core.znodes.store import Store
 from allocator.core.zookeeper.client import Watch, Watched
-
-log = logging.getLogger(__name__)
 
 
 class LoadReader:
@@ -40,11 +36,8 @@ class LoadReader:
         return self._known
 
     async def _report(self, member: str, watch: Watch) -> LoadReport | None:
-        try:
-            return await self._store.load_report(member, watch)
-        except InvalidZnode as error:
-            log.error("%s: the load of this member's partitions is unknown: %s", self._store.paths.group, error)
-            return None
+        report = self._store.load_report(member, watch)
+        return await self._store.readable(report, "the load of this member's partitions is unknown")
 
 
 def loads_of(reports: Mapping[str, LoadReport | None], source: str) -> dict[TopicPartition, float]:

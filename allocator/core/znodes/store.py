@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+import logging
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -31,6 +32,7 @@ from allocator.core.zookeeper.client import NoZnode, Op, ZnodeExists, ZooKeeperC
 Watch = Callable[[], None]
 T = TypeVar("T")
 
+log = logging.getLogger(__name__)
 
 # one thread, so that only one znode at a time uses the memory for decoding
 _LARGE = ThreadPoolExecutor(1, thread_name_prefix="allocator-decode")
@@ -105,8 +107,16 @@ class Store:
         if found is None:
             return None
         data, stat = found
-        claim = await _decoded(data, partial(Claim.decode, path, data, budget))
+        claim = await computed(partial(Claim.decode, path, data, budget), not quick(data))
         return replace(claim, version=stat.version, transaction=stat.zxid)
+
+    async def readable(self, read: Awaitable[T | None], effect: str) -> T | None:
+        """Awaits `read`. Returns None for an unreadable znode, and logs it with the effect on the group."""
+        try:
+            return await read
+        except InvalidZnode as error:
+            log.error("%s: %s: %s", self.paths.group, effect, error)
+            return None
 
     async def load_report(self, member: str, watch: Watch | None = None) -> LoadReport | None:
         """Returns the load report of a member; None if it reports nothing. Raises InvalidZnode."""
@@ -142,7 +152,8 @@ class Store:
                 if names is not None:
                     pieces = await asyncio.gather(*(self.zk.get(f"{self.paths.shards}/{name}") for name in names))
                     data = b"".join(piece for piece, _ in pieces)
-                return await _decoded(data, partial(AssignmentDocument.decode, path, data, only, counts)), stat.version
+                decode = partial(AssignmentDocument.decode, path, data, only, counts)
+                return await computed(decode, not quick(data)), stat.version
             except NoZnode:
                 # the next document was written after this read began, and its leader deleted the shards of this
                 # document
@@ -166,7 +177,7 @@ class Store:
         `document.writes` is the number of this write (0: any). Raises BadVersion or ZnodeExists when another leader
         wrote first.
         """
-        data = await _encoded(document)
+        data = await computed(document.encode, sum(map(len, document.owners.values())) >= SMALL_PARTITIONS)
         head, shards = split(data, document.leader, document.revision)
         for name, piece in shards.items():
             with contextlib.suppress(ZnodeExists):
@@ -190,15 +201,6 @@ class Store:
                     await self.zk.delete(f"{self.paths.shards}/{name}")
 
 
-async def _encoded(document: AssignmentDocument) -> bytes:
-    """Encodes large data in a thread, as `_decoded` decodes it."""
-    if sum(map(len, document.owners.values())) < SMALL_PARTITIONS:
-        return document.encode()
-    return await asyncio.get_running_loop().run_in_executor(_LARGE, document.encode)
-
-
-async def _decoded(data: bytes, decode: Callable[[], T]) -> T:
-    """Decodes large data in a thread, so that the event loop can renew the lease."""
-    if quick(data):
-        return decode()
-    return await asyncio.get_running_loop().run_in_executor(_LARGE, decode)
+async def computed(compute: Callable[[], T], large: bool, thread: ThreadPoolExecutor = _LARGE) -> T:
+    """Computes what is `large` in a thread, so that the event loop can renew the lease."""
+    return await asyncio.get_running_loop().run_in_executor(thread, compute) if large else compute()

@@ -116,13 +116,15 @@ class Decider:
             allowance = orders.allowance(settled, alive, group.now_ms)
             part, begun, self.later = portion(settled, decision.target, alive, allowance)
             if not _stands(part, decision, settled):
+                counted = begun and orders.budget.per_minute is not None
                 successor = further(
-                    part, strategy=decision.strategy, refused=decision.refused, left_out=decision.left_out
+                    part,
+                    strategy=decision.strategy,
+                    refused=decision.refused,
+                    left_out=decision.left_out,
+                    load_history=decision.load_history or document.load_history,
+                    moved=_with_moves(document, group.now_ms, begun) if counted else document.moved,
                 )
-                if successor is not None and decision.load_history is not None:
-                    successor = successor.but(load_history=decision.load_history)
-                if successor is not None and begun and orders.budget.per_minute is not None:
-                    successor = successor.but(moved=_with_moves(document, group.now_ms, begun))
         after = successor or document
         moving = f"{after.in_flight(alive)} partitions are on the move, {self.later} wait for their turn"
         states = orders.states(group.members, after, decision.target, moving)
@@ -158,13 +160,10 @@ class Decider:
 
 def _stands(target: Mapping[str, Partitions], decision: GroupDecision, document: AssignmentDocument) -> bool:
     """Returns whether the document already leads to that assignment, because the previous leader decided the same."""
-    present = dict(document.owners)
-    for member, parts in document.promised.items():
-        present[member] = present.get(member, frozenset()) | parts
     return (
         document.generation > 0
         and document.problem is None
-        and present == {member: parts for member, parts in target.items() if parts}
+        and document.assigned() == {member: parts for member, parts in target.items() if parts}
         and document.strategy == decision.strategy
         and document.refused == decision.refused
         and document.left_out == decision.left_out

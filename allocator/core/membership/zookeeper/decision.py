@@ -6,12 +6,11 @@ In: the members, the partition counts, the present document, the orders in effec
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Optional
+from typing import Optional, TypeVar
 
 from allocator.core.assignors import Assignor, GroupView, Member, choose, left_out, resolve
 from allocator.core.assignors.constraints import Constraints, steer
@@ -23,12 +22,14 @@ from allocator.core.membership.zookeeper.seats import away, standby, view_ids
 from allocator.core.settings.table import DEFAULT
 from allocator.core.subscription.patterns import topic_pattern
 from allocator.core.text.quoting import shown
-from allocator.core.types import NO_PARTITIONS, Partitions, TopicPartition
+from allocator.core.types import Partitions, TopicPartition
 from allocator.core.znodes.documents import SMALL_PARTITIONS, AssignmentDocument, MemberInfo
 from allocator.core.znodes.following import LoadHistory
 from allocator.core.znodes.load_reader import loads_of
 from allocator.core.znodes.load_report import LoadReport
+from allocator.core.znodes.store import computed
 
+T = TypeVar("T")
 ViewBuilder = Callable[
     [Assignor, "tuple[Member, ...]", Mapping[str, int], Mapping[str, Partitions]], Awaitable[GroupView]
 ]
@@ -69,15 +70,6 @@ SMALL_BY_LOAD = 2_000  # partitions; smaller than SMALL_PARTITIONS because the l
 _LARGE = ThreadPoolExecutor(1, thread_name_prefix="allocator-decide")
 
 
-async def _computed(
-    compute: Callable[[], dict[str, Partitions]], counts: Mapping[str, int], small: int = SMALL_PARTITIONS
-) -> dict[str, Partitions]:
-    """Computes a large assignment in a thread, so that the event loop can renew the lease."""
-    if sum(counts.values()) < small:
-        return compute()
-    return await asyncio.get_running_loop().run_in_executor(_LARGE, compute)
-
-
 def subscription(info: MemberInfo, topics: Collection[str]) -> frozenset[str]:
     """Returns the topics of a member: those that it names, and those of `topics` that match its pattern."""
     if info.pattern is None:
@@ -110,10 +102,8 @@ async def decide(
     everybody = {**members, **missing}
     ids = view_ids(document, everybody)
     # members usually share one subscription
-    subscribed: dict[tuple[frozenset[str], Optional[str]], frozenset[str]] = {}
-    for info in everybody.values():
-        if (info.topics, info.pattern) not in subscribed:
-            subscribed[info.topics, info.pattern] = subscription(info, counts)
+    subscriptions = {(info.topics, info.pattern): info for info in everybody.values()}
+    subscribed = {key: subscription(info, counts) for key, info in subscriptions.items()}
     taking_part = tuple(
         Member(
             id=ids[member],
@@ -127,53 +117,46 @@ async def decide(
         if member not in refused
     )
     owned = {ids[member]: parts for member, parts in document.owners.items() if member in ids}
-    held = dict(owned)
-    for member, parts in document.promised.items():
-        if member in ids:
-            held[ids[member]] = held.get(ids[member], NO_PARTITIONS) | parts
+    held = {ids[member]: parts for member, parts in document.assigned().items() if member in ids}
     constraints = constraints_of(orders, everybody, missing).renamed(ids)
-    history = None
+    size, history = sum(counts.values()), None
     if isinstance(assignor, LoadAssignor):
-        by_load = _ByLoad(assignor, next(iter(members.values())).load_tolerance, load or GroupLoad(), document)
-        view = GroupView(taking_part, dict(counts), held, load=by_load.load.loads)
-        target = await _computed(partial(by_load.target, view, constraints), counts, SMALL_BY_LOAD)
-        history = by_load.history
+        load = load or GroupLoad()
+        tolerance = next(iter(members.values())).load_tolerance or DEFAULT["load_tolerance"]
+        view = GroupView(taking_part, dict(counts), held, load=load.loads)
+        compute = partial(_by_load, assignor, view, constraints, tolerance, load, document.load_history)
+        target, history = await computed(compute, size >= SMALL_BY_LOAD, _LARGE)
     else:
         view = await build(assignor, taking_part, counts, owned)
-        target = await _computed(partial(steer, assignor, view, constraints, held), counts)
+        target = await computed(partial(steer, assignor, view, constraints, held), size >= SMALL_PARTITIONS, _LARGE)
     without = left_out(view, target)
     target = {member: target[seen] for member, seen in ids.items() if seen in target}
     return GroupDecision(target, strategy, refused, without, history)
 
 
-class _ByLoad:
-    """Assigns the partitions of a group that follows load. `history` is set if a lasting imbalance moves partitions."""
-
-    def __init__(
-        self, assignor: LoadAssignor, tolerance: float | None, load: GroupLoad, document: AssignmentDocument
-    ) -> None:
-        self._assignor = assignor
-        self._tolerance = DEFAULT["load_tolerance"] if tolerance is None else tolerance
-        self.load = load
-        self._before = document.load_history
-        self.history: LoadHistory | None = None
-
-    def target(self, view: GroupView, constraints: Constraints) -> dict[str, Partitions]:
-        now_ms, total = self.load.now_ms, sum(view.partitions.values())
-        resting = self._before.resting(now_ms)
-        found = steer(self._assignor, view, constraints)
-        further = partial(balance, view.members, loads=view.load, tolerance=self._tolerance, constraints=constraints)
-        # the share of a new member comes with the change of the group: it needs no budget
-        newcomers = {member.id for member in view.members if not view.owned.get(member.id)}
-        moves = further(found, resting=resting, newcomers=newcomers)
+def _by_load(
+    assignor: LoadAssignor,
+    view: GroupView,
+    constraints: Constraints,
+    tolerance: float,
+    load: GroupLoad,
+    before: LoadHistory,
+) -> tuple[dict[str, Partitions], LoadHistory | None]:
+    """Assigns the partitions of a group that follows load. The history is None if no lasting imbalance moves any."""
+    total, history, resting = sum(view.partitions.values()), None, before.resting(load.now_ms)
+    found = steer(assignor, view, constraints)
+    further = partial(balance, view.members, loads=view.load, tolerance=tolerance, constraints=constraints)
+    # the share of a new member comes with the change of the group: it needs no budget
+    newcomers = {member.id for member in view.members if not view.owned.get(member.id)}
+    moves = further(found, resting=resting, newcomers=newcomers)
+    found = moved(found, moves)
+    if load.uneven:
+        resting |= {move.partition for move in moves}
+        moves = further(found, resting=resting, most=before.allowance(total, load.now_ms))
         found = moved(found, moves)
-        if self.load.uneven:
-            resting |= {move.partition for move in moves}
-            moves = further(found, resting=resting, most=self._before.allowance(total, now_ms))
-            found = moved(found, moves)
-            if moves:
-                self.history = self._before.with_moves((move.partition for move in moves), total, now_ms)
-        return found
+        if moves:
+            history = before.with_moves((move.partition for move in moves), total, load.now_ms)
+    return found, history
 
 
 @dataclass(frozen=True)

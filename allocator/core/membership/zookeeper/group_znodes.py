@@ -175,12 +175,8 @@ class GroupZnodes:
         return {member: claim for member, claim in zip(wanted, found) if claim is not None}
 
     async def _read_claim(self, member: str, watch: Callable[[], None]) -> Claim | None:
-        try:
-            return await self._store.claim(member, watch, budget=self._budget)
-        except InvalidZnode as error:
-            # an unreadable claim releases nothing: its partitions wait until the member writes it again or leaves
-            log.error("%s: %s", self._store.paths.group, error)
-            return None
+        claim = self._store.claim(member, watch, budget=self._budget)
+        return await self._store.readable(claim, "its partitions wait until the member writes it again or leaves")
 
     def _poke_released(self) -> None:
         self.released = True
@@ -188,14 +184,8 @@ class GroupZnodes:
 
     async def _members(self, names: list[str]) -> dict[str, MemberInfo]:
         fresh = [name for name in names if name not in self._infos]
-        found = dict(zip(fresh, await asyncio.gather(*map(self._read_member, fresh))))
+        reads = (self._store.readable(self._store.member(name), "this member gets no partitions") for name in fresh)
+        found = dict(zip(fresh, await asyncio.gather(*reads)))
         infos = {name: found.get(name) or self._infos.get(name) for name in names}
         self._infos = {name: info for name, info in infos.items() if info is not None}
         return self._infos
-
-    async def _read_member(self, member: str) -> MemberInfo | None:
-        try:
-            return await self._store.member(member)
-        except InvalidZnode as error:
-            log.error("%s: this member gets no partitions: %s", self._store.paths.group, error)
-            return None

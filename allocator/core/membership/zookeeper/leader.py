@@ -169,7 +169,8 @@ class Leader:
         successor = self._decider.next(group, fresh)
         if successor is None and (document != stored.document or stored.miscounted):
             successor = document.but(leader=self._me, revision=document.revision + 1)
-        if fresh and write_at is not None and not await self._calm_until(write_at):
+        now = asyncio.get_running_loop().time
+        if fresh and write_at is not None and await wait_for_event(self._znodes.regrouped, write_at - now()):
             self._decider.forget()
             return False, None
         if successor is not None:
@@ -179,10 +180,6 @@ class Leader:
             with contextlib.suppress(NoZnode):
                 await self._store.zk.delete(self._store.paths.left_mark(member))
         return True, self._pause_s(group, successor or document)
-
-    async def _calm_until(self, moment: float) -> bool:
-        """Waits until `moment` in the time of the event loop; returns False as soon as the group changes."""
-        return not await wait_for_event(self._znodes.regrouped, moment - asyncio.get_running_loop().time())
 
     async def _is_uneven(self, group: Snapshot) -> bool:
         """Returns whether it is time to check the load, and an imbalance has lasted long enough."""

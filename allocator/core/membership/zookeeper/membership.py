@@ -273,7 +273,9 @@ class ZooKeeperMembership(SessionMembership):
         while True:
             gone = asyncio.Event()
             try:
-                names = in_join_order(await self._members())
+                names: list[str] = []
+                with contextlib.suppress(NoZnode):  # the group's znodes were deleted
+                    names = in_join_order(await self._store.member_names())
                 self._check_registered(names)
                 place = names.index(self.member_id)
                 if place == 0:
@@ -286,12 +288,6 @@ class ZooKeeperMembership(SessionMembership):
                 await asyncio.sleep(0.05)
                 continue
             await gone.wait()
-
-    async def _members(self) -> list[str]:
-        try:
-            return await self._store.member_names()
-        except NoZnode:
-            return []  # the group's znodes were deleted
 
     async def _lead(self) -> None:
         self._leader = self._new_leader()

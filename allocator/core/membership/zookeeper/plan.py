@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping
 from heapq import heapify, heappop, heappush
+from typing import Any
 
 from allocator.core.types import NO_PARTITIONS, Partitions, TopicPartition
 from allocator.core.znodes.documents import AssignmentDocument, Claim, Waiting
@@ -22,16 +23,13 @@ def advance(
     alive: Collection[str],
     claims: Mapping[str, Claim],
     target: Mapping[str, Partitions] | None = None,
-    *,
-    strategy: str = "",
-    refused: Mapping[str, str] | None = None,
-    left_out: Partitions = NO_PARTITIONS,
+    **changes: Any,
 ) -> AssignmentDocument | None:
     """Computes the next document, or returns None if nothing changes.
 
     `alive`: the members that still have a member znode or a claim. `claims`: the claims of at least the members in
-    `document.waiting`. `target`: a new assignment, which begins a new generation; None continues the present
-    generation.
+    `document.waiting`. `target`: a new assignment, which begins a new generation, and `changes` are its other
+    fields in the document; None continues the present generation.
     """
     # a member without znodes owns nothing: its session ended, and its lease had run out before that
     owners = {member: parts for member, parts in document.owners.items() if member in alive}
@@ -74,13 +72,7 @@ def advance(
         waiting=waiting,
     )
     if target is not None:
-        next_document = next_document.but(
-            generation=document.generation + 1,
-            strategy=strategy,
-            refused=dict(refused or {}),
-            left_out=left_out,
-            problem=None,
-        )
+        next_document = next_document.but(generation=document.generation + 1, problem=None, **changes)
     if next_document.but(leader=document.leader) == document:
         return None
     return next_document.but(revision=revision)

@@ -19,17 +19,12 @@ class KafkaLease(MemberLease):
     """
 
     def __init__(self, group: str, listener: AssignmentListener, clock: Callable[[], float] | None = None) -> None:
-        super().__init__(group, listener, clock)
-        self._session = Lease(self.clock)
-        self._rebalance = Lease(self.clock)
+        self._session, self._rebalance = Lease(clock), Lease(clock)
+        super().__init__(group, listener, self._session, self._rebalance)
 
     @property
     def valid(self) -> bool:
-        return not self.suspended and self._session.valid and self._rebalance.valid
-
-    @property
-    def remaining_s(self) -> float:
-        return min(self._session.remaining_s, self._rebalance.remaining_s)
+        return not self.suspended and self.remaining_s > 0
 
     def renew(self, started: float, session_timeout_s: float, rebalance_timeout_s: float, *, rebalancing: bool) -> None:
         """A request that began at `started` was acknowledged."""
@@ -38,11 +33,6 @@ class KafkaLease(MemberLease):
             margin = min(rebalance_timeout_s * Lease.MARGIN, MAX_MARGIN_S)
             self._rebalance.ends = max(self._rebalance.ends, started + rebalance_timeout_s - margin)
         self._proved(started)
-
-    def end(self) -> None:
-        self._session.end()
-        self._rebalance.end()
-        super().end()
 
     @property
     def lapse(self) -> str:  # type: ignore[override]

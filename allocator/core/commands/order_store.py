@@ -12,9 +12,7 @@ from typing import Optional
 
 from allocator.core.commands.orders import Order, OrderResult, Orders
 from allocator.core.znodes.documents import Paths
-from allocator.core.zookeeper.client import BadVersion, ZnodeExists, ZooKeeperClient, get_if_exists, retrying
-
-Watch = Callable[[], None]
+from allocator.core.zookeeper.client import BadVersion, Watch, ZnodeExists, ZooKeeperClient, get_if_exists, retrying
 
 # limit of one write. more: a write survives a longer loss of the connection; less: its caller learns of the loss sooner
 WRITE_S = 10.0

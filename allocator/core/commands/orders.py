@@ -26,7 +26,7 @@ import json
 import re
 import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from operator import itemgetter
 from typing import Any, ClassVar, Literal, Optional, Protocol, TypeVar, Union
@@ -41,6 +41,7 @@ from allocator.core.znodes.checked import (
     check_number,
     check_text,
     encode_object,
+    optional,
     parse_object,
 )
 from allocator.core.znodes.documents import InflateBudget, from_ranges, to_ranges
@@ -340,16 +341,8 @@ class Order:
         return plain(" ".join(filter(None, (self.kind, *names, KINDS[self.kind].words(self.arguments)))))
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "kind": self.kind,
-            "arguments": dict(self.arguments),
-            "who": self.who,
-            "when": self.when,
-            "why": self.why,
-            "expires": self.expires,
-            "results": [result.to_json() for result in self.results],
-        }
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {**values, "results": [result.to_json() for result in self.results]}
 
     @classmethod
     def _of(cls, path: str, value: object, budget: InflateBudget) -> Order:
@@ -361,7 +354,6 @@ class Order:
         results = check_list(path, "results", doc.get("results", []))
         if len(results) > Orders.MAX_RESULTS:
             raise InvalidZnode(path, f"{len(results)} results of {found}")
-        expires = doc.get("expires")
         order = cls(
             id=found,
             kind=kind,
@@ -369,7 +361,7 @@ class Order:
             who=_bounded(path, "who", doc.get("who")),
             when=check_number(path, "when", doc.get("when")),
             why=_bounded(path, "why", doc.get("why", "")),
-            expires=None if expires is None else check_number(path, "expires", expires),
+            expires=optional(check_number, path, doc, "expires"),
             results=tuple(OrderResult._of(path, each, budget) for each in results),
         )
         if order.fault is None and "partitions" in arguments:

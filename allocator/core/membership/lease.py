@@ -31,8 +31,8 @@ class Lease:
 
     MARGIN = 0.25
 
-    def __init__(self, clock: Callable[[], float] = boot_clock) -> None:
-        self.clock = clock
+    def __init__(self, clock: Callable[[], float] | None = None) -> None:
+        self.clock = clock or boot_clock
         self.ends = float("-inf")
 
     def renew(self, started: float, session_timeout_s: float) -> None:
@@ -64,7 +64,7 @@ class EnsembleLease(Lease):
     minSessionTimeout is set lower.) The lease counts from the start of that earlier exchange.
     """
 
-    def __init__(self, clock: Callable[[], float] = boot_clock) -> None:
+    def __init__(self, clock: Callable[[], float] | None = None) -> None:
         super().__init__(clock)
         # (start, acknowledgement) of the newest exchange that the leader surely knows of, and of all later ones
         self._proofs = deque([(float("-inf"), float("-inf"))])
@@ -83,15 +83,16 @@ class EnsembleLease(Lease):
 
 
 class MemberLease:
-    """Whether a member may act. Calls `suspended` of the listener when the lease lapses, and `resumed` after the next
-    proof. Subclasses define how long it lasts."""
+    """Whether a member may act: while all of `leases` are valid. Calls `suspended` of the listener when one lapses, and
+    `resumed` after the next proof."""
 
     lapse = "its lease has lapsed"
     """Why a lapsed lease suspends, for the log and the listener."""
 
-    def __init__(self, group: str, listener: AssignmentListener, clock: Callable[[], float] | None = None) -> None:
+    def __init__(self, group: str, listener: AssignmentListener, *leases: Lease) -> None:
         self.suspended = False
-        self.clock = clock or boot_clock
+        self.clock = leases[0].clock
+        self._leases = leases
         self._group = group
         self._listener = listener
         self._timer: asyncio.TimerHandle | None = None
@@ -101,7 +102,7 @@ class MemberLease:
     @property
     def remaining_s(self) -> float:
         """Seconds left, negative when the lease has lapsed."""
-        raise NotImplementedError
+        return min(lease.remaining_s for lease in self._leases)
 
     async def confirm(self) -> bool:
         """Implements `Membership.confirm`."""
@@ -118,6 +119,8 @@ class MemberLease:
 
     def end(self) -> None:
         """The membership is over or lost."""
+        for lease in self._leases:
+            lease.end()
         self._stop_timer()
         self._answer(float("inf"), False)
 
@@ -186,8 +189,8 @@ class LeaseRenewer(MemberLease):
         clock: Callable[[], float] | None,
         measures: Measures,
     ) -> None:
-        super().__init__(group, listener, clock)
-        self.lease = EnsembleLease(self.clock)
+        self.lease = EnsembleLease(clock)
+        super().__init__(group, listener, self.lease)
         self._zk = zk
         self._measures = measures
         self._over = False  # True from the end of a session until the next one begins
@@ -197,10 +200,6 @@ class LeaseRenewer(MemberLease):
     @property
     def may_act(self) -> bool:
         return self.lease.valid and not self._over and not self.suspended
-
-    @property
-    def remaining_s(self) -> float:
-        return self.lease.remaining_s
 
     def begin(self) -> None:
         """Starts a session. Call it in the event loop, before `keep`."""
@@ -258,7 +257,6 @@ class LeaseRenewer(MemberLease):
     def end(self) -> None:
         """Ends the renewal, because the session is over."""
         self.revoke()
-        self.lease.end()
         super().end()
 
     def _renew(self, started: float) -> None:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from allocator.core.errors import AllocatorError
 from allocator.core.text.quoting import plain, shown
+
+T = TypeVar("T")
 
 FORMAT = 1
 # A group of 1 000 members, 1 000 topics and 1 000 000 partitions stays below each limit, even while all of them move
@@ -87,7 +89,7 @@ def check_number(path: str, what: str, value: object) -> int:
     return value
 
 
-def check_real(path: str, what: str, value: object, low: float, high: float, *, zero: bool = False) -> float:
+def check_real(path: str, what: str, value: object, low: float = 0, high: float = 1e9, *, zero: bool = False) -> float:
     """Accepts numbers above `low`, up to `high`, and 0 if `zero`."""
     if type(value) not in (int, float) or not (low < value <= high or (zero and value == 0)):  # type: ignore[operator]
         raise InvalidZnode(path, f"{what} is {shown(value)}")
@@ -98,3 +100,9 @@ def check_mapping(path: str, what: str, value: object) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InvalidZnode(path, f"{what} is {type(value).__name__}, not an object")
     return value
+
+
+def optional(check: Callable[[str, str, object], T], path: str, doc: Mapping[str, Any], what: str) -> T | None:
+    """Returns None if `doc` does not have the field `what`, or if it is null."""
+    value = doc.get(what)
+    return None if value is None else check(path, what, value)

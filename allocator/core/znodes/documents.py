@@ -19,6 +19,7 @@ import threading
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import repeat
 from typing import Any, NamedTuple
 
@@ -37,6 +38,7 @@ from allocator.core.znodes.checked import (
     check_text,
     check_texts,
     encode_object,
+    optional,
     parse_object,
 )
 from allocator.core.znodes.following import LoadHistory
@@ -147,50 +149,38 @@ class MemberInfo:
         return cls.from_json(path, parse_object(path, data))
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "host": self.host,
-            "topics": sorted(self.topics),
-            "pattern": self.pattern,
-            "weight": self.weight,
-            "rack": self.rack,
-            "strategies": list(self.strategies),
-            "pid": self.pid,
-            "session_timeout_s": self.session_timeout_s,
-            "orders": list(self.orders),
-            **({"features": list(self.features)} if self.features else {}),
-            **({"load_tolerance": self.load_tolerance} if self.load_tolerance is not None else {}),
-            **({"version": self.version} if self.version is not None else {}),
-            **({"instance": [self.instance_id, self.restart_grace_s]} if self.instance_id is not None else {}),
-        }
+        found = {name: sorted(value) if isinstance(value, frozenset) else value for name, value in vars(self).items()}
+        return {**found, "instance": [found.pop("instance_id"), found.pop("restart_grace_s")]}
 
     @classmethod
     def from_json(cls, path: str, doc: Mapping[str, Any]) -> MemberInfo:
-        pattern, rack, version = doc.get("pattern"), doc.get("rack"), doc.get("version")
-        pid, session_s, tolerance = doc.get("pid"), doc.get("session_timeout_s"), doc.get("load_tolerance")
         instance_id, grace_s = check_list(path, "instance", doc.get("instance", [None, 0]), 2)
-        if pattern is not None:
-            try:
-                topic_pattern(check_text(path, "pattern", pattern))
-            except (ConfigError, MissingExtra) as error:
-                raise InvalidZnode(path, str(error)) from error
         return cls(
             name=check_text(path, "name", doc.get("name")),
             host=check_text(path, "host", doc.get("host")),
             topics=frozenset(check_texts(path, "topics", doc.get("topics"))),
-            pattern=pattern,
-            weight=check_real(path, "weight", doc.get("weight", 1.0), 0, 1e9),
-            rack=None if rack is None else check_text(path, "rack", rack),
+            pattern=optional(_check_pattern, path, doc, "pattern"),
+            weight=check_real(path, "weight", doc.get("weight", 1.0)),
+            rack=optional(check_text, path, doc, "rack"),
             strategies=tuple(check_texts(path, "strategies", doc.get("strategies"))),
-            pid=None if pid is None else check_number(path, "pid", pid),
-            session_timeout_s=None if session_s is None else check_real(path, "session_timeout_s", session_s, 0, 1e9),
+            pid=optional(check_number, path, doc, "pid"),
+            session_timeout_s=optional(check_real, path, doc, "session_timeout_s"),
             orders=tuple(check_texts(path, "orders", doc.get("orders", []))),
             instance_id=None if instance_id is None else check_text(path, "instance", instance_id),
             restart_grace_s=check_real(path, "restart_grace_s", grace_s, 0, MAX_GRACE_S, zero=True),
             features=tuple(check_texts(path, "features", doc.get("features", []))),
-            load_tolerance=None if tolerance is None else check_real(path, "load_tolerance", tolerance, 1, 1e9),
-            version=None if version is None else check_text(path, "version", version),
+            load_tolerance=optional(partial(check_real, low=1), path, doc, "load_tolerance"),
+            version=optional(check_text, path, doc, "version"),
         )
+
+
+def _check_pattern(path: str, what: str, value: object) -> str:
+    pattern = check_text(path, what, value)
+    try:
+        topic_pattern(pattern)
+    except (ConfigError, MissingExtra) as error:
+        raise InvalidZnode(path, str(error)) from error
+    return pattern
 
 
 @dataclass(frozen=True)
@@ -365,7 +355,6 @@ class AssignmentDocument:
         rest = doc if only is None else {}  # the fields that members do not read
         left_out = check_mapping(path, "left_out", rest.get("left_out", {}))
         InflateBudget(counts).take(path, left_out)
-        problem = doc.get("problem")
         return cls(
             generation=check_number(path, "generation", doc.get("generation")),
             revision=check_number(path, "revision", doc.get("revision")),
@@ -380,7 +369,7 @@ class AssignmentDocument:
             moved=_moved(path, rest.get("moved", [])),
             load_history=_history_from_json(path, rest.get("load", [0, 0, []]), counts),
             seats=_seats_from_json(path, rest),
-            problem=None if problem is None else check_text(path, "problem", problem),
+            problem=optional(check_text, path, doc, "problem"),
             writes=check_number(path, "writes", doc.get("writes", 0)),
         )
 

@@ -27,9 +27,8 @@ from allocator.core.znodes.documents import (
     split,
 )
 from allocator.core.znodes.load_report import LoadReport
-from allocator.core.zookeeper.client import NoZnode, Op, ZnodeExists, ZooKeeperClient, get_if_exists
+from allocator.core.zookeeper.client import NoZnode, Op, Watch, ZnodeExists, ZooKeeperClient, get_if_exists
 
-Watch = Callable[[], None]
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)

@@ -18,14 +18,12 @@ import logging
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Generic, NamedTuple, Optional, Protocol, TypeVar, Union
+from typing import Any, Generic, NamedTuple, Optional, TypeVar, Union
 
 from allocator.core.consumer import SinkClaim, SinkOffset
 from allocator.core.fetch import Batch
 from allocator.errors import AlreadyStored, ConfigError, Fenced, SinkError
 from allocator.types import Record, TopicPartition
-
-__all__ = ["SinkClaim", "SinkOffset", "Transaction", "TransactionalSink"]
 
 log = logging.getLogger(__name__)
 
@@ -52,23 +50,6 @@ STORE = """UPDATE {table} SET next_offset = :next_offset, leader_epoch = :leader
     AND COALESCE(next_offset, -1) = :stored"""
 REWIND = """UPDATE {table} SET next_offset = :next_offset, leader_epoch = NULL, topic_id = COALESCE(:topic_id, topic_id)
     WHERE group_id = :group_id AND topic = :topic AND part = :part AND fence = :fence AND owner = :owner"""
-
-
-class Transaction(Protocol[Connection]):
-    """An open transaction of a sink's database."""
-
-    connection: Connection
-    """What the user's function gets."""
-
-    def rows(self, statement: str, parameters: Parameters) -> Sequence[Sequence[Any]]: ...
-
-    def change(self, statement: str, parameters: Parameters) -> int:
-        """The number of rows changed."""
-
-    def change_all(self, statement: str, parameters: Sequence[Parameters]) -> None: ...
-
-    def must_be_open(self) -> None:
-        """Raises ConfigError when the user's function has ended it."""
 
 
 class _Owned(NamedTuple):
@@ -116,8 +97,16 @@ class TransactionalSink(Generic[Connection]):
 
     # -- implemented for a database ------------------------------------------------------------------------------
 
-    def _transaction(self) -> AbstractContextManager[Transaction[Connection]]:
-        """Commits at the end of the block, and rolls back when the block raises."""
+    def _transaction(self) -> AbstractContextManager[Connection]:
+        """Yields a connection. Commits at the end of the block, and rolls back if the block raises."""
+        raise NotImplementedError
+
+    def _execute(self, connection: Connection, statement: str, parameters: Parameters | Sequence[Parameters]) -> Any:
+        """Runs a statement, once for each mapping of a sequence. Returns the driver's result."""
+        raise NotImplementedError
+
+    def _in_transaction(self, connection: Connection) -> bool:
+        """Returns False after the user's function has ended the transaction."""
         raise NotImplementedError
 
     def _errors(self) -> tuple[type[Exception], ...]:
@@ -147,8 +136,8 @@ class TransactionalSink(Generic[Connection]):
             raise self._refused(partition, unit.fence, owned.fence if owned else None)
         key = self._key(partition)
         left: Any = unit
-        with self._transaction() as transaction:
-            stored = self._stored(transaction, partition, key, owned)
+        with self._transaction() as connection:
+            stored = self._stored(connection, key, owned)
             if stored > start:
                 if self._tried.get(partition, (-1,))[0] != start:
                     raise AlreadyStored(partition, start, stored)
@@ -156,12 +145,15 @@ class TransactionalSink(Generic[Connection]):
                     return False
                 assert isinstance(unit, Batch)  # a record is stored as a whole
                 left = unit.from_offset(stored)
-            effects(transaction.connection, left)
-            transaction.must_be_open()
+            effects(connection, left)
+            if not self._in_transaction(connection):
+                raise ConfigError(
+                    "the effects ended the transaction, so they were stored without their offset: do not commit"
+                )
             self._tried[partition] = start, end
             values = {**key, **owned._asdict(), "next_offset": end, "leader_epoch": left.leader_epoch, "stored": stored}
-            if transaction.change(self._of_table(STORE), values) != 1:
-                self._stored(transaction, partition, key, owned)
+            if self._run(connection, STORE, values).rowcount != 1:
+                self._stored(connection, key, owned)
                 raise AlreadyStored(partition, start, end)
         return True
 
@@ -171,7 +163,11 @@ class TransactionalSink(Generic[Connection]):
 
     def offsets(self, group: str) -> dict[TopicPartition, int]:
         """The next offset of each partition of which something is stored. Raises `SinkError`."""
-        return {p: row.next_offset for p, row in self._rows(group).items() if row.next_offset is not None}
+        with self._mapped_errors():
+            self._prepare()
+            with self._transaction() as connection:
+                rows = self._read(connection, group)
+        return {p: row.next_offset for p, row in rows.items() if row.next_offset is not None}
 
     # -- ownership -----------------------------------------------------------------------------------------------
 
@@ -223,20 +219,20 @@ class TransactionalSink(Generic[Connection]):
         assert self._group is not None
         with self._mapped_errors():
             self._prepare()
-            with self._transaction() as transaction:
+            with self._transaction() as connection:
                 # in one order, or two owners could wait for each other's rows
                 wanted = sorted(claims)
-                transaction.change_all(self._of_table(INSERT), [self._key(partition) for partition in wanted])
-                before = self._read(transaction, self._group)
+                self._run(connection, INSERT, [self._key(partition) for partition in wanted])
+                before = self._read(connection, self._group)
                 changes = []
                 for partition in wanted:
                     row, claim = before[partition], claims[partition]
                     if _supersedes(claim, owner, row, overruled.get(partition)):
                         changes.append(self._registration(partition, claim, owner, row))
                 if changes:
-                    transaction.change_all(self._of_table(REGISTER), changes)
+                    self._run(connection, REGISTER, changes)
                 # read again: our change holds the rows, so that no other owner can store beyond these offsets
-                after = self._read(transaction, self._group)
+                after = self._read(connection, self._group)
         found: dict[TopicPartition, SinkOffset] = {}
         doubtful = {}
         for partition in wanted:
@@ -275,17 +271,18 @@ class TransactionalSink(Generic[Connection]):
             raise self._refused(partition, None, None)
         values = {**self._key(partition), **owned._asdict(), "next_offset": offset}
         values["topic_id"] = None if topic_id is None else str(topic_id)
-        with self._mapped_errors(), self._transaction() as transaction:
-            if transaction.change(self._of_table(REWIND), values) != 1:
-                self._stored(transaction, partition, self._key(partition), owned)
+        with self._mapped_errors(), self._transaction() as connection:
+            if self._run(connection, REWIND, values).rowcount != 1:
+                self._stored(connection, self._key(partition), owned)
         self._tried.pop(partition, None)
 
-    def _stored(self, transaction: Transaction[Any], partition: TopicPartition, key: Parameters, owned: _Owned) -> int:
+    def _stored(self, connection: Connection, key: Parameters, owned: _Owned) -> int:
         """The next offset, -1 if nothing is stored. Raises `Fenced` when the row is another owner's."""
-        rows = transaction.rows(self._of_table(SELECT), key)
-        if not rows:
+        row = self._run(connection, SELECT, key).fetchone()
+        partition = TopicPartition(key["topic"], key["part"])
+        if row is None:
             raise Fenced(f"{partition.topic}:{partition.partition}: its row was deleted from table {self.table}")
-        next_offset, fence, owner = rows[0]
+        next_offset, fence, owner = row
         if (fence, owner) != owned:
             raise self._refused(partition, owned.fence, fence)
         return -1 if next_offset is None else int(next_offset)
@@ -302,26 +299,20 @@ class TransactionalSink(Generic[Connection]):
             "read; the new owner stores it"
         )
 
-    def _rows(self, group: str) -> dict[TopicPartition, _Row]:
-        with self._mapped_errors():
-            self._prepare()
-            with self._transaction() as transaction:
-                return self._read(transaction, group)
-
-    def _read(self, transaction: Transaction[Any], group: str) -> dict[TopicPartition, _Row]:
-        rows = transaction.rows(self._of_table(SELECT_ALL), {"group_id": group})
+    def _read(self, connection: Connection, group: str) -> dict[TopicPartition, _Row]:
+        rows = self._run(connection, SELECT_ALL, {"group_id": group}).fetchall()
         return {TopicPartition(topic, part): _Row(*rest) for topic, part, *rest in rows}
 
     def _prepare(self) -> None:
         if self._prepared:
             return
         try:
-            with self._transaction() as transaction:
-                transaction.change(self._of_table(CREATE), {})
+            with self._transaction() as connection:
+                self._run(connection, CREATE, {})
         except self._errors():
             # PostgreSQL refuses the second of two that create the table at the same time
-            with self._transaction() as transaction:
-                transaction.rows(self._of_table(SELECT_ALL), {"group_id": ""})
+            with self._transaction() as connection:
+                self._read(connection, "")
         self._prepared = True
 
     @contextmanager
@@ -334,8 +325,8 @@ class TransactionalSink(Generic[Connection]):
     def _key(self, partition: TopicPartition) -> dict[str, Any]:
         return {"group_id": self._group, "topic": partition.topic, "part": partition.partition}
 
-    def _of_table(self, statement: str) -> str:
-        return statement.format(table=self.table)
+    def _run(self, connection: Connection, statement: str, parameters: Parameters | Sequence[Parameters]) -> Any:
+        return self._execute(connection, statement.format(table=self.table), parameters)
 
     def _names(self, partitions: Mapping[TopicPartition, Any]) -> str:
         some = ", ".join(f"{p.topic}:{p.partition}" for p in sorted(partitions)[:5])

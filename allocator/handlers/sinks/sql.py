@@ -7,31 +7,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from allocator.errors import ConfigError, MissingExtra
-from allocator.handlers.sinks.sink import Parameters, Transaction, TransactionalSink
+from allocator.handlers.sinks.sink import Parameters, TransactionalSink
 
 if TYPE_CHECKING:
     import sqlalchemy
-
-
-class _SqlTransaction:
-    def __init__(self, connection: Any, text: Any) -> None:
-        self.connection = connection
-        self._text = text
-
-    def rows(self, statement: str, parameters: Parameters) -> Sequence[Sequence[Any]]:
-        return list(self.connection.execute(self._text(statement), parameters))
-
-    def change(self, statement: str, parameters: Parameters) -> int:
-        return int(self.connection.execute(self._text(statement), parameters).rowcount)
-
-    def change_all(self, statement: str, parameters: Sequence[Parameters]) -> None:
-        self.connection.execute(self._text(statement), parameters)
-
-    def must_be_open(self) -> None:
-        if not self.connection.in_transaction():
-            raise ConfigError(
-                "the effects ended the transaction, so they were stored without their offset: do not commit"
-            )
 
 
 class SqlSink(TransactionalSink["sqlalchemy.Connection"]):
@@ -68,6 +47,14 @@ class SqlSink(TransactionalSink["sqlalchemy.Connection"]):
     def _errors(self) -> tuple[type[Exception], ...]:
         return self._driver_errors
 
+    def _execute(
+        self, connection: sqlalchemy.Connection, statement: str, parameters: Parameters | Sequence[Parameters]
+    ) -> Any:
+        return connection.execute(self._text(statement), parameters)
+
+    def _in_transaction(self, connection: sqlalchemy.Connection) -> bool:
+        return connection.in_transaction()
+
     def _prepare(self) -> None:
         if not self._prepared:
             self._refuse_autocommit()
@@ -79,18 +66,19 @@ class SqlSink(TransactionalSink["sqlalchemy.Connection"]):
         Asks the server, because an engine, its URL and its pool can each set the mode: a setting that is made for one
         transaction is gone in the next statement.
         """
-        with self._transaction() as transaction:
-            transaction.rows("SELECT set_config('allocator.transaction', 'open', true)", {})
-            if transaction.rows("SELECT current_setting('allocator.transaction', true)", {}) != [("open",)]:
+        with self._transaction() as connection:
+            self._execute(connection, "SELECT set_config('allocator.transaction', 'open', true)", {})
+            mode = self._execute(connection, "SELECT current_setting('allocator.transaction', true)", {})
+            if mode.scalar() != "open":
                 raise ConfigError(
                     f"the engine of this SqlSink ({self.engine.url!r}) commits each statement by itself, so effects "
                     "would be stored without their offset, and by stale owners: make it without AUTOCOMMIT"
                 )
 
     @contextmanager
-    def _transaction(self) -> Iterator[Transaction[sqlalchemy.Connection]]:
+    def _transaction(self) -> Iterator[sqlalchemy.Connection]:
         with self.engine.begin() as connection:
             if self._idle_timeout_s is not None:
                 limit_ms = max(1, round(self._idle_timeout_s * 1000))
                 connection.execute(self._text(f"SET LOCAL idle_in_transaction_session_timeout = {limit_ms}"))
-            yield _SqlTransaction(connection, self._text)
+            yield connection

@@ -4,32 +4,10 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
 
-from allocator.errors import ConfigError
-from allocator.handlers.sinks.sink import Parameters, Transaction, TransactionalSink
-
-
-class _SqliteTransaction:
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self.connection = connection
-
-    def rows(self, statement: str, parameters: Parameters) -> Sequence[Sequence[Any]]:
-        return list(self.connection.execute(statement, parameters))
-
-    def change(self, statement: str, parameters: Parameters) -> int:
-        return int(self.connection.execute(statement, parameters).rowcount)
-
-    def change_all(self, statement: str, parameters: Sequence[Parameters]) -> None:
-        self.connection.executemany(statement, parameters)
-
-    def must_be_open(self) -> None:
-        if not self.connection.in_transaction:
-            raise ConfigError(
-                "the effects ended the transaction, so they were stored without their offset: do not commit"
-            )
+from allocator.handlers.sinks.sink import Parameters, TransactionalSink
 
 
 class SqliteSink(TransactionalSink[sqlite3.Connection]):
@@ -56,8 +34,18 @@ class SqliteSink(TransactionalSink[sqlite3.Connection]):
     def _errors(self) -> tuple[type[Exception], ...]:
         return (sqlite3.Error,)
 
+    def _execute(
+        self, connection: sqlite3.Connection, statement: str, parameters: Parameters | Sequence[Parameters]
+    ) -> sqlite3.Cursor:
+        if isinstance(parameters, Mapping):
+            return connection.execute(statement, parameters)
+        return connection.executemany(statement, parameters)
+
+    def _in_transaction(self, connection: sqlite3.Connection) -> bool:
+        return connection.in_transaction
+
     @contextmanager
-    def _transaction(self) -> Iterator[Transaction[sqlite3.Connection]]:
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
         with self._lock:
             if self._connection is None:
                 self._connection = sqlite3.connect(
@@ -67,7 +55,7 @@ class SqliteSink(TransactionalSink[sqlite3.Connection]):
             # takes the write lock at once: a transaction that has read first may fail to get it later
             connection.execute("BEGIN IMMEDIATE")
             try:
-                yield _SqliteTransaction(connection)
+                yield connection
                 connection.execute("COMMIT")
             finally:
                 if connection.in_transaction:

@@ -53,7 +53,7 @@ class SqlSink(TransactionalSink["sqlalchemy.Connection"]):
         return connection.execute(self._text(statement), parameters)
 
     def _in_transaction(self, connection: sqlalchemy.Connection) -> bool:
-        return connection.in_transaction()
+        return bool(connection.in_transaction())
 
     def _prepare(self) -> None:
         if not self._prepared:

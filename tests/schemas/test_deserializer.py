@@ -94,7 +94,7 @@ async def test_what_cannot_be_decoded_is_an_error_of_the_record(monkeypatch: pyt
             b"\0\0": "no id of a schema",
             framed(1, b"\x02"): "schema 1: not of this schema",
             framed(1, avro(V1, {"id": 1, "text": "a"}) + b"\0"): "schema 1: bytes are left",
-            framed(2, b"{}"): "schema 2: the record is JSON, and the reader schema is of avro",
+            framed(2, b"{}"): "schema 2: the record is of json, and the reader schema is of avro",
             framed(3, avro("string", "a")): "schema 3: the reader schema cannot read this schema",
             framed(9, b""): "schema 9: .* does not have it",
         }

@@ -18,9 +18,10 @@ from allocator.handlers.schemas.schema import HEADER, Schema, file_schema, read_
 from allocator.types import Record
 
 PlainFormat = Literal["auto", "json", "text", "hex"]
-PLAIN_FORMATS: tuple[PlainFormat, ...] = get_args(PlainFormat)
-FILE_FORMATS = ("avro:FILE", "confluent-avro:FILE", "protobuf:FILE:MESSAGE", "confluent-protobuf:FILE:MESSAGE")
-_ALLOWED = " or ".join((", ".join(PLAIN_FORMATS), ", ".join(FILE_FORMATS)))
+_ALLOWED = (
+    f"{', '.join(get_args(PlainFormat))} or avro:FILE, confluent-avro:FILE, protobuf:FILE:MESSAGE, "
+    "confluent-protobuf:FILE:MESSAGE"
+)
 
 Schemas = Mapping[int, Union[Schema, str]]
 """Id in the registry -> the schema, or the reason why it is missing."""
@@ -45,11 +46,6 @@ class Decoded:
         return json.dumps(self.value, ensure_ascii=False)
 
 
-def check_format(text: str) -> None:
-    """Raises ConfigError for a text that is no format, or one whose schema file cannot be used."""
-    _reader(text)
-
-
 class Formats:
     """The formats of keys and values, by topic.
 
@@ -68,7 +64,7 @@ class Formats:
                 raise ConfigError(
                     f"record format {text!r} is not TOPIC:key=FORMAT or TOPIC:value=FORMAT, such as orders:value=json"
                 )
-            check_format(format)
+            _reader(format)  # raises ConfigError
             self._formats[topic, part] = format
 
     def of(self, topic: str, part: str) -> str:

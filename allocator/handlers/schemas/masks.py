@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any, Optional
 
 from allocator.core.settings import MASK
@@ -29,40 +28,32 @@ _STEP = re.compile(r"""(\.\.?)([^.\[\]'"\s]+)|\[(?:'([^']+)'|"([^"]+)"|\*|[0-9]+
 _QUOTES = re.compile(r"allocator\.error|.*exception[-.](?:message|stacktrace)", re.IGNORECASE | re.DOTALL)
 
 
-@dataclass(frozen=True)
-class Mask:
-    """One path. `part` is "key", "value" or "headers"; a path without steps masks the whole part."""
+def _parsed(text: str) -> tuple[str, Steps]:
+    """Returns the part ("key", "value" or "headers") and the steps of a path; without steps it masks the whole part.
 
-    part: str
-    steps: tuple[str, ...]
-
-    @classmethod
-    def parse(cls, text: str) -> Mask:
-        """Reads "value.card.number", "$.card.number" (`$` is the value), "value..email", "headers.token" or "key".
-
-        Raises ConfigError.
-        """
-        part, rest = re.fullmatch(r"([a-z$]*)(.*)", text.strip(), re.DOTALL).groups()  # type: ignore[union-attr]
-        part = "value" if part == "$" else part
-        if part not in PARTS:
+    Reads "value.card.number", "$.card.number" (`$` is the value), "value..email", "headers.token" or "key". Raises
+    ConfigError.
+    """
+    part, rest = re.fullmatch(r"([a-z$]*)(.*)", text.strip(), re.DOTALL).groups()  # type: ignore[union-attr]
+    part = "value" if part == "$" else part
+    if part not in PARTS:
+        raise ConfigError(
+            f"mask {text!r} must begin with key, value, headers or $; write value.card.number for a field"
+        )
+    steps, at = [], 0
+    while at < len(rest):
+        found = _STEP.match(rest, at)
+        if found is None:
             raise ConfigError(
-                f"mask {text!r} must begin with key, value, headers or $; write value.card.number for a field"
+                f"mask {text!r} is not a path: {rest[at:]!r} is no step; "
+                "steps are .name, ..name (at any depth), .*, [*] and ['a name']"
             )
-        steps, at = [], 0
-        while at < len(rest):
-            found = _STEP.match(rest, at)
-            if found is None:
-                raise ConfigError(
-                    f"mask {text!r} is not a path: {rest[at:]!r} is no step; "
-                    "steps are .name, ..name (at any depth), .*, [*] and ['a name']"
-                )
-            dots, name, quoted, double = found.groups()
-            if dots == "..":
-                steps.append(_DEEP)
-            if name or quoted or double:
-                steps.append((name or quoted or double).casefold())
-            at = found.end()
-        return cls(part, tuple(steps))
+        dots, *names = found.groups()
+        if dots == "..":
+            steps.append(_DEEP)
+        steps += [name.casefold() for name in names if name]
+        at = found.end()
+    return part, tuple(steps)
 
 
 class Masks:
@@ -71,9 +62,9 @@ class Masks:
     def __init__(self, texts: Iterable[str] = ()) -> None:
         """Raises ConfigError."""
         self.texts = tuple(texts)
-        self._paths: dict[str, list[tuple[str, ...]]] = {part: [] for part in PARTS}
-        for mask in map(Mask.parse, self.texts):
-            self._paths[mask.part].append(mask.steps)
+        self._paths: dict[str, list[Steps]] = {part: [] for part in PARTS}
+        for part, steps in map(_parsed, self.texts):
+            self._paths[part].append(steps)
 
     def __bool__(self) -> bool:
         return bool(self.texts)
@@ -85,7 +76,7 @@ class Masks:
     @property
     def parts(self) -> list[str]:
         """The parts that have masks."""
-        return [part for part in PARTS if self._paths[part]]
+        return list(filter(self.cover, PARTS))
 
     def apply(self, part: str, value: Any) -> Any:
         """The value with "***" in masked fields; null stays null.

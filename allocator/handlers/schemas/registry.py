@@ -33,34 +33,24 @@ class RegistryFailed(AllocatorError):
     retriable = True
 
 
-def _check_url(text: str) -> None:
-    """Raises ValueError for a text that is no http or https URL. The error quotes nothing, as it may be a password."""
-    try:
-        parts = urlsplit(text)
-        sound = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port > 0)
-    except ValueError:  # its text may quote the password: a "/" in it ends the part with the port
-        sound = False
-    if not sound or parts.query or parts.fragment:
-        raise ValueError(
-            "write it as http://registry:8081 or https://user:password@registry, "
-            "with / ? # @ in the password as %2F %3F %23 %40"
-        )
-
-
 class Registry:
     """The registry at `url`, which may contain user and password. Caches schemas: the schema of an id never changes."""
 
     def __init__(self, url: str, *, timeout_s: float = 5.0) -> None:
         """Raises ConfigError."""
         try:
-            _check_url(url)
-        except ValueError as error:
-            raise ConfigError(f"the schema registry's URL is not valid: {error}") from None
-        parts = urlsplit(url)
-        host = parts.hostname or ""
-        host = f"[{host}]" if ":" in host else host
-        netloc = host if parts.port is None else f"{host}:{parts.port}"
-        self.url = urlunsplit((parts.scheme, netloc, parts.path.rstrip("/"), "", ""))
+            parts = urlsplit(url)
+            sound = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        except ValueError:  # its text may quote the password: a "/" in it ends the part with the port
+            sound = False
+        if not sound or parts.query or parts.fragment:
+            # the text quotes nothing of the URL, as it may be a password
+            raise ConfigError(
+                "the schema registry's URL is not valid: write it as http://registry:8081 or "
+                "https://user:password@registry, with / ? # @ in the password as %2F %3F %23 %40"
+            )
+        address = parts.netloc.rpartition("@")[2]
+        self.url = urlunsplit((parts.scheme, address, parts.path.rstrip("/"), "", ""))
         """The URL without user and password."""
         self._user = None if parts.username is None else unquote(parts.username)
         self._password = None if parts.password is None else unquote(parts.password)

@@ -33,9 +33,20 @@ class Schema:
     kind: str
     """"avro", "protobuf" or "json"."""
     read: Callable[[bytes], Any]
-    decoder: Callable[[Any], Callable[[bytes], Any]]
-    """The function that gives Python values for the same bytes, by a reader schema of `as_reader_schema`, or by this
-    schema alone if that is None. The function raises ValueError for bytes of another schema."""
+    decode_as: Callable[[Any], Callable[[bytes], Any]]
+    """`decoder` for a reader schema of this kind, or None."""
+
+    def decoder(self, reader: Any) -> Callable[[bytes], Any]:
+        """Returns the function that decodes the same bytes to Python values. It raises ValueError as `read` does.
+
+        `reader` is a reader schema of `as_reader_schema`; None: this schema alone. Raises ValueError if it is of
+        another kind.
+        """
+        if reader is not None:
+            kind = "protobuf" if hasattr(reader, "DESCRIPTOR") else "avro"
+            if kind != self.kind:
+                raise ValueError(f"the record is of {self.kind}, and the reader schema is of {kind}")
+        return self.decode_as(reader)
 
 
 def schema_id(data: bytes) -> Optional[int]:
@@ -52,7 +63,11 @@ def file_schema(kind: str, where: str, *, framed: bool) -> Optional[Schema]:
     given. Raises ConfigError and MissingExtra.
     """
     if kind == "avro":
-        return avro_schema(_loaded(where), {}, where)
+        try:
+            schema = json.loads(Path(where).read_text())
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{where} is not an Avro schema in JSON: {error}") from error
+        return avro_schema(schema, {}, where)
     if kind != "protobuf":
         return None
     path, colon, message = where.rpartition(":")
@@ -60,29 +75,20 @@ def file_schema(kind: str, where: str, *, framed: bool) -> Optional[Schema]:
         raise ConfigError(f"protobuf:{where} names no message; write protobuf:FILE:package.Message")
     google = _protobuf()
     try:
-        files = google.FileDescriptorSet.FromString(Path(path).read_bytes())
-    except (OSError, google.DecodeError) as error:
+        files = google.descriptor_pb2.FileDescriptorSet.FromString(Path(path).read_bytes())
+    except (OSError, google.message.DecodeError) as error:
         raise ConfigError(
             f"{path} is not a descriptor set of Protobuf ({error}); "
             f"`protoc --include_imports --descriptor_set_out={path}` writes one"
         ) from error
     kind_of = _message_class(google, list(files.file), message, path)
 
-    def parse(data: bytes) -> Any:
-        return _message(kind_of, _indexes(data)[1] if framed else data)
-
-    return Schema("protobuf", lambda data: _message_as_json(google, parse(data)), lambda reader: parse)
+    return _protobuf_schema(google, lambda data, _=None: _message(kind_of, _indexes(data)[1] if framed else data))
 
 
 def json_schema() -> Schema:
     """Records of a JSON schema are JSON; the schema only restricts them."""
-
-    def decoder(reader: Any) -> Callable[[bytes], Any]:
-        if reader is not None:
-            raise ValueError(f"the record is JSON, and the reader schema is of {_kind_of(reader)}")
-        return read_json
-
-    return Schema("json", read_json, decoder)
+    return Schema("json", read_json, lambda reader: read_json)
 
 
 def read_json(data: bytes) -> Any:
@@ -137,9 +143,6 @@ def avro_schema(schema: Any, named: dict[str, Any], name: str) -> Schema:
     fastavro = _fastavro()
 
     def decoder(reader: Any) -> Callable[[bytes], Any]:
-        if reader is not None and _kind_of(reader) != "avro":
-            raise ValueError(f"the record is Avro, and the reader schema is of {_kind_of(reader)}")
-
         def decode(data: bytes) -> Any:
             stream = io.BytesIO(data)
             try:
@@ -178,17 +181,6 @@ def as_reader_schema(given: Any) -> Any:
     return parsed_avro(given, {}, "the reader schema")
 
 
-def _kind_of(reader: Any) -> str:
-    return "protobuf" if hasattr(reader, "DESCRIPTOR") else "avro"
-
-
-def _loaded(path: str) -> Any:
-    try:
-        return json.loads(Path(path).read_text())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} is not an Avro schema in JSON: {error}") from error
-
-
 def _plain(value: Any) -> Any:
     """Avro values without a JSON type, as text: times in ISO 8601, bytes in base64, decimals with all digits."""
     if isinstance(value, dict):
@@ -216,85 +208,69 @@ def protobuf_schema(files: Sequence[tuple[str, bytes]], name: str) -> Schema:
     """
     google = _protobuf()
     try:
-        protos = [google.FileDescriptorProto.FromString(data) for _, data in files]
-    except google.DecodeError as error:
+        protos = [google.descriptor_pb2.FileDescriptorProto.FromString(data) for _, data in files]
+    except google.message.DecodeError as error:
         raise ConfigError(f"{name} is not a compiled schema of Protobuf: {error}") from error
     for proto, (path, _) in zip(protos, files):
         proto.name = path
     classes: dict[str, Any] = {}
 
-    def parse(data: bytes) -> Any:
+    def parse(data: bytes, reader: Any = None) -> Any:
         indexes, rest = _indexes(data)
         message = _name(protos[-1], indexes)
+        if reader is not None:
+            wanted = reader.DESCRIPTOR.full_name
+            if message != wanted:  # most bytes parse as any message, with wrong fields
+                raise ValueError(f"a message of the type {message}, not {wanted}")
+            return _message(reader, rest)
         if message not in classes:
             classes[message] = _message_class(google, protos, message, name)
         return _message(classes[message], rest)
 
-    def decoder(reader: Any) -> Callable[[bytes], Any]:
-        if reader is None:
-            return parse
-        if _kind_of(reader) != "protobuf":
-            raise ValueError("the record is Protobuf, and the reader schema is of avro")
-
-        def parse_as(data: bytes) -> Any:
-            indexes, rest = _indexes(data)
-            message, wanted = _name(protos[-1], indexes), reader.DESCRIPTOR.full_name
-            if message != wanted:  # most bytes parse as any message, with wrong fields
-                raise ValueError(f"a message of the type {message}, not {wanted}")
-            return _message(reader, rest)
-
-        return parse_as
-
-    return Schema("protobuf", lambda data: _message_as_json(google, parse(data)), decoder)
+    return _protobuf_schema(google, parse)
 
 
-@dataclass(frozen=True)
-class _Protobuf:
-    """The parts of the protobuf package that this module uses."""
+def _protobuf_schema(google: Any, parse: Callable[..., Any]) -> Schema:
+    def read(data: bytes) -> Any:
+        found = parse(data)
+        try:
+            return google.json_format.MessageToDict(found, preserving_proto_field_name=True)
+        except Exception as error:
+            raise ValueError("not of this message type") from error
 
-    FileDescriptorSet: Any
-    FileDescriptorProto: Any
-    DecodeError: Any
-    pool: Any
-    factory: Any
-    json_format: Any
+    return Schema("protobuf", read, lambda reader: lambda data: parse(data, reader))
 
 
-def _protobuf() -> _Protobuf:
+def _protobuf() -> Any:
+    """Returns the package `google.protobuf` with the modules that this one uses."""
     try:
-        from google.protobuf import (
-            any_pb2,  # noqa: F401 - they add the types that every schema may import to the default pool
+        from google import protobuf
+        from google.protobuf import (  # noqa: F401 - the *_pb2 add Google's own types to the default pool
+            any_pb2,
             descriptor_pb2,
             descriptor_pool,
-            duration_pb2,  # noqa: F401
-            empty_pb2,  # noqa: F401
-            field_mask_pb2,  # noqa: F401
+            duration_pb2,
+            empty_pb2,
+            field_mask_pb2,
             json_format,
             message,
             message_factory,
-            struct_pb2,  # noqa: F401
-            timestamp_pb2,  # noqa: F401
-            wrappers_pb2,  # noqa: F401
+            struct_pb2,
+            timestamp_pb2,
+            wrappers_pb2,
         )
     except ImportError as error:
         raise MissingExtra("Protobuf needs protobuf: pip install 'zk-partition-allocator[protobuf]'") from error
-    return _Protobuf(
-        descriptor_pb2.FileDescriptorSet,
-        descriptor_pb2.FileDescriptorProto,
-        message.DecodeError,
-        descriptor_pool,
-        message_factory,
-        json_format,
-    )
+    return protobuf
 
 
-def _message_class(google: _Protobuf, files: Sequence[Any], message: str, name: str) -> Any:
-    pool = google.pool.DescriptorPool()
+def _message_class(google: Any, files: Sequence[Any], message: str, name: str) -> Any:
+    pool = google.descriptor_pool.DescriptorPool()
     by_name = {each.name: each for each in files}
     try:
         for each in files:
             _add(google, pool, by_name, each.name, ())
-        return google.factory.GetMessageClass(pool.FindMessageTypeByName(message))
+        return google.message_factory.GetMessageClass(pool.FindMessageTypeByName(message))
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"{name} has no message {message!r}, or lacks a file that it imports: {error}") from error
 
@@ -306,14 +282,7 @@ def _message(kind: Any, data: bytes) -> Any:
         raise ValueError("not of this message type") from error
 
 
-def _message_as_json(google: _Protobuf, message: Any) -> Any:
-    try:
-        return google.json_format.MessageToDict(message, preserving_proto_field_name=True)
-    except Exception as error:
-        raise ValueError("not of this message type") from error
-
-
-def _add(google: _Protobuf, pool: Any, files: Mapping[str, Any], path: str, under: tuple[str, ...]) -> None:
+def _add(google: Any, pool: Any, files: Mapping[str, Any], path: str, under: tuple[str, ...]) -> None:
     """Adds a file after the files that it imports. The package has Google's own files."""
     if path in under:
         raise ValueError(f"{path} imports itself")
@@ -324,8 +293,8 @@ def _add(google: _Protobuf, pool: Any, files: Mapping[str, Any], path: str, unde
         pass
     proto = files.get(path)
     if proto is None:
-        proto = google.FileDescriptorProto()
-        google.pool.Default().FindFileByName(path).CopyToProto(proto)
+        proto = google.descriptor_pb2.FileDescriptorProto()
+        google.descriptor_pool.Default().FindFileByName(path).CopyToProto(proto)
     for imported in proto.dependency:
         _add(google, pool, files, imported, (*under, path))
     pool.Add(proto)

@@ -4,44 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 from allocator.core.aio import wait_for_event
 from allocator.core.telemetry import Measures
 from allocator.core.text import shown
 from allocator.errors import AllocatorError, BrokerError, Fenced, HandlerFailed
+from allocator.handlers.dead_letter import DeadLetterTopic
 from allocator.handlers.guard import Quarantined
 from allocator.handlers.handlers import Handler, HandlerMisuse
-from allocator.handlers.lanes import Lane
+from allocator.handlers.lanes import Lane, LaneOwner
 from allocator.handlers.policy import Action, ErrorPolicy, Retries
 from allocator.handlers.retry_topics import RetryTopics
-from allocator.types import Record, TopicPartition
+from allocator.types import Record
 
 log = logging.getLogger(__name__)
 
 TOO_LARGE = frozenset({10, 18})  # MESSAGE_TOO_LARGE, RECORD_LIST_TOO_LARGE
-
-
-class DeadLetters(Protocol):
-    """Accepts the records that the handler refused for good."""
-
-    async def send(self, records: Sequence[Record], error: BaseException, attempts: int) -> None:
-        """Returns once the broker has acknowledged all of them."""
-
-    async def close(self) -> None: ...
-
-
-class FailedWorker(Protocol):
-    """The part of a `PartitionWorker` that this module uses."""
-
-    partition: TopicPartition
-    stopping: bool
-
-    @property
-    def name(self) -> str: ...
-
-    def where(self, offset: int) -> dict[str, Any]: ...
 
 
 class Failures:
@@ -52,7 +32,7 @@ class Failures:
         handler: Handler,
         retries: Retries,
         policy: ErrorPolicy,
-        dead_letters: DeadLetters | None,
+        dead_letters: DeadLetterTopic | None,
         measures: Measures,
         retry_topics: RetryTopics | None = None,
     ) -> None:
@@ -69,35 +49,37 @@ class Failures:
         self._stopped.set()
         self._stopped = asyncio.Event()
 
-    def delay_s(self, worker: FailedWorker, lane: Lane, error: BaseException, since_s: float) -> float | None:
+    def delay_s(self, lane: Lane, error: BaseException, since_s: float) -> float | None:
         """Returns the seconds until the next attempt of the lane's first record; None: there is no further attempt."""
         if isinstance(error, Quarantined):
             return None
         self._measures.handler_failures += 1
         if isinstance(error, HandlerMisuse) or self._policy.action(error) is not Action.RETRY:
             return None
-        if not self._retries.left(lane.attempts, since_s) or self._delayed(worker):
+        if not self._retries.left(lane.attempts, since_s) or self._delayed(lane):
             return None
         delay_s = self._retries.delay_s(lane.attempts)
         if self._retries.limit_s is not None:
             delay_s = min(delay_s, max(0.0, self._retries.limit_s - since_s))  # the last attempt is at the time limit
-        self._log(worker, _offset(lane), "the handler failed", error, lane.attempts, delay_s)
+        self._log(lane.worker, offset_of(lane.units[0].argument), "the handler failed", error, lane.attempts, delay_s)
         return delay_s
 
-    def _delayed(self, worker: FailedWorker) -> bool:
+    def _delayed(self, lane: Lane) -> bool:
         """Whether the record comes from a retry topic. It gets one attempt there, so that it does not delay the records
         behind it."""
-        return self._retry_topics is not None and worker.partition.topic in self._retry_topics.plan
+        return self._retry_topics is not None and lane.worker.partition.topic in self._retry_topics.plan
 
-    async def give_up(self, worker: FailedWorker, lane: Lane, error: BaseException) -> bool:
+    async def give_up(self, lane: Lane, error: BaseException) -> bool:
         """Writes the record to a retry topic or to the dead letters, or skips it. Returns False if the partition has
         left this member.
 
         Raises HandlerFailed if none of these is possible.
         """
+        worker = lane.worker
         if worker.stopping:
             return False  # the next owner of the partition tries again
-        offset = _offset(lane)
+        argument = lane.units[0].argument
+        offset = offset_of(argument)
         action = Action.DEAD_LETTER if isinstance(error, Quarantined) else self._policy.action(error)
         topic, partition = worker.partition
         failed = HandlerFailed(self._handler.name, topic, partition, offset, lane.attempts, error)
@@ -106,7 +88,6 @@ class Failures:
             log.error("%s; skipping it", failed.what, extra=where, exc_info=error)
             self._measures.records_skipped += 1
             return True
-        argument = lane.units[0].argument
         # the sink refused the record because another member owns the partition, so it is no dead letter
         final = action is Action.STOP or isinstance(error, (HandlerMisuse, Fenced))
         # sys.exit() means the process, and says nothing about the record
@@ -147,9 +128,7 @@ class Failures:
         self._measures.dead_letters += len(records) if sent else 0
         return sent
 
-    async def _until_sent(
-        self, worker: FailedWorker, offset: int, what: str, send: Callable[[], Awaitable[None]]
-    ) -> bool:
+    async def _until_sent(self, worker: LaneOwner, offset: int, what: str, send: Callable[[], Awaitable[None]]) -> bool:
         """Sends a record, again after an error. Returns False if the partition leaves this member first."""
         refusals = 0
         while not worker.stopping:
@@ -166,14 +145,14 @@ class Failures:
                 return True
         return False
 
-    async def _pause(self, worker: FailedWorker, delay_s: float) -> None:
+    async def _pause(self, worker: LaneOwner, delay_s: float) -> None:
         loop = asyncio.get_running_loop()
         ends = loop.time() + delay_s
         while not worker.stopping and loop.time() < ends:
             await wait_for_event(self._stopped, ends - loop.time())
 
     def _log(
-        self, worker: FailedWorker, offset: int, what: str, error: BaseException, failures: int, delay_s: float
+        self, worker: LaneOwner, offset: int, what: str, error: BaseException, failures: int, delay_s: float
     ) -> None:
         log.warning(
             "%s: offset %d: %s (attempt %d of %d), again in %.2f s: %s",
@@ -187,10 +166,6 @@ class Failures:
             extra={**worker.where(offset), "attempt": failures},
             exc_info=error if failures == 1 else None,
         )
-
-
-def _offset(lane: Lane) -> int:
-    return offset_of(lane.units[0].argument)
 
 
 def offset_of(argument: Any) -> int:

@@ -32,6 +32,11 @@ class LaneOwner(Protocol):
     partition: TopicPartition
     stopping: bool
 
+    @property
+    def name(self) -> str: ...
+
+    def where(self, offset: int) -> dict[str, Any]: ...
+
     def begin(self, lane: Lane) -> None:
         """Called when a call of this lane may begin."""
 

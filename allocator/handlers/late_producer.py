@@ -5,21 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
 from allocator.core.client import KafkaClient
-from allocator.producer import Producer
+from allocator.errors import AllocatorError, BrokerError
+from allocator.producer import DeliveryFailed, Producer
+from allocator.types import Record
 
 TIMEOUT_S = 30.0
 BATCH_BYTES = 16 << 10  # bytes of a batch. more: fewer requests; less: fits topics with a small max.message.bytes
 
 
-class Outgoing(NamedTuple):
-    """A record to send."""
-
-    key: Optional[bytes]
-    value: Optional[bytes]
-    headers: Sequence[tuple[str, Optional[bytes]]]
+Headers = Sequence[tuple[str, Optional[bytes]]]
 
 
 class LateProducer:
@@ -37,15 +34,26 @@ class LateProducer:
         self._opening: asyncio.Lock | None = None
         self._open: tuple[KafkaClient, Producer] | None = None
 
-    async def send(self, topic: str, records: Sequence[Outgoing]) -> None:
-        """Raises AllocatorError if the topic does not accept all records."""
-        _, producer = await self.open()
-        sent = []
-        for record in records:
-            headers = record.headers if producer.magic == 2 else ()
-            sent.append(await producer.append(topic, record.key, record.value, headers=headers))
-        for delivered in sent:
-            await asyncio.shield(delivered)
+    async def send(self, topic: str, copies: Sequence[tuple[Record, Headers]]) -> None:
+        """Writes the keys and values of records with these headers. Raises BrokerError if the topic refuses one."""
+        try:
+            _, producer = await self.open()
+            sent = []
+            for record, headers in copies:
+                # earlier versions also write an empty value if both key and value are missing
+                value = b"" if record.key is None and record.value is None else record.value
+                headers = headers if producer.magic == 2 else ()
+                sent.append(await producer.append(topic, record.key, value, headers=headers))
+            for delivered in sent:
+                await asyncio.shield(delivered)
+        except AllocatorError as failure:
+            first, refusal = copies[0][0], failure.error if isinstance(failure, DeliveryFailed) else failure
+            raise BrokerError(
+                f"topic {topic!r} did not take {first.topic}:{first.partition} offset {first.offset}: "
+                f"{failure}; look at the topic's existence, its max.message.bytes and this client's rights",
+                code=getattr(refusal, "code", None),
+                retriable=True,
+            ) from failure
 
     async def open(self) -> tuple[KafkaClient, Producer]:
         """Returns the client and the producer, connected."""

@@ -132,7 +132,7 @@ class PartitionWorker:
             lane.since = loop.time()
         lane.attempts += not isinstance(error, Quarantined)  # that was no call
         lane.held = True
-        delay_s = self._work.failures.delay_s(self, lane, error, loop.time() - lane.since)
+        delay_s = self._work.failures.delay_s(lane, error, loop.time() - lane.since)
         if delay_s is not None:
             self._waiting.add(lane)
             lane.timer = loop.call_later(delay_s, self._again, lane)
@@ -155,7 +155,7 @@ class PartitionWorker:
         self._work.lanes.wake(lane)
 
     async def _give_up(self, lane: Lane, error: BaseException) -> None:
-        if await self._work.failures.give_up(self, lane, error):
+        if await self._work.failures.give_up(lane, error):
             unit = lane.units.popleft()
             unit.argument, lane.held = None, False
             self.end(lane, [unit], None)

@@ -32,13 +32,14 @@ from allocator.core.subscription import Committed, DoneSet
 from allocator.errors import AllocatorError, Closed, CommitFailed, HandlerCutOff, NotOwned
 from allocator.handlers.admission import InHandBytes, Work
 from allocator.handlers.dead_letter import DeadLetterTopic
-from allocator.handlers.failures import DeadLetters, Failures
+from allocator.handlers.failures import Failures
 from allocator.handlers.guard import guard_of
 from allocator.handlers.handlers import Handler
 from allocator.handlers.handling import Handling
 from allocator.handlers.lanes import Lanes
+from allocator.handlers.late_producer import LateProducer
 from allocator.handlers.partition_worker import PartitionWorker
-from allocator.handlers.retry_topics import RetryTopics
+from allocator.handlers.retry_topics import RetryPlan, RetryTopics
 from allocator.types import OffsetAndMetadata, Partitions, TopicPartition
 
 log = logging.getLogger(__name__)
@@ -63,7 +64,7 @@ class Processor:
         handler: Handler,
         handling: Handling,
         *,
-        dead_letters: DeadLetters | None = None,
+        dead_letters: DeadLetterTopic | None = None,
         retry_topics: RetryTopics | None = None,
     ) -> None:
         self._handler = handler
@@ -161,14 +162,13 @@ class Processor:
         group = core.group or ""
         if self._dead_letters is None and handling.dead_letter_topic is not None:
             self._dead_letters = DeadLetterTopic(
-                handling.dead_letter_topic, core.client.bootstrap, group, security=core.client.security
+                handling.dead_letter_topic, core.client.bootstrap, group, core.client.security
             )
         if self._retry_topics is None and handling.retry_topics is not None:
-            self._retry_topics = RetryTopics.of(
+            self._retry_topics = RetryTopics(
+                RetryPlan.of(group, handling.retry_topics),
                 group,
-                handling.retry_topics,
-                core.client.bootstrap,
-                security=core.client.security,
+                LateProducer(core.client.bootstrap, f"allocator-retries-{group}", core.client.security),
                 topics=core.choice.config.topics,
                 pattern=core.choice.config.pattern,
                 create_topics=handling.create_retry_topics,

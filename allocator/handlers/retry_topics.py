@@ -12,20 +12,19 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from allocator.core.aio import wall_ms
 from allocator.core.client import KafkaClient, describe_configs
 from allocator.core.settings import check_topic
-from allocator.errors import AllocatorError, BrokerError, ConfigError
-from allocator.handlers.dead_letter import not_taken, outgoing
+from allocator.errors import BrokerError, ConfigError
 from allocator.handlers.handlers import Handler
-from allocator.handlers.late_producer import LateProducer, Outgoing
+from allocator.handlers.late_producer import LateProducer
 from allocator.handlers.letter_headers import PREFIX, SPRING, headers_of
 from allocator.handlers.settings import parse_delay
-from allocator.producer import Producer, create_topic
+from allocator.producer import create_topic
 from allocator.types import Record
 
 log = logging.getLogger(__name__)
@@ -77,16 +76,6 @@ class RetryPlan:
         return self.topics[step] if step < len(self.topics) and _number(record, RETRIES, 0) <= step else None
 
 
-class Sender(Protocol):
-    """The part of `LateProducer` that this module uses."""
-
-    async def send(self, topic: str, records: Sequence[Outgoing]) -> None: ...
-
-    async def open(self) -> tuple[KafkaClient, Producer]: ...
-
-    async def close(self) -> None: ...
-
-
 class RetryTopics:
     """Writes records to the retry topics of a group, and gives the handler each record as it was in its original topic.
 
@@ -98,7 +87,7 @@ class RetryTopics:
         self,
         plan: RetryPlan,
         group: str,
-        sender: Sender,
+        sender: LateProducer,
         *,
         topics: Sequence[str] = (),
         pattern: str | None = None,
@@ -110,23 +99,6 @@ class RetryTopics:
         self._topics = topics
         self._pattern = pattern
         self._create_topics = create_topics
-
-    @classmethod
-    def of(
-        cls,
-        group: str,
-        delays: Sequence[str],
-        brokers: str,
-        *,
-        security: Mapping[str, Any] | None = None,
-        topics: Sequence[str] = (),
-        pattern: str | None = None,
-        create_topics: bool = False,
-    ) -> RetryTopics:
-        """Creates retries on the cluster at `brokers`. Raises ConfigError as `RetryPlan.of` does."""
-        plan = RetryPlan.of(group, delays)
-        sender = LateProducer(brokers, f"allocator-retries-{group}", security)
-        return cls(plan, group, sender, topics=topics, pattern=pattern, create_topics=create_topics)
 
     async def send(self, record: Record, error: BaseException, attempts: int) -> None:
         """Writes a record to the next retry topic. Returns once it is acknowledged. `attempts` includes the latest one.
@@ -142,10 +114,7 @@ class RetryTopics:
             (RETRIES, b"%d" % (_number(record, RETRIES, 0) + 1)),
             (DUE, b"%d" % due),
         ]
-        try:
-            await self._sender.send(topic, [outgoing(first, headers)])
-        except AllocatorError as failure:
-            raise not_taken(f"retry topic {topic!r}", first, failure) from failure
+        await self._sender.send(topic, [(first, headers)])
 
     def at_first_place(self, record: Record) -> Record:
         """Returns a record of a retry topic as it was in its original topic; returns any other record unchanged.

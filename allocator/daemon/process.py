@@ -163,12 +163,9 @@ async def _until_signal(
     except HandlerFailed as error:
         log.error("%s", error, extra={"topic": error.topic, "partition": error.partition, "offset": error.offset})
         return HANDLER_FAILED
-    except (AssignorError, ConfigError) as error:
-        log.error("%s", error)
-        return SETTINGS
     except AllocatorError as error:
         log.error("%s", error)
-        return ERROR
+        return SETTINGS if isinstance(error, (AssignorError, ConfigError)) else ERROR
     except Exception as error:
         limit = limit_reached(error)
         if limit is None:

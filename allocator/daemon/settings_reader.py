@@ -82,27 +82,23 @@ class SettingsReader:
             return None if field.default is dataclasses.MISSING else field.default
 
     def _unknown_key(self, name: str, key: str, fields: Mapping[str, Any]) -> None:
-        near = _nearest(key, fields)
-        elsewhere = [f"{other}.{key}" for other, section in self.sections.items() if key in _names(section)]
-        hint = f"{name}.{near[0]}" if near else elsewhere[0] if elsewhere else ""
-        self.faults.add(
-            f"{name}.{key}",
-            f"{name}.{key} is not a setting; "
-            + (f"did you mean {hint}?" if hint else f"[{name}] has {', '.join(fields)}"),
-        )
+        hint = self._hint(key, fields, name + ".{}", f"[{name}] has {', '.join(fields)}")
+        self.faults.add(f"{name}.{key}", f"{name}.{key} is not a setting; {hint}")
 
     def _unknown_sections(self, document: Mapping[str, Any]) -> None:
-        for name, value in document.items():
-            if name in self.sections:
-                continue
-            near = _nearest(name, self.sections)
-            owners = [f"{other}.{name}" for other, section in self.sections.items() if name in _names(section)]
-            what = f"[{name}] is not a section" if isinstance(value, Mapping) else f"{name} stands in no section"
-            hint = f"[{near[0]}]" if near else owners[0] if owners else ""
-            self.faults.add(
-                name,
-                f"{what}; " + (f"did you mean {hint}?" if hint else f"the sections are {', '.join(self.sections)}"),
-            )
+        for name in [each for each in document if each not in self.sections]:
+            is_section = isinstance(document[name], Mapping)
+            what = f"[{name}] is not a section" if is_section else f"{name} stands in no section"
+            hint = self._hint(name, self.sections, "[{}]", f"the sections are {', '.join(self.sections)}")
+            self.faults.add(name, f"{what}; {hint}")
+
+    def _hint(self, name: str, known: Iterable[str], form: str, otherwise: str) -> str:
+        """Returns which of `known`, or which setting of another section, was meant."""
+        # also if it was written in upper case or with hyphens
+        near = difflib.get_close_matches(name.lower().replace("-", "_"), known, 1)
+        found = [form.format(each) for each in near]
+        found += (f"{section}.{name}" for section, kind in self.sections.items() if name in _names(kind))
+        return f"did you mean {found[0]}?" if found else otherwise
 
     def _unknown_variables(self, environ: Mapping[str, str]) -> None:
         known = [self._variable(name, key) for name, section in self.sections.items() for key in _names(section)]
@@ -120,11 +116,6 @@ class SettingsReader:
 
 def _names(section: type[Any]) -> list[str]:
     return [field.name for field in dataclasses.fields(section)]
-
-
-def _nearest(name: str, names: Iterable[str]) -> list[str]:
-    """Returns the one of `names` that resembles `name` most, if any does. Also corrects upper case and hyphens."""
-    return difflib.get_close_matches(name.lower().replace("-", "_"), names, 1)
 
 
 def _toml(value: Any) -> str:

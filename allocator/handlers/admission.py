@@ -120,7 +120,7 @@ class Admission:
         """The progress that no call changes any more."""
         self._unchecked = 0
         """Records that were admitted since the last check; while the window is narrow, those that were finished."""
-        delay_s = None if work.retry_plan is None else work.retry_plan.delay_s(partition.topic)
+        delay_s = None if work.retry_plan is None else work.retry_plan.delays_s.get(partition.topic)
         self._gate = None if delay_s is None else DueGate(partition, delay_s, self.fill, work.measures)
         """Holds records back until they are due; only for a retry topic."""
 

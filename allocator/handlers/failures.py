@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 from allocator.core.aio import wait_for_event
 from allocator.core.telemetry import Measures
@@ -17,6 +15,7 @@ from allocator.handlers.handlers import Handler, HandlerMisuse
 from allocator.handlers.lanes import Lane, LaneOwner
 from allocator.handlers.policy import Action, ErrorPolicy, Retries
 from allocator.handlers.retry_topics import RetryTopics
+from allocator.handlers.window import offset_of
 from allocator.types import Record
 
 log = logging.getLogger(__name__)
@@ -42,32 +41,29 @@ class Failures:
         self._dead_letters = dead_letters
         self._measures = measures
         self._retry_topics = retry_topics
-        self._stopped = asyncio.Event()
-
-    def wake(self) -> None:
-        """Wakes the dead letters that wait for their next attempt, so that each checks whether its worker stopped."""
-        self._stopped.set()
-        self._stopped = asyncio.Event()
 
     def delay_s(self, lane: Lane, error: BaseException, since_s: float) -> float | None:
         """Returns the seconds until the next attempt of the lane's first record; None: there is no further attempt."""
-        if isinstance(error, Quarantined):
+        if not isinstance(error, Quarantined):
+            self._measures.handler_failures += 1
+        # a record of a retry topic gets one attempt there, so that it does not delay the records behind it
+        delayed = self._retry_topics is not None and lane.worker.partition.topic in self._retry_topics.plan.topics
+        if delayed or self._action(error) is not Action.RETRY:
             return None
-        self._measures.handler_failures += 1
-        if isinstance(error, HandlerMisuse) or self._policy.action(error) is not Action.RETRY:
-            return None
-        if not self._retries.left(lane.attempts, since_s) or self._delayed(lane):
-            return None
-        delay_s = self._retries.delay_s(lane.attempts)
-        if self._retries.limit_s is not None:
-            delay_s = min(delay_s, max(0.0, self._retries.limit_s - since_s))  # the last attempt is at the time limit
-        self._log(lane.worker, offset_of(lane.units[0].argument), "the handler failed", error, lane.attempts, delay_s)
+        delay_s = self._retries.delay_s(lane.attempts, since_s)
+        if delay_s is not None:
+            offset = offset_of(lane.units[0].argument)
+            self._log(lane.worker, offset, "the handler failed", error, lane.attempts, delay_s)
         return delay_s
 
-    def _delayed(self, lane: Lane) -> bool:
-        """Whether the record comes from a retry topic. It gets one attempt there, so that it does not delay the records
-        behind it."""
-        return self._retry_topics is not None and lane.worker.partition.topic in self._retry_topics.plan
+    def _action(self, error: BaseException) -> Action | None:
+        if isinstance(error, Quarantined):
+            return Action.DEAD_LETTER
+        if isinstance(error, HandlerMisuse):
+            return Action.STOP
+        action = self._policy.action(error)
+        # sys.exit() means the process, and says nothing about the record
+        return Action.STOP if action is None and not isinstance(error, Exception) else action
 
     async def give_up(self, lane: Lane, error: BaseException) -> bool:
         """Writes the record to a retry topic or to the dead letters, or skips it. Returns False if the partition has
@@ -80,18 +76,16 @@ class Failures:
             return False  # the next owner of the partition tries again
         argument = lane.units[0].argument
         offset = offset_of(argument)
-        action = Action.DEAD_LETTER if isinstance(error, Quarantined) else self._policy.action(error)
+        action = self._action(error)
         topic, partition = worker.partition
         failed = HandlerFailed(self._handler.name, topic, partition, offset, lane.attempts, error)
         where = worker.where(offset)
-        if action is Action.SKIP and not isinstance(error, HandlerMisuse):
+        if action is Action.SKIP:
             log.error("%s; skipping it", failed.what, extra=where, exc_info=error)
             self._measures.records_skipped += 1
             return True
         # the sink refused the record because another member owns the partition, so it is no dead letter
-        final = action is Action.STOP or isinstance(error, (HandlerMisuse, Fenced))
-        # sys.exit() means the process, and says nothing about the record
-        final = final or (action is None and not isinstance(error, Exception))
+        final = action is Action.STOP or isinstance(error, Fenced)
         retries = self._retry_topics
         level = None if retries is None or final or action is not Action.RETRY else retries.plan.after(argument)
         if retries is not None and level is not None:
@@ -120,8 +114,8 @@ class Failures:
         records = [argument] if isinstance(argument, Record) else list(argument)
         attempts = lane.attempts
         if retries is not None:
-            attempts += retries.attempts(argument)
-            records = [retries.at_first_place(record) for record in records]
+            attempts += retries.plan.attempts(argument)
+            records = [retries.plan.original(record) for record in records]
         sent = await self._until_sent(
             worker, offset, "the dead letter was not written", lambda: letters.send(records, error, attempts)
         )
@@ -136,20 +130,14 @@ class Failures:
                 await send()
             except AllocatorError as refused:
                 refusals += 1
-                if refusals > self._retries.count or not refused.retriable:
-                    raise
                 delay_s = self._retries.delay_s(refusals)
+                if delay_s is None or not refused.retriable:
+                    raise
                 self._log(worker, offset, what, refused, refusals, delay_s)
-                await self._pause(worker, delay_s)
+                await wait_for_event(worker.stopped, delay_s)
             else:
                 return True
         return False
-
-    async def _pause(self, worker: LaneOwner, delay_s: float) -> None:
-        loop = asyncio.get_running_loop()
-        ends = loop.time() + delay_s
-        while not worker.stopping and loop.time() < ends:
-            await wait_for_event(self._stopped, ends - loop.time())
 
     def _log(
         self, worker: LaneOwner, offset: int, what: str, error: BaseException, failures: int, delay_s: float
@@ -166,9 +154,3 @@ class Failures:
             extra={**worker.where(offset), "attempt": failures},
             exc_info=error if failures == 1 else None,
         )
-
-
-def offset_of(argument: Any) -> int:
-    """Returns the offset of a record, or the first one of a batch."""
-    offset: int = argument.offset if hasattr(argument, "offset") else argument.base_offset
-    return offset

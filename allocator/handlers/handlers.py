@@ -55,6 +55,28 @@ def is_coroutine(function: Any) -> bool:
     )
 
 
+@dataclass(frozen=True)
+class _Preparing:
+    """A plain function with a prepared argument. It is a class, so that it can be pickled for other processes."""
+
+    function: Callable[[Any], Any]
+    prepare: Callable[[Any], Any]
+
+    def __call__(self, argument: Any) -> Any:
+        return self.function(self.prepare(argument))
+
+
+def preparing(function: Callable[[Any], Any], prepare: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Returns a function that calls `function`, a coroutine or a plain one, with `prepare(argument)`."""
+    if not is_coroutine(function):
+        return _Preparing(function, prepare)
+
+    async def call(argument: Any) -> Any:
+        return await function(prepare(argument))
+
+    return call
+
+
 def traced(handler: Handler, group: str) -> Handler:
     """Returns the handler with a span around each call; the same handler if tracing is off."""
     begin = handling(group)

@@ -10,8 +10,8 @@ from typing import Any, Optional
 from allocator.core.consumer import ConsumerCore
 from allocator.core.settings import keyword_faults
 from allocator.errors import ConfigError
-from allocator.handlers.handlers import Handler, is_coroutine, traced
-from allocator.handlers.policy import ErrorPolicy, Retries, load_errors
+from allocator.handlers.handlers import Handler, preparing, traced
+from allocator.handlers.policy import ErrorPolicy, Retries
 from allocator.handlers.settings import HANDLING, HANDLING_DEFAULT
 from allocator.handlers.subprocesses import check_picklable
 from allocator.types import Record
@@ -48,7 +48,7 @@ class Handling:
         """
         return cls(
             retries=Retries(*(values[name] for name in _RETRIES)),
-            policy=ErrorPolicy.of(**{name: _classes(values[name], where + name) for name in _ERRORS}),
+            policy=ErrorPolicy.of(where, **{name: values[name] for name in _ERRORS}),
             **{name: values[name] for name in cls.__dataclass_fields__.keys() & values.keys() - {"retries"}},
         )
 
@@ -63,11 +63,6 @@ class Handling:
             )
         check_picklable(handler.function, handler.name)
         return handler
-
-
-def _classes(errors: Any, where: str) -> Any:
-    names = errors is not None and not isinstance(errors, type) and all(isinstance(each, str) for each in errors)
-    return load_errors(errors, where) if names else errors
 
 
 def contradictions(
@@ -99,40 +94,23 @@ def given_in_python(
     function: Callable[[Record], Any], deserialize: Deserialize | None, values: Mapping[str, Any], core: ConsumerCore
 ) -> tuple[Handler, Handling]:
     """The arguments of a call of `Consumer.process`. Raises ConfigError that lists every fault."""
-    _check(function, deserialize, values)
-    name = getattr(function, "__qualname__", type(function).__qualname__)
-    if deserialize is not None:
-        function = _deserializing(function, deserialize)
+    if not callable(function):
+        raise TypeError(f"a handler is a function or a coroutine function, not {function!r}")
     delays, joining = values["retry_topics"], core.choice.config
+    faults = list(keyword_faults({name: values[name] for name in HANDLING if name not in _ERRORS}, HANDLING).values())
+    if values["workers"] == "processes" and deserialize is not None:
+        faults.append("workers = 'processes': deserializers stay in this process; call them in the handler")
     found = contradictions(values, joining.membership, sink=core.sink is not None)
-    faults = [f"{' with '.join(names)}: {why}" for names, why in found]
+    faults += (f"{' with '.join(names)}: {why}" for names, why in found)
     if delays is not None and not (joining.topics or joining.pattern):
         faults.append("retry_topics: a consumer that subscribes to topics is needed")
     if faults:
         raise ConfigError("; ".join(faults))
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    if deserialize is not None:
+        # of copies, because retries and dead letters need the original record
+        function = preparing(function, lambda record: deserialize(copy.copy(record)))
     if delays is not None:
         delays = HANDLING["retry_topics"].kind.read(delays)
     handling = Handling.of({**values, "retry_topics": delays})
     return handling.prepared(Handler(name, function), core.group), handling
-
-
-def _check(function: Any, deserialize: Deserialize | None, given: Mapping[str, Any]) -> None:
-    if not callable(function):
-        raise TypeError(f"a handler is a function or a coroutine function, not {function!r}")
-    values = {name: value for name, value in given.items() if name not in _ERRORS}
-    faults = keyword_faults(values, HANDLING)
-    if given["workers"] == "processes" and deserialize is not None:
-        faults["workers"] = "workers = 'processes': deserializers stay in this process; call them in the handler"
-    if faults:
-        raise ConfigError("; ".join(faults.values()))
-
-
-def _deserializing(function: Callable[[Record], Any], deserialize: Deserialize) -> Callable[[Record], Any]:
-    """Deserializes copies, because retries and dead letters need the original record."""
-    if is_coroutine(function):
-
-        async def call(record: Record) -> Any:
-            return await function(deserialize(copy.copy(record)))
-
-        return call
-    return lambda record: function(deserialize(copy.copy(record)))

@@ -31,6 +31,8 @@ class LaneOwner(Protocol):
 
     partition: TopicPartition
     stopping: bool
+    stopped: asyncio.Event
+    """Set when `stopping` is."""
 
     @property
     def name(self) -> str: ...

@@ -10,10 +10,9 @@ from typing import Any
 from allocator.core.aio import wait_for_event
 from allocator.core.subscription import DoneSet
 from allocator.handlers.admission import Admission, Work
-from allocator.handlers.failures import offset_of
 from allocator.handlers.guard import Quarantined
 from allocator.handlers.lanes import Lane
-from allocator.handlers.window import Unit
+from allocator.handlers.window import Unit, offset_of
 from allocator.types import TopicPartition
 
 log = logging.getLogger(__name__)
@@ -43,6 +42,7 @@ class PartitionWorker:
         self.topic_id: Any = None
         """The id of the topic that was read last, if known."""
         self.stopping = False
+        self.stopped = asyncio.Event()
         self.admission = Admission(partition, start, known, work, self._to_lanes, self._units_in_call)
         self._work = work
         self._after = after
@@ -172,6 +172,7 @@ class PartitionWorker:
     def stop(self) -> None:
         """Starts no further call. Running calls may end. Drops queued records."""
         self.stopping = True
+        self.stopped.set()
         self.admission.close()
         for lane in self._waiting:
             if lane.timer is not None:
@@ -179,7 +180,6 @@ class PartitionWorker:
         self._waiting.clear()
         if self._beginning is not None:
             self._beginning.cancel()
-        self._work.failures.wake()
         self._settle()
 
     def drain(self, timeout_s: float) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import builtins
 import enum
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any, Union
 
 from allocator.core.aio import Backoff
 from allocator.core.settings import find
@@ -31,18 +33,20 @@ class Retries:
     backoff_max_s: float = HANDLING_DEFAULT["retry_backoff_max_s"]
     limit_s: float | None = HANDLING_DEFAULT["retry_limit_s"]
 
-    def delay_s(self, failures: int) -> float:
-        """Doubles the delay with each failure up to the maximum, and subtracts up to half at random, so that members do
-        not retry in step."""
-        return Backoff(self.backoff_s, self.backoff_max_s, jitter=(0.5, 1.0)).nth(failures)
+    def delay_s(self, failures: int, since_s: float = 0.0) -> float | None:
+        """Returns the seconds until the next attempt; None: there is no further attempt.
 
-    def left(self, failures: int, since_s: float) -> bool:
-        """Whether another attempt follows. `failures`: failed attempts so far; `since_s`: seconds since the
-        first failure."""
-        return failures <= self.count and (self.limit_s is None or since_s < self.limit_s)
+        `failures`: failed attempts so far; `since_s`: seconds since the first failure. The delay doubles with each
+        failure up to the maximum. Up to half is subtracted at random, so that members do not retry in step.
+        """
+        left_s = math.inf if self.limit_s is None else self.limit_s - since_s
+        if failures > self.count or left_s <= 0:
+            return None
+        # the last attempt is at the time limit
+        return min(left_s, Backoff(self.backoff_s, self.backoff_max_s, jitter=(0.5, 1.0)).nth(failures))
 
 
-Errors = Iterable[type[BaseException]]
+Errors = Iterable[Union[type[BaseException], str]]
 
 
 @dataclass(frozen=True)
@@ -56,25 +60,18 @@ class ErrorPolicy:
     actions: Mapping[type[BaseException], Action] = field(default_factory=lambda: {Exception: Action.RETRY})
 
     @classmethod
-    def of(
-        cls,
-        retry_on: Errors | None = None,
-        dead_letter_on: Errors | None = None,
-        skip_on: Errors | None = None,
-        stop_on: Errors | None = None,
-    ) -> ErrorPolicy:
-        """Raises ConfigError for a class in two lists, and for a value that is no error class."""
-        lists = {
-            Action.RETRY: (Exception,) if retry_on is None else retry_on,
-            Action.DEAD_LETTER: dead_letter_on or (),
-            Action.SKIP: skip_on or (),
-            Action.STOP: stop_on or (),
-        }
+    def of(cls, where: str = "", **lists: Errors | None) -> ErrorPolicy:
+        """`lists`: classes or their names, by the settings `retry_on`, `dead_letter_on`, `skip_on` and `stop_on`.
+
+        Raises ConfigError for a class in two lists, and for a value that is no error class. Its text names the setting
+        after `where`.
+        """
         actions: dict[type[BaseException], Action] = {}
-        for action, errors in lists.items():
-            for error in errors:
-                if not (isinstance(error, type) and issubclass(error, BaseException)):
-                    raise ConfigError(f"{action.value}: {error!r} is not a class of errors")
+        for action in Action:
+            errors = lists.get(action.value)
+            if errors is None:
+                errors = (Exception,) if action is Action.RETRY else ()
+            for error in (_error_class(each, f"{where}{action.value}") for each in errors):
                 if error in actions:
                     raise ConfigError(
                         f"{actions[error].value} and {action.value} both name {error.__qualname__}; leave one out"
@@ -87,22 +84,20 @@ class ErrorPolicy:
         return next((self.actions[each] for each in type(error).__mro__ if each in self.actions), None)
 
 
-def load_errors(names: Iterable[str], setting: str) -> list[type[BaseException]]:
-    """Finds error classes by name: "ValueError", "package.module.Error" or "package.module:Error".
+def _error_class(given: type[BaseException] | str, setting: str) -> type[BaseException]:
+    """Finds an error class by its name: "ValueError", "package.module.Error" or "package.module:Error".
 
     Raises ConfigError that names the setting and the class.
     """
-    found = []
-    for name in names:
-        what = f"{setting}: {name!r}"
-        if "." not in name and ":" not in name:
-            error = getattr(builtins, name, None)
+    what = f"{setting}: {given!r}"
+    error: Any = given
+    if isinstance(given, str):
+        if "." not in given and ":" not in given:
+            error = getattr(builtins, given, None)
             if error is None:
                 raise ConfigError(f"{what} is not an error of Python; write 'package.module.Error'")
         else:
-            target = name if ":" in name else ":".join(name.rpartition(".")[::2])
-            error = find(target, what, here=True)
-        if not (isinstance(error, type) and issubclass(error, BaseException)):
-            raise ConfigError(f"{what} is not a class of errors")
-        found.append(error)
-    return found
+            error = find(given if ":" in given else ":".join(given.rpartition(".")[::2]), what, here=True)
+    if not (isinstance(error, type) and issubclass(error, BaseException)):
+        raise ConfigError(f"{what} is not a class of errors")
+    return error

@@ -22,6 +22,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -34,7 +35,7 @@ from allocator.handlers.admission import InHandBytes, Work
 from allocator.handlers.dead_letter import DeadLetterTopic
 from allocator.handlers.failures import Failures
 from allocator.handlers.guard import guard_of
-from allocator.handlers.handlers import Handler
+from allocator.handlers.handlers import Handler, preparing
 from allocator.handlers.handling import Handling
 from allocator.handlers.lanes import Lanes
 from allocator.handlers.late_producer import LateProducer
@@ -111,7 +112,7 @@ class Processor:
         async with self._core.commits.turn:
             worker = self._workers.get(partition)
             if worker is None:
-                await self._core.commits.commit({partition: _to_commit(offset, None)})
+                await self._core.commits.commit({partition: OffsetAndMetadata(offset, "", -1)})
                 return
             worker.admission.committed = (-1, None)  # a new worker takes its first offset for committed
         await self._commit([worker])
@@ -174,7 +175,7 @@ class Processor:
                 create_topics=handling.create_retry_topics,
             )
         if self._retry_topics is not None:
-            handler = self._retry_topics.restoring(handler)
+            handler = replace(handler, function=preparing(handler.function, self._retry_topics.plan.original))
         measures = self._consumer.measures
         return Work(
             consumer=self._consumer,
@@ -210,12 +211,14 @@ class Processor:
 
     def resume_points(self) -> dict[TopicPartition, Committed]:
         """For each owned partition that was read: the offset to continue at, and what is done beyond it."""
-        return {partition: _resume_point(worker) for partition, worker in self._workers.items()}
+        return {partition: _point(worker, *worker.admission.progress()) for partition, worker in self._workers.items()}
 
     def reached(self, partition: TopicPartition) -> Committed | None:
         """Where a partition that comes back continues. None if no record of it was read."""
         worker = self._past.get(partition)
-        return None if worker is None or self._core.processor is not self else _resume_point(worker)
+        if worker is None or self._core.processor is not self:
+            return None
+        return _point(worker, *worker.admission.progress())
 
     @property
     def stuck(self) -> Partitions:
@@ -324,7 +327,7 @@ class Processor:
             if not progress:
                 return
             if self._core.group is not None:
-                offsets = {worker.partition: _to_commit(*each) for worker, each in progress.items()}
+                offsets = {worker.partition: _point(worker, *each) for worker, each in progress.items()}
                 await self._core.commits.commit(offsets)
             for worker, each in progress.items():
                 worker.admission.committed = each
@@ -440,20 +443,11 @@ class Processor:
         await self._work.lanes.close()
 
 
-def _resume_point(worker: PartitionWorker) -> Committed:
-    offset, done = worker.admission.progress()
+def _point(worker: PartitionWorker, offset: int, done: DoneSet | None) -> Committed:
     point = Committed(offset, "", -1)
     point.done = done
     point.topic_id = worker.topic_id  # if the topic was created again, the consumer begins at its first record
     return point
-
-
-def _to_commit(offset: int, done: DoneSet | None) -> OffsetAndMetadata:
-    if done is None:
-        return OffsetAndMetadata(offset, "", -1)
-    committed = Committed(offset, "", -1)
-    committed.done = done
-    return committed
 
 
 async def _ended(workers: Iterable[PartitionWorker], timeout_s: float | None, **options: Any) -> None:

@@ -12,15 +12,13 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from allocator.core.aio import wall_ms
 from allocator.core.client import KafkaClient, describe_configs
 from allocator.core.settings import check_topic
 from allocator.errors import BrokerError, ConfigError
-from allocator.handlers.handlers import Handler
 from allocator.handlers.late_producer import LateProducer
 from allocator.handlers.letter_headers import PREFIX, SPRING, headers_of
 from allocator.handlers.settings import parse_delay
@@ -41,29 +39,24 @@ TIME_TYPES = {b"CreateTime": 0, b"LogAppendTime": 1}
 class RetryPlan:
     """The retry topics of a group, in the order in which a record passes through them."""
 
-    topics: tuple[str, ...]
-    delays_s: tuple[float, ...]
-    """The delay of each topic, in seconds."""
+    delays_s: Mapping[str, float]
+    """Topic -> its delay in seconds."""
 
     @classmethod
     def of(cls, group: str, delays: Sequence[str]) -> RetryPlan:
         """`delays`: "30s", "10m", "1h", "1d". Raises ConfigError if the group's name is not valid in the name
         of a topic."""
-        delays_s = tuple(map(parse_delay, delays))
-        topics = tuple(f"{group}.retry-{delay}" for delay in delays)
-        for topic in topics:
+        delays_s = {f"{group}.retry-{delay}": parse_delay(delay) for delay in delays}
+        for topic in delays_s:
             try:
                 check_topic(topic)
             except ConfigError as error:
                 raise ConfigError(f"group {group!r} cannot have retry topics: {error}") from None
-        return cls(topics, delays_s)
+        return cls(delays_s)
 
-    def __contains__(self, topic: str) -> bool:
-        return topic in self.topics
-
-    def delay_s(self, topic: str) -> float | None:
-        """Returns None if the topic is no retry topic."""
-        return self.delays_s[self.topics.index(topic)] if topic in self.topics else None
+    @property
+    def topics(self) -> tuple[str, ...]:
+        return tuple(self.delays_s)
 
     def after(self, record: Record) -> str | None:
         """Returns the retry topic for a failed record; None: the dead letters.
@@ -72,12 +65,42 @@ class RetryPlan:
         reads as a normal topic. It becomes a dead letter; otherwise two such groups would send it back and forth
         forever.
         """
-        step = self.topics.index(record.topic) + 1 if record.topic in self.topics else 0
+        step = self.topics.index(record.topic) + 1 if record.topic in self.delays_s else 0
         return self.topics[step] if step < len(self.topics) and _number(record, RETRIES, 0) <= step else None
+
+    def attempts(self, record: Record) -> int:
+        """Returns the calls of the handler before the record came to its present topic."""
+        return _number(record, PREFIX + "attempts", 0) if record.topic in self.delays_s else 0
+
+    def original(self, record: Record) -> Record:
+        """Returns a record of a retry topic as it was in its original topic; returns any other record unchanged.
+
+        The `allocator.*` headers stay, so that a handler can read the number of attempts and the last error.
+        """
+        if record.topic not in self.delays_s:
+            return record
+        headers = dict(record.headers)
+        topic = (headers.get(PREFIX + "topic") or b"").decode(errors="replace")
+        partition, offset = _number(record, PREFIX + "partition", -1), _number(record, PREFIX + "offset", -1)
+        if not topic or partition < 0 or offset < 0:
+            return record  # it was not written by a member of the group
+        null = headers.get(PREFIX + "null_value") == b"true"
+        return Record(
+            topic,
+            partition,
+            offset,
+            _number(record, PREFIX + "timestamp", record.timestamp),
+            TIME_TYPES.get(headers.get(SPRING + "original-timestamp-type") or b""),
+            record.key,
+            None if null else record.value,
+            [each for each in record.headers if not each[0].startswith(SPRING)],
+            None,
+            record.fence,
+        )
 
 
 class RetryTopics:
-    """Writes records to the retry topics of a group, and gives the handler each record as it was in its original topic.
+    """Writes records to the retry topics of a group.
 
     The constructor does no I/O. `topics` and `pattern`: the subscription of the group. `create_topics`: `prepare`
     creates missing retry topics.
@@ -107,36 +130,14 @@ class RetryTopics:
         """
         topic = self.plan.after(record)
         assert topic is not None
-        due = wall_ms() + int(1000 * (self.plan.delay_s(topic) or 0))
-        first = self.at_first_place(record)
+        due = wall_ms() + int(1000 * self.plan.delays_s[topic])
+        first = self.plan.original(record)
         headers = [
-            *headers_of(first, self._group, error, self.attempts(record) + attempts),
+            *headers_of(first, self._group, error, self.plan.attempts(record) + attempts),
             (RETRIES, b"%d" % (_number(record, RETRIES, 0) + 1)),
             (DUE, b"%d" % due),
         ]
         await self._sender.send(topic, [(first, headers)])
-
-    def at_first_place(self, record: Record) -> Record:
-        """Returns a record of a retry topic as it was in its original topic; returns any other record unchanged.
-
-        The `allocator.*` headers stay, so that a handler can read the number of attempts and the last error.
-        """
-        return _at_first_place(record) if record.topic in self.plan else record
-
-    def attempts(self, record: Record) -> int:
-        """Returns the calls of the handler before the record came to its present topic."""
-        return _number(record, PREFIX + "attempts", 0) if record.topic in self.plan else 0
-
-    def restoring(self, handler: Handler) -> Handler:
-        """Returns a handler that gets each record as it was in its original topic."""
-        function = handler.function
-        if not handler.on_loop:
-            return replace(handler, function=_Restoring(function, frozenset(self.plan.topics)))
-
-        async def call(record: Record) -> Any:
-            return await function(self.at_first_place(record))
-
-        return replace(handler, function=call)
 
     async def close(self) -> None:
         """Safe to call twice."""
@@ -175,7 +176,7 @@ class RetryTopics:
             )
         size = await _room_for_headers(client, sorted(names))
         for topic in missing:
-            retention_ms = max(RETENTION_MS, int(4000 * (self.plan.delay_s(topic) or 0)))
+            retention_ms = max(RETENTION_MS, int(4000 * self.plan.delays_s[topic]))
             settings = {"cleanup.policy": "delete", "retention.ms": str(retention_ms), **size}
             await create_topic(client, topic, count, REPLICATION, settings)
             log.info("created the retry topic %s with %d partitions", topic, count)
@@ -187,7 +188,7 @@ class RetryTopics:
         except BrokerError as error:
             log.warning("the settings of the retry topic %s are not known: %s", topic, error)
             return
-        delay_s = self.plan.delay_s(topic) or 0
+        delay_s = self.plan.delays_s[topic]
         if "compact" in found.get("cleanup.policy", ""):
             raise ConfigError(
                 f"retry topic {topic!r} has cleanup.policy = {found['cleanup.policy']}, which removes waiting records "
@@ -203,27 +204,13 @@ class RetryTopics:
 
 async def _room_for_headers(client: KafkaClient, topics: Iterable[str]) -> dict[str, str]:
     """Returns the setting that lets a topic accept the largest records of `topics` plus the headers of a retry."""
-    largest = 0
-    for topic in topics:
-        try:
-            found = (await describe_configs(client, "topic", [topic], ["max.message.bytes"]))[topic]
-        except BrokerError as error:
-            log.warning("the retry topics get the max.message.bytes of the brokers: %s", error)
-            return {}
-        largest = max(largest, int(found.get("max.message.bytes", 0)))
+    try:
+        found = await describe_configs(client, "topic", topics, ["max.message.bytes"])
+    except BrokerError as error:
+        log.warning("the retry topics get the max.message.bytes of the brokers: %s", error)
+        return {}
+    largest = max(int(each.get("max.message.bytes", 0)) for each in found.values())
     return {"max.message.bytes": str(largest + HEADER_BYTES)} if largest else {}
-
-
-class _Restoring:
-    """A plain handler that gets each record as it was in its original topic. It is a class, so that it can be pickled
-    for other processes."""
-
-    def __init__(self, function: Callable[[Any], Any], topics: frozenset[str]) -> None:
-        self._function = function
-        self._topics = topics
-
-    def __call__(self, record: Record) -> Any:
-        return self._function(_at_first_place(record) if record.topic in self._topics else record)
 
 
 def is_retry_topic(topic: str, group: str) -> bool:
@@ -238,27 +225,6 @@ def is_retry_topic(topic: str, group: str) -> bool:
 def due_ms(record: Record) -> int:
     """Returns when the record may be handled, in milliseconds since the epoch; 0 if its headers do not tell."""
     return _number(record, DUE, 0)
-
-
-def _at_first_place(record: Record) -> Record:
-    headers = dict(record.headers)
-    topic = (headers.get(PREFIX + "topic") or b"").decode(errors="replace")
-    partition, offset = _number(record, PREFIX + "partition", -1), _number(record, PREFIX + "offset", -1)
-    if not topic or partition < 0 or offset < 0:
-        return record  # the record was not written by a member of the group
-    null = headers.get(PREFIX + "null_value") == b"true"
-    return Record(
-        topic,
-        partition,
-        offset,
-        _number(record, PREFIX + "timestamp", record.timestamp),
-        TIME_TYPES.get(headers.get(SPRING + "original-timestamp-type") or b""),
-        record.key,
-        None if null else record.value,
-        [each for each in record.headers if not each[0].startswith(SPRING)],
-        None,
-        record.fence,
-    )
 
 
 def _number(record: Record, name: str, default: int) -> int:

@@ -64,21 +64,17 @@ class Window:
         self.known = known
         """Offsets that an earlier process has done, and that this one has not reached yet."""
         self._base = start
-        self._end = start
+        self.end = start
+        """The offset after the last admitted record."""
         self._epoch = -1
         self._spans: deque[Span] = deque()
         self.nbytes = 0
         """Bytes of the batches with admitted records."""
 
     @property
-    def end(self) -> int:
-        """The offset after the last admitted record."""
-        return self._end
-
-    @property
     def width(self) -> int:
         """Number of offsets from the first that is not done to the last that was admitted."""
-        return self._end - self._base
+        return self.end - self._base
 
     @property
     def base(self) -> int:
@@ -91,7 +87,7 @@ class Window:
                 at += 1
             span.at = at
             if at < count:
-                self._base = _offset(units[at].argument)
+                self._base = offset_of(units[at].argument)
                 break
             self._base = span.end
             if not span.complete:
@@ -112,12 +108,12 @@ class Window:
         """Adds units to `span`, up to the offset `end`. `undone` of them must still be handled."""
         span.units += units
         span.left += undone
-        span.end = self._end = end
+        span.end = self.end = end
 
     def complete(self, span: Span, end: int) -> None:
         """Closes the span of a batch that has no more records; it ends at `end`."""
         span.complete = True
-        span.end = self._end = end
+        span.end = self.end = end
         if not span.left:
             self._empty(span)
 
@@ -177,26 +173,26 @@ class Window:
                 if argument is None:
                     seen = True
                     continue
-                offset = _offset(argument)
+                offset = offset_of(argument)
                 if seen and offset > at:
                     runs.append((at, offset))
                 first = argument if first is None else first
                 at, seen = _end(argument), False
-        if seen and self._end > at:
-            runs.append((at, self._end))
+        if seen and self.end > at:
+            runs.append((at, self.end))
         runs = self._with_known(runs)
         if runs and runs[0][0] == base:  # a thread finished the record in the meantime, or an earlier process had
             base = runs.pop(0)[1]
         if not runs:
             return base, None
         epoch = self._epoch if self.known is None else max(self._epoch, self.known.epoch)
-        mark = fingerprint(first) if first is not None and _offset(first) == base else 0
+        mark = fingerprint(first) if first is not None and offset_of(first) == base else 0
         return base, DoneSet(base, tuple(runs), epoch, mark)
 
     def _with_known(self, runs: list[tuple[int, int]]) -> list[tuple[int, int]]:
         """Adds the records beyond the last admitted one that an earlier process has done."""
         for first, end in () if self.known is None else self.known.runs:
-            first = max(first, self._end)
+            first = max(first, self.end)
             if first >= end:
                 continue
             if runs and runs[-1][1] == first:
@@ -204,15 +200,13 @@ class Window:
             runs.append((first, end))
         return runs
 
-    def __repr__(self) -> str:
-        return f"Window({self._base}..{self._end}, {len(self._spans)} spans)"
-
 
 def _done(span: Span) -> bool:
     return span.complete and not span.units
 
 
-def _offset(argument: Any) -> int:
+def offset_of(argument: Any) -> int:
+    """Returns the offset of a record, or the first one of a batch."""
     offset: int = argument.offset if hasattr(argument, "offset") else argument.base_offset
     return offset
 

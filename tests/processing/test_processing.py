@@ -24,7 +24,7 @@ from allocator.errors import ConfigError, HandlerCutOff, HandlerFailed
 from allocator.handlers import admission
 from allocator.handlers.handlers import Handler
 from allocator.handlers.handling import Handling
-from allocator.handlers.policy import ErrorPolicy, Retries, load_errors
+from allocator.handlers.policy import ErrorPolicy, Retries
 from allocator.handlers.processor import Processor
 from allocator.handlers.window import Window, fingerprint
 from allocator.testing import wait_until_async
@@ -628,7 +628,7 @@ async def test_retries_end_after_their_time() -> None:
 
 
 def test_classes_of_errors_are_checked() -> None:
-    assert load_errors(["ValueError", "allocator.errors.BrokerError", "json:JSONDecodeError"], "retry_on")
+    assert ErrorPolicy.of(retry_on=["ValueError", "allocator.errors.BrokerError", "json:JSONDecodeError"])
     for name, says in {
         "ValuError": "not an error of Python",
         "allocator.errors.Nothing": "has no 'Nothing'",
@@ -637,7 +637,7 @@ def test_classes_of_errors_are_checked() -> None:
         "int": "not a class of errors",
     }.items():
         with pytest.raises(ConfigError, match=says):
-            load_errors([name], "retry_on")
+            ErrorPolicy.of(retry_on=[name])
     with pytest.raises(ConfigError, match="retry_on and skip_on both name ValueError"):
         ErrorPolicy.of(retry_on=[ValueError], skip_on=[ValueError])
 

@@ -30,8 +30,8 @@ from allocator.testing import wait_until_async
 from allocator.types import Record, TopicPartition
 
 PARTITION = TopicPartition("t", 0)
-PLAN = RetryPlan(("g.retry-a", "g.retry-b"), (0.05, 0.1))
-LATER = RetryPlan(("g.retry-1h",), (3600,))
+PLAN = RetryPlan({"g.retry-a": 0.05, "g.retry-b": 0.1})
+LATER = RetryPlan({"g.retry-1h": 3600})
 
 
 class Topics:
@@ -232,22 +232,21 @@ async def test_a_record_comes_back_as_it_was(key: bytes | None, value: bytes | N
     record = Record("orders", 7, 42, 1234, 1, key, value, [("own", b"1"), ("own", None)])
     await topics.send(record, ValueError("bad"), 3)
     (waiting,) = cluster.logs[TopicPartition("g.retry-a", 0)]
-    again = topics.at_first_place(waiting)
+    again = PLAN.original(waiting)
     for name in ("topic", "partition", "offset", "timestamp", "timestamp_type", "key", "value"):
         assert getattr(again, name) == getattr(record, name), name
     assert [each for each in again.headers if not each[0].startswith("allocator.")] == [("own", b"1"), ("own", None)]
-    assert topics.attempts(waiting) == 3
+    assert PLAN.attempts(waiting) == 3
     await topics.send(waiting, ValueError("worse"), 1)
     (last,) = cluster.logs[TopicPartition("g.retry-b", 0)]
-    assert topics.attempts(last) == 4
+    assert PLAN.attempts(last) == 4
     assert PLAN.after(last) is None
 
 
 def test_a_record_that_nobody_of_the_group_wrote_is_handled_as_it_is() -> None:
     record = Record("g.retry-a", 0, 0, 0, 0, b"k", b"v", [("allocator.attempts", b"many")])
-    topics = RetryTopics(PLAN, "g", Topics(Cluster()))
-    assert topics.at_first_place(record) is record
-    assert topics.attempts(record) == 0
+    assert PLAN.original(record) is record
+    assert PLAN.attempts(record) == 0
     assert PLAN.after(record) == "g.retry-b"
 
 
@@ -310,7 +309,7 @@ async def test_a_sender_whose_clock_is_wrong_delays_no_record_beyond_the_delay()
 
 
 def test_names_of_retry_topics_are_checked() -> None:
-    assert RetryPlan.of("billing", ["30s", "1h"]) == RetryPlan(("billing.retry-30s", "billing.retry-1h"), (30, 3600))
+    assert RetryPlan.of("billing", ["30s", "1h"]) == RetryPlan({"billing.retry-30s": 30, "billing.retry-1h": 3600})
     with pytest.raises(ConfigError, match=r"group 'bill ing' cannot have retry topics: 'bill ing.retry-1m'"):
         RetryPlan.of("bill ing", ["1m"])
     for wrong in ("", "0s", "1", "31d", "1.5h", "m", "1m "):

@@ -282,7 +282,7 @@ class GroupedConsumer(BaseConsumer):
         engine.membership.polled()
         if topic not in self._asked:  # the group allocates all topics, but fetches only those that the user consumes
             self._asked.add(topic)
-            for partition in engine.state.assigned_partitions():
+            for partition in engine.state.owned:
                 if partition.topic == topic:
                     engine.state.resume(partition)
             engine.fetcher.wake()

@@ -171,7 +171,7 @@ class SingleConsumer(BaseConsumer):
         return [TopicPartition(topic, number) for number in sorted(self._client.partitions(topic) or ())]
 
     def _read_also(self, partitions: Iterable[TopicPartition]) -> None:
-        assigned = self._subscription.assigned_partitions()
+        assigned = self._subscription.owned
         self._subscription.assign_from_user(sorted(assigned.union(partitions)))
 
     # -- methods for the base class -------------------------------------------------------------------------------

@@ -56,7 +56,7 @@ QUERIES = {
     "PartitionBuffer.leader_epoch",
     "PartitionBuffer.precedes",
     "Planner.leader_epoch",
-    "Positions.leader_epoch",
+    "SubscriptionState.leader_epoch",
     "TopicPartitionState.leader_epoch",
 }
 

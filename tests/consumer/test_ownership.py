@@ -98,7 +98,6 @@ def passing() -> AllocatorError:
 
 async def test_what_may_pass_is_asked_again_and_nobody_is_bothered() -> None:
     state, offsets = SubscriptionState("earliest"), Offsets(passing(), passing(), 7)
-    state.subscribe(["t"])
     owner = ownership(state, offsets)
     async with background() as tasks:
         owner.start(tasks)
@@ -109,7 +108,6 @@ async def test_what_may_pass_is_asked_again_and_nobody_is_bothered() -> None:
 
 async def test_an_offset_that_was_looked_up_before_the_claim_is_not_asked_again() -> None:
     state, offsets = SubscriptionState("earliest"), Offsets(7, 8)
-    state.subscribe(["t"])
     owner = ownership(state, offsets)
     async with background() as tasks:
         owner.start(tasks)
@@ -125,7 +123,6 @@ async def test_an_early_look_up_that_failed_or_was_for_another_claim_does_not_co
 ) -> None:
     state = SubscriptionState("earliest")
     offsets = Offsets(NoOffsetsError("not authorised") if expected == {PARTITION} else 7, 8)
-    state.subscribe(["t"])
     owner = ownership(state, offsets)
     async with background() as tasks:
         owner.start(tasks)
@@ -145,7 +142,6 @@ async def test_a_look_up_of_an_earlier_ownership_sets_no_position(early: bool) -
         return dict.fromkeys(partitions, OffsetAndMetadata(await answers[-1], "", -1))
 
     state = SubscriptionState("earliest")
-    state.subscribe(["t"])
     owner = ownership(state, committed)  # type: ignore[arg-type]
     async with background() as tasks:
         owner.start(tasks)
@@ -177,7 +173,6 @@ async def test_offsets_are_not_looked_up_before_the_former_owner_has_released() 
 async def test_what_does_not_pass_is_told_once_and_asked_again_when_it_was_heard() -> None:
     refused = NoOffsetsError("not authorised")
     state, offsets = SubscriptionState("earliest"), Offsets(refused, refused, 7)
-    state.subscribe(["t"])
     owner = ownership(state, offsets)
     async with background() as tasks:
         owner.start(tasks)
@@ -209,7 +204,6 @@ async def test_a_release_waits_for_commits_that_are_under_way() -> None:
         await under_way.wait()
 
     state = SubscriptionState("earliest")
-    state.subscribe(["t"])
     owner = ownership(state, Offsets(7), slow)
     async with background() as tasks:
         owner.start(tasks)
@@ -233,8 +227,8 @@ async def test_a_listener_hears_of_lost_records_before_anything_else_is_delivere
     told: list[RecordsLost] = []
     heard = asyncio.Event()
     state = SubscriptionState("earliest")
-    state.subscribe(["t"], listener=Told())
     owner = ownership(state, Offsets(7))
+    owner.listener = Told()
     progress = owner._progress
     async with background() as tasks:
         owner.start(tasks)
@@ -264,7 +258,6 @@ def by(member: str, offset: int) -> OffsetAndMetadata:
 @pytest.mark.parametrize("cut", [True, False], ids=["records lost", "seek"])
 async def test_a_release_waits_for_records_that_were_delivered_before_a_seek(cut: bool) -> None:
     state = SubscriptionState("earliest")
-    state.subscribe(["t"])
     owner = ownership(state, Offsets(7))
     progress = owner._progress
     async with background() as tasks:
@@ -331,7 +324,6 @@ async def test_a_partition_whose_offset_is_refused_does_not_hold_up_the_others()
         return dict.fromkeys(asked[-1], OffsetAndMetadata(7, "", -1))
 
     state = SubscriptionState("earliest")
-    state.subscribe(["t", "secret"])
     owner = ownership(state, committed)  # type: ignore[arg-type]
     async with background() as tasks:
         owner.start(tasks)

@@ -218,7 +218,7 @@ async def test_a_partition_given_up_and_taken_back_while_it_is_in_hand_begins_an
 
 async def released(consumer: Consumer) -> bool:
     await consumer.getone(0)  # the delivered records are done
-    return not consumer._engine.state.assigned_partitions()
+    return not consumer._engine.state.owned
 
 
 async def test_assigned_before_the_start_with_a_group_the_next_one_goes_on_where_it_was(service: Service) -> None:

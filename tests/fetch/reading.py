@@ -49,7 +49,7 @@ class Connected:
     def __init__(self, cluster: Cluster, state: Any, **settings: Any) -> None:
         self.client = KafkaClient(cluster.bootstrap)
         self.fetcher = Fetcher(self.client, state, **settings)
-        self.topics = {tp.topic for tp in state.assigned_partitions()}
+        self.topics = {tp.topic for tp in state.owned}
 
     async def __aenter__(self) -> Fetcher:
         await self.client.connect()
@@ -77,7 +77,7 @@ def start_at(
     """A state with these partitions at `offset`; None: to be reset."""
     state = SubscriptionState(reset)
     state.assign_from_user(list(partitions))
-    for tp in state.assigned_partitions():
+    for tp in state.owned:
         if offset is None:
             state.request_offset_reset(tp)
         else:
@@ -125,7 +125,7 @@ async def collect(
     fetcher: Fetcher, state: SubscriptionState, count: int, patience_s: float = PATIENCE_S
 ) -> dict[TopicPartition, list[Any]]:
     """Records until there are `count` of them, by partition."""
-    seen: dict[TopicPartition, list[Any]] = {tp: [] for tp in state.assigned_partitions()}
+    seen: dict[TopicPartition, list[Any]] = {tp: [] for tp in state.owned}
     left = count
     deadline = time.monotonic() + patience_s
     while left > 0:

@@ -197,7 +197,7 @@ async def test_a_newcomer_does_not_wait_for_the_long_poll_of_others() -> None:
     async with fetching(cluster, state, max_wait_s=30) as fetcher:
         await until(lambda: cluster.requests, "the long poll")
         for tp in (A1, B0):
-            state.assign_from_user([*state.assigned_partitions(), tp])
+            state.assign_from_user([*state.owned, tp])
             state.seek(tp, 0)
             fetcher.wake()
             batch = await take(fetcher, state, 5)
@@ -470,14 +470,15 @@ async def test_out_of_range_without_a_strategy_is_told_until_it_is_sought() -> N
 
 async def test_positions_are_found_where_there_are_none() -> None:
     cluster = FakeCluster()
-    state = start_at([cluster.add(A0), cluster.add(A1, 1)], None, "latest")
-    cluster.start[A1] = 5
+    state = start_at([cluster.add(A0), cluster.add(B0, 1)], None, "latest")
+    cluster.start[B0] = 5
     cluster.append(A0, 10)
-    cluster.append(A1, 10)
-    state.request_offset_reset(A1, "earliest")
+    cluster.append(B0, 10)
+    state.begin_at_start = frozenset({B0.topic})
+    state.request_offset_reset(B0)
     async with fetching(cluster, state) as fetcher:
         await until(lambda: len(state.all_consumed_offsets()) == 2, "positions")
-        assert {tp: p.offset for tp, p in state.all_consumed_offsets().items()} == {A0: 10, A1: 5}
+        assert {tp: p.offset for tp, p in state.all_consumed_offsets().items()} == {A0: 10, B0: 5}
         assert (await take(fetcher, state)).base_offset == 5
 
 
@@ -488,7 +489,7 @@ async def test_a_partition_left_to_the_consumer_to_seek_is_left_alone() -> None:
     state.assign_from_user([A0])
     async with fetching(cluster, state) as fetcher:
         assert await next_batch(fetcher, 0.05) is None
-        assert state.missing_fetch_positions() == {A0}
+        assert state.all_consumed_offsets() == {}
 
 
 async def test_corrupt_bytes_come_up_after_what_is_good() -> None:

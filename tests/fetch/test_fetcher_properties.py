@@ -78,7 +78,7 @@ async def scenario(steps: list[tuple], version: int, prefetch: int) -> None:
                 for _ in range(args[0]):
                     await asyncio.sleep(0)
             elif name == "assign":
-                new = args[0] - state.assigned_partitions()
+                new = args[0] - state.owned
                 state.assign_from_user(args[0])
                 for tp in new:
                     state.seek(tp, due[tp])
@@ -102,10 +102,10 @@ async def scenario(steps: list[tuple], version: int, prefetch: int) -> None:
             assert 0 <= fetcher.buffered_bytes <= prefetch + LARGER
 
         cluster.down.clear()
-        for tp in state.assigned_partitions():
+        for tp in state.owned:
             state.resume(tp)
         fetcher.wake()
-        while any(due[tp] < cluster.end(tp) for tp in state.assigned_partitions()):
+        while any(due[tp] < cluster.end(tp) for tp in state.owned):
             assert await take(5), "the rest never came"
         assert fetcher.buffered_bytes == 0
         assert not losses

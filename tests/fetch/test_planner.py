@@ -67,7 +67,7 @@ class Plans(RuleBasedStateMachine):
 
     @rule(partitions=st.sets(some))
     def assign(self, partitions: set[TopicPartition]) -> None:
-        new = partitions - self.state.assigned_partitions()
+        new = partitions - self.state.owned
         self.state.assign_from_user(partitions)
         for tp in new:
             self.state.seek(tp, 0)
@@ -213,7 +213,7 @@ class Plans(RuleBasedStateMachine):
         for tp in PARTITIONS:
             self.metadata.leaders[tp] = 0
         self.planner.metadata_changed()
-        for tp in self.state.assigned_partitions():
+        for tp in self.state.owned:
             self.state.seek(tp, 0)
             self.state.resume(tp)
         waiting = self.fetchable()
@@ -224,7 +224,7 @@ class Plans(RuleBasedStateMachine):
             self.plan()
             waiting -= {tp for each in self.sent for tp in each.plan.wanted}
         assert not waiting
-        self.state.unsubscribe()
+        self.state.lose()
         self.planner.sync(self.now)
         for each in self.sent:
             self.planner.ended(each.plan)

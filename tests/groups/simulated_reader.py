@@ -155,7 +155,7 @@ class ReadingWorker(Worker):
             self.membership.polled()
             self.progress.finish()
             self._in_work.clear()
-            self._end(frozenset(self.active - self.state.assigned_partitions()))
+            self._end(frozenset(self.active - self.state.owned))
             if self.world.random.random() < 0.2:
                 self.tasks.start(self._auto_commit())
             for partition in self.state.assignment.values():

@@ -512,7 +512,8 @@ def owners_that_prefer_their_own_offset(patch: pytest.MonkeyPatch) -> None:
 
 def look_ups_that_outlive_an_ownership(patch: pytest.MonkeyPatch) -> None:
     def missing(self: StartingPositions, tenures: list[Tenure]) -> frozenset[TopicPartition]:
-        return frozenset(tenure.partition for tenure in tenures) & self._state.missing_fetch_positions()
+        waiting = {tp for tp, each in self._state.assignment.items() if each.is_missing_position()}
+        return frozenset(tenure.partition for tenure in tenures) & waiting
 
     patch.setattr(StartingPositions, "_missing", missing)
 

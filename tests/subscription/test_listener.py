@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import Collection
 from typing import Any
 
@@ -13,7 +12,7 @@ from kafka.consumer import subscription_state as theirs
 
 from allocator import Consumer
 from allocator.core.consumer.ownership import tell
-from allocator.core.subscription import RebalanceEvent, RebalanceListener, SubscriptionState
+from allocator.core.subscription import RebalanceEvent, RebalanceListener
 from allocator.core.subscription.listener import check_listener
 from allocator.operate.switching import SwitchingConsumer
 from allocator.types import TopicPartition
@@ -100,11 +99,9 @@ WITHOUT_LOST = [
 
 
 async def hear_all(listener: Any) -> None:
-    """As the consumer tells one that it was given."""
-    state = SubscriptionState()
-    state.subscribe(["a"], listener=listener)
+    check_listener(listener)
     for event in (RebalanceEvent.ASSIGNED, RebalanceEvent.REVOKED, RebalanceEvent.LOST):
-        await tell(state.rebalance_listener, event, PARTS)
+        await tell(listener, event, PARTS)
 
 
 @pytest.mark.parametrize("kind", WITHOUT_LOST)
@@ -162,29 +159,16 @@ async def test_a_listener_is_cancelled_with_who_tells_it() -> None:
     assert ended.is_set()
 
 
-@pytest.mark.parametrize("listener", [None, *(kind() for kind in WITHOUT_LOST)], ids=lambda it: type(it).__name__)
-def test_listeners_of_any_origin_are_taken_and_each_subscribe_replaces_the_last(listener: Any) -> None:
-    state = SubscriptionState()
-    state.subscribe(["a"], listener=Plain())
-    state.subscribe(["a"], listener=listener)
-    assert state.rebalance_listener is listener
-    state.subscribe(["a"])
-    assert state.rebalance_listener is None
-
-
 @pytest.mark.parametrize("wrong", [print, object(), Plain, type("Half", (), {"on_partitions_revoked": print})()])
 def test_what_cannot_listen_is_refused_before_anything_changes(wrong: Any) -> None:
-    state = SubscriptionState()
-    kept = Plain()
-    state.subscribe(["a"], listener=kept)
-    with pytest.raises(TypeError, match="listener"):
-        state.subscribe(["b"], listener=wrong)
-    assert state.subscription == {"a"}
-    assert state.rebalance_listener is kept
     where = {"brokers": "127.0.0.1:1", "group": "g", "zookeeper": "127.0.0.1:1"}
     for kind in (Consumer, SwitchingConsumer):
         with pytest.raises(TypeError, match="listener"):
             kind("a", listener=wrong, **where)
+    consumer = Consumer("a", listener=Plain(), **where)
+    with pytest.raises(TypeError, match="listener"):
+        consumer.subscribe("b", listener=wrong)
+    assert consumer.subscription() == {"a"}
 
 
 def test_what_a_listener_lacks_is_named() -> None:
@@ -193,10 +177,3 @@ def test_what_a_listener_lacks_is_named() -> None:
         check_listener(half)
     with pytest.raises(TypeError, match="Plain is a class; give an instance"):
         check_listener(Plain)
-
-
-def test_partitions_assigned_by_hand_have_no_listener() -> None:
-    state = SubscriptionState()
-    state.assign_from_user(PARTS)
-    assert state.rebalance_listener is None
-    assert "listener" not in inspect.signature(state.assign_from_user).parameters

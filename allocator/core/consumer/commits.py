@@ -243,7 +243,7 @@ class Commits:
         if self.offsets.storage == "zookeeper" or not self.membership.may_act():
             return {}
         busy = NO_PARTITIONS.union(*self._under_way.values())
-        committed = {p: self._progress.committed(p) for p in self._state.assigned_partitions() - busy}
+        committed = {p: self._progress.committed(p) for p in self._state.owned - busy}
         return {p: offset for p, offset in committed.items() if offset is not None}
 
     # -- metadata ------------------------------------------------------------------------------------------------

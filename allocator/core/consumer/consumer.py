@@ -21,7 +21,6 @@ from allocator.core.consumer.sink import OffsetSink
 from allocator.core.errors import Closed, ConfigError, IllegalState, NotOwned
 from allocator.core.fetch.batch import Batch
 from allocator.core.settings.table import DEFAULT
-from allocator.core.subscription.listener import check_listener
 from allocator.core.subscription.loss import RecordsLost, as_written, listed
 from allocator.core.telemetry.measures import Measures
 from allocator.core.types import (
@@ -410,10 +409,7 @@ class ConsumerBase:
         wanted = as_topics((topics, *more) if more else (topics,))
         if not wanted and pattern is None:
             raise ConfigError("subscribe needs topics or a pattern; unsubscribe() ends a subscription")
-        check_listener(listener)
-        self._engine.choice.subscribe(wanted, pattern)
-        if listener is not None:
-            self._engine.state.rebalance_listener = listener
+        self._engine.choice.subscribe(wanted, pattern, listener)
 
     def unsubscribe(self) -> None:
         """Ends the subscription: drains and releases all partitions.
@@ -559,7 +555,7 @@ class ConsumerBase:
         Their position or leader is unknown, or the leader does not respond. A new partition is among them for a moment.
         """
         state = self._engine.state
-        unknown = {partition for partition in state.assigned_partitions() if state.high_watermark(partition) is None}
+        unknown = {partition for partition in state.owned if state.high_watermark(partition) is None}
         return frozenset(unknown | self._engine.fetcher.unreachable()) - self.paused()
 
     @property

@@ -35,7 +35,6 @@ from allocator.core.offsets.storage import StoredOffsets
 from allocator.core.offsets.tracker import OffsetTracker
 from allocator.core.settings.table import check_keywords
 from allocator.core.subscription.loss import Committed, RecordsLost, stamped
-from allocator.core.subscription.patterns import ANY_TOPIC
 from allocator.core.subscription.state import SubscriptionState
 from allocator.core.types import Listener, OffsetAndMetadata, OffsetReset, Partitions, TopicPartition
 
@@ -74,7 +73,6 @@ class ConsumerCore:
         self.group = joining.group
         self.progress = OffsetTracker(asking_is_done=auto_commit_interval_s is not None)
         self.state = SubscriptionState(auto_offset_reset)
-        self.state.subscribe(pattern=ANY_TOPIC, listener=listener)  # the membership decides what is assigned
         # a 0.9 broker builds a JMX name from it, and fails every fetch if it contains a colon, as kiel's names do
         name = re.sub(r"[^A-Za-z0-9._-]", "-", joining.client_id)
         self.client = KafkaClient(brokers, client_id=name, security=security)
@@ -114,6 +112,7 @@ class ConsumerCore:
             auto_commit=commit_on_revoke and self.group is not None,
             began=self._orders.apply,
             sink=self.sink,
+            listener=listener,
         )
         self.load = OwnLoad(self.state, self.client.measures)
         self.membership = joining.make(

@@ -46,7 +46,7 @@ async def lag(
 
 def lags(state: SubscriptionState) -> dict[TopicPartition, int]:
     """Records between the position and the end of each partition, of those whose end is known from a fetch."""
-    found = {partition: state.partition_lag(partition) for partition in state.assigned_partitions()}
+    found = {partition: state.partition_lag(partition) for partition in state.owned}
     return {partition: lag for partition, lag in found.items() if lag is not None}
 
 
@@ -70,7 +70,7 @@ class OwnLoad:
         return partial(self._report, source)
 
     def _report(self, source: LoadSource) -> LoadReport:
-        owned = self._state.assigned_partitions()
+        owned = self._state.owned
         if source == "reported":
             self.reported = {partition: load for partition, load in self.reported.items() if partition in owned}
             return LoadReport.of(source, self._meter.of_loads(self.reported))

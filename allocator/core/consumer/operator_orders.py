@@ -86,7 +86,7 @@ class OperatorOrders:
         skipped: defaultdict[TopicPartition, set[int]] = defaultdict(set)
         in_effect: dict[str, str] = {}
         for order in in_force:
-            ours = order.partitions & self._core.state.assigned_partitions()
+            ours = order.partitions & self._core.state.owned
             words = f"{order}, by {order.who}" + (f": {order.why}" if order.why else "")
             if ours and order.kind != "seek" and order.kind not in refused:
                 in_effect[order.id] = words
@@ -203,7 +203,7 @@ class OperatorOrders:
     async def _report(self, order: Order, partitions: Partitions, what: str) -> None:
         assert self._store is not None
         result = OrderResult(wall_ms(), self._core.membership.member_id, partitions, what)
-        while self._core.state.assigned_partitions() & partitions != NO_PARTITIONS:
+        while self._core.state.owned & partitions != NO_PARTITIONS:
             try:
                 await self._store.add_result(order.id, result)
                 return

@@ -13,13 +13,13 @@ from allocator.core.consumer.record_processor import RecordProcessor
 from allocator.core.consumer.starting_positions import Buffers, CommittedOffsets, SinkOffsets, StartingPositions
 from allocator.core.errors import AllocatorError
 from allocator.core.offsets.tracker import OffsetTracker
-from allocator.core.subscription.listener import RebalanceEvent, callback_of
+from allocator.core.subscription.listener import RebalanceEvent, callback_of, check_listener
 from allocator.core.subscription.loss import Committed, RecordsLost
 from allocator.core.subscription.partition import TopicPartitionState
 from allocator.core.subscription.state import SubscriptionState
 from allocator.core.subscription.tenures import Phase
 from allocator.core.telemetry.measures import Measures
-from allocator.core.types import NO_PARTITIONS, Partitions, TopicPartition
+from allocator.core.types import NO_PARTITIONS, Listener, Partitions, TopicPartition
 
 log = logging.getLogger(__name__)
 
@@ -50,12 +50,16 @@ class Ownership:
         retry_backoff_s: float = 0.1,
         began: Callable[[], None] | None = None,
         sink: SinkOffsets | None = None,
+        listener: Listener | None = None,
     ) -> None:
+        check_listener(listener)
+        self.listener = listener
+        """The user's listener."""
         self.processor: RecordProcessor | None = None
         """The latest processor. It may have ended while calls of its handler run, which keep their partitions."""
         self._error: BaseException | None = None
         self._told: asyncio.Event
-        self._state = self.tenures = state
+        self.tenures = state
         self._progress = progress
         self._starts = StartingPositions(
             state, progress, committed, fetcher, sink, self._reached, self._tell, retry_backoff_s
@@ -107,7 +111,8 @@ class Ownership:
 
     async def assigned(self, partitions: Partitions) -> None:
         with self._measures.span("rebalance", step="assigned", partitions=len(partitions)):
-            await self._assigned(partitions)
+            self._begin(partitions)
+            await self._tell_assigned(partitions)
 
     async def revoked(self, partitions: Partitions) -> Partitions:
         with self._measures.span("rebalance", step="revoked", partitions=len(partitions)):
@@ -115,7 +120,9 @@ class Ownership:
 
     async def lost(self, partitions: Partitions) -> None:
         with self._measures.span("rebalance", step="lost", partitions=len(partitions)):
-            await self._lost(partitions)
+            self._starts.forget_expected()
+            self._measures.partitions_lost += len(partitions)
+            await self._tell_all(RebalanceEvent.LOST, partitions)
 
     def suspended(self, why: str) -> None:
         if self.suspended_at is None:
@@ -147,7 +154,7 @@ class Ownership:
                     await self._rewind_sink(loss)
                 if self.processor is not None:
                     self.processor.set_back(loss.partition, loss.resumed_at)
-            callback = getattr(self._state.rebalance_listener, "on_records_lost", None)  # other clients' have none
+            callback = getattr(self.listener, "on_records_lost", None)  # other clients' have none
             if callback is not None:
                 await _call(callback, loss, str(loss))
         finally:
@@ -156,7 +163,7 @@ class Ownership:
 
     async def _rewind_sink(self, loss: RecordsLost) -> None:
         assert self._sink is not None
-        while self._state.is_assigned(loss.partition):
+        while self.tenures.is_assigned(loss.partition):
             try:
                 await self._sink.rewind(loss.partition, loss.resumed_at)
                 return
@@ -174,10 +181,6 @@ class Ownership:
         return error
 
     # ------------------------------------------------------------------------------------------------------------
-
-    async def _assigned(self, partitions: Partitions) -> None:
-        self._begin(partitions)
-        await self._tell_assigned(partitions)
 
     def _begin(self, partitions: Partitions) -> None:
         """To be followed by `_tell_assigned`."""
@@ -220,21 +223,16 @@ class Ownership:
         working = NO_PARTITIONS if self.processor is None else self.processor.working(partitions)
         # the user's listener is told of the others once their handler has ended
         partitions = draining() - working
-        await tell(self._state.rebalance_listener, RebalanceEvent.REVOKED, partitions)
+        await tell(self.listener, RebalanceEvent.REVOKED, partitions)
         # wait for commits that the user did not await, too: the next owner starts at the committed offset
         await self._commits_settled(partitions)
         self._measures.partitions_revoked += len(partitions & draining())
         return working & draining()
 
-    async def _lost(self, partitions: Partitions) -> None:
-        self._starts.forget_expected()
-        self._measures.partitions_lost += len(partitions)
-        await self._tell_all(RebalanceEvent.LOST, partitions)
-
     async def _tell_all(self, event: RebalanceEvent, partitions: Partitions) -> None:
         """Calls the processor before the user's listener, which then finds all work done and may seek."""
         await tell(self.processor, event, partitions)
-        await tell(self._state.rebalance_listener, event, partitions)
+        await tell(self.listener, event, partitions)
 
     def _ended(self, tenures: list[TopicPartitionState]) -> None:
         self._progress.forget({tenure.partition: tenure.topic_id for tenure in tenures})
@@ -251,7 +249,7 @@ class Ownership:
         await self._told.wait()
 
     def _tenures(self, partitions: Partitions) -> list[TopicPartitionState]:
-        return [self._state.assignment[partition] for partition in partitions]
+        return [self.tenures.assignment[partition] for partition in partitions]
 
 
 async def tell(listener: Any, event: RebalanceEvent, partitions: Partitions) -> None:

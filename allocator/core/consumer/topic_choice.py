@@ -13,10 +13,11 @@ from allocator.core.consumer.ownership import Ownership
 from allocator.core.fetch.fetcher import Fetcher
 from allocator.core.membership.fixed import does_not_exist
 from allocator.core.membership.membership import Membership
+from allocator.core.subscription.listener import check_listener
 from allocator.core.subscription.loss import OutOfTurn
 from allocator.core.subscription.patterns import topic_pattern, with_topics
 from allocator.core.subscription.state import SubscriptionState
-from allocator.core.types import TopicPartition
+from allocator.core.types import Listener, TopicPartition
 
 
 class TopicChoice:
@@ -66,13 +67,17 @@ class TopicChoice:
             matches = re.compile(pattern).match
         return frozenset(filter(matches, self._client.topics()))
 
-    def subscribe(self, topics: Sequence[str], pattern: str | None) -> None:
-        """Replaces the subscription. Without topics and pattern, ends it, and ends an assignment by hand too.
+    def subscribe(self, topics: Sequence[str], pattern: str | None, listener: Listener | None = None) -> None:
+        """Replaces the subscription, and the listener if one is given. Without topics and pattern, ends the
+        subscription, and ends an assignment by hand too.
 
-        Raises ConfigError, or IllegalState after `assign`, and changes nothing.
+        Raises ConfigError, IllegalState after `assign`, or TypeError for the listener, and changes nothing.
         """
+        check_listener(listener)
         self._subscribe(topics, pattern)
         self._chosen = topics, pattern
+        if listener is not None:
+            self._ownership.listener = listener
 
     def also_read(self, topics: Sequence[str]) -> None:
         """Subscribes to these topics in addition to the user's, and replaces earlier additional topics. Called by the

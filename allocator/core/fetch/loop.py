@@ -307,7 +307,6 @@ class FetchLoop:
             buffer.succeeded()
             self._sink.healed(tp)
             partition.high_watermark = part.high_watermark
-            partition.last_stable_offset = part.last_stable_offset if part.last_stable_offset >= 0 else None
             if part.preferred_replica >= 0:
                 expiry = time.monotonic() + REPLICA_LEASE_S
                 if partition.update_preferred_read_replica(part.preferred_replica, expiry):

@@ -141,7 +141,7 @@ class PositionRequests:
         self._resetting_from(tp, offset, why, recreated=recreated)
 
     def _resetting_from(self, tp: TopicPartition, offset: int, why: str, *, recreated: bool = False) -> None:
-        strategy = self._state.offset_reset_strategy
+        strategy = self._state.reset_strategy
         log.warning("%s:%d at offset %d: %s; resetting to %s", *tp, offset, why, strategy)
         self._resetting[tp] = _Resetting(offset, why, recreated, self._state.epoch(tp))
 

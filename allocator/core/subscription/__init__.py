@@ -8,13 +8,6 @@ rebalance. Touches nothing: no lock, no I/O, no task; the rooms meet here.
 from __future__ import annotations
 
 from allocator.core.subscription.done import DoneSet, joined
-from allocator.core.subscription.kinds import (
-    EARLIEST,
-    LATEST,
-    FetchState,
-    SubscriptionType,
-    reset_timestamp,
-)
 from allocator.core.subscription.listener import RebalanceEvent, RebalanceListener, check_listener
 from allocator.core.subscription.loss import (
     Committed,
@@ -25,7 +18,7 @@ from allocator.core.subscription.loss import (
     stamped,
     topic_of_offset,
 )
-from allocator.core.subscription.partition import TopicPartitionState
+from allocator.core.subscription.partition import FetchState, TopicPartitionState
 from allocator.core.subscription.patterns import (
     ANY_TOPIC,
     PartitionCountSource,
@@ -33,8 +26,7 @@ from allocator.core.subscription.patterns import (
     check_pattern,
     topic_pattern,
 )
-from allocator.core.subscription.positions import LogTruncation
-from allocator.core.subscription.state import SubscriptionState
+from allocator.core.subscription.state import EARLIEST, LATEST, LogTruncation, SubscriptionState
 from allocator.core.subscription.tenures import Phase, Tenure, Tenures
 
 __all__ = [
@@ -53,7 +45,6 @@ __all__ = [
     "RebalanceListener",
     "RecordsLost",
     "SubscriptionState",
-    "SubscriptionType",
     "Tenure",
     "Tenures",
     "TopicPartitionState",
@@ -62,7 +53,6 @@ __all__ = [
     "check_pattern",
     "joined",
     "listed",
-    "reset_timestamp",
     "stamped",
     "topic_of_offset",
     "topic_pattern",

@@ -2,32 +2,45 @@
 
 from __future__ import annotations
 
+import enum
 import math
 import time
-from collections.abc import Callable
-from typing import Any, Optional
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
-from allocator.core.errors import ConfigError
-from allocator.core.subscription.kinds import EARLIEST, LATEST, MOVES, FetchState, ResetStrategy, reset_timestamp
 from allocator.core.subscription.loss import Listed, OutOfTurn, topic_of_offset
 from allocator.core.subscription.tenures import Changes, Phase, Tenure
 from allocator.core.types import OffsetAndMetadata, TopicPartition
 
-__all__ = [
-    "EARLIEST",
-    "LATEST",
-    "PartitionState",
-    "ResetStrategy",
-    "TopicPartitionState",
-    "reset_timestamp",
-]
+
+class FetchState(enum.Enum):
+    """The state of the position of an assigned partition."""
+
+    INITIALIZING = "no position, and none requested"
+    AWAIT_RESET = "no position; a reset strategy is finding one"
+    FETCHING = "a position to read from"
+    AWAIT_VALIDATION = "a position that must be compared with the log of a new leader (KIP-320)"
+    TRUNCATED = "a position past the point where the log was truncated; the user has to seek"
+
+
+_SOUGHT = {FetchState.FETCHING, FetchState.AWAIT_RESET}
+MOVES: Final[Mapping[FetchState, frozenset[FetchState]]] = {
+    # nothing returns to INITIALIZING: a partition that is assigned again starts as a new object;
+    # without a position there is nothing to compare with a log
+    FetchState.INITIALIZING: frozenset(_SOUGHT),
+    FetchState.AWAIT_RESET: frozenset(_SOUGHT),
+    FetchState.FETCHING: frozenset(_SOUGHT | {FetchState.AWAIT_VALIDATION}),
+    # again while a validation is under way: the leader changed once more
+    FetchState.AWAIT_VALIDATION: frozenset(_SOUGHT | {FetchState.AWAIT_VALIDATION, FetchState.TRUNCATED}),
+    # a newer leader may have the whole log
+    FetchState.TRUNCATED: frozenset(_SOUGHT | {FetchState.AWAIT_VALIDATION}),
+}
 
 
 class TopicPartitionState(Tenure):
-    """The tenure of a partition that is read: position, pauses, offsets of the log and preferred replica. Names are
-    kafka-python's.
+    """The tenure of a partition that is read: position, pauses, high watermark and preferred replica.
 
-    Guarantee: `fetch_state` changes only as `kinds.MOVES` allows, and the partition has a position exactly in the
+    Guarantee: `fetch_state` changes only as `MOVES` allows, and the partition has a position exactly in the
     states that have one.
 
     `epoch` changes when records that were read ahead become invalid: at an assignment, a seek or a reset, when the
@@ -44,11 +57,9 @@ class TopicPartitionState(Tenure):
         "_position",
         "_preferred_read_replica",
         "_preferred_read_replica_expiration",
-        "drop_pending_record_batch",
         "epoch",
         "fetch_state",
         "high_watermark",
-        "last_stable_offset",
         "paused",
         "reset_strategy",
         "retry_at",
@@ -58,12 +69,12 @@ class TopicPartitionState(Tenure):
     def __init__(
         self,
         partition: TopicPartition,
-        fence: int | None = None,
-        changes: Changes | None = None,
+        fence: int | None,
+        changes: Changes,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(partition, fence)
-        self._changes = changes or Changes()
+        self._changes = changes
         self._clock = clock
         self.epoch = self._changes.next_epoch()
         self.fetch_state = FetchState.INITIALIZING
@@ -75,11 +86,7 @@ class TopicPartitionState(Tenure):
         """The timestamp for ListOffsets; None if no reset is awaited."""
         self.retry_at = -math.inf
         """The time, on the clock, after which the awaited reset or validation may be requested."""
-        self.drop_pending_record_batch = False
-        """Set by each seek. Our code compares epochs instead; this is for code that knows kafka-python's attribute."""
         self.high_watermark: int | None = None
-        self.last_stable_offset: int | None = None
-        """The offset of the first record of an open transaction, from the last fetch; None before the first one."""
         # the newest leader whose log was compared with the position. It may be newer than the record before the
         # position: without this field, the position at an old record would be validated again and again
         self._current_leader_epoch = -1
@@ -94,41 +101,23 @@ class TopicPartitionState(Tenure):
 
     @property
     def position(self) -> OffsetAndMetadata | None:
-        """The position: the next record to deliver. Setting it keeps records that were read ahead.
-
-        Setting raises `OutOfTurn` while there is no position, so that a revoked or resetting partition does not get one
-        by accident, and `TypeError` for a value that is not an OffsetAndMetadata.
-        """
+        """The next record to deliver. Setting it keeps records that were read ahead; `seek` drops them."""
         return self._position
 
     @position.setter
-    def position(self, offset: Optional[OffsetAndMetadata]) -> None:
-        if self._position is None:
-            raise OutOfTurn("a partition without a position cannot move on; seek it first")
-        if not isinstance(offset, OffsetAndMetadata):
-            raise TypeError(f"a position is an OffsetAndMetadata, not {offset!r}")
-        self._position = offset
-        _note_epoch(self._epochs, offset)
-
-    @property
-    def has_valid_position(self) -> bool:
-        return self._position is not None
+    def position(self, position: OffsetAndMetadata) -> None:
+        self._position = position
+        _note_epoch(self._epochs, position)
 
     def is_missing_position(self) -> bool:
         """Whether the partition has neither a position nor a reset in progress."""
         return self.fetch_state is FetchState.INITIALIZING
 
-    def seek(self, offset: int | OffsetAndMetadata) -> None:
-        """Go to `offset`. An int has no metadata and no leader epoch. Ends a reset or validation in progress.
-
-        Raises `TypeError` for another type, `ConfigError` (a `ValueError`) for a negative offset.
-        """
-        position = as_position(offset)
+    def seek(self, position: OffsetAndMetadata) -> None:
+        """Goes to `position`. Ends a reset or validation in progress."""
         self._move(FetchState.FETCHING)
-        self._position = position
         self._epochs.clear()
-        _note_epoch(self._epochs, position)
-        self.drop_pending_record_batch = True
+        self.position = position
         # the validation was of another position
         self._current_leader_epoch = -1
         self._doubted_epoch = None
@@ -150,15 +139,6 @@ class TopicPartitionState(Tenure):
         super().drain()
         self._void()
 
-    @property
-    def highwater(self) -> int | None:
-        """kafka-python's name of `high_watermark`."""
-        return self.high_watermark
-
-    @highwater.setter
-    def highwater(self, offset: Optional[int]) -> None:
-        self.high_watermark = offset
-
     def pause(self) -> None:
         self.paused = True
         self._changes.version += 1
@@ -177,11 +157,8 @@ class TopicPartitionState(Tenure):
     def awaiting_reset(self) -> bool:
         return self.fetch_state is FetchState.AWAIT_RESET
 
-    def reset(self, strategy: ResetStrategy) -> None:
-        """Drop the position and await one from `strategy`. Raises `ConfigError` if that is "none"."""
-        timestamp = reset_timestamp(strategy)
-        if timestamp is None:
-            raise ConfigError("a reset by the strategy 'none' finds no offset; give another one, or seek")
+    def reset(self, timestamp: int) -> None:
+        """Drops the position and awaits the one that ListOffsets finds by `timestamp`."""
         self._move(FetchState.AWAIT_RESET)
         self.reset_strategy = timestamp
         self._position = None
@@ -202,13 +179,13 @@ class TopicPartitionState(Tenure):
 
         No effect without a position, or if an epoch is unknown, because then there is nothing to compare.
         """
-        if self._position is None or current_leader_epoch is None or current_leader_epoch < 0:
+        if self.position is None or current_leader_epoch is None or current_leader_epoch < 0:
             return False
         # a fetched record proves its own epoch, a validation that of its leader
-        if current_leader_epoch <= max(self._current_leader_epoch, self._position.leader_epoch):
+        if current_leader_epoch <= max(self._current_leader_epoch, self.position.leader_epoch):
             return False
         self._current_leader_epoch = current_leader_epoch
-        if self._position.leader_epoch < 0:
+        if self.position.leader_epoch < 0:
             return False
         # an earlier leader chose the replica
         self.clear_preferred_read_replica()
@@ -226,9 +203,9 @@ class TopicPartitionState(Tenure):
 
         Either the metadata is old, or the topic was created again. The leader's log shows which.
         """
-        if self._position is None or current_leader_epoch is None or current_leader_epoch < 0:
+        if self.position is None or current_leader_epoch is None or current_leader_epoch < 0:
             return False
-        if current_leader_epoch >= self._position.leader_epoch or current_leader_epoch == self._doubted_epoch:
+        if current_leader_epoch >= self.position.leader_epoch or current_leader_epoch == self._doubted_epoch:
             return False
         self._doubted_epoch = current_leader_epoch
         self._validate()
@@ -239,30 +216,15 @@ class TopicPartitionState(Tenure):
 
         The preferred replica stays, because that error says nothing about it.
         """
-        if self._position is None or self._position.leader_epoch < 0:
+        if self.position is None or self.position.leader_epoch < 0:
             return False
         self._validate()
         return True
 
-    def complete_validation(self, validated_position: OffsetAndMetadata | None = None) -> bool:
-        """End the validation, at `validated_position` if the log requires another one. Returns whether it was awaited.
-
-        No effect if no validation is awaited: a seek or reset came first, and its position counts.
-        """
-        if validated_position is not None and not isinstance(validated_position, OffsetAndMetadata):
-            raise TypeError(f"a position is an OffsetAndMetadata, not {validated_position!r}")
-        if self.fetch_state not in (FetchState.AWAIT_VALIDATION, FetchState.TRUNCATED):
-            return False
-        before = self._position
+    def complete_validation(self) -> None:
+        """Ends the validation: the log has the records before the position."""
         self._move(FetchState.FETCHING)
-        if validated_position is not None:
-            self._position = validated_position
-            self._epochs.clear()
-            _note_epoch(self._epochs, validated_position)
-            if before is None or before.offset != validated_position.offset:
-                self._void()
         self._changes.version += 1
-        return True
 
     def truncated(self) -> None:
         """Deliver nothing until a seek: the log ends before the position, and no reset strategy applies."""
@@ -283,14 +245,11 @@ class TopicPartitionState(Tenure):
             self.clear_preferred_read_replica()
         return self._preferred_read_replica
 
-    def update_preferred_read_replica(self, node_id: int | None, expiration_time: float | None) -> bool:
-        """Fetch from `node_id` until `expiration_time`, on the clock. None or a negative id: from the leader. Returns
-        whether it is another node than before.
+    def update_preferred_read_replica(self, node_id: int, expiration_time: float) -> bool:
+        """Fetch from `node_id` until `expiration_time`, on the clock. Returns whether it is another node than before.
 
         The same node keeps its earlier deadline, so that the consumer asks the leader again from time to time.
         """
-        if node_id is None or node_id < 0:
-            return self.clear_preferred_read_replica() is not None
         if node_id == self._preferred_read_replica:
             return False
         self._preferred_read_replica = node_id
@@ -326,9 +285,6 @@ class TopicPartitionState(Tenure):
         self._changes.version += 1
 
 
-PartitionState = TopicPartitionState
-
-
 def _note_epoch(epochs: list[tuple[int, int, int]], position: OffsetAndMetadata) -> None:
     # ListOffsets returns the epoch of the leader, which may be newer than the record before the offset
     epoch = -1 if isinstance(position, Listed) else position.leader_epoch
@@ -336,17 +292,3 @@ def _note_epoch(epochs: list[tuple[int, int, int]], position: OffsetAndMetadata)
     if epochs and epochs[-1][2] == epoch:
         first = epochs.pop()[0]  # epochs only grow, so all records between the two have this one
     epochs.append((first, position.offset, epoch))
-
-
-def as_position(offset: Any, where: str = "") -> OffsetAndMetadata:
-    """An offset as a position. Raises `TypeError` for another type, `ConfigError` for a negative offset. Both errors
-    name `where`."""
-    if isinstance(offset, OffsetAndMetadata):
-        position = offset
-    elif isinstance(offset, int) and not isinstance(offset, bool):
-        position = OffsetAndMetadata(offset, "", -1)
-    else:
-        raise TypeError(f"{where}an offset is an int or OffsetAndMetadata, not {offset!r}")
-    if position.offset < 0:
-        raise ConfigError(f"{where}offset {position.offset} is below 0; to go to an end of the log, request a reset")
-    return position

@@ -1,156 +1,73 @@
-"""The subscription and the assignment: the state in which the rooms meet."""
+"""What a member owns, and where it reads each partition."""
 
 from __future__ import annotations
 
-import logging
 import random
-import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, NamedTuple, Optional
 
-from allocator.core.errors import ConfigError
-from allocator.core.subscription.kinds import KINDS, ResetStrategy, SubscriptionType, checked
-from allocator.core.subscription.listener import check_listener
-from allocator.core.subscription.loss import OutOfTurn
-from allocator.core.subscription.positions import Resets
-from allocator.core.types import TopicPartition
+from allocator.core.errors import ConfigError, NotAssigned
+from allocator.core.subscription.loss import NoPosition, OutOfTurn
+from allocator.core.subscription.partition import TopicPartitionState
+from allocator.core.subscription.tenures import Phase, Tenures
+from allocator.core.types import OffsetAndMetadata, OffsetReset, TopicPartition
 
-__all__ = ["Choice", "SubscriptionState", "SubscriptionType"]
-
-log = logging.getLogger(__name__)
-
-
-class Choice:
-    """Topics by name, topics by pattern, or partitions by hand: only one of them at a time.
-
-    Guarantee: a call that raises changes nothing.
-    """
-
-    def __init__(self) -> None:
-        self.subscription: set[str] | None = None
-        """The topics of this member. Empty while a pattern matches none; None without a subscription.
-
-        A change replaces the set, so a caller may keep an earlier one.
-        """
-        self.subscription_type = SubscriptionType.NONE
-        self.subscribed_pattern: re.Pattern[str] | None = None
-        self.rebalance_listener: Any = None
-
-    def subscribe(
-        self, topics: Sequence[str] = (), pattern: str | re.Pattern[str] | None = None, listener: Any = None
-    ) -> None:
-        """Subscribe to topics by name, or by a regular expression (matched at the start of the name). Replaces the
-        earlier subscription.
-
-        The assignment stays until the next rebalance. The listener is replaced too, also by None. The group rebalances
-        when a topic is created, is deleted or gets partitions, and when members join or leave.
-
-        Raises `ConfigError` (a `ValueError`) for a bad name or expression, or if both are missing; `OutOfTurn` if both
-        are given, or after `assign_from_user`; `TypeError` for topics that are not a collection, or a listener of a
-        wrong type.
-        """
-        if not topics and not pattern:
-            raise ConfigError("subscribe needs topics or a pattern")
-        if topics and pattern:
-            raise OutOfTurn("subscribe takes topics or a pattern, not both")
-        check_listener(listener)
-        if pattern:
-            try:
-                compiled = re.compile(pattern)
-            except re.error as error:
-                raise ConfigError(f"topic pattern {pattern!r}: {error}") from error
-            self._set_subscription_type(SubscriptionType.AUTO_PATTERN)
-            self.subscribed_pattern = compiled
-            # filled by change_subscription once metadata says which topics match
-            self.subscription = set()
-        else:
-            if isinstance(topics, str) or not isinstance(topics, Sequence):
-                raise TypeError(f"topics is a list of names, not {topics!r}")
-            wanted = checked(topics)
-            self._set_subscription_type(SubscriptionType.AUTO_TOPICS)
-            self.change_subscription(wanted)
-        self.rebalance_listener = listener
-
-    def change_subscription(self, topics: str | Iterable[str]) -> None:
-        """Replace the topics, but not the kind of subscription. Caller: consumer, metadata watcher.
-
-        Raises `OutOfTurn` without a subscription, `TypeError` or `ConfigError` (a `ValueError`) for a bad name.
-        """
-        self._need_auto()
-        wanted = checked(topics)
-        if wanted == self.subscription:
-            # at debug level: a watcher says what it found each time it looks
-            log.debug("subscribed to the same %d topics as before", len(wanted))
-            return
-        log.info("subscribed to %s", ", ".join(sorted(wanted)) or "no topic")
-        self.subscription = wanted
-
-    def partitions_auto_assigned(self) -> bool:
-        """Whether a group assigns the partitions. False without a subscription."""
-        return self.subscription_type in (SubscriptionType.AUTO_TOPICS, SubscriptionType.AUTO_PATTERN)
-
-    def _forget_choice(self) -> None:
-        # the listener stays, because partitions may still be on their way out
-        self.subscription = None
-        self.subscribed_pattern = None
-        self._set_subscription_type(SubscriptionType.NONE)
-
-    def _set_subscription_type(self, subscription_type: SubscriptionType) -> None:
-        if not isinstance(subscription_type, SubscriptionType):
-            raise ConfigError(f"{subscription_type!r} is no SubscriptionType")
-        if subscription_type not in KINDS[self.subscription_type]:
-            raise self._one_way()
-        self.subscription_type = subscription_type
-
-    def _need_auto(self) -> None:
-        if not self.partitions_auto_assigned():
-            raise self._one_way()
-
-    def _one_way(self) -> OutOfTurn:
-        if self.subscription_type is SubscriptionType.NONE:
-            return OutOfTurn("nothing is subscribed; subscribe to topics or a pattern first")
-        return OutOfTurn(
-            f"the consumer is already used by {self.subscription_type.name}; topics, a pattern and assigned partitions "
-            "exclude each other, so unsubscribe first"
-        )
+EARLIEST: Final = -2
+"""The timestamp by which ListOffsets returns the first offset of the log."""
+LATEST: Final = -1
+"""The timestamp by which ListOffsets returns the end of the log."""
+TIMESTAMPS: Final = {"earliest": EARLIEST, "latest": LATEST, "none": None}
 
 
-class SubscriptionState(Choice, Resets):
-    """The state in which consumer, membership and fetch meet. Its methods have kafka-python's names.
+class LogTruncation(NamedTuple):
+    """A loss: the log no longer has records before the position."""
+
+    partition: TopicPartition
+    position: OffsetAndMetadata
+    """The position before the loss."""
+    divergent: Optional[OffsetAndMetadata]
+    """The offset where the log differs from the records that were read; None if the leader does not know that epoch at
+    all."""
+    resolved: bool
+    """True: the position was moved there, or a reset is in progress. False: no strategy is set, so the user has to
+    seek."""
+
+
+class SubscriptionState(Tenures[TopicPartitionState]):
+    """The state in which consumer, membership and fetch meet.
 
     Guarantee: a partition keeps its state (position, pause, epoch, replica) and its place in the fetch order until its
-    tenure ends. A new tenure begins with empty state. A call that raises changes nothing.
+    tenure ends. A new tenure begins with empty state. A result of a request becomes the position only if the partition
+    has the epoch of the request. No record is delivered while the position of its partition awaits validation
+    (KIP-320), or lies beyond the end of the log. A call that raises changes nothing.
 
-    It has no lock: use it in one thread. `clock` returns seconds, for retries and for leases of replicas. `shuffle`
-    reorders the newly claimed partitions of a group in place. By default the order is random, so that short-lived
-    consumers do not all begin with the same partition. None keeps the given order.
+    Methods that name a partition raise `NotAssigned` (a `KeyError`) if it is not assigned. Methods `is_...` return
+    False instead. Late reports of fetch about such a partition have no effect.
+
+    It has no lock: use it in one thread. `reset_strategy`, a name or a time in milliseconds since the
+    epoch, applies to a partition without an offset. `clock` returns
+    seconds, for retries and for leases of replicas. `shuffle` reorders the newly claimed partitions of a group in
+    place. By default the order is random, so that short-lived consumers do not all begin with the same partition. None
+    keeps the given order.
     """
 
     def __init__(
         self,
-        offset_reset_strategy: ResetStrategy = "earliest",
+        reset_strategy: OffsetReset | int = "earliest",
         *,
         clock: Callable[[], float] = time.monotonic,
         shuffle: Callable[[list[TopicPartition]], None] | None = random.shuffle,
     ) -> None:
-        Choice.__init__(self)
-        Resets.__init__(self, offset_reset_strategy, clock)
+        super().__init__(lambda partition, fence: TopicPartitionState(partition, fence, self._changes, clock))
+        self.reset_strategy = reset_strategy
+        self._default_reset = reset_strategy if isinstance(reset_strategy, int) else TIMESTAMPS[reset_strategy]
+        self.begin_at_start: frozenset[str] = frozenset()
+        """Topics that a reset finds the first record of, whatever the strategy: records there may not be skipped."""
         self._shuffle = shuffle
-        self._user_assignment: frozenset[TopicPartition] = frozenset()
+        self._held_back: frozenset[TopicPartition] = frozenset()
 
-    def assign_from_user(self, partitions: Iterable[TopicPartition]) -> None:
-        """Replace the assignment by the user's choice, in its order. No group takes part. The same partitions again
-        change nothing.
-
-        Raises `OutOfTurn` after `subscribe`, `TypeError` for a value that is not a partition.
-        """
-        wanted = _partitions(partitions)
-        self._set_subscription_type(SubscriptionType.USER_ASSIGNED)
-        if self._user_assignment != frozenset(wanted):
-            self._user_assignment = frozenset(wanted)
-            self._end([state for tp, state in self.assignment.items() if tp not in self._user_assignment])
-            super().claim(dict.fromkeys(tp for tp in wanted if tp not in self.assignment))
+    # -- assignment
 
     def claim(self, fences: Mapping[TopicPartition, int | None]) -> None:
         order = list(fences)
@@ -158,21 +75,178 @@ class SubscriptionState(Choice, Resets):
             self._shuffle(order)
         super().claim({tp: fences[tp] for tp in order})
 
-    def unsubscribe(self) -> None:
-        """Drop the topics, the pattern and all partitions. Any kind of subscription may follow.
+    def assign_from_user(self, partitions: Iterable[TopicPartition]) -> None:
+        """Replaces the assignment by these partitions, in their order. No group takes part."""
+        wanted = dict.fromkeys(partitions)
+        self._end([state for tp, state in self.assignment.items() if tp not in wanted])
+        new = dict.fromkeys(tp for tp in wanted if tp not in self.assignment)
+        if new:
+            super().claim(new)
 
-        The listener stays until the next `subscribe`.
+    # -- fetching
+
+    def pause(self, partition: TopicPartition) -> None:
+        """Deliver nothing of the partition until `resume`. Its position stays."""
+        self._of(partition).pause()
+
+    def resume(self, partition: TopicPartition) -> None:
+        self._of(partition).resume()
+
+    def paused_partitions(self) -> set[TopicPartition]:
+        return {tp for tp, state in self.assignment.items() if state.paused}
+
+    def is_fetchable(self, partition: TopicPartition) -> bool:
+        """Whether fetch may read the partition: it is assigned, has a validated position, is neither paused nor held
+        back, and does not drain."""
+        state = self.assignment.get(partition)
+        return state is not None and state.is_fetchable() and partition not in self._held_back
+
+    def is_wanted(self, partition: TopicPartition) -> bool:
+        """Whether the user wants records of the partition now, whatever its position: it is assigned, neither paused
+        nor held back, and does not drain."""
+        state = self.assignment.get(partition)
+        if state is None or state.paused or state.phase is not Phase.ACTIVE:
+            return False
+        return partition not in self._held_back
+
+    def hold_back(self, partitions: frozenset[TopicPartition]) -> None:
+        """Deliver nothing of these partitions, assigned or not. Replaces the earlier set; the user's pauses stay.
+
+        Caller: consumer, by order of an operator.
         """
-        self._forget_choice()
-        self._user_assignment = frozenset()
-        self.lose()
-        self._changes.version += 1
+        if partitions != self._held_back:
+            self._held_back = partitions
+            self._changes.version += 1
 
+    # -- positions
 
-def _partitions(given: Iterable[TopicPartition]) -> list[TopicPartition]:
-    """The values without repetitions, in the order given."""
-    several = list(given)
-    for tp in several:
-        if not isinstance(tp, TopicPartition):
-            raise TypeError(f"a partition is a TopicPartition, not {tp!r}")
-    return list(dict.fromkeys(several))
+    def seek(self, partition: TopicPartition, offset: int | OffsetAndMetadata) -> None:
+        """Continue at `offset`. Drops records that were read ahead, and ends a reset or validation in progress.
+
+        Raises `ConfigError` (a `ValueError`) for a negative offset.
+        """
+        position = OffsetAndMetadata(offset, "", -1) if isinstance(offset, int) else offset
+        if position.offset < 0:
+            name = f"{partition.topic}:{partition.partition}"
+            raise ConfigError(f"{name}: offset {position.offset} is below 0; to go to an end of the log, reset it")
+        self._of(partition).seek(position)
+
+    def fetch_again(self, partition: TopicPartition) -> None:
+        """Drop the records that were read ahead. The position stays, with its leader epoch and topic id."""
+        self._of(partition).fetch_again()
+
+    def position(self, partition: TopicPartition) -> OffsetAndMetadata | None:
+        """The offset of the next record to deliver; None if it is not known yet."""
+        return self._of(partition).position
+
+    def update_position(self, partition: TopicPartition, offset: int, leader_epoch: int = -1) -> None:
+        """Move the position behind delivered records. `leader_epoch` is that of the last one, or -1 if its format has
+        none.
+
+        Caller: consumer. Raises `OutOfTurn` if there is no position.
+        """
+        state = self._of(partition)
+        if state.position is None:
+            raise OutOfTurn(f"{partition.topic}:{partition.partition} has no position to move on from; seek it first")
+        state.position = OffsetAndMetadata(offset, "", leader_epoch)
+
+    def leader_epoch(self, partition: TopicPartition, offset: int) -> int:
+        """The leader epoch of the record before `offset`; -1 if that was not delivered since the last seek."""
+        state = self.assignment.get(partition)
+        return -1 if state is None else state.leader_epoch(offset)
+
+    def all_consumed_offsets(self) -> dict[TopicPartition, OffsetAndMetadata]:
+        """The known positions, which a commit would store."""
+        return {tp: state.position for tp, state in self.assignment.items() if state.position is not None}
+
+    def epoch(self, partition: TopicPartition) -> int | None:
+        """A number that changes when records that were read ahead become invalid. It never repeats. None if not
+        assigned."""
+        state = self.assignment.get(partition)
+        return None if state is None else state.epoch
+
+    def fence(self, partition: TopicPartition) -> int | None:
+        """The fencing token of this member's ownership; None when unassigned, or without a membership."""
+        state = self.assignment.get(partition)
+        return None if state is None else state.fence
+
+    def topic_id(self, partition: TopicPartition) -> Any:
+        """The id of the position's topic; None if it is not known, or nothing is assigned."""
+        state = self.assignment.get(partition)
+        return None if state is None else state.topic_id
+
+    def high_watermark(self, partition: TopicPartition) -> int | None:
+        """The offset after the last record that consumers may read, from the last fetch; None before the first one."""
+        return self._of(partition).high_watermark
+
+    def partition_lag(self, partition: TopicPartition) -> int | None:
+        """The number of offsets between the position and the high watermark; None while either is unknown."""
+        state = self._of(partition)
+        if state.high_watermark is None or state.position is None:
+            return None
+        return max(0, state.high_watermark - state.position.offset)
+
+    # -- resets and validations
+
+    def has_default_offset_reset_policy(self) -> bool:
+        """Whether a reset strategy applies to a partition without an offset."""
+        return self._default_reset is not None
+
+    def request_offset_reset(self, partition: TopicPartition) -> None:
+        """Drop the position and find another one by the strategy. Raises `NoPosition` if that is "none"."""
+        strategy = EARLIEST if partition.topic in self.begin_at_start else self._default_reset
+        state = self._of(partition)
+        if strategy is None:
+            raise NoPosition([partition])
+        state.reset(strategy)
+
+    def complete_reset(
+        self, partition: TopicPartition, position: OffsetAndMetadata, epoch: int, current_leader_epoch: int | None
+    ) -> bool:
+        """Use the result of a reset as the position, unless a seek, reset or reassignment came after `epoch`. Returns
+        whether it was used.
+
+        `current_leader_epoch` is that of the leader that found the position. Caller: fetch.
+        """
+        state = self.assignment.get(partition)
+        if state is None or not state.awaiting_reset or state.epoch != epoch:
+            return False
+        state.seek(position)
+        state.note_leader(current_leader_epoch)
+        return True
+
+    def maybe_complete_validation(
+        self, partition: TopicPartition, asked: OffsetAndMetadata, end_offset: int, end_epoch: int, *, epoch: int
+    ) -> LogTruncation | None:
+        """Use the response of OffsetForLeaderEpoch: the last epoch in the log up to that of `asked`, and its end
+        offset.
+
+        `asked` and `epoch` are the position and `epoch()` at the time of the request. A response to an earlier position
+        has no effect. Negative values mean that the leader has no such epoch. Returns the loss, or None. Caller: fetch.
+        """
+        state = self.assignment.get(partition)
+        if state is None or not state.awaiting_validation or (state.position, state.epoch) != (asked, epoch):
+            return None
+        if end_offset < 0 or end_epoch < 0:
+            divergent = None
+        elif end_offset < asked.offset:
+            divergent = OffsetAndMetadata(end_offset, "", end_epoch)
+        else:
+            state.complete_validation()
+            return None
+        resolved = self.has_default_offset_reset_policy()
+        if not resolved:
+            # reading on would skip what now stands there; asking again would bring the same answer
+            state.truncated()
+        elif divergent is None:
+            self.request_offset_reset(partition)
+        else:
+            # only what follows the divergence is read again
+            state.seek(divergent)
+        return LogTruncation(partition, asked, divergent, resolved)
+
+    def _of(self, partition: TopicPartition) -> TopicPartitionState:
+        try:
+            return self.assignment[partition]
+        except KeyError:
+            raise NotAssigned(partition) from None

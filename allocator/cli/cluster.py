@@ -21,10 +21,6 @@ if TYPE_CHECKING:
 zookeeper_version_option = click.option("--zookeeper-version", default=USUAL_ZOOKEEPER, help="ZooKeeper version.")
 
 
-class _Asked(Exception):
-    """Raised by SIGINT or SIGTERM to end the command. Not an error."""
-
-
 @click.group()
 def cluster() -> None:
     """Run real Kafka and ZooKeeper servers on this machine, for experiments."""
@@ -72,7 +68,7 @@ def up(kafka: str, settings: tuple[str, ...], as_json: bool, **options: Any) -> 
                 sys.stdout.flush()
                 while True:
                     signal.pause()
-            except _Asked:
+            finally:
                 click.echo("stopping", err=True)
 
 
@@ -113,22 +109,17 @@ def _text(running: LocalCluster) -> str:
 
 @contextmanager
 def _told_to_stop() -> Iterator[None]:
-    """Raises `_Asked` once for SIGINT or SIGTERM. A second Ctrl-C must not interrupt the shutdown."""
+    """SIGINT or SIGTERM raises Exit in the block, once: a second Ctrl-C must not interrupt the shutdown."""
 
-    def deaf(number: int, frame: FrameType | None) -> None:
-        pass
-
-    def asked(number: int, frame: FrameType | None) -> None:
+    def stop(number: int, frame: FrameType | None) -> None:
         for each in before:
             # not SIG_IGN: Python prints an error for a signal that arrives at the same moment
-            signal.signal(each, deaf)
-        raise _Asked
+            signal.signal(each, lambda *_: None)
+        raise click.exceptions.Exit(130)
 
-    before = {number: signal.signal(number, asked) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
-    except _Asked:
-        raise click.exceptions.Exit(130) from None
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -83,14 +83,8 @@ def doctor(
     if as_json:
         found = [{**finding.to_json(), "command": exact(finding.command)} for finding in findings]
         fixed = [{"id": each, "done": text} for each, text in done.items()]
-        print_json(
-            {
-                "group": group,
-                "healthy": _exit_code(left) == HEALTHY,
-                "findings": found,
-                **({"fixed": fixed} if fix else {}),
-            }
-        )
+        report = {"group": group, "healthy": _exit_code(left) == HEALTHY, "findings": found}
+        print_json({**report, "fixed": fixed} if fix else report)
     sys.exit(_exit_code(left))
 
 
@@ -98,8 +92,7 @@ def _session_timeout_s(access: Access) -> Optional[float]:
     settings = access.settings
     if settings is None:
         return None
-    section = settings.group if settings.zookeeper.hosts is None else settings.zookeeper
-    return section.session_timeout_s
+    return (settings.group if settings.zookeeper.hosts is None else settings.zookeeper).session_timeout_s
 
 
 def _fix(access: Access, group: str | None, findings: list[Finding], yes: bool, as_json: bool) -> dict[str, str]:
@@ -113,7 +106,7 @@ def _fix(access: Access, group: str | None, findings: list[Finding], yes: bool, 
     if not yes:
         for fix in (finding.fix for finding in chosen if finding.fix is not None):
             click.echo(plain(f"--fix would {fix.text}: {', '.join(fix.names)}"))
-        if not _can_ask():
+        if not sys.stdin.isatty():
             raise ConfigError("--fix cannot ask without a terminal; nothing was changed. Give --yes to fix this")
         if not click.confirm("Make these changes?"):
             return {}
@@ -121,10 +114,6 @@ def _fix(access: Access, group: str | None, findings: list[Finding], yes: bool, 
     for text in done.values():
         click.echo(plain(text), err=as_json)
     return done
-
-
-def _can_ask() -> bool:
-    return sys.stdin.isatty()
 
 
 def _exact(command: str | None, access: Access) -> str | None:

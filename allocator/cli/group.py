@@ -50,8 +50,7 @@ def list_command(access: Access, as_json: bool) -> None:
             for report in reports
         ]
         print_json({"groups": summaries})
-        return
-    if not reports:
+    elif not reports:
         click.echo(f"there is no group under {access.root}", err=True)
     else:
         console().print(groups_table(reports))
@@ -74,7 +73,12 @@ def describe_command(name: str | None, access: Access, as_json: bool) -> None:
     else:
         out = console()
         out.print(plain(report.headline()), markup=False)
-        for table in (members_table(report), orders_table(report), retries_table(retries), offsets_table(report)):
+        for table in (
+            members_table(report),
+            orders_table(report.orders),
+            retries_table(retries),
+            offsets_table(report),
+        ):
             if table.rows:
                 out.print()
                 out.print(table)
@@ -196,10 +200,8 @@ def show_command(name: str | None, access: Access, as_json: bool) -> None:
     access.need_brokers()
     report = asyncio.run(read_group(access, access.chosen_group(name)))
     if as_json:
-        everything = report.to_json()
-        print_json(
-            {key: everything[key] for key in ("group", "partitions", "lag", "lag_unknown_partitions", "problems")}
-        )
+        wanted = ("group", "partitions", "lag", "lag_unknown_partitions", "problems")
+        print_json({key: value for key, value in report.to_json().items() if key in wanted})
     else:
         out = console()
         out.print(offsets_table(report))

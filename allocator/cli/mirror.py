@@ -143,7 +143,7 @@ def mirror(
     """
     settings["old_security"] = Access.of(config).security
     settings["new_security"] = Access.of(to_config, target=True).security
-    mirroring = Mirror(MirrorSettings(throttle_bytes_s=None if throttle is None else throttle * 1e6, **settings))
+    mirroring = Mirror(MirrorSettings(throttle_bytes_s=throttle and throttle * 1e6, **settings))
     serving = _serving(mirroring, metrics_host, metrics_port, hosts)
     with progress(mirroring.settings.group, quiet or (as_json and sys.stdout.isatty())) as meter:
         told: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {"meter": partial(_measure, mirroring, meter)}

@@ -89,22 +89,19 @@ def copy_command(
     """
     same = to_config is None and to_brokers is None
     source_place = _place(source, config, brokers, storage, zookeepers, root)
-    if same:
-        target_place = _place(target, config, brokers, to_storage, zookeepers, root)
-    else:
-        target_place = _place(target, to_config, to_brokers, to_storage, zookeepers, root, target=True)
-    places = source_place, target_place
-    options: dict[str, Any] = {"by": by, "topics": topics, "mirror": mirror}
+    there = (config, brokers) if same else (to_config, to_brokers)
+    target_place = _place(target, *there, to_storage, zookeepers, root, target=not same)
     file = Path(restore_file or f"offsets-{target}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}.json")
     with progress("reading", quiet) as meter:
 
         def told(done: int, total: int, unit: str) -> None:
             meter.step = Step(f"reading {unit}", done, total, unit)
 
-        options["progress"] = told
-        plan = asyncio.run(copy_offsets(*places, file if execute else None, **options))
+        restore = file if execute else None
+        chosen: dict[str, Any] = {"by": by, "topics": topics, "mirror": mirror}
+        plan = asyncio.run(copy_offsets(source_place, target_place, restore, progress=told, **chosen))
     if as_json:
-        print_json({**plan.to_json(), "executed": execute, "restore": str(file) if execute else None})
+        print_json({**plan.to_json(), "executed": execute, "restore": restore and str(restore)})
         return
     out = console()
     heading = (

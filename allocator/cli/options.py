@@ -47,23 +47,23 @@ class GroupType(click.types.StringParamType):
     name = "group"
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        from allocator.operate import list_groups
+
         given = ctx.params
         several = given.get("zookeepers") or (None,)  # for commands that take several ensembles
         zookeeper = given.get("zookeeper") or several[0] or os.environ.get("ALLOCATOR_ZOOKEEPER_HOSTS")
         root = given.get("root") or os.environ.get("ALLOCATOR_ZOOKEEPER_ROOT")
         logging.disable()  # a shell would show printed text in the middle of the command line
+
+        async def names() -> list[str]:
+            access = _access(given.get("config"), zookeeper, root, None, COMPLETE_S)
+            async with access.ensemble() as zk:
+                return await list_groups(zk, access.root)
+
         try:
-            names = asyncio.run(_names(_access(given.get("config"), zookeeper, root, None, COMPLETE_S)))
+            return [CompletionItem(name) for name in asyncio.run(names()) if name.startswith(incomplete)]
         except (AllocatorError, OSError):
             return []
-        return [CompletionItem(name) for name in names if name.startswith(incomplete)]
-
-
-async def _names(access: Access) -> list[str]:
-    from allocator.operate import list_groups
-
-    async with access.ensemble() as zk:
-        return await list_groups(zk, access.root)
 
 
 GROUP = GroupType()

@@ -14,7 +14,7 @@ import click
 from allocator.cli.group import group
 from allocator.cli.options import GROUP, Command, decorated, with_clusters
 from allocator.cli.output import console, print_json
-from allocator.cli.report import listing_of_orders
+from allocator.cli.report import orders_table
 from allocator.core.aio import milliseconds, wall_ms
 from allocator.core.settings import check_topic
 from allocator.core.text import plain
@@ -151,13 +151,12 @@ def _withdraw(access: Access, name: str, as_json: bool, act: Act) -> None:
 
 
 def _show_given(name: str, report: OrderReport, as_json: bool) -> None:
-    found = report.to_json()
     if as_json:
-        print_json({"group": name, "order": found})
+        print_json({"group": name, "order": report.to_json()})
         return
-    click.echo(plain(f"{name}: {found['text']} ({found['id']}): {found['state']}"))
-    if found["state_why"]:
-        click.echo(found["state_why"], err=True)
+    click.echo(plain(f"{name}: {report.order} ({report.order.id}): {report.state}"))
+    if report.why:
+        click.echo(plain(report.why), err=True)
 
 
 def _show_withdrawn(name: str, orders: Collection[Order], as_json: bool) -> None:
@@ -179,11 +178,11 @@ def orders_command(name: str, remove: tuple[str, ...], access: Access, as_json: 
     if remove:
         _withdraw(access, name, as_json, lambda orders: orders.remove(*remove))
         return
-    found = [each.to_json() for each in asyncio.run(give(access, name, methodcaller("list")))]
+    found = asyncio.run(give(access, name, methodcaller("list")))
     if as_json:
-        print_json({"group": name, "orders": found})
+        print_json({"group": name, "orders": [each.to_json() for each in found]})
     elif found:
-        console().print(listing_of_orders(found))
+        console().print(orders_table(found))
     else:
         click.echo(f"{name} has no orders")
 
@@ -378,4 +377,4 @@ def plan_command(
     if apply:
         for order in orders:
             report = asyncio.run(give(access, name, order, by_leader=True))
-            click.echo(plain(f"{name}: {report.to_json()['text']} ({report.order.id}): {report.state}"), err=as_json)
+            click.echo(plain(f"{name}: {report.order} ({report.order.id}): {report.state}"), err=as_json)

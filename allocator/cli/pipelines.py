@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional, Union
@@ -17,6 +17,7 @@ import click
 
 from allocator._files import write_file
 from allocator.cli.options import Command, brokers_option, decorated
+from allocator.cli.output import print_json
 from allocator.cli.progress import Step, progress
 from allocator.errors import ConfigError
 from allocator.spark import Topic, plain_errors
@@ -166,7 +167,7 @@ def archive(
                 with _bar(spark, f"compacting {name}", "files", quiet) as report:
                     reports.append(compact(directory, name, dry_run=dry_run, progress=report, spark=spark))
     if as_json:
-        click.echo(json.dumps({"archives": [report.to_json() for report in reports]}, indent=2))
+        print_json({"archives": [report.to_json() for report in reports]})
     else:
         click.echo("\n".join(report.to_text() for report in reports))
 
@@ -311,18 +312,14 @@ def _report(
 
 
 def _tell_extents(sides: list[Any], as_json: bool) -> None:
-    found: list[Mapping[str, Any]] = []
+    found: list[dict[str, Any]] = []
     for side in sides:
         reach = side.reach() if isinstance(side, Archive) else side.extent().chosen
-        found.append(
-            {
-                "side": str(side),
-                "offsets": sum(high - low for low, high in reach.values()),
-                "partitions": {str(p): {"from": low, "to": high} for p, (low, high) in sorted(reach.items())},
-            }
-        )
+        offsets = sum(high - low for low, high in reach.values())
+        ranges = {str(p): {"from": low, "to": high} for p, (low, high) in sorted(reach.items())}
+        found.append({"side": str(side), "offsets": offsets, "partitions": ranges})
     if as_json:
-        click.echo(json.dumps({"dry_run": True, "would_read": found}, indent=2))
+        print_json({"dry_run": True, "would_read": found})
         return
     for one in found:
         click.echo(f"{one['side']}: {one['offsets']} offsets of {len(one['partitions'])} partitions would be read")

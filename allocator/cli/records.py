@@ -90,17 +90,8 @@ def records(
 
     Joins no group, commits nothing. Stops after 64 MB of keys and values, or 15 s, and says what it looked at.
     """
-    name, partition = _place(topic)
-    query = Query(
-        name,
-        partition,
-        Position.parse(position),
-        limit,
-        before,
-        parse_key(key, key_hex),
-        every_partition,
-        isolation_level,
-    )
+    wanted = parse_key(key, key_hex)
+    query = Query(*_place(topic), Position.parse(position), limit, before, wanted, every_partition, isolation_level)
     viewer = make_viewer(access, masks, registry, bounds=Bounds(scanned=scan))
     view = asyncio.run(viewer.view(query, key_format, value_format))
     if as_json:
@@ -121,13 +112,14 @@ def make_viewer(
 ) -> Viewer:
     """A viewer from the [records] settings and the options of a command. Raises ConfigError, MissingExtra."""
     section = None if access.settings is None else access.settings.records
-    known = section.masks or () if section else ()
-    url = registry or (section.registry if section else None)
+    if section is not None:
+        masks, formats = (*(section.masks or ()), *masks), (*(section.formats or ()), *formats)
+        registry = registry or section.registry
     return Viewer(
         Reader(access.need_brokers(), security=access.security, bounds=bounds, timeout_s=access.timeout_s),
-        masks=Masks(dict.fromkeys((*known, *masks))),
-        formats=Formats((*(section.formats or () if section else ()), *formats)),
-        registry=None if url is None else Registry(url),
+        masks=Masks(dict.fromkeys(masks)),
+        formats=Formats(tuple(formats)),
+        registry=None if registry is None else Registry(registry),
     )
 
 

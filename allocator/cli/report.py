@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Optional
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Optional
 
 from allocator.cli.output import Listing
 
 if TYPE_CHECKING:  # it imports the consumer, which a help text and the options do not need
-    from allocator.operate import GroupReport, ResetPlan, WaitingRecords
+    from allocator.operate import GroupReport, OrderReport, ResetPlan, WaitingRecords
 
 
 def groups_table(reports: Collection[GroupReport]) -> Listing:
     table = Listing("group", "state", "generation", "members", "partitions", "owned", "problems", right={2, 3, 4, 5, 6})
     for report in reports:
         state = report.state
-        table.add(
-            state.group,
-            report.phase,
-            state.generation,
-            len(state.members),
-            len(report.partitions),
-            len(state.owners),
-            len(report.problems),
-        )
+        counts = map(len, (state.members, report.partitions, state.owners, report.problems))
+        table.add(state.group, report.phase, state.generation, *counts)
     return table
 
 
@@ -32,16 +25,10 @@ def members_table(report: GroupReport) -> Listing:
     table = Listing("member", "host", "pid", "partitions", "weight", "rack", "subscribes to", right={2, 3, 4})
     for entry in report.to_json()["members"]:
         leads = " (leads)" if entry["id"] == report.state.leader else ""
+        weight = None if entry["weight"] is None else f"{entry['weight']:g}"
         subscription = entry["pattern"] or ", ".join(entry["topics"])
-        table.add(
-            entry["name"] + leads,
-            entry["host"],
-            entry["pid"],
-            entry["partitions"],
-            None if entry["weight"] is None else f"{entry['weight']:g}",
-            entry["rack"],
-            subscription,
-        )
+        known = entry["host"], entry["pid"], entry["partitions"], weight, entry["rack"]
+        table.add(entry["name"] + leads, *known, subscription)
     return table
 
 
@@ -49,35 +36,16 @@ def offsets_table(report: GroupReport) -> Listing:
     table = Listing("topic", "partition", "owner", "committed", "log end", "lag", right={1, 3, 4, 5})
     for partition in report.partitions:
         entry = report.partition_to_json(partition)
-        table.add(
-            partition.topic,
-            partition.partition,
-            entry["owner_name"],
-            entry["committed"],
-            entry["log_end"],
-            entry["lag"],
-        )
+        table.add(*partition, *(entry[name] for name in ("owner_name", "committed", "log_end", "lag")))
     return table
 
 
-def orders_table(report: GroupReport) -> Listing:
-    return listing_of_orders([each.to_json() for each in report.orders])
-
-
-def listing_of_orders(orders: Sequence[Mapping[str, Any]]) -> Listing:
-    """A table of orders from the JSON of `OrderReport.to_json`."""
+def orders_table(reports: Collection[OrderReport]) -> Listing:
     table = Listing("id", "order", "state", "who", "when", "expires", "why")
-    for each in orders:
-        state = each["state"] + (f": {each['state_why']}" if each["state_why"] else "")
-        table.add(
-            each["id"],
-            each["text"],
-            state,
-            each["who"],
-            _time(each["when"]),
-            _time(each["expires"]),
-            each["why"] or None,
-        )
+    for order, state, why in reports:
+        state += f": {why}" if why else ""
+        times = _time(order.when), _time(order.expires)
+        table.add(order.id, order, state, order.who, *times, order.why or None)
     return table
 
 
@@ -97,5 +65,5 @@ def reset_table(plan: ResetPlan) -> Listing:
     for partition, offset in plan.after.items():
         before = plan.before[partition]
         change = None if before is None else f"{offset - before:+d}"
-        table.add(partition.topic, partition.partition, before, offset, change)
+        table.add(*partition, before, offset, change)
     return table

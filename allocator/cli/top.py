@@ -23,7 +23,7 @@ from allocator.cli.output import console, duration, print_json
 from allocator.core.aio import wall_ms
 from allocator.core.text import plain
 from allocator.errors import AllocatorError
-from allocator.operate import GroupState, Lag, order_reports
+from allocator.operate import GroupState, Lag, name_of, order_reports
 
 if TYPE_CHECKING:
     from allocator.cli.access import Access
@@ -183,7 +183,7 @@ def frame(watcher: Watcher, chosen: Optional[str] = None, height: int = 1000, wi
     shown = chosen if chosen in names else names[0] if names else None
     count = "1 group" if len(names) == 1 else f"{len(names)} groups"
     head = f"allocator top   {count}   q quits, Tab shows the next"
-    parts: list[Any] = [Text(head, style="bold", overflow="ellipsis", no_wrap=True)]
+    parts: list[Any] = [_cut(head, "bold")]
     parts += [Text(f"{what} does not answer: {why}", style="red") for what, why in sorted(watcher.problems.items())]
     if not names:
         return Group(*parts, Text("no group yet" if watcher.ready else "reading ...", style="dim"))
@@ -253,11 +253,9 @@ def _age(s: Optional[float], least_s: Optional[float]) -> str:
 def _members(group: Seen, room: int, width: int) -> Table:
     state, logs = group.report.state, group.report.logs
     rows = []
-    for member, info in list(state.members.items())[:room]:
-        claim = state.claims.get(member)
-        held = claim.held if claim is not None else frozenset()
+    for member, held in list(state.held.items())[:room]:
         leads = " (leads)" if member == state.leader else ""
-        name, host = Text(plain(state.name_of(member)) + leads), Text(plain(info.host))
+        name, host = Text(plain(state.name_of(member)) + leads), Text(plain(state.members[member].host))
         rows.append((name, host, Text(str(len(held))), _lag(logs.lag_of(held))))
     if len(state.members) > room:
         rows.append((Text(f"and {len(state.members) - room} more", style="dim"), Text(), Text(), Text()))
@@ -267,11 +265,11 @@ def _members(group: Seen, room: int, width: int) -> Table:
 def _partitions(group: Seen, room: int, width: int) -> Table:
     report = group.report
     rows = []
-    lags = [(lag, partition) for partition in report.partitions if (lag := report.logs.lag(partition))]
-    for lag, partition in sorted(lags, key=lambda each: (-each[0], each[1]))[:room]:
+    lags = [(-lag, partition) for partition in report.partitions if (lag := report.logs.lag(partition))]
+    for lag, partition in sorted(lags)[:room]:
         owner = report.state.owners.get(partition)
-        name = f"{partition.topic}:{partition.partition}"
-        rows.append((Text(name), Text("-" if owner is None else plain(report.state.name_of(owner))), _figure(lag)))
+        called = "-" if owner is None else plain(report.state.name_of(owner))
+        rows.append((Text(name_of(partition)), Text(called), _figure(-lag)))
     return _table(("partition with the most lag", "owner", "lag"), rows, width, ("owner",))
 
 
@@ -286,8 +284,7 @@ def _load(group: Seen) -> list[Text]:
         return []
     loads = state.load.by_member
     busiest = state.name_of(max(loads, key=lambda member: loads[member]))
-    text = f"load in {state.load_source}: max/mean {state.load.max_over_mean:.2f}, most at {plain(busiest)}"
-    return [Text(text, style="cyan", overflow="ellipsis", no_wrap=True)]
+    return [_cut(f"load in {state.load_source}: max/mean {state.load.max_over_mean:.2f}, most at {busiest}", "cyan")]
 
 
 def _orders(group: Seen, room: int) -> list[Text]:

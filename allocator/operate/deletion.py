@@ -22,11 +22,11 @@ from allocator.core.zookeeper import ConnectionLost, NoZnode, Op, ZooKeeperClien
 from allocator.errors import AllocatorError
 from allocator.operate.clusters import Clusters
 from allocator.operate.group_reader import describe
+from allocator.operate.group_report import listed
 from allocator.operate.kafka_describe import kafka_group
 from allocator.operate.layouts import old_layouts
 
 TRIES = 3  # attempts. more: tolerates more changes of the group during the deletion; less: fails sooner
-SHOWN = 5  # names listed in an error
 GROUP_NOT_FOUND, NON_EMPTY_GROUP = 69, 68
 OLD_BROKERS = "brokers before Kafka 1.1 cannot delete them; they expire after offsets.retention.minutes"
 
@@ -57,20 +57,14 @@ class GroupRemains:
 
     @property
     def some_members(self) -> str:
-        more = f" and {len(self.members) - SHOWN} more" if len(self.members) > SHOWN else ""
-        return ", ".join(self.members[:SHOWN]) + more
+        return listed(self.members)
 
     def to_json(self, *, executed: bool) -> dict[str, Any]:
         """A JSON object: "group", "executed", "members_alive" (names), "znodes" (count), "committed" (count of
         partitions with a committed offset), "offsets_stay"."""
-        return {
-            "group": self.group,
-            "executed": executed,
-            "members_alive": list(self.members),
-            "znodes": len(self.znodes),
-            "committed": self.committed,
-            "offsets_stay": self.offsets_stay,
-        }
+        found: dict[str, Any] = {**vars(self), "executed": executed, "znodes": len(self.znodes)}
+        found["members_alive"] = list(found.pop("members"))
+        return found
 
 
 async def remains(
@@ -121,27 +115,21 @@ async def delete_group(
     """
     for attempt in range(TRIES):
         found = await remains(zk, client, group, root, keep_offsets=keep_offsets)
-        _refuse(found)
+        if found.members:
+            raise GroupHasMembers(
+                f"group {group!r} has members: {found.some_members}; stop them first. Nothing was deleted"
+            )
         try:
             if zk is not None and found.znodes:
                 await zk.multi([Op("delete", path) for path in found.znodes])
             break
-        except ConnectionLost:
-            raise
         # a znode was created or deleted since the listing: a member joined, or another client deletes the same group
-        except ZooKeeperError:
-            if attempt == TRIES - 1:
+        except ZooKeeperError as error:
+            if attempt == TRIES - 1 or isinstance(error, ConnectionLost):
                 raise
     if client is not None and found.committed and not found.offsets_stay:
         await _delete_offsets(client, found)
     return found
-
-
-def _refuse(found: GroupRemains) -> None:
-    if found.members:
-        raise GroupHasMembers(
-            f"group {found.group!r} has members: {found.some_members}; stop them first. Nothing was deleted"
-        )
 
 
 async def _tree(zk: ZooKeeperClient, path: str) -> tuple[list[str], list[str]]:

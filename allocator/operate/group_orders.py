@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import getpass
 import os
 import socket
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, Optional, Union
 
 from allocator.core.aio import wall_ms
@@ -17,18 +15,11 @@ from allocator.core.commands import KINDS, Order, OrderKeeper, OrderStore, count
 from allocator.core.settings import DEFAULT, check_topic, names_arguments
 from allocator.core.subscription import ANY_TOPIC
 from allocator.core.text import shown
-from allocator.core.znodes import (
-    AssignmentDocument,
-    InvalidZnode,
-    MemberInfo,
-    Paths,
-    Store,
-    in_join_order,
-    member_name,
-    to_ranges,
-)
-from allocator.core.zookeeper import NoZnode, ZooKeeperClient
+from allocator.core.znodes import MemberInfo, Paths, member_name, to_ranges
+from allocator.core.zookeeper import ZooKeeperClient
 from allocator.errors import ConfigError, OrderRefused
+from allocator.operate.group_reader import describe
+from allocator.operate.group_report import GroupState
 from allocator.operate.member_names import MEMBER_ARGUMENTS, lasting_name, names_of, with_lasting_names
 from allocator.operate.order_report import OrderReport, order_reports
 from allocator.types import PartitionLike
@@ -53,8 +44,8 @@ class OrdersFromOutside:
 
     async def list(self) -> list[OrderReport]:
         """Returns every order with its state, oldest first."""
-        orders, members, document = await asyncio.gather(self._orders.read(), self._members(), self._document())
-        return order_reports(orders, document, members, wall_ms())
+        orders, state = await asyncio.gather(self._orders.read(), self._state())
+        return order_reports(orders, state.document, state.members, wall_ms())
 
     # -- about members -------------------------------------------------------------------------------------------
 
@@ -69,8 +60,7 @@ class OrdersFromOutside:
     async def uncordon(self, member: str) -> tuple[Order, ...]:
         """Withdraws the cordon and the evacuation of this member."""
         members = await self._members()
-        names = {member, *members_named(member, members)}
-        names.update(text for each in members_named(member, members) for text in names_of(each, members[each]))
+        names = {member}.union(*(names_of(each, members[each]) for each in members_named(member, members)))
         return await self._withdraw(
             lambda order: order.kind in ("cordon", "evacuate") and order.arguments.get("member") in names,
             f"no cordon and no evacuation of {shown(member)}",
@@ -282,12 +272,12 @@ class OrdersFromOutside:
     def _check_kind(self, kind: str) -> None:
         """Raises OrderRefused for an order that the group cannot honour."""
 
-    async def _members(self) -> dict[str, MemberInfo]:
+    async def _members(self) -> Mapping[str, MemberInfo]:
         """Returns the live members in join order. Raises OrderRefused if the group does not exist."""
-        raise NotImplementedError
+        return (await self._state()).members
 
-    async def _document(self) -> Optional[AssignmentDocument]:
-        """The leader's assignment, if a leader assigns."""
+    async def _state(self) -> GroupState:
+        """Returns the group. Raises OrderRefused if it does not exist."""
         raise NotImplementedError
 
 
@@ -299,34 +289,13 @@ class OrdersOfGroup(OrdersFromOutside):
     ) -> None:
         super().__init__(orders or OrderStore(zk, paths), paths.group, who)
         self._zk = zk
-        self._paths = paths
-        self._store = Store(zk, paths)
+        self._root = paths.root
 
-    async def _put(self, order: Order) -> OrderReport:
-        with _as_refusal(self._paths):
-            return await super()._put(order)
-
-    async def _document(self) -> Optional[AssignmentDocument]:
-        try:
-            return (await self._store.document())[0]
-        except InvalidZnode:
-            return None  # the leader writes a new document
-
-    async def _members(self) -> dict[str, MemberInfo]:
-        """Returns the live members in join order. Raises OrderRefused if the group does not exist."""
-        with _as_refusal(self._paths):
-            names = in_join_order(await self._store.member_names())
-        infos: dict[str, MemberInfo] = {}
-        for name, info in zip(names, await asyncio.gather(*map(self._member, names))):
-            if info is not None:
-                infos[name] = info
-        return infos
-
-    async def _member(self, name: str) -> Optional[MemberInfo]:
-        try:
-            return await self._store.member(name)
-        except InvalidZnode:
-            return None
+    async def _state(self) -> GroupState:
+        found = await describe(self._zk, self._group, self._root)
+        if found is None:
+            raise OrderRefused(f"ZooKeeper has no group {self._group!r} under {self._root}. {NOT_OURS}")
+        return found
 
 
 @names_arguments
@@ -364,9 +333,7 @@ class GroupOrders(OrdersOfGroup):
         await self._zk.connect(self._timeout_s, make_chroot=False)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._zk.close()
 
 
@@ -389,11 +356,3 @@ def default_operator() -> str:
 
 async def _canary(orders: OrderKeeper) -> Optional[Order]:
     return next(iter((await orders.read()).in_force(wall_ms(), ("canary",))), None)
-
-
-@contextlib.contextmanager
-def _as_refusal(paths: Paths) -> Any:
-    try:
-        yield
-    except NoZnode:
-        raise OrderRefused(f"ZooKeeper has no group {paths.group!r} under {paths.root}. {NOT_OURS}") from None

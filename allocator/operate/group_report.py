@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, Optional
@@ -122,7 +122,7 @@ def reported_problems(document: AssignmentDocument | None, members: Mapping[str,
     return kept + refused
 
 
-SHOWN = 10  # unowned partitions listed in text; JSON lists all
+SHOWN = 10  # names listed in text; JSON lists all
 
 
 class Lag(NamedTuple):
@@ -297,18 +297,18 @@ class GroupReport:
         for each in self.reserved:
             found.append(
                 f"{len(each.partitions)} partitions wait for instance {shown(each.instance_id)} (it ran on "
-                f"{plain(each.host)}) to start again, until {clock_time(each.until)}: {_some(sorted(each.partitions))}"
+                f"{plain(each.host)}) to start again, until {clock_time(each.until)}: {_names(each.partitions)}"
             )
         reserved = frozenset().union(*(each.partitions for each in self.reserved))
-        waiting = sorted(set(self.unowned) - set(self.left_out) - reserved)
+        waiting = set(self.unowned) - set(self.left_out) - reserved
         if waiting:
-            found.append(f"{len(waiting)} partitions have no owner: {_some(waiting)}")
+            found.append(f"{len(waiting)} partitions have no owner: {_names(waiting)}")
         if self.left_out:
             assert self.state.document is not None
             function = plain(self.state.document.strategy)
             found.append(
                 f"{len(self.left_out)} partitions have no owner, because allocator function {function} omits them: "
-                f"{_some(self.left_out)}"
+                f"{_names(self.left_out)}"
             )
         found += [
             f"order {each.order.id} ({each.order}) is {each.state}: {plain(each.why)}"
@@ -329,18 +329,10 @@ class GroupReport:
             **self._load_to_json(),
             "lag": self.lag.total,
             "lag_unknown_partitions": self.lag.unknown,
-            "unowned": [_plain(partition) for partition in self.unowned],
-            "left_out": [_plain(partition) for partition in self.left_out],
+            "unowned": [partition._asdict() for partition in self.unowned],
+            "left_out": [partition._asdict() for partition in self.left_out],
             "orders": [each.to_json() for each in self.orders],
-            "reserved": [
-                {
-                    "instance_id": each.instance_id,
-                    "host": each.host,
-                    "until": each.until,
-                    "partitions": len(each.partitions),
-                }
-                for each in self.reserved
-            ],
+            "reserved": [{**each._asdict(), "partitions": len(each.partitions)} for each in self.reserved],
             "problems": self.problems,
         }
 
@@ -381,7 +373,7 @@ class GroupReport:
         owner = self.state.owners.get(partition)
         info = None if owner is None else self.state.members.get(owner)
         return {
-            **_plain(partition),
+            **partition._asdict(),
             "owner": owner,
             "owner_name": None if owner is None else self.state.name_of(owner),
             "client_id": None if info is None else info.name,
@@ -426,12 +418,12 @@ class GroupReport:
         if not known:
             return "lag unknown"
         places = [f"{topic}:{ranges}" for topic, ranges in to_ranges(unknown).items()]
-        listed = ", ".join(places[:SHOWN]) + (", ..." if len(places) > SHOWN else "")
-        return f"lag {self.lag.known} in {known} partitions, unknown in {len(unknown)} ({listed})"
+        return f"lag {self.lag.known} in {known} partitions, unknown in {len(unknown)} ({listed(places)})"
 
 
-def _some(partitions: Sequence[TopicPartition]) -> str:
-    return ", ".join(map(name_of, partitions[:SHOWN])) + (", ..." if len(partitions) > SHOWN else "")
+def listed(names: Sequence[str]) -> str:
+    """Returns the first names, and how many more there are."""
+    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
 
 
 def clock_time(seconds: float) -> str:
@@ -442,8 +434,8 @@ def clock_time(seconds: float) -> str:
         return "no known time"
 
 
-def _plain(partition: TopicPartition) -> dict[str, Any]:
-    return {"topic": partition.topic, "partition": partition.partition}
+def _names(partitions: Iterable[TopicPartition]) -> str:
+    return listed([name_of(partition) for partition in sorted(partitions)])
 
 
 def name_of(partition: TopicPartition) -> str:

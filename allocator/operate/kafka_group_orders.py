@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import TracebackType
 from typing import Any
 
 from allocator.core.client import KafkaClient
 from allocator.core.commands import KINDS, OrderKeeper
 from allocator.core.settings import names_arguments
-from allocator.core.znodes import AssignmentDocument, MemberInfo
 from allocator.errors import OrderRefused
 from allocator.operate.group_orders import NOT_OURS, OrdersFromOutside
+from allocator.operate.group_report import GroupState
 from allocator.operate.kafka_describe import kafka_group
 from allocator.protocols import OrderTopic
 
@@ -30,14 +29,10 @@ class OrdersOfKafkaGroup(OrdersFromOutside):
         if kind not in OWNERS_KINDS:
             raise OrderRefused(f"Kafka's coordinator has the members of group {self._group!r}. {NOT_OURS}")
 
-    async def _members(self) -> dict[str, MemberInfo]:
-        found = await kafka_group(self._client, self._group)
+    async def _state(self) -> GroupState:
+        found = await kafka_group(self._client, self._group) or GroupState(self._group, {}, {}, None)
         # Kafka does not report which orders a member knows
-        members = {} if found is None else found.members
-        return {member: replace(info, orders=OWNERS_KINDS) for member, info in members.items()}
-
-    async def _document(self) -> AssignmentDocument | None:
-        return None
+        return replace(found, members={m: replace(info, orders=OWNERS_KINDS) for m, info in found.members.items()})
 
 
 @names_arguments
@@ -77,7 +72,5 @@ class KafkaGroupOrders(OrdersOfKafkaGroup):
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._client.close()

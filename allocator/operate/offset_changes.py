@@ -54,8 +54,7 @@ async def check_members_known(clusters: Clusters, group: str) -> None:
 async def plan_reset(clusters: Clusters, group: str, target: Target, topics: Collection[str] = ()) -> ResetPlan:
     """The planned offsets. Empty `topics`: all topics that the group has committed or owns."""
     async with clusters.cluster() as client:
-        state = await describe_anywhere(clusters, client, group)
-        return await _plan(client, group, state, target, topics)
+        return await _plan(client, group, await describe_anywhere(clusters, client, group), target, topics)
 
 
 async def execute_reset(clusters: Clusters, group: str, target: Target, topics: Collection[str] = ()) -> ResetPlan:
@@ -67,10 +66,10 @@ async def execute_reset(clusters: Clusters, group: str, target: Target, topics: 
         await GroupOffsets(client, group, timeout_s=client.request_timeout_s).commit(
             {p: OffsetAndMetadata(offset, "reset by allocator group offsets", -1) for p, offset in plan.after.items()}
         )
-        joined = await describe_anywhere(clusters, client, group)
-        if joined is not None and joined.members:
+        joined = _members(await describe_anywhere(clusters, client, group))
+        if joined:
             raise MembersAlive(
-                f"the offsets of {group!r} were reset, but {_members(joined)} joined meanwhile and may have started "
+                f"the offsets of {group!r} were reset, but {', '.join(joined)} joined meanwhile and may have started "
                 "from the old ones, which it will commit; stop it and reset again"
             )
     return plan
@@ -87,19 +86,15 @@ async def _plan(
     unknown = [topic for topic in topics if client.partitions(topic) is None]
     if unknown:
         raise TopicNotFound(unknown)
-    if topics:
-        chosen = set(topics)
-    else:
-        assigned = state.assigned if state is not None else ()
-        chosen = {p.topic for p in (*committed, *assigned, *subscribed(state, client))}
+    assigned = state.assigned if state is not None else ()
+    chosen = set(topics) or {p.topic for p in (*committed, *assigned, *subscribed(state, client))}
     wanted = {TopicPartition(topic, p) for topic in chosen for p in client.partitions(topic) or ()}
     if not wanted:
         raise NoSuchGroup(
             f"group {group!r} has neither offsets nor an assignment; correct its name, or name topics with --topic"
         )
     logs = await _all_logs(client, wanted, committed)
-    alive = tuple(map(state.name_of, state.members)) if state else ()
-    return ResetPlan.make(group, target, logs, await _times(client, target, wanted), alive)
+    return ResetPlan.make(group, target, logs, await _times(client, target, wanted), _members(state))
 
 
 async def read_partitions(
@@ -152,21 +147,21 @@ async def copy_offsets(clusters: Clusters, group: str, other: str, *, execute: b
         target = GroupOffsets(client, other, timeout_s=client.request_timeout_s)
         before = await target.fetch(None)
         state = await describe_anywhere(clusters, client, other)
-        alive = tuple(map(state.name_of, state.members)) if state is not None else ()
         if execute:
             _refuse_members(state, other)
             await target.commit({p: offset._replace(leader_epoch=-1) for p, offset in offsets.items()})
         was = {p: before[p].offset if p in before else None for p in offsets}
-        return ResetPlan(other, was, {p: offset.offset for p, offset in sorted(offsets.items())}, alive)
+        return ResetPlan(other, was, {p: offset.offset for p, offset in sorted(offsets.items())}, _members(state))
 
 
 def _refuse_members(state: GroupState | None, group: str) -> None:
-    if state is not None and state.members:
+    alive = _members(state)
+    if alive:
         raise MembersAlive(
-            f"group {group!r} has members: {_members(state)}; stop them first, or they commit their own offsets over "
+            f"group {group!r} has members: {', '.join(alive)}; stop them first, or they commit their own offsets over "
             "these. Nothing was changed"
         )
 
 
-def _members(state: GroupState) -> str:
-    return ", ".join(map(state.name_of, state.members))
+def _members(state: GroupState | None) -> tuple[str, ...]:
+    return () if state is None else tuple(map(state.name_of, state.members))

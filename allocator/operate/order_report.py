@@ -9,8 +9,6 @@ from allocator.core.commands import KINDS, Order, Orders
 from allocator.core.text import plain
 from allocator.core.znodes import AssignmentDocument, MemberInfo
 
-__all__ = ["ORDER_STATES", "OrderReport", "order_reports"]
-
 ORDER_STATES = ("pending", "given", "waiting", "kept", "done", "not kept", "expired")
 
 

@@ -9,7 +9,7 @@ from typing import Any, Optional, Union
 
 from allocator.core.aio import milliseconds
 from allocator.errors import ConfigError
-from allocator.operate.group_report import SHOWN, Logs, name_of
+from allocator.operate.group_report import Logs, listed, name_of
 from allocator.types import TopicPartition
 
 Target = Union[str, int]
@@ -78,8 +78,7 @@ class ResetPlan:
                 if not start <= target <= end:
                     outside.append(f"{name_of(partition)} has {start} to {end}")
         if outside:
-            more = f" and {len(outside) - SHOWN} more" if len(outside) > SHOWN else ""
-            raise ConfigError(f"offset {target} is outside the log: {', '.join(outside[:SHOWN])}{more}")
+            raise ConfigError(f"offset {target} is outside the log: {listed(outside)}")
         before = {p: logs.committed[p].offset if p in logs.committed else None for p in after}
         return cls(group, before, after, tuple(alive))
 
@@ -89,12 +88,7 @@ class ResetPlan:
             "executed": executed,
             "members_alive": list(self.alive),
             "partitions": [
-                {
-                    "topic": partition.topic,
-                    "partition": partition.partition,
-                    "from": self.before[partition],
-                    "to": offset,
-                }
+                {**partition._asdict(), "from": self.before[partition], "to": offset}
                 for partition, offset in self.after.items()
             ],
         }

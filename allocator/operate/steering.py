@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from operator import methodcaller
@@ -10,7 +11,6 @@ from statistics import median
 from typing import Any, NamedTuple, Optional
 
 from allocator.assignors import Assignor, GroupView, Member, wants
-from allocator.core.client import KafkaClient
 from allocator.core.commands import Order, OrderKeeper, OrderStore
 from allocator.core.membership import GroupViewBuilder
 from allocator.core.znodes import Paths
@@ -103,17 +103,9 @@ async def steered(
         yield Steered(OrdersOfGroup(zk, paths, who, rehearsal if rehearse else None), state, zk, None, rehearsal)
 
 
-async def give(
-    clusters: Clusters,
-    name: str,
-    act: Act,
-    who: Optional[str] = None,
-    *,
-    create: bool = False,
-    by_leader: bool = False,
-) -> Any:
+async def give(clusters: Clusters, name: str, act: Act, who: Optional[str] = None, **options: bool) -> Any:
     """Runs `act` on the orders of the group, and returns its result. The options are those of `steered`."""
-    async with steered(clusters, name, who, create=create, by_leader=by_leader) as found:
+    async with steered(clusters, name, who, **options) as found:
         return await act(found.orders)
 
 
@@ -171,30 +163,28 @@ async def planned(clusters: Clusters, name: str, changes: Iterable[Change], acts
         for act in acts:
             await act(found.orders)
         round_trip_s = await _round_trip_s(zk, Paths(clusters.root, name).orders)
+
+    def scenario(counts: Mapping[str, int]) -> Scenario:
+        found = Scenario.of(state, counts)
+        for change in changes:
+            found = change(found)
+        for order in given:
+            found = found.ordering(order)
+        return found
+
     if clusters.brokers is None:
-        document = state.document
-        scenario = Scenario.of(state, {} if document is None else document.partition_counts())
-        return await plan_of(_changed(scenario, changes, given), _plain_view, round_trip_s=round_trip_s)
+        counts = {} if state.document is None else state.document.partition_counts()
+        return await plan_of(scenario(counts), _plain_view, round_trip_s=round_trip_s)
     async with clusters.cluster() as client:
-        counts: dict[str, int] = {}
-        for partition in subscribed(state, client):
-            counts[partition.topic] = max(counts.get(partition.topic, 0), partition.partition + 1)
-        lag = await _lag(client, state)
+        counts = Counter(partition.topic for partition in subscribed(state, client))
+        logs = (await measure(client, state)).logs
+        lag = {partition: records for partition in logs.end if (records := logs.lag(partition)) is not None}
 
         async def load(partitions: Collection[TopicPartition]) -> dict[TopicPartition, float]:
             return {partition: float(lag[partition]) for partition in partitions if partition in lag}
 
-        scenario = _changed(Scenario.of(state, counts), changes, given)
         build = GroupViewBuilder(name, client, load).view
-        return await plan_of(scenario, build, lag=lag, round_trip_s=round_trip_s)
-
-
-def _changed(scenario: Scenario, changes: Iterable[Change], orders: Iterable[Order]) -> Scenario:
-    for change in changes:
-        scenario = change(scenario)
-    for order in orders:
-        scenario = scenario.ordering(order)
-    return scenario
+        return await plan_of(scenario(counts), build, lag=lag, round_trip_s=round_trip_s)
 
 
 async def _plain_view(assignor: Assignor, members: tuple[Member, ...], counts: Any, owned: Any) -> GroupView:
@@ -202,12 +192,6 @@ async def _plain_view(assignor: Assignor, members: tuple[Member, ...], counts: A
     if missing:
         raise ConfigError(f"allocator function {assignor.name!r} needs {' and '.join(sorted(missing))}; give --brokers")
     return GroupView(members, dict(counts), owned)
-
-
-async def _lag(client: KafkaClient, state: GroupState) -> dict[TopicPartition, int]:
-    logs = (await measure(client, state)).logs
-    found = {partition: logs.lag(partition) for partition in logs.end}
-    return {partition: records for partition, records in found.items() if records is not None}
 
 
 async def _round_trip_s(zk: ZooKeeperClient, path: str) -> float:

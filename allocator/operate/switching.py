@@ -7,7 +7,6 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from types import TracebackType
 from typing import Any
 
 from allocator.core.aio import ClosesOnce, wait_for_event, within
@@ -15,7 +14,7 @@ from allocator.core.consumer import EnsembleOptions, MembershipConfig, Membershi
 from allocator.core.fetch import Batch
 from allocator.core.settings import DEFAULT, names_arguments
 from allocator.core.subscription import check_listener
-from allocator.core.zookeeper import SessionState, ZooKeeperClient, ZooKeeperError, retrying
+from allocator.core.zookeeper import ZooKeeperClient, ZooKeeperError, retrying
 from allocator.errors import AllocatorError, Closed, ConfigError
 from allocator.handlers import Consumer
 from allocator.operate.cluster_choice import ClusterChoice, choice_path, read_choice
@@ -46,7 +45,7 @@ class ChoiceWatcher:
         """Returns once the first setting is read. Raises ZooKeeperUnavailable or ConfigError."""
         self.changed, self._look = asyncio.Event(), asyncio.Event()
         await self._zk.connect(timeout_s)
-        self._zk.on_state(self._on_state)
+        self._zk.on_state(lambda _: self._look.set())
         try:
             deadline = asyncio.get_running_loop().time() + (timeout_s or LOOK_S)
             self.current = await retrying(lambda: read_choice(self._zk, self._path, self._look.set), deadline)
@@ -76,9 +75,6 @@ class ChoiceWatcher:
                 return True
 
         return ask
-
-    def _on_state(self, state: SessionState) -> None:
-        self._look.set()
 
     async def _follow(self) -> None:
         while True:
@@ -191,9 +187,7 @@ class SwitchingConsumer:
         await self.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     def __aiter__(self) -> SwitchingConsumer:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
-from math import ceil
+from math import ceil, inf
 from typing import Any, NamedTuple, Optional
 
 from allocator.assignors import GroupView
@@ -75,8 +75,7 @@ class Scenario:
 
     def removing(self, text: str, *, failed: bool = False) -> Scenario:
         """Removes a member: it leaves for good, or it `failed` and does not come back within its grace."""
-        gone = {self._member(text)}
-        return self._without(gone, failed)
+        return self._without({self._member(text)}, failed)
 
     def failing_rack(self, rack: str) -> Scenario:
         """Removes the members in this rack. All of them fail."""
@@ -184,13 +183,9 @@ class GroupPlan:
     @property
     def duration_s(self) -> float:
         """Expected time from the first move to the last, without the time of the handlers."""
-        portions = 1 if self.moves else 0
-        least_s = 0.0
-        if self.budget.at_once is not None:
-            portions = max(portions, ceil(self.voluntary / self.budget.at_once))
-        if self.budget.per_minute is not None:
-            least_s = max(0, ceil(self.voluntary / self.budget.per_minute) - 1) * MINUTE_S
-        return max(portions * self.move_s, least_s) + (self.failed_s or 0.0)
+        portions = max(1 if self.moves else 0, ceil(self.voluntary / (self.budget.at_once or inf)))
+        minutes = max(0, ceil(self.voluntary / (self.budget.per_minute or inf)) - 1)
+        return max(portions * self.move_s, minutes * MINUTE_S) + (self.failed_s or 0.0)
 
     def _repr_html_(self) -> str:
         """HTML for notebooks: the cost, the members before and after, and the first moves."""
@@ -213,8 +208,7 @@ class GroupPlan:
             "function": self.function,
             "moves": [
                 {
-                    "topic": move.partition.topic,
-                    "partition": move.partition.partition,
+                    **move.partition._asdict(),
                     "from": move.source,
                     "from_name": self.name_of(move.source),
                     "to": move.target,
@@ -280,7 +274,6 @@ async def plan_of(
         uneven=unchanged,
         now_ms=state.read_ms,
     )
-    states = decision.orders
     everyone = {**state.members, **members}
     names = {member: member_name(member, info) for member, info in everyone.items()}
     before = _present(document)
@@ -293,7 +286,7 @@ async def plan_of(
     return GroupPlan(
         group=state.group,
         function=decision.strategy,
-        moves=tuple(moves),
+        moves=moves,
         members=tuple(
             PlannedMember(
                 member,
@@ -304,7 +297,11 @@ async def plan_of(
             )
             for member in everyone
         ),
-        orders=tuple(OrderReport(order, *states[order.id]) for order in scenario.orders.entries if order.id in states),
+        orders=tuple(
+            OrderReport(order, *decision.orders[order.id])
+            for order in scenario.orders.entries
+            if order.id in decision.orders
+        ),
         budget=decision.budget,
         names=names,
         round_trip_s=round_trip_s,
@@ -320,14 +317,12 @@ def _present(document: AssignmentDocument) -> dict[str, frozenset[TopicPartition
     return found
 
 
-def _moves(before: Mapping[str, Partitions], after: Mapping[str, Partitions]) -> list[PlannedMove]:
-    source = {partition: member for member, parts in before.items() for partition in parts}
-    target = {partition: member for member, parts in after.items() for partition in parts}
-    return [
-        PlannedMove(partition, source.get(partition), target.get(partition))
-        for partition in sorted(source.keys() | target.keys())
-        if source.get(partition) != target.get(partition)
-    ]
+def _moves(before: Mapping[str, Partitions], after: Mapping[str, Partitions]) -> tuple[PlannedMove, ...]:
+    source, target = (
+        {partition: member for member, parts in owned.items() for partition in parts} for owned in (before, after)
+    )
+    moves = (PlannedMove(each, source.get(each), target.get(each)) for each in sorted(source.keys() | target.keys()))
+    return tuple(move for move in moves if move.source != move.target)
 
 
 def _change(member: str, scenario: Scenario) -> Optional[str]:

@@ -18,7 +18,6 @@ from allocator.cli import planning, report
 from allocator.cli.deadletters import letters_table
 from allocator.cli.offsets import copy_table
 from allocator.cli.output import UNBOUNDED, Indented, Listing
-from allocator.cli.report import listing_of_orders
 from allocator.core.commands.orders import Order
 from allocator.core.commands.steering import Budget
 from allocator.core.record import Record
@@ -77,7 +76,7 @@ TABLES: dict[str, Callable[[], Listing]] = {
     "report.groups_table": lambda: report.groups_table([GROUP] * 3),
     "report.members_table": lambda: report.members_table(GROUP),
     "report.offsets_table": lambda: report.offsets_table(GROUP),
-    "report.listing_of_orders": lambda: report.listing_of_orders([ORDER.to_json()] * 100),
+    "report.orders_table": lambda: report.orders_table([ORDER] * 100),
     "report.retries_table": lambda: report.retries_table([WaitingRecords(TOPIC, FAR, FAR // 1000)] * 9),
     "report.reset_table": lambda: report.reset_table(
         ResetPlan("billing", dict.fromkeys(SOME, FAR), dict.fromkeys(SOME, 0))
@@ -202,9 +201,9 @@ def test_a_table_without_rows_is_its_heads() -> None:
 
 def test_text_that_utf_8_cannot_encode_is_shown_as_escapes() -> None:
     """A reason of an order comes from JSON in ZooKeeper, and JSON can spell lone surrogates."""
-    order = {"id": "o-1", "text": "freeze", "state": "kept", "state_why": "", "who": "al\udcffice", "why": "\ud800 x"}
+    order = Order.make("freeze", {}, who="al\udcffice", why="\ud800 x", now_ms=1000)
     out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
-    Console(file=out, width=200).print(listing_of_orders([{**order, "when": 1000, "expires": None}]))
+    Console(file=out, width=200).print(report.orders_table([OrderReport(order, "kept")]))
     out.seek(0)
     text = out.read()
     assert "al\\udcffice" in text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import io
 import json
 import time
 from pathlib import Path
@@ -11,7 +12,6 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from allocator.cli import doctor as command
 from allocator.cli.commands import main
 from allocator.core.commands.orders import Order, Orders
 from allocator.core.zookeeper.client import ZooKeeperClient
@@ -29,7 +29,6 @@ WITHOUT_COMMAND = {
     "session-timeout-out-of-range",
     "old-consumer-layout",
     "idle-members",
-    "different-subscriptions",
     "endless-rebalance",
     "offsets-expire",
     "unowned-partitions",
@@ -92,14 +91,21 @@ async def test_only_groups_of_empty_znodes_are_deleted_and_young_ones_are_not(zk
             await ours.close()
 
 
-def test_expired_orders_are_withdrawn_and_no_other(zk_chroot: str, monkeypatch: pytest.MonkeyPatch) -> None:
+class Terminal(io.BytesIO):
+    """Typed text."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_expired_orders_are_withdrawn_and_no_other(zk_chroot: str) -> None:
     now_ms = int(time.time() * 1000)  # not when the module was loaded: a whole run is longer than CLOCK_MS
     long_ago = order("freeze", now_ms - 10 * CLOCK_MS, now_ms - 2 * CLOCK_MS)
     just_now = order("cordon", now_ms - 10 * CLOCK_MS, now_ms - 1000, member="a")
     in_force = order("budget", now_ms, at_once=1, per_minute=None)
     where = ["--zookeeper", zk_chroot, "--interval", "0"]
 
-    def run(*options: str, typed: str = "") -> Any:
+    def run(*options: str, typed: Terminal | None = None) -> Any:
         return CliRunner().invoke(main, ["doctor", "billing", *where, *options], input=typed)
 
     with zookeeper_client(zk_chroot) as zk:
@@ -115,28 +121,26 @@ def test_expired_orders_are_withdrawn_and_no_other(zk_chroot: str, monkeypatch: 
         asked = run("--fix")
         assert "cannot ask without a terminal" in asked.output
         assert asked.exit_code == 2
-        monkeypatch.setattr(command, "_can_ask", lambda: True)
-        refused = run("--fix", typed="n\n")
+        refused = run("--fix", typed=Terminal(b"n\n"))
         assert f"--fix would withdraw 1 expired orders of billing: {long_ago.id}" in refused.output
         assert ids() == everything, "nothing is changed before the answer"
-        assert "withdrew 1 expired orders" in run("--fix", typed="y\n").output
+        assert "withdrew 1 expired orders" in run("--fix", typed=Terminal(b"y\n")).output
         assert ids() == everything - {long_ago.id}
         assert "nothing to fix without risk" in run("--fix", "--yes").output
         assert ids() == everything - {long_ago.id}
 
 
-def test_a_missing_chroot_is_created_only_after_a_question(zk_chroot: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_chroot_is_created_only_after_a_question(zk_chroot: str) -> None:
     arguments = ["doctor", "--zookeeper", f"{zk_chroot}/typo", "--fix"]
-    monkeypatch.setattr(command, "_can_ask", lambda: True)
     with zookeeper_client(zk_chroot) as zk:
         said = CliRunner().invoke(main, [*arguments, "--yes", "--json"])
         assert said.exit_code == 1
         found = json.loads(said.stdout)
         assert [each["id"] for each in found["findings"]] == ["chroot-missing"]
         assert found["fixed"] == []
-        assert CliRunner().invoke(main, arguments, input="n\n").exit_code == 1
+        assert CliRunner().invoke(main, arguments, input=Terminal(b"n\n")).exit_code == 1
         assert not zk.exists("/typo")
-        made = CliRunner().invoke(main, arguments, input="y\n")
+        made = CliRunner().invoke(main, arguments, input=Terminal(b"y\n"))
         assert made.exit_code == 0, made.output
         assert "created the chroot" in made.output
         assert zk.exists("/typo")

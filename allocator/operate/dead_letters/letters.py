@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import getpass
 import logging
-import socket
 from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
@@ -24,6 +22,7 @@ from allocator.core.fetch import RangeReader
 from allocator.core.settings import names_arguments
 from allocator.errors import ConfigError, TopicNotFound
 from allocator.operate.dead_letters.letter import Letter, LetterFilter, Note, Settled, redriven
+from allocator.operate.group_orders import default_operator
 from allocator.producer import NewRecord, TooLargeForTopic, TransactionalWriter, create_topic
 from allocator.types import Record, TopicPartition
 
@@ -70,7 +69,7 @@ class DeadLetterQueue:
         self._brokers = brokers
         self._security = security
         self._timeout_s = timeout_s
-        self._by = by or f"{_user()}@{socket.gethostname()}"
+        self._by = by or default_operator()
         self._stack = contextlib.AsyncExitStack()
         self._client: KafkaClient
 
@@ -188,11 +187,7 @@ class DeadLetterQueue:
 
     async def discard(self, chosen: LetterFilter, *, execute: bool = False, reason: str = "") -> Outcome:
         """Notes that these letters need nothing more. They stay in the topic as long as its retention says."""
-
-        async def refusal(letter: Letter) -> str | None:
-            return None
-
-        return await self._settle(chosen, Settled("discarded", 0, self._by, reason), None, refusal, execute, None)
+        return await self._settle(chosen, Settled("discarded", 0, self._by, reason), None, None, execute, None)
 
     async def _settle(
         self, chosen: LetterFilter, note: Settled, made: Any, refusal: Any, execute: bool, rate: float | None
@@ -209,7 +204,7 @@ class DeadLetterQueue:
         chunk: list[Letter] = []
         size = 0
         async for letter in self.read(chosen):
-            why = await refusal(letter)
+            why = refusal and await refusal(letter)
             if why is not None:
                 outcome.refused.append((letter, why))
                 continue
@@ -274,10 +269,3 @@ class _Pace:
             now = asyncio.get_running_loop().time()
             self._due = max(self._due, now) + letters / self._rate
             await asyncio.sleep(self._due - now)
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container whose user has no name
-        return "unknown"

@@ -146,7 +146,7 @@ def diagnose(
         found += offset_findings(before, after)
     if after.report is not None:
         found += order_findings(after.report)
-    return _worst_first(found)
+    return sorted(found, key=lambda finding: (-finding.severity, finding.id, finding.where))
 
 
 def chroot_missing(hosts: str, chroot: str, why: str) -> Finding:
@@ -172,7 +172,3 @@ def check_failed(what: str, why: str) -> Finding:
         "Its problems are missing from this list.",
         "Make sure that this machine can reach it and may read and describe it.",
     )
-
-
-def _worst_first(findings: Iterable[Finding]) -> list[Finding]:
-    return sorted(findings, key=lambda finding: (-finding.severity, finding.id, finding.where))

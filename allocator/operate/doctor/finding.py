@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Literal, NamedTuple, Optional
 
-from allocator.operate.group_report import SHOWN, name_of
+from allocator.operate.group_report import listed, name_of
 from allocator.types import TopicPartition
 
 COULD_NOT_LOOK = "could-not-look"
@@ -53,8 +53,12 @@ class Finding:
     """What `allocator doctor --fix` does about it; None if that would not be safe."""
 
     def to_json(self) -> dict[str, Any]:
-        fix = None if self.fix is None else self.fix.text
-        return {**vars(self), "severity": str(self.severity), "where": list(self.where), "fix": fix}
+        return {
+            **vars(self),
+            "severity": str(self.severity),
+            "where": list(self.where),
+            "fix": self.fix and self.fix.text,
+        }
 
     @property
     def is_unseen(self) -> bool:
@@ -64,8 +68,7 @@ class Finding:
     @property
     def place(self) -> str:
         """`where` in one line, limited to a few names."""
-        more = f" and {len(self.where) - SHOWN} more" if len(self.where) > SHOWN else ""
-        return ", ".join(self.where[:SHOWN]) + more
+        return listed(self.where)
 
 
 def names(partitions: Iterable[TopicPartition]) -> tuple[str, ...]:

@@ -30,8 +30,9 @@ def member_findings(before: Observation, after: Observation, root: str, patience
         yield from _stuck(before, after, Paths(root, after.state.group), patience_s)
         yield from _znodes(after.state, root)
         yield from _differences(after)
-    if after.kafka is not None:
-        yield from _kafka(before, after)
+    yield from _endless_rebalance(before, after)
+    for state in filter(None, (after.state, after.kafka)):
+        yield from _different_subscriptions(state)
     yield from _shares(after)
 
 
@@ -177,8 +178,7 @@ def _ownership(before: Observation, after: Observation) -> Iterator[Finding]:
         )
         without |= each.partitions
     unowned = set(after.report.unowned) - without
-    if before is not after:  # a moving partition has no owner for a moment
-        unowned &= set(before.report.unowned) if before.report is not None else set()
+    unowned &= set(before.report.unowned) if before.report is not None else set()  # a moving one has none for a moment
     if unowned:
         yield Finding(
             "unowned-partitions",
@@ -190,10 +190,8 @@ def _ownership(before: Observation, after: Observation) -> Iterator[Finding]:
             f"the reason. The leader is {after.report.state.name_of(after.report.state.leader or '')}.",
             f"allocator group describe {group}",
         )
-    doubly = _claimed_twice(after.report.state)
-    if before is not after:
-        earlier = {} if before.state is None else _claimed_twice(before.state)
-        doubly = {p: holders for p, holders in doubly.items() if earlier.get(p) == holders}
+    earlier = {} if before.state is None else _claimed_twice(before.state)
+    doubly = {p: m for p, m in _claimed_twice(after.report.state).items() if earlier.get(p) == m}
     if doubly:
         yield Finding(
             "doubly-claimed",
@@ -327,17 +325,6 @@ def _differences(seen: Observation) -> Iterator[Finding]:
             f"allocator group describe {seen.state.group}",
         )
     yield from _load_not_followed(seen.state)
-    wanted = {(tuple(sorted(info.topics)), info.pattern) for info in members.values()}
-    if len(wanted) > 1:
-        yield Finding(
-            "different-subscriptions",
-            Severity.INFO,
-            f"members subscribe to {len(wanted)} different sets of topics",
-            tuple(map(seen.state.name_of, members)),
-            "This may be intended. If not, some topics have fewer members than the group.",
-            "Compare the members' topics.",
-            f"allocator group describe {seen.state.group}",
-        )
     missing = {t for info in members.values() for t in info.topics} - {p.topic for p in seen.replicas}
     if missing and seen.replicas:
         yield Finding(
@@ -351,9 +338,8 @@ def _differences(seen: Observation) -> Iterator[Finding]:
         )
 
 
-def _kafka(before: Observation, after: Observation) -> Iterator[Finding]:
-    assert after.kafka is not None
-    if before is not after and {before.kafka_state, after.kafka_state} <= REBALANCING:
+def _endless_rebalance(before: Observation, after: Observation) -> Iterator[Finding]:
+    if before is not after and after.kafka is not None and {before.kafka_state, after.kafka_state} <= REBALANCING:
         yield Finding(
             "endless-rebalance",
             Severity.WARNING,
@@ -364,15 +350,19 @@ def _kafka(before: Observation, after: Observation) -> Iterator[Finding]:
             "its whole rebalance timeout.",
             "Find the member with the slow handler. Give it fewer records at once, or a longer timeout.",
         )
-    wanted = {info.topics for info in after.kafka.members.values() if info.topics}
+
+
+def _different_subscriptions(state: GroupState) -> Iterator[Finding]:
+    wanted = {(info.topics, info.pattern) for info in state.members.values() if info.topics or info.pattern}
     if len(wanted) > 1:
         yield Finding(
             "different-subscriptions",
             Severity.INFO,
             f"members subscribe to {len(wanted)} different sets of topics",
-            tuple(map(after.kafka.name_of, after.kafka.members)),
+            tuple(map(state.name_of, state.members)),
             "This may be intended. If not, some topics have fewer members than the group.",
             "Compare the members' topics.",
+            f"allocator group describe {state.group}",
         )
 
 

@@ -97,7 +97,7 @@ def _missing(before: Observation, after: Observation, report: GroupReport) -> It
             f"allocator offsets copy {report.state.group} {report.state.group} --storage zookeeper --brokers BROKERS "
             "--zookeeper ZOOKEEPER --execute",
         )
-    active = _owned(after) if before is after else _owned(before) & _owned(after)
+    active = _owned(before) & _owned(after)
     logs = report.logs
     bare = {p for p in active if p not in logs.committed and logs.end.get(p, 0) > logs.start.get(p, 0)}
     if bare and "committed offsets" not in dict(after.failed_checks):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
+from collections.abc import Coroutine
 from datetime import datetime, timezone
-from typing import Any, Optional
+from typing import Any, Optional, TypeVar
 
 import click
 
@@ -23,6 +24,8 @@ from allocator.operate.dead_letters import (
     parse_place,
     parse_time,
 )
+
+T = TypeVar("T")
 
 SHOWN_BYTES = 4096
 
@@ -86,12 +89,7 @@ def with_filter(command: Command) -> Command:
 @click.option("--limit", default=1000, type=click.IntRange(1), help="List at most this many.")
 def list_command(letters: DeadLetterQueue, as_json: bool, chosen: LetterFilter, settled: bool, limit: int) -> None:
     """List the letters of TOPIC: where each came from, and why."""
-
-    async def read() -> tuple[list[Letter], int]:
-        async with letters:
-            return await letters.first(limit, chosen, settled=settled)
-
-    found, count = asyncio.run(read())
+    found, count = _run(letters, letters.first(limit, chosen, settled=settled))
     if as_json:
         print_json({"topic": letters.topic, "count": count, "letters": [letter.to_json() for letter in found]})
         return
@@ -104,13 +102,7 @@ def list_command(letters: DeadLetterQueue, as_json: bool, chosen: LetterFilter, 
 @click.option("--letter", "name", required=True, help="The letter, as PARTITION:OFFSET.")
 def show_command(letters: DeadLetterQueue, as_json: bool, name: str) -> None:
     """Show one letter: its first place, the error with its stack, headers, key and value."""
-    place = parse_place(name)
-
-    async def get() -> Letter | None:
-        async with letters:
-            return await letters.get(*place)
-
-    letter = asyncio.run(get())
+    letter = _run(letters, letters.get(*parse_place(name)))
     if letter is None:
         raise ConfigError(f"{letters.topic} has no letter {name}; `allocator deadletters list` names those that it has")
     record = letter.record
@@ -142,23 +134,14 @@ def show_command(letters: DeadLetterQueue, as_json: bool, name: str) -> None:
 )
 @execute_option
 def redrive_command(
-    letters: DeadLetterQueue,
-    as_json: bool,
-    chosen: LetterFilter,
-    rate: Optional[float],
-    max_redrives: int,
-    execute: bool,
+    letters: DeadLetterQueue, as_json: bool, chosen: LetterFilter, execute: bool, **options: Any
 ) -> None:
     """Write letters back to the topics and partitions that they came from, each once.
 
     Each record and the note about it are one transaction, so the command may be killed and run again.
     """
 
-    async def run() -> Outcome:
-        async with letters:
-            return await letters.redrive(chosen, execute=execute, rate=rate, max_redrives=max_redrives)
-
-    _print_outcome(asyncio.run(run()), "redriven", execute, as_json)
+    _settle(letters, letters.redrive(chosen, execute=execute, **options), "redriven", execute, as_json)
 
 
 @deadletters.command("discard")
@@ -168,15 +151,21 @@ def redrive_command(
 @execute_option
 def discard_command(letters: DeadLetterQueue, as_json: bool, chosen: LetterFilter, reason: str, execute: bool) -> None:
     """Note that letters need nothing more. They stay in TOPIC until its retention removes them."""
-
-    async def run() -> Outcome:
-        async with letters:
-            return await letters.discard(chosen, execute=execute, reason=reason)
-
-    _print_outcome(asyncio.run(run()), "discarded", execute, as_json)
+    _settle(letters, letters.discard(chosen, execute=execute, reason=reason), "discarded", execute, as_json)
 
 
 # ----------------------------------------------------------------------------------------------------------------
+
+
+def _run(letters: DeadLetterQueue, work: Coroutine[Any, Any, T]) -> T:
+    async def run() -> T:
+        try:
+            async with letters:
+                return await work
+        finally:
+            work.close()
+
+    return asyncio.run(run())
 
 
 def letters_table(letters: list[Letter]) -> Listing:
@@ -198,7 +187,10 @@ def letters_table(letters: list[Letter]) -> Listing:
     return listing
 
 
-def _print_outcome(outcome: Outcome, done: str, execute: bool, as_json: bool) -> None:
+def _settle(
+    letters: DeadLetterQueue, work: Coroutine[Any, Any, Outcome], done: str, execute: bool, as_json: bool
+) -> None:
+    outcome = _run(letters, work)
     if as_json:
         refused = [{**letter.to_json(), "refused": why} for letter, why in outcome.refused]
         print_json({"executed": execute, done: [each.to_json() for each in outcome.done], "refused": refused})

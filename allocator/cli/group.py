@@ -18,7 +18,7 @@ from allocator.operate import TARGETS
 
 if TYPE_CHECKING:
     from allocator.cli.access import Access
-    from allocator.operate import GroupRemains, GroupReport, ResetPlan
+    from allocator.operate import GroupReport
 
 
 @click.group()
@@ -63,11 +63,8 @@ def describe_command(name: str | None, access: Access, as_json: bool) -> None:
     """Show members, owners, positions, lag and problems of GROUP. For a group of Kafka's own, give only --brokers."""
     from allocator.operate import read_group, read_retries
 
-    async def read() -> tuple[GroupReport, list[Any]]:
-        report = await read_group(access, access.chosen_group(name))
-        return report, await read_retries(access, report)
-
-    report, retries = asyncio.run(read())
+    report = asyncio.run(read_group(access, access.chosen_group(name)))
+    retries = asyncio.run(read_retries(access, report))
     if as_json:
         print_json({**report.to_json(), "retries": [dataclasses.asdict(each) for each in retries]})
     else:
@@ -150,11 +147,8 @@ def delete_command(name: str, keep_offsets: bool, execute: bool, access: Access,
     """
     from allocator.operate import delete
 
-    async def work() -> GroupRemains:
-        await access.check_members_known(name)
-        return await delete(access, name, keep_offsets=keep_offsets, execute=execute)
-
-    found = asyncio.run(work())
+    asyncio.run(access.check_members_known(name))
+    found = asyncio.run(delete(access, name, keep_offsets=keep_offsets, execute=execute))
     if as_json:
         print_json({**found.to_json(executed=execute), **_places(access)})
         return
@@ -231,12 +225,8 @@ def reset_command(
     from allocator.operate import execute_reset, parse_target, plan_reset
 
     chosen, target = access.chosen_group(name), parse_target(to)
-
-    async def work() -> ResetPlan:
-        await access.check_members_known(chosen)
-        return await (execute_reset if execute else plan_reset)(access, chosen, target, topics)
-
-    plan = asyncio.run(work())
+    asyncio.run(access.check_members_known(chosen))
+    plan = asyncio.run((execute_reset if execute else plan_reset)(access, chosen, target, topics))
     if as_json:
         print_json({**plan.to_json(executed=execute), **_places(access)})
         return

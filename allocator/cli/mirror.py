@@ -9,8 +9,7 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping
-from functools import partial
+from collections.abc import AsyncIterator, Collection
 from typing import Any, Optional
 
 import click
@@ -144,13 +143,20 @@ def mirror(
     settings["old_security"] = Access.of(config).security
     settings["new_security"] = Access.of(to_config, target=True).security
     mirroring = Mirror(MirrorSettings(throttle_bytes_s=throttle and throttle * 1e6, **settings))
-    serving = _serving(mirroring, metrics_host, metrics_port, hosts)
+
+    async def run(meter: Meter) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, mirroring.stop)
+        async with _serving(mirroring, metrics_host, metrics_port, hosts):
+            beside = {"meter": _measure(mirroring, meter)}
+            if as_json or not (is_shown(quiet) and sys.stdout.isatty()):  # the progress bar shows the same numbers
+                beside["status"] = _tell(mirroring, status_s, as_json)
+            await TaskGroup().run(mirroring.run(until_caught_up=once), **beside)
+
     with progress(mirroring.settings.group, quiet or (as_json and sys.stdout.isatty())) as meter:
-        told: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {"meter": partial(_measure, mirroring, meter)}
-        if as_json or not (is_shown(quiet) and sys.stdout.isatty()):  # the progress bar already shows the same numbers
-            told["status"] = partial(_tell, mirroring, status_s, as_json)
         try:
-            asyncio.run(_run(mirroring, once, serving, told))
+            asyncio.run(run(meter))
         finally:
             _show(mirroring, 0.0, 0.0, as_json)
     if once and not mirroring.caught_up:
@@ -169,19 +175,6 @@ async def _serving(mirroring: Mirror, host: str, port: Optional[int], hosts: Col
         shown = f"[{host}]" if ":" in host else host
         say(f"http://{shown}:{bound}/metrics", err=True)
         yield
-
-
-async def _run(
-    mirroring: Mirror,
-    once: bool,
-    serving: contextlib.AbstractAsyncContextManager[None],
-    told: Mapping[str, Callable[[], Coroutine[Any, Any, None]]],
-) -> None:
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, mirroring.stop)
-    async with serving:
-        await TaskGroup().run(mirroring.run(until_caught_up=once), **{name: tell() for name, tell in told.items()})
 
 
 async def _measure(mirroring: Mirror, meter: Meter) -> None:

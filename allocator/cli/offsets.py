@@ -71,13 +71,11 @@ def copy_command(
     to_storage: str,
     zookeepers: tuple[str, ...],
     root: Optional[str],
-    by: str,
-    mirror: str,
-    topics: tuple[str, ...],
     execute: bool,
     restore_file: Optional[str],
     quiet: bool,
     as_json: bool,
+    **chosen: Any,
 ) -> None:
     """Copy the committed offsets of FROM-GROUP to TO-GROUP. Prints the plan unless --execute is given.
 
@@ -98,16 +96,13 @@ def copy_command(
             meter.step = Step(f"reading {unit}", done, total, unit)
 
         restore = file if execute else None
-        chosen: dict[str, Any] = {"by": by, "topics": topics, "mirror": mirror}
         plan = asyncio.run(copy_offsets(source_place, target_place, restore, progress=told, **chosen))
     if as_json:
         print_json({**plan.to_json(), "executed": execute, "restore": restore and str(restore)})
         return
     out = console()
-    heading = (
-        f"{source} ({storage}) on {source_place.brokers} to {target} ({to_storage}) on {target_place.brokers}, by {by}"
-    )
-    out.print(heading, markup=False)
+    places = f"{source} ({storage}) on {source_place.brokers} to {target} ({to_storage}) on {target_place.brokers}"
+    out.print(f"{places}, by {chosen['by']}", markup=False)
     out.print(copy_table(plan))
     if execute:
         out.print(f"\ncopied; undo it with: allocator offsets restore {file}", markup=False)

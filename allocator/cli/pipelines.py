@@ -158,13 +158,13 @@ def archive(
     spark = None if dry_run else _session("allocator archive", master, quiet)
     reports: list[ArchiveReport] = []
     for topic in sources:
-        with _bar(spark, f"archiving {topic.name}", "offsets", quiet) as report:
+        with _bar(spark, f"archiving {topic.name}", quiet, "offsets") as report:
             reports.append(archive_topic(topic, directory, progress=report, spark=spark, **chosen))
     if compacting:
         there = sorted(path.name[len("topic=") :] for path in Path(directory).glob("topic=*"))
         for name in topics or there:
             if name in there:
-                with _bar(spark, f"compacting {name}", "files", quiet) as report:
+                with _bar(spark, f"compacting {name}", quiet, "files") as report:
                     reports.append(compact(directory, name, dry_run=dry_run, progress=report, spark=spark))
     if as_json:
         print_json({"archives": [report.to_json() for report in reports]})
@@ -303,7 +303,7 @@ def _report(
     if dry_run:
         return _tell_extents(sides, as_json)
     spark = _session(name, master, quiet)
-    with _stages(spark, what, quiet):
+    with _bar(spark, what, quiet):
         report = work(spark=spark)
     if html:
         write_file(html, report.to_html())
@@ -362,8 +362,10 @@ def _silent_java() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _bar(spark: Optional[SparkSession], what: str, unit: str, quiet: bool) -> Iterator[Callable[[int, int], None]]:
-    """Shows the reported progress and the tasks of Spark."""
+def _bar(
+    spark: Optional[SparkSession], what: str, quiet: bool, unit: str = "tasks"
+) -> Iterator[Callable[[int, int], None]]:
+    """Shows the progress that is reported in this unit, and the tasks of the running Spark stages."""
     done, total = 0, 0
 
     def report(now: int, of: int) -> None:
@@ -372,23 +374,12 @@ def _bar(spark: Optional[SparkSession], what: str, unit: str, quiet: bool) -> It
 
     def look() -> Step:
         finished, tasks = (0, 0) if spark is None else _tasks(spark)
+        if unit == "tasks":
+            return Step(what, finished, tasks or None, unit)
         return Step(f"{what} ({finished} of {tasks} tasks)" if tasks else what, done, total or None, unit)
 
     with progress(what, quiet, look):
         yield report
-
-
-@contextlib.contextmanager
-def _stages(spark: SparkSession, what: str, quiet: bool) -> Iterator[None]:
-    """Shows the tasks of the running Spark stages."""
-
-    def look() -> Step:
-        finished, tasks = _tasks(spark)
-        stages = ", ".join(map(str, sorted(spark.sparkContext.statusTracker().getActiveStageIds())))
-        return Step(f"{what}, stage {stages}" if stages else what, finished, tasks or None, "tasks")
-
-    with progress(what, quiet, look):
-        yield
 
 
 def _tasks(spark: SparkSession) -> tuple[int, int]:

@@ -27,8 +27,10 @@ def show_plan(plan: GroupPlan, as_json: bool) -> None:
 def headline(plan: GroupPlan) -> str:
     if not plan.moves:
         return f"{plan.group}: nothing moves ({plan.function})"
-    parts = [f"{plan.group}: {len(plan.moves)} partitions move ({plan.function})"]
-    parts.append(f"each stands still for about {plan.move_s * 1000:.0f} ms and its handler")
+    parts = [
+        f"{plan.group}: {len(plan.moves)} partitions move ({plan.function})",
+        f"each stands still for about {plan.move_s * 1000:.0f} ms and its handler",
+    ]
     if plan.failed_s is not None:
         parts.append(f"those of failed members for up to {plan.failed_s:g} s")
     if plan.duration_s > plan.move_s:

@@ -72,27 +72,23 @@ def records(
     topic: str,
     access: Access,
     position: str,
-    before: int,
-    limit: int,
     key: Optional[str],
     key_hex: Optional[str],
-    every_partition: bool,
     scan: int,
-    isolation_level: Any,
     key_format: str,
     value_format: str,
     registry: Optional[str],
     masks: tuple[str, ...],
     lines: bool,
     as_json: bool,
+    **chosen: Any,
 ) -> None:
     """Show records of TOPIC: the newest, or those around an offset, from a time on, or of a key; decoded and masked.
 
     Joins no group, commits nothing. Stops after 64 MB of keys and values, or 15 s, and says what it looked at.
     """
-    wanted = parse_key(key, key_hex)
-    query = Query(*_place(topic), Position.parse(position), limit, before, wanted, every_partition, isolation_level)
-    viewer = make_viewer(access, masks, registry, bounds=Bounds(scanned=scan))
+    query = Query(*_place(topic), Position.parse(position), key=parse_key(key, key_hex), **chosen)
+    viewer = make_viewer(access, masks, registry, scan=scan)
     view = asyncio.run(viewer.view(query, key_format, value_format))
     if as_json:
         print_json(view.to_json())
@@ -108,7 +104,7 @@ def make_viewer(
     masks: Collection[str] = (),
     registry: Optional[str] = None,
     formats: Collection[str] = (),
-    bounds: Optional[Bounds] = None,
+    scan: int = Bounds.scanned,
 ) -> Viewer:
     """A viewer from the [records] settings and the options of a command. Raises ConfigError, MissingExtra."""
     section = None if access.settings is None else access.settings.records
@@ -116,7 +112,7 @@ def make_viewer(
         masks, formats = (*(section.masks or ()), *masks), (*(section.formats or ()), *formats)
         registry = registry or section.registry
     return Viewer(
-        Reader(access.need_brokers(), security=access.security, bounds=bounds, timeout_s=access.timeout_s),
+        Reader(access.need_brokers(), access.security, Bounds(scan), access.timeout_s),
         masks=Masks(dict.fromkeys(masks)),
         formats=Formats(tuple(formats)),
         registry=None if registry is None else Registry(registry),

@@ -124,40 +124,33 @@ class ReadResult:
     """Whether the default partitioner chose the partition of the key."""
 
 
+@dataclass
 class Reader:
     """Reads from one cluster. Each read has its own connection."""
 
-    def __init__(
-        self,
-        brokers: str,
-        *,
-        security: Optional[Mapping[str, Any]] = None,
-        bounds: Optional[Bounds] = None,
-        timeout_s: float = 10.0,
-    ) -> None:
-        """`timeout_s`: how long to wait for a response of the brokers."""
-        self._brokers = brokers
-        self._security = security
-        self._bounds = bounds or Bounds()
-        self._timeout_s = timeout_s
+    brokers: str
+    security: Optional[Mapping[str, Any]] = field(default=None, repr=False)
+    bounds: Bounds = Bounds()
+    timeout_s: float = 10.0
+    """How long to wait for a response of the brokers."""
 
     async def read(self, query: Query) -> ReadResult:
         """Reads the records of a query. Raises TopicNotFound, ConfigError for a missing partition,
         BrokersUnavailable, BrokerError."""
-        client = KafkaClient(self._brokers, security=self._security)
+        client = KafkaClient(self.brokers, security=self.security)
         try:
-            await client.connect(self._timeout_s)
+            await client.connect(self.timeout_s)
             await client.refresh([query.topic])
             partitions = _partitions(client, query)
             reader = RangeReader(
                 client,
                 isolation_level=query.isolation_level,
-                patience_s=max(self._timeout_s, 2 * self._bounds.seconds),  # a read ends at its bound before
+                patience_s=max(self.timeout_s, 2 * self.bounds.seconds),  # a read ends at its bound before
                 prefetch_bytes=BYTES_AHEAD,
             )
             logs = await reader.bounds(partitions)
             starts = await _starts(reader, query.position, logs)
-            scan = _Scan(reader, query.key, self._bounds)
+            scan = _Scan(reader, query.key, self.bounds)
             older, later = query.before, query.limit
             if query.position.kind == "latest":
                 older, later = query.before or query.limit, 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Optional, Union
 
 from allocator.core.text import table, utf8
@@ -59,14 +59,10 @@ class View:
 
     def to_json(self, most: Optional[int] = None) -> dict[str, Any]:
         """`most`: maximum characters of each key and value, as text; None: complete values, as JSON."""
-        found = self.found
         return {
-            "topic": found.topic,
+            **vars(self.found),
             "records": [each.to_json() if most is None else each.shown(most) for each in self.records],
-            "windows": [vars(window) for window in found.windows],
-            "scanned": found.scanned,
-            "stopped": found.stopped,
-            "by_partitioner": found.by_partitioner,
+            "windows": [vars(window) for window in self.found.windows],
         }
 
     def _repr_html_(self) -> str:
@@ -83,21 +79,14 @@ class View:
             yield utf8(line).decode() + "\n"
 
 
+@dataclass(frozen=True)
 class Viewer:
     """Reads, decodes and masks. A server or a command has one instance."""
 
-    def __init__(
-        self,
-        reader: Reader,
-        *,
-        masks: Optional[Masks] = None,
-        formats: Optional[Formats] = None,
-        registry: Optional[Registry] = None,
-    ) -> None:
-        self._reader = reader
-        self.masks = masks or Masks()
-        self.formats = formats or Formats()
-        self._registry = registry
+    reader: Reader
+    masks: Masks = field(default_factory=Masks)
+    formats: Formats = field(default_factory=Formats)
+    registry: Optional[Registry] = None
 
     async def view(self, query: Query, key_format: str = "auto", value_format: str = "auto") -> View:
         """The records of a query. "auto" is the format that `formats` has for the topic.
@@ -107,7 +96,7 @@ class Viewer:
         decoder = self._decoder(query.topic, key_format, value_format)
         if query.key is not None:
             decoder.check_search()
-        found = await self._reader.read(query)
+        found = await self.reader.read(query)
         return View(found, await self._all_seen(found.records, decoder))
 
     async def decode(self, topic: str, record: Record) -> SeenRecord:
@@ -124,9 +113,9 @@ class Viewer:
 
     async def _all_seen(self, records: Sequence[Record], decoder: Decoder) -> list[SeenRecord]:
         schemas: Mapping[int, Union[Schema, str]] = {}
-        if self._registry is not None:
+        if self.registry is not None:
             ids = {number for each in records for number in decoder.schema_ids(each)}
-            schemas = await self._registry.load(ids)
+            schemas = await self.registry.load(ids)
         # large values take time, and a server has other requests to answer
         return await asyncio.to_thread(lambda: [seen(record, decoder, schemas) for record in records])
 

@@ -50,7 +50,7 @@ async def test_records_are_answered_as_described_and_saved_as_lines() -> None:
         assert lines[1]["value"] == {"id": 1, "card": "4111"}
         asked = "partition=0&from=2026-01-31T12:00:00Z&before=2&key=%20c7&every_partition=true&value_format=text"
         assert (await it.ask(f"{PATH}?{asked}&isolation_level=read_committed")).code == 200
-        reader = page.viewer._reader
+        reader = page.viewer.reader
         assert isinstance(reader, MadeReader)
         query = reader.asked[-1]
         assert (query.partition, query.before, query.key, query.every_partition) == (0, 2, b" c7", True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from shlex import quote
 
 from allocator.core.settings import DEFAULT
@@ -220,52 +220,57 @@ def _stuck(before: Observation, after: Observation, paths: Paths, patience_s: fl
     if state is None or earlier is None or state.document is None or earlier.document is None:
         return
     age_s = after.age_s(paths.assignment) or 0.0
+
+    def finding(
+        kind: str, member: str, what: str, partitions: Collection[TopicPartition], why: str, do: str
+    ) -> Finding:
+        called, info = state.name_of(member), state.members[member]
+        restart = None if info.pid is None else f"ssh {quote(plain(info.host))} kill {info.pid}"
+        return Finding(
+            kind, Severity.CRITICAL, f"member {called} {what}", (called, *names(partitions)), why, do, restart
+        )
+
     for member, entry in state.document.waiting.items():
         if member in state.members and earlier.document.waiting.get(member) == entry and age_s >= patience_s:
-            yield Finding(
+            yield finding(
                 "stuck-member",
-                Severity.CRITICAL,
-                f"{_called(state, member)} was told {age_s:.0f} s ago to release {len(entry.partitions)} partitions, "
-                f"and still holds them (its claim is at revision {_revision(state, member)}, the request at "
-                f"{entry.since})",
-                (state.name_of(member), *names(entry.partitions)),
+                member,
+                f"was told {age_s:.0f} s ago to release {len(entry.partitions)} partitions, and still holds them (its "
+                f"claim is at revision {_revision(state, member)}, the request at {entry.since})",
+                entry.partitions,
                 "A member releases partitions when its handler has finished their records. Until then the next owner "
                 "waits, and so does the rest of the rebalance.",
                 "Check its handler (a call without a timeout?), or restart that process: its session ends, and the "
                 "partitions move.",
-                _restart(state, member),
             )
     for member, parts in state.document.owners.items():
         claim = state.claims.get(member)
         unclaimed = parts - (claim.held if claim is not None else frozenset())
         lasting = earlier.document.owners.get(member) == parts and age_s >= patience_s
         if unclaimed and lasting and member in state.members:
-            yield Finding(
+            yield finding(
                 "stuck-member",
-                Severity.CRITICAL,
-                f"{_called(state, member)} was assigned {len(unclaimed)} partitions {age_s:.0f} s ago and has not "
-                f"started them (its claim is at revision {_revision(state, member)}, the assignment at "
-                f"{state.document.revision})",
-                (state.name_of(member), *names(unclaimed)),
+                member,
+                f"was assigned {len(unclaimed)} partitions {age_s:.0f} s ago and has not started them (its claim is at "
+                f"revision {_revision(state, member)}, the assignment at {state.document.revision})",
+                unclaimed,
                 "No member processes them, and the leader cannot assign them to another while this member is alive.",
                 "Check its log, or restart that process.",
-                _restart(state, member),
             )
     session_s = after.requested_session_s or DEFAULT_SESSION_S
     for member in state.members:
         silent_s = after.age_s(paths.member(member)) or 0.0
         if silent_s > max(session_s, patience_s):
-            yield Finding(
+            yield finding(
                 "silent-member",
-                Severity.CRITICAL,
-                f"{_called(state, member)} has not written its znode for {silent_s:.0f} s, while others have; the "
-                f"session timeout is {session_s:g} s",
-                (state.name_of(member),),
+                member,
+                f"has not written its znode for {silent_s:.0f} s, while others have; the session timeout is "
+                f"{session_s:g} s",
+                (),
                 "A member renews its lease each quarter of its session timeout, and delivers nothing without a lease. "
                 "Its event loop is blocked while kazoo's thread keeps the session, so no member reads its partitions "
                 "and they do not move. Or its session timeout is many times the one named here.",
                 "Find the call that blocks its event loop (one that is not awaited?), or restart that process.",
-                _restart(state, member),
             )
 
 
@@ -300,7 +305,7 @@ def _znodes(state: GroupState, root: str) -> Iterator[Finding]:
         yield Finding(
             "member-refused",
             Severity.CRITICAL,
-            f"{_called(state, member)} gets no partitions: {why}",
+            f"member {state.name_of(member)} gets no partitions: {why}",
             (state.name_of(member),),
             "It has no allocator function in common with the rest of its group.",
             "Configure a common function in all members, in the same order. During a change, let new members offer "
@@ -434,16 +439,6 @@ def _is_steered(seen: Observation) -> bool:
     """Whether orders, and not the function alone, decide how many partitions a member has."""
     orders = () if seen.report is None else seen.report.orders
     return any(each.order.kind != "budget" and each.state in ("kept", "waiting") for each in orders)
-
-
-def _called(state: GroupState, member: str) -> str:
-    return f"member {state.name_of(member)}"
-
-
-def _restart(state: GroupState, member: str) -> str | None:
-    """The command that ends the process of a member, if it is known."""
-    info = state.members[member]
-    return None if info.pid is None else f"ssh {quote(plain(info.host))} kill {info.pid}"
 
 
 def _revision(state: GroupState, member: str) -> str:

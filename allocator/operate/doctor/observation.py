@@ -14,15 +14,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Optional
 
 from allocator.core.client import KafkaClient, list_offsets
-from allocator.core.offsets import GroupOffsets, fetch_old_offsets
+from allocator.core.offsets import fetch_old_offsets
 from allocator.core.settings import DEFAULT
 from allocator.core.znodes import Paths
 from allocator.core.zookeeper import NoZnode, ZooKeeperClient
 from allocator.errors import AllocatorError
 from allocator.operate import kafka_describe as requests
 from allocator.operate.doctor.fixes import leftover_groups
-from allocator.operate.group_reader import describe, list_groups, read_logs, subscribed
-from allocator.operate.group_report import GroupReport, GroupState, Logs
+from allocator.operate.group_reader import describe, list_groups, measure, read_logs, subscribed
+from allocator.operate.group_report import GroupReport, GroupState
 from allocator.operate.kafka_describe import BrokerSeen, Replicas, kafka_group
 from allocator.operate.layouts import OldLayouts, children, old_layouts
 from allocator.types import OffsetAndMetadata, TopicPartition
@@ -146,12 +146,13 @@ async def observe(
             await _old_layouts(each, group, collector.fields)
     # without members in ZooKeeper: Kafka's coordinator has them, see `kafka`
     known = GroupReport(state or GroupState(group or "", {}, {}, None))
-    if report is not None:
-        known = replace(known, logs=report.logs, subscribed=report.subscribed)
     if client is not None:
         await _cluster(client, collector)
         if group is not None:
-            known = await _kafka_group(client, known, collector, clock, measured=report is not None)
+            async with collector.check("committed offsets"):
+                measured = report or await measure(client, known.state)
+                known = replace(known, logs=measured.logs, subscribed=measured.subscribed)
+            known = await _kafka_group(client, known, collector, clock)
     if group is not None and (state or collector.fields.get("kafka") or known.logs.committed):
         collector.fields["report"] = known
     return Observation(group, began, clock() * 1000, tuple(collector.failed_checks), **collector.fields)
@@ -192,30 +193,19 @@ async def _cluster(client: KafkaClient, collector: _Collector) -> None:
 
 
 async def _kafka_group(
-    client: KafkaClient, report: GroupReport, collector: _Collector, clock: Callable[[], float], *, measured: bool
+    client: KafkaClient, report: GroupReport, collector: _Collector, clock: Callable[[], float]
 ) -> GroupReport:
-    """Returns the group with offsets and logs, and with all partitions that members of any protocol subscribe to.
-
-    `measured`: the report has the offsets already.
-    """
+    """Adds the partitions that members of other protocols subscribe to, and offsets that are in ZooKeeper."""
     group, logs = report.state.group, report.logs
     async with collector.check("the group in Kafka"):
         collector.fields["kafka"] = await kafka_group(client, group)
-    existing = {
-        *report.subscribed,
-        *subscribed(report.state, client),
-        *subscribed(collector.fields.get("kafka"), client),
-    }
     old: OldLayouts = collector.fields.get("old", OldLayouts())
     replicas: Collection[TopicPartition] = collector.fields.get("replicas", ())
-    existing |= {partition for partition in replicas if old.reads(partition)}
+    existing = {*report.subscribed, *subscribed(collector.fields.get("kafka"), client), *filter(old.reads, replicas)}
     stored = {partition for partition in replicas if partition.topic in old.stored}
-    wanted = {*existing, *stored, *report.state.assigned}
+    wanted = {*existing, *stored, *report.state.assigned, *logs.committed}
     async with collector.check("committed offsets"):
-        if not measured:
-            logs = Logs(await GroupOffsets(client, group, timeout_s=client.request_timeout_s).fetch(None))
-        wanted |= set(logs.committed)
-        missing = wanted - set(report.partitions) if measured else wanted
+        missing = wanted - set(report.partitions)
         if missing:
             logs += await read_logs(client, missing, {})
     bare = wanted - set(logs.committed)

@@ -314,11 +314,6 @@ class Order:
         names = self.arguments if kind is None or kind.subject is None else kind.subject
         return json.dumps([self.kind, {name: self.arguments.get(name) for name in names}], sort_keys=True)
 
-    @property
-    def once(self) -> bool:
-        """Whether it is carried out once for each of its partitions."""
-        return self.kind in KINDS and KINDS[self.kind].once
-
     @cached_property
     def left(self) -> Partitions:
         """For an order that is carried out once: the partitions that have no result yet."""
@@ -327,7 +322,7 @@ class Order:
     @property
     def done(self) -> bool:
         """Whether it is an order that is carried out once, and all its partitions have a result."""
-        return self.once and self.fault is None and not self.left
+        return self.fault is None and KINDS[self.kind].once and not self.left
 
     def expired(self, now_ms: int) -> bool:
         """Whether it has expired or is done at `now_ms`."""

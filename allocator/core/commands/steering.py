@@ -19,7 +19,7 @@ session. With the instance id it also applies to the process that replaces this 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from allocator.core.assignors.constraints import Constraints
@@ -220,11 +220,8 @@ class _Outcome:
         self._known = document.left_out.union(self._at, self._to)
 
     def state(self, order: Order) -> OrderState:
-        state: OrderState = getattr(self, f"_{order.kind}", self._plain)(order)
-        return state
-
-    def _plain(self, order: Order) -> OrderState:
-        return OrderState("kept")
+        of_kind: Callable[[Order], OrderState] | None = getattr(self, f"_{order.kind}", None)
+        return OrderState("kept") if of_kind is None else of_kind(order)
 
     def _has(self, member: str) -> Partitions:
         entry = self._document.waiting.get(member)

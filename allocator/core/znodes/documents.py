@@ -150,7 +150,8 @@ class MemberInfo:
 
     def to_json(self) -> dict[str, Any]:
         found = {name: sorted(value) if isinstance(value, frozenset) else value for name, value in vars(self).items()}
-        return {**found, "instance": [found.pop("instance_id"), found.pop("restart_grace_s")]}
+        found["instance"] = [found.pop("instance_id"), found.pop("restart_grace_s")]
+        return found
 
     @classmethod
     def from_json(cls, path: str, doc: Mapping[str, Any]) -> MemberInfo:
@@ -282,6 +283,14 @@ class AssignmentDocument:
     writes: int = 0
     """Version of the group's own znode, to which each write of the assignment adds 1. Unlike the version of the
     assignment's znode it does not start again when that znode is deleted. 0: the leader's version does not write it."""
+
+    def __str__(self) -> str:
+        owned, moving = sum(map(len, self.owners.values())), self.in_flight(self.waiting)
+        problem = f"; problem: {self.problem}" if self.problem else ""
+        return (
+            f"generation {self.generation} revision {self.revision} ({self.strategy}): "
+            f"{len(self.owners)} members own {owned} partitions, {moving} on the move{problem}"
+        )
 
     def assigned(self) -> dict[str, Partitions]:
         """Returns the partitions that each member owns or is promised."""

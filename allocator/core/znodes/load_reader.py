@@ -28,7 +28,9 @@ class LoadReader:
     ) -> Mapping[TopicPartition, float]:
         """Returns the reported loads of existing partitions (`counts`). Reports with another `source` are ignored."""
         self._reports = {
-            member: self._reports.get(member) or Watched(partial(self._report, member), _nothing) for member in members
+            # the next call reads a changed report again, so nothing has to be done when it changes
+            member: self._reports.get(member) or Watched(partial(self._report, member), lambda: None)
+            for member in members
         }
         found = await asyncio.gather(*(watched.get() for watched in self._reports.values()))
         known = {**self._known, **loads_of(dict(zip(self._reports, found)), source)}
@@ -48,7 +50,3 @@ def loads_of(reports: Mapping[str, LoadReport | None], source: str) -> dict[Topi
             for partition, load in report.loads.items():
                 found[partition] = max(load, found.get(partition, 0.0))
     return found
-
-
-def _nothing() -> None:
-    """Does nothing: the next `read` fetches the changed reports."""

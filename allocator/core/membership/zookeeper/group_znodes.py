@@ -134,17 +134,7 @@ class GroupZnodes:
         self._claims = {member: watched for member, watched in self._claims.items() if member in document.waiting}
         if document.waiting:
             self.changed.set()  # the next snapshot sets the watches on the claims that the document waits for
-        log.info(
-            "%s: generation %d revision %d (%s): %d members own %d partitions, %d on the move%s",
-            self._store.paths.group,
-            document.generation,
-            document.revision,
-            document.strategy,
-            len(document.owners),
-            sum(map(len, document.owners.values())),
-            sum(len(entry.partitions) for entry in document.waiting.values()),
-            f"; problem: {document.problem}" if document.problem else "",
-        )
+        log.info("%s: %s", self._store.paths.group, document)
 
     async def _read_document(self) -> tuple[AssignmentDocument, int, bool, bool]:
         if self._document is None:

@@ -370,14 +370,8 @@ class ZooKeeperMembership(SessionMembership):
         self._claim = claim
         # not the creation of the claim: an older member may get the partition after a younger one
         self.tenures.claim(dict.fromkeys(gained, transaction))
-        log.info(
-            "%s: %s gains %d partitions, holds %d (generation %d)",
-            self._group,
-            self.shown,
-            len(gained),
-            len(self.held),
-            document.generation,
-        )
+        what = f"gains {len(gained)} partitions, holds {len(self.held)} (generation {document.generation})"
+        log.info("%s: %s %s", self._group, self.shown, what)
         self._start(gained, scope)
 
     def _must_write(self, document: AssignmentDocument) -> bool:

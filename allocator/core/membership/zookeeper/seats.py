@@ -101,14 +101,12 @@ def standby(document: AssignmentDocument, members: Mapping[str, MemberInfo]) -> 
         return {}
     holders = {seat.info.instance_id: member for member, seat in document.seats.items()}
     return {
-        member: f"{IN_USE} {shown(info.instance_id)}: {_named(holders[info.instance_id], members)}"
+        member: f"{IN_USE} {shown(info.instance_id)}: member {member_name(holder, members.get(holder))}"
         for member, info in members.items()
-        if info.instance_id is not None and member not in document.seats and info.instance_id in holders
+        if info.instance_id is not None
+        and member not in document.seats
+        and (holder := holders.get(info.instance_id)) is not None
     }
-
-
-def _named(member: str, members: Mapping[str, MemberInfo]) -> str:
-    return f"member {member_name(member, members.get(member))}"
 
 
 def view_ids(document: AssignmentDocument, members: Iterable[str]) -> dict[str, str]:

@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar, Union
 
 from allocator.compat.generation import Generation
-from allocator.compat.group_config import ConsumerGroupConfig, group_settings_of
+from allocator.compat.group_config import ConsumerGroupConfig, kafka_settings_of
 from allocator.core.aio import TaskGroup
 from allocator.core.client import KafkaClient
 from allocator.core.membership import AssignmentListener, ZooKeeperMembership, ZooKeeperSettings
 from allocator.core.offsets import Committer, Identity
 from allocator.core.znodes import AssignmentDocument, Paths
 from allocator.core.zookeeper import ZooKeeperClient
-from allocator.protocols.kafka_classic import KafkaMembership, KafkaSettings
+from allocator.protocols.kafka_classic import KafkaMembership
 from allocator.types import NO_PARTITIONS, Partitions, TopicPartition
 
 T = TypeVar("T")
@@ -149,19 +149,7 @@ class KafkaGenerations(KafkaMembership):
     """Begins a generation with every join, even if the partitions are the same, or none."""
 
     def __init__(self, config: ConsumerGroupConfig, client: KafkaClient, tracker: GenerationTracker) -> None:
-        super().__init__(
-            client,
-            config.group,
-            tracker,
-            config.assignors(),
-            KafkaSettings(
-                name=config.client_id,
-                topics=frozenset(config.topics),
-                connect_timeout_s=config.connect_timeout_s,
-                topic_poll_s=config.topic_poll_s,
-                group=group_settings_of(config),
-            ),
-        )
+        super().__init__(client, config.group, tracker, config.assignors(), kafka_settings_of(config))
         self._tracker = tracker
 
     def rejoin(self, why: str) -> None:

@@ -15,7 +15,7 @@ from allocator.core.text import shown
 from allocator.core.znodes import default_client_id
 from allocator.core.zookeeper import ZooKeeperClient
 from allocator.errors import AllocatorError
-from allocator.protocols.kafka_classic import KafkaGroupSettings
+from allocator.protocols.kafka_classic import KafkaSettings
 from allocator.types import Assignors
 
 START_OFFSETS: Final = {"earliest": -2, "latest": -1}
@@ -186,9 +186,13 @@ def client_of(config: ConsumerGroupConfig) -> KafkaClient:
     return client
 
 
-def group_settings_of(config: ConsumerGroupConfig) -> KafkaGroupSettings:
-    """The settings of Kafka's group protocol."""
-    return KafkaGroupSettings(
+def kafka_settings_of(config: ConsumerGroupConfig) -> KafkaSettings:
+    """Returns the settings of Kafka's group protocol."""
+    return KafkaSettings(
+        name=config.client_id,
+        topics=frozenset(config.topics),
+        connect_timeout_s=config.connect_timeout_s,
+        topic_poll_s=config.topic_poll_s,
         session_timeout_s=config.session_timeout_s,
         heartbeat_interval_s=config.heartbeat_interval_s,
         rebalance_timeout_s=config.rebalance_timeout_s,

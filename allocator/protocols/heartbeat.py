@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 
 from allocator.core.aio import wait_for_event
 from allocator.core.settings import DEFAULT
@@ -17,22 +18,16 @@ SOON_S = 0.05
 class HeartbeatTimer:
     """The times of heartbeats and of the user's polls. Does no I/O.
 
-    `session_timeout_s`: how long the coordinator keeps a silent member. `interval_s`: between two heartbeats.
     `max_poll_interval_s`: longest time between two polls of the user; None: no limit.
     """
 
-    def __init__(
-        self,
-        clock: Callable[[], float],
-        *,
-        session_timeout_s: float = DEFAULT["session_timeout_s"],
-        interval_s: float = DEFAULT["heartbeat_interval_s"],
-        max_poll_interval_s: float | None = None,
-    ) -> None:
+    def __init__(self, clock: Callable[[], float], max_poll_interval_s: float | None) -> None:
         self.clock = clock
-        self.session_timeout_s = session_timeout_s
-        self.interval_s = interval_s
-        self.max_poll_interval_s = max_poll_interval_s
+        self.session_timeout_s: float = DEFAULT["session_timeout_s"]
+        """How long the coordinator keeps a silent member."""
+        self.interval_s: float = DEFAULT["heartbeat_interval_s"]
+        """The interval between two heartbeats."""
+        self._max_poll_interval_s = max_poll_interval_s or float("inf")
         self.last_sent = float("-inf")
         self.last_received = float("-inf")
         self._last_polled = clock()
@@ -81,26 +76,21 @@ class HeartbeatTimer:
         return max(0.0, self._due - self.clock())
 
     @property
-    def should_heartbeat(self) -> bool:
-        return self.ttl == 0.0
-
-    @property
     def session_expired(self) -> bool:
         """Whether the coordinator has acknowledged nothing for a whole session timeout."""
         return self.clock() - self.last_received > self.session_timeout_s
 
     @property
-    def idle_ttl(self) -> float | None:
-        """Returns the seconds until the user's poll is too late; None without such a limit."""
-        if self.max_poll_interval_s is None:
-            return None
-        return max(0.0, self._last_polled + self.max_poll_interval_s - self.clock())
+    def idle_ttl(self) -> float:
+        """Seconds until the user's poll is too late."""
+        return max(0.0, self._last_polled + self._max_poll_interval_s - self.clock())
 
     @property
     def idle_too_long(self) -> bool:
         return self.idle_ttl == 0.0
 
 
+@dataclass(eq=False)
 class HeartbeatLoop:
     """Sends heartbeats while there is a member to keep alive.
 
@@ -109,22 +99,13 @@ class HeartbeatLoop:
     `idle` is called when the user has not polled for too long. Call `poke` when `wanted` or the times change.
     """
 
-    def __init__(
-        self,
-        timer: HeartbeatTimer,
-        *,
-        wanted: Callable[[], bool],
-        send: Callable[[], Awaitable[None]],
-        failed: Callable[[BrokerError], float],
-        idle: Callable[[], None],
-    ) -> None:
-        self._timer = timer
-        self._wanted = wanted
-        self._send = send
-        self._failed = failed
-        self._idle = idle
-        self._urgent = False
-        self._changed: asyncio.Event | None = None
+    timer: HeartbeatTimer
+    wanted: Callable[[], bool]
+    send: Callable[[], Awaitable[None]]
+    failed: Callable[[BrokerError], float]
+    idle: Callable[[], None]
+    _urgent: bool = field(default=False, init=False)
+    _changed: asyncio.Event | None = field(default=None, init=False)
 
     def poke(self) -> None:
         """Checks again whether a heartbeat is wanted and due."""
@@ -139,20 +120,19 @@ class HeartbeatLoop:
     async def run(self) -> None:
         """Runs until cancelled."""
         self._changed = asyncio.Event()
-        timer = self._timer
+        timer = self.timer
         while True:
             self._changed.clear()
-            if not self._wanted():
+            if not self.wanted():
                 await self._changed.wait()
             elif timer.idle_too_long:
-                self._idle()
-            elif not self._urgent and not timer.should_heartbeat:
-                ttl, idle_ttl = timer.ttl, timer.idle_ttl
+                self.idle()
+            elif not self._urgent and timer.ttl > 0:
                 # the idle limit may come before the next heartbeat
-                await wait_for_event(self._changed, ttl if idle_ttl is None else min(ttl, idle_ttl))
+                await wait_for_event(self._changed, min(timer.ttl, timer.idle_ttl))
             else:
                 self._urgent = False
                 try:
-                    await self._send()
+                    await self.send()
                 except BrokerError as error:
-                    timer.failed_heartbeat(self._failed(error))
+                    timer.failed_heartbeat(self.failed(error))

@@ -15,8 +15,9 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 from allocator.core.aio import TaskGroup
 from allocator.core.client import ErrorCode, KafkaClient, Reaction, for_code, reaction_to
+from allocator.core.membership import MemberSettings
 from allocator.core.offsets import Coordinator, Identity
-from allocator.core.settings import DEFAULT, Number, check_keywords
+from allocator.core.settings import DEFAULT
 from allocator.errors import AllocatorError, BrokerError
 from allocator.protocols.heartbeat import HeartbeatLoop, HeartbeatTimer
 from allocator.protocols.reactions import MEMBER_COMMIT, GroupReaction, Reactions
@@ -41,19 +42,17 @@ class KafkaGroupParticipant(Protocol):
 
 
 @dataclass(frozen=True)
-class GroupSettings:
-    """How a member speaks either protocol. Times in seconds. Raises `ConfigError`."""
+class GroupSettings(MemberSettings):
+    """How a member takes part in a group of either protocol. Times in seconds."""
 
+    rack: str | None = None
+    topic_poll_s: float = 10.0  # between two metadata requests that look for new partitions and topics
     rebalance_timeout_s: float = DEFAULT["rebalance_timeout_s"]
     max_poll_interval_s: float | None = None  # None: the user may poll at any interval
     # of a static member (KIP-345): the group keeps its partitions for its successor until its session ends
     instance_id: str | None = None
     retry_backoff_s: float = 0.1
     failure_pause_s: float = 1.0  # after an error that a retry does not cure; the user has been notified of it
-
-    def __post_init__(self) -> None:
-        pause = Number(0, 86400, above=True)
-        check_keywords(vars(self), retry_backoff_s=pause, failure_pause_s=pause)
 
     def pause_s(self, error: AllocatorError) -> float:
         """Seconds to wait before a retry after `error`."""
@@ -98,11 +97,11 @@ class KafkaGroup:
         participant: KafkaGroupParticipant,
         coordinator: Coordinator | None,
         settings: GroupSettings,
-        timer: HeartbeatTimer,
+        clock: Callable[[], float],
     ) -> None:
         self.group = group
         self.closing = False  # `leave` was called
-        self.heartbeat = timer
+        self.heartbeat = timer = HeartbeatTimer(clock, settings.max_poll_interval_s)
         """The times of the heartbeats, for metrics."""
         self._client = client
         self._listener = participant
@@ -241,6 +240,38 @@ class KafkaGroup:
             log.error("%s: %s", self.group, error)
             self._listener.failed(error)
 
+    async def _repeat_leave(
+        self,
+        request: Callable[[], Any],
+        code_of: Callable[[Any], int],
+        reactions: Reactions,
+        member_id: str,
+        why: str,
+    ) -> None:
+        """Leaves the group, so that its other members need not wait until the session ends.
+
+        Repeats the request while that may help, for at most `LEAVE_WITHIN_S`. Only logs a failure. `request` creates a
+        new one for each attempt: the version of a request is that of the broker which got it first.
+        """
+        member = f"{self.group}: {member_id}"
+        deadline = time.monotonic() + LEAVE_WITHIN_S
+        while True:
+            try:
+                code = code_of(await self._coordinator.ask(request(), deadline))
+                reaction = reaction_to(code, reactions)
+            except BrokerError as error:
+                log.debug("%s: cannot leave: %s", member, error)
+                reaction = Reaction.RETRY if error.retriable else Reaction.FAIL
+            if reaction is Reaction.DONE:
+                log.info("%s left: %s", member, why)
+                return
+            if reaction is Reaction.REFIND:
+                self._coordinator.forget()
+            if reaction is Reaction.FAIL or time.monotonic() >= deadline:
+                log.warning("%s could not leave; its session will time out", member)
+                return
+            await asyncio.sleep(self._settings.retry_backoff_s)
+
 
 def passes(error: AllocatorError) -> bool:
     """Whether the broker's error ends without intervention, so that the user need not see it."""
@@ -274,36 +305,3 @@ async def unless(work: Coroutine[Any, Any, T], *events: asyncio.Event) -> T:
             await asyncio.wait(pending)
         if not task.cancelled():
             task.exception()  # marks it as retrieved: the interruption takes precedence
-
-
-async def repeat_leave(
-    coordinator: Coordinator,
-    request: Callable[[], Any],
-    code_of: Callable[[Any], int],
-    reactions: Reactions,
-    member: str,
-    why: str,
-    retry_backoff_s: float,
-) -> None:
-    """Leaves the group, so that its other members need not wait until the session ends.
-
-    Repeats the request while that may help, for at most `LEAVE_WITHIN_S`. Only logs a failure. `member` names the group
-    and the member in the log.
-    """
-    deadline = time.monotonic() + LEAVE_WITHIN_S
-    while True:
-        try:
-            code = code_of(await coordinator.ask(request(), deadline))
-            reaction = reaction_to(code, reactions)
-        except BrokerError as error:
-            log.debug("%s: cannot leave: %s", member, error)
-            reaction = Reaction.RETRY if error.retriable else Reaction.FAIL
-        if reaction is Reaction.DONE:
-            log.info("%s left: %s", member, why)
-            return
-        if reaction is Reaction.REFIND:
-            coordinator.forget()
-        if reaction is Reaction.FAIL or time.monotonic() >= deadline:
-            log.warning("%s could not leave; its session will time out", member)
-            return
-        await asyncio.sleep(retry_backoff_s)

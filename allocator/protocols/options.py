@@ -13,9 +13,9 @@ from allocator.core.membership import Membership
 from allocator.core.settings import DEFAULT, names_arguments
 from allocator.errors import ConfigError
 from allocator.protocols.kafka_classic.membership import KafkaMembership
-from allocator.protocols.kafka_classic.settings import KafkaGroupSettings, KafkaSettings
+from allocator.protocols.kafka_classic.settings import KafkaSettings
 from allocator.protocols.kip848.membership import Kip848Membership
-from allocator.protocols.kip848.settings import Kip848GroupSettings, Kip848Settings
+from allocator.protocols.kip848.settings import Kip848Settings
 from allocator.protocols.legacy.kiel import KielFunction, KielMembership, KielSettings
 from allocator.protocols.legacy.old_consumer import ConsumersMembership, PykafkaMembership
 from allocator.protocols.legacy.owners import OwnersSettings
@@ -56,12 +56,7 @@ class Kafka(MembershipOptions):
                 connections.client,
                 config.group,
                 connections.listener,
-                Kip848Settings(
-                    topics=frozenset(config.topics),
-                    pattern=config.pattern,
-                    connect_timeout_s=config.connect_timeout_s,
-                    group=self._kip848(config),
-                ),
+                self._kip848(config),
                 coordinator=connections.coordinator,
             )
         return KafkaMembership(
@@ -69,38 +64,31 @@ class Kafka(MembershipOptions):
             config.group,
             connections.listener,
             config.assignors(),
-            KafkaSettings(
-                name=config.client_id,
-                topics=frozenset(config.topics),
-                pattern=config.pattern,
-                weight=config.weight,
-                rack=config.rack,
-                connect_timeout_s=config.connect_timeout_s,
-                group=self._classic(config),
-            ),
+            self._classic(config),
             load=connections.load,
             coordinator=connections.coordinator,
         )
 
-    def _classic(self, config: MembershipConfig) -> KafkaGroupSettings:
-        return KafkaGroupSettings(
+    def _classic(self, config: MembershipConfig) -> KafkaSettings:
+        return KafkaSettings(
+            **self._common(config),
+            weight=config.weight,
             session_timeout_s=self.session_timeout_s,
             heartbeat_interval_s=self.heartbeat_interval_s,
-            rebalance_timeout_s=self.rebalance_timeout_s,
-            max_poll_interval_s=config.max_poll_interval_s,
-            instance_id=self.instance_id,
         )
 
-    def _kip848(self, config: MembershipConfig) -> Kip848GroupSettings:
+    def _kip848(self, config: MembershipConfig) -> Kip848Settings:
         if config.assignor is not None and (not isinstance(config.assignor, str) or ":" in config.assignor):
             raise ConfigError("the broker assigns: name one assignor that it has ('uniform', 'range'), or none")
-        return Kip848GroupSettings(
-            rebalance_timeout_s=self.rebalance_timeout_s,
-            max_poll_interval_s=config.max_poll_interval_s,
-            instance_id=self.instance_id,
-            rack=config.rack,
-            server_assignor=config.assignor,
-        )
+        return Kip848Settings(**self._common(config), server_assignor=config.assignor or None)
+
+    def _common(self, config: MembershipConfig) -> dict[str, Any]:
+        return {
+            **_of_member(config),
+            "rack": config.rack,
+            "rebalance_timeout_s": self.rebalance_timeout_s,
+            "instance_id": self.instance_id or None,
+        }
 
 
 @names_arguments
@@ -133,7 +121,7 @@ class Kiel(EnsembleOptions):
             config.group,
             connections.listener,
             connections.client,
-            KielSettings(**_of_owners(config), settle_s=self.settle_s),
+            KielSettings(**_of_member(config), settle_s=self.settle_s),
             connections.offsets,
             lambda root: self.under(root, config, connections),
             function=self._function(config),
@@ -177,7 +165,7 @@ class OldConsumers(EnsembleOptions):
             config.group,
             connections.listener,
             connections.client,
-            OwnersSettings(**_of_owners(config)),
+            OwnersSettings(**_of_member(config)),
             measures=connections.client.measures,
         )
         return made
@@ -193,7 +181,7 @@ class Pykafka(OldConsumers):
     made: ClassVar[type[Any]] = PykafkaMembership
 
 
-def _of_owners(config: MembershipConfig) -> dict[str, Any]:
+def _of_member(config: MembershipConfig) -> dict[str, Any]:
     return {
         "name": config.client_id,
         "topics": frozenset(config.topics),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from allocator import ConsumerGroup, ConsumerGroupConfig
-from allocator.compat.group_config import group_settings_of
+from allocator.compat.group_config import kafka_settings_of
 from allocator.errors import AllocatorError, ConfigError
 
 GOOD: dict[str, Any] = {"group": "g", "brokers": "b:9092", "topics": ["t"], "zookeeper": "z:2181"}
@@ -34,7 +34,7 @@ def test_the_defaults() -> None:
     assert list(config.assignors()) == ["range", "roundrobin"]
     assert config.membership == "zookeeper"
     assert config.client_id.startswith("allocator-")
-    settings = group_settings_of(config)
+    settings = kafka_settings_of(config)
     assert (settings.heartbeat_interval_s, settings.session_timeout_s, settings.rebalance_timeout_s) == (0.5, 10, 60)
 
 

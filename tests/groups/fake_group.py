@@ -18,7 +18,7 @@ from run_group import RunGroup
 from allocator.core.client.client import KafkaClient
 from allocator.protocols.kafka_classic.group import GroupCoordinator
 from allocator.protocols.kafka_classic.messages import JoinedMember
-from allocator.protocols.kafka_classic.settings import KafkaGroupSettings
+from allocator.protocols.kafka_classic.settings import KafkaSettings
 from allocator.testing import wait_until_async
 
 FAST = {"session_timeout_s": 30.0, "heartbeat_interval_s": 0.02, "retry_backoff_s": 0.001, "failure_pause_s": 0.02}
@@ -185,5 +185,5 @@ class Member(RunGroup):
 
     def __init__(self, broker: GroupBroker, *, wait: bool = True, **settings: Any) -> None:
         recorder, client = Recorder(), KafkaClient(broker.address)
-        group = GroupCoordinator(client, "g", recorder, KafkaGroupSettings(**{**FAST, **settings}))
+        group = GroupCoordinator(client, "g", recorder, KafkaSettings(**{**FAST, **settings}))
         super().__init__(client, recorder, group, wait)

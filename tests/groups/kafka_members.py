@@ -16,7 +16,7 @@ from allocator.core.offsets.coordinator import Coordinator
 from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.core.types import Partitions
 from allocator.protocols.kafka_classic.membership import KafkaMembership
-from allocator.protocols.kafka_classic.settings import KafkaGroupSettings, KafkaSettings
+from allocator.protocols.kafka_classic.settings import KafkaSettings
 from allocator.testing import LocalCluster, Node, wait_until_async
 from allocator.types import TopicPartition
 
@@ -57,7 +57,7 @@ class Ours(RealMember):
                 pattern=pattern,
                 topic_poll_s=topic_poll_s,
                 connect_timeout_s=connect_timeout_s,
-                group=KafkaGroupSettings(**{**FAST, **(timing or {})}),
+                **{**FAST, **(timing or {})},
             ),
         )
         self.offsets = GroupOffsets(self.client, group, timeout_s=15, committer=self.membership)

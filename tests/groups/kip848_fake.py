@@ -20,7 +20,7 @@ from allocator.protocols.kip848.messages import (
     IdPartition,
     IdPartitions,
 )
-from allocator.protocols.kip848.settings import Kip848GroupSettings
+from allocator.protocols.kip848.settings import Kip848Settings
 from allocator.testing import wait_until_async
 
 HEARTBEAT, CONFIGS = 68, 32
@@ -197,7 +197,7 @@ class Member(RunGroup):
     def __init__(self, broker: Kip848Broker, *, wait: bool = True, **settings: Any) -> None:
         self.broker = broker
         recorder, client = Recorder(), KafkaClient(broker.address)
-        group = Kip848Group(client, "g", recorder, Kip848GroupSettings(**{**FAST, **settings}))
+        group = Kip848Group(client, "g", recorder, Kip848Settings(**{**FAST, **settings}))
         super().__init__(client, recorder, group, wait)
 
     async def beaten(self, times: int = 2) -> None:

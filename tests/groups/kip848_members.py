@@ -12,7 +12,7 @@ from real_member import RealMember
 from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.group_offsets import GroupOffsets
 from allocator.protocols.kip848.membership import Kip848Membership
-from allocator.protocols.kip848.settings import Kip848GroupSettings, Kip848Settings
+from allocator.protocols.kip848.settings import Kip848Settings
 
 # brokers that detect a crashed member within seconds
 QUICK = {
@@ -48,7 +48,7 @@ class Kip848Member(RealMember):
             Kip848Settings(
                 topics=frozenset(topics),
                 pattern=pattern,
-                group=Kip848GroupSettings(**{"rebalance_timeout_s": 20.0, **settings}),
+                **{"rebalance_timeout_s": 20.0, **settings},
             ),
         )
         self.offsets = GroupOffsets(self.client, group, timeout_s=15, committer=self.membership)

@@ -15,7 +15,6 @@ from allocator.core.offsets.messages import Identity
 from allocator.errors import BrokerError, ConfigError
 from allocator.protocols.kip848.group import Kip848Phase
 from allocator.protocols.kip848.messages import IdPartitions
-from allocator.protocols.kip848.settings import Kip848GroupSettings
 
 pytestmark = pytest.mark.deadline(90)
 
@@ -349,18 +348,3 @@ async def test_leaving_before_the_join_was_answered_leaves_no_member_behind() ->
             await m.until(lambda: broker.beats, "the join")
             asyncio.get_running_loop().call_later(0.05, gate.set)
         assert [beat.member_epoch for beat in broker.beats] == [0, -1]
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"rebalance_timeout_s": 0},
-        {"max_poll_interval_s": -1},
-        {"instance_id": ""},
-        {"server_assignor": ""},
-        {"retry_backoff_s": 0},
-    ],
-)
-def test_settings_that_cannot_be_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(wrong))):
-        Kip848GroupSettings(**wrong)

@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from kafka.protocol.consumer import JoinGroupRequest
 
@@ -19,16 +19,14 @@ from allocator.core.aio import wait_for_event
 from allocator.core.client import KafkaClient, Reaction, for_code, reaction_to
 from allocator.core.offsets import Coordinator, Identity
 from allocator.errors import AllocatorError, BrokerError
-from allocator.protocols.heartbeat import HeartbeatTimer
 from allocator.protocols.kafka_classic.messages import (
     JoinedMember,
-    JoinResult,
     heartbeat_request,
-    join_result,
+    joined_members,
     leave_code,
     leave_request,
 )
-from allocator.protocols.kafka_classic.settings import KafkaGroupSettings
+from allocator.protocols.kafka_classic.settings import KafkaSettings
 from allocator.protocols.kafka_classic.slow_requests import SlowRequests
 from allocator.protocols.kafka_group import (
     Interrupted,
@@ -36,7 +34,6 @@ from allocator.protocols.kafka_group import (
     KafkaGroupParticipant,
     LostMembership,
     passes,
-    repeat_leave,
     unless,
 )
 from allocator.protocols.reactions import HEARTBEAT, JOIN, LEAVE, REMOVED, SYNC, GroupReaction, Reactions
@@ -113,25 +110,23 @@ class GroupCoordinator(KafkaGroup):
     """
 
     OUT, CLOSED = GroupPhase.OUT, GroupPhase.CLOSED
-    _settings: KafkaGroupSettings
+    _settings: KafkaSettings
 
     def __init__(
         self,
         client: KafkaClient,
         group: str,
         participant: Participant,
-        settings: KafkaGroupSettings,
+        settings: KafkaSettings,
         *,
         coordinator: Coordinator | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        timer = HeartbeatTimer(
-            clock,
-            session_timeout_s=settings.session_timeout_s,
-            interval_s=settings.heartbeat_interval_s,
-            max_poll_interval_s=settings.max_poll_interval_s,
+        super().__init__(client, group, participant, coordinator, settings, clock)
+        self.heartbeat.session_timeout_s, self.heartbeat.interval_s = (
+            settings.session_timeout_s,
+            settings.heartbeat_interval_s,
         )
-        super().__init__(client, group, participant, coordinator, settings, timer)
         self.phase = GroupPhase.OUT
         self._participant = participant
         self._clock = clock
@@ -232,18 +227,19 @@ class GroupCoordinator(KafkaGroup):
         joined = await self._join()
         if joined is None:
             return
-        self._move(GroupPhase.SYNCING, f"generation {joined.generation} under {joined.protocol!r}")
+        generation, protocol = self._generation, joined.protocol_name
+        self._move(GroupPhase.SYNCING, f"generation {generation} under {protocol!r}")
         assignment = await self._sync(joined)
         if assignment is None:
             return
-        self._move(GroupPhase.STABLE, f"generation {joined.generation}")
+        self._move(GroupPhase.STABLE, f"generation {generation}")
         if self._rejoin is not None:
             # the offer is out of date, and so is the assignment. Without the SyncGroup the coordinator would refuse
             # the commits of the preparation that follows
             return
         if not self._joined.done():
             self._joined.set_result(None)
-        await unless(self._participant.joined(joined.generation, joined.protocol, assignment), self._signals.lost)
+        await unless(self._participant.joined(generation, protocol, assignment), self._signals.lost)
 
     async def _prepare(self) -> None:
         """Repeats the preparation until no new request arrives while it runs."""
@@ -253,53 +249,55 @@ class GroupCoordinator(KafkaGroup):
             if self._rejoin is None:
                 return
 
-    async def _join(self) -> JoinResult | None:
-        """Sends one JoinGroup. Returns None if it must be repeated."""
+    async def _join(self) -> Any:
+        """Sends one JoinGroup. Returns the response, or None if it must be repeated."""
         if self.closing:
             raise Interrupted
         offers = self._participant.offers()
         await self._slow.ready(self._signals.lost, self._signals.stop)
         started = self._clock()
         try:
-            response = await self._slow.join(self.member_id, offers, self._why, self._signals.lost, self._signals.stop)
+            joined = await self._slow.join(self.member_id, offers, self._why, self._signals.lost, self._signals.stop)
         except Interrupted as interruption:
             self.member_id = self.member_id or interruption.member_id
             raise
-        if response.error_code:
-            if reaction_to(response.error_code, JOIN) is GroupReaction.TAKE_ID:
-                self.member_id = response.member_id
+        if joined.error_code:
+            if reaction_to(joined.error_code, JOIN) is GroupReaction.TAKE_ID:
+                self.member_id = joined.member_id
                 return None
-            await self._react(JOIN, response.error_code, "cannot join")
+            await self._react(JOIN, joined.error_code, "cannot join")
             return None
-        joined = join_result(response)
         if self._generation < 0:
-            self._since = joined.generation
-        self.member_id, self._generation = joined.member_id, joined.generation
+            self._since = joined.generation_id
+        self.member_id, self._generation = joined.member_id, joined.generation_id
         self._failure = None
         self.heartbeat.reset_session_timeout()
         self._participant.acknowledged(started, rebalancing=False)
         names = [name for name, _ in offers]
-        if joined.protocol not in names:
+        if joined.protocol_name not in names:
             await self._give_up()
             raise BrokerError(
                 f"group {self.group!r}: the coordinator (broker {self._coordinator.node}) chose the allocator function "
-                f"{joined.protocol!r:.80}, which this member does not offer; it offers {', '.join(names)}. This "
+                f"{joined.protocol_name!r:.80}, which this member does not offer; it offers {', '.join(names)}. This "
                 "is a fault of the broker, or of a proxy before it"
             )
         return joined
 
-    async def _sync(self, joined: JoinResult) -> bytes | None:
+    async def _sync(self, joined: Any) -> bytes | None:
         """Returns the assignment of this member; None if it must join again."""
         assignments: Mapping[str, bytes] = {}
-        if joined.leads and not joined.skip_assignment:
-            log.info("%s: leads %d members (generation %d)", self.group, len(joined.members), joined.generation)
+        # a static leader that came back skips it: the assignment stays
+        if joined.member_id == joined.leader and not joined.skip_assignment:
+            log.info("%s: leads %d members (generation %d)", self.group, len(joined.members), self._generation)
             assignments = await unless(
-                self._participant.compute_assignment(joined.protocol, joined.members),
+                self._participant.compute_assignment(joined.protocol_name, joined_members(joined)),
                 self._signals.lost,
                 self._signals.stop,
             )
         started = self._clock()
-        response = await self._slow.sync(self._me, joined.protocol, assignments, self._signals.lost, self._signals.stop)
+        response = await self._slow.sync(
+            self._me, joined.protocol_name, assignments, self._signals.lost, self._signals.stop
+        )
         if response.error_code:
             self._why = "not synced"
             await self._react(SYNC, response.error_code, "cannot sync")
@@ -378,8 +376,7 @@ class GroupCoordinator(KafkaGroup):
         if member.member_id and member.instance_id is None:
             self.member_id = ""
             request = partial(leave_request, self.group, member, why)
-            name = f"{self.group}: {member.member_id}"
-            await repeat_leave(self._coordinator, request, leave_code, LEAVE, name, why, self._settings.retry_backoff_s)
+            await self._repeat_leave(request, leave_code, LEAVE, member.member_id, why)
 
     # -- heartbeats -----------------------------------------------------------------------------------------------
 

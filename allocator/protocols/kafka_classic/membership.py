@@ -85,9 +85,7 @@ class KafkaMembership(KafkaMember):
         self._surroundings = GroupViewBuilder(group, client, load, fresh_s=LOAD_FRESH_S)
         self._target: Mapping[str, Partitions] = {}
         self._left_out: Partitions = NO_PARTITIONS
-        self._group = GroupCoordinator(
-            client, group, self, settings.group, coordinator=coordinator, clock=self._lease.clock
-        )
+        self._group = GroupCoordinator(client, group, self, settings, coordinator=coordinator, clock=self._lease.clock)
 
     @property
     def leading(self) -> bool:
@@ -193,7 +191,7 @@ class KafkaMembership(KafkaMember):
         await self._give_up(self.tenures.drain(self.held))
 
     def acknowledged(self, started: float, *, rebalancing: bool) -> None:
-        session_s = self._settings.group.session_timeout_s
+        session_s = self._settings.session_timeout_s
         self._lease.renew(started, session_s, self._group.rebalance_timeout_s, rebalancing=rebalancing)
 
     # -------------------------------------------------------------------------------------------------------------

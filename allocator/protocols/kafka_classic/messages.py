@@ -34,24 +34,6 @@ class JoinedMember(NamedTuple):
     metadata: bytes
 
 
-class JoinResult(NamedTuple):
-    """The response to JoinGroup."""
-
-    generation: int
-    protocol: str
-    """The name of the protocol that all members support."""
-    member_id: str
-    leader: str
-    members: tuple[JoinedMember, ...]
-    """All members of the group, for its leader; empty for the others."""
-    skip_assignment: bool
-    """Whether the leader must not assign: it is a static leader that came back, and the assignment stays."""
-
-    @property
-    def leads(self) -> bool:
-        return self.member_id == self.leader
-
-
 def join_request(
     group: str,
     identity: Identity,
@@ -77,16 +59,9 @@ def join_request(
     )
 
 
-def join_result(response: Any) -> JoinResult:
-    """Parses a response without an error."""
-    return JoinResult(
-        response.generation_id,
-        response.protocol_name,
-        response.member_id,
-        response.leader,
-        tuple(JoinedMember(m.member_id, m.group_instance_id, m.metadata or b"") for m in response.members),
-        bool(response.skip_assignment),
-    )
+def joined_members(response: Any) -> list[JoinedMember]:
+    """Returns all members of the group, if the JoinGroup response is for the leader."""
+    return [JoinedMember(m.member_id, m.group_instance_id, m.metadata or b"") for m in response.members]
 
 
 def sync_request(

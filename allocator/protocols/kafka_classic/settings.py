@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from allocator.core.membership import MemberSettings
 from allocator.core.settings import DEFAULT
 from allocator.errors import ConfigError
 from allocator.protocols.kafka_classic.messages import STATIC_MEMBERS
@@ -12,14 +11,14 @@ from allocator.protocols.kafka_group import GroupSettings
 
 
 @dataclass(frozen=True)
-class KafkaGroupSettings(GroupSettings):
-    """How the member speaks the protocol. Times in seconds. Raises `ConfigError` for settings that contradict."""
+class KafkaSettings(GroupSettings):
+    """How a member takes part in its group. Times in seconds. Raises `ConfigError` for settings that contradict."""
 
+    weight: float = DEFAULT["weight"]
     session_timeout_s: float = DEFAULT["session_timeout_s"]
     heartbeat_interval_s: float = DEFAULT["heartbeat_interval_s"]
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if 2 * self.heartbeat_interval_s > self.session_timeout_s:
             raise ConfigError(
                 f"heartbeat_interval_s is {self.heartbeat_interval_s:g}; at most half of session_timeout_s "
@@ -32,13 +31,3 @@ class KafkaGroupSettings(GroupSettings):
             raise ConfigError(f"group {group!r}: the brokers are older than 0.9 and have no group protocol")
         if self.instance_id is not None and join_version < STATIC_MEMBERS:
             raise ConfigError(f"group {group!r}: static members (an instance id) need brokers from 2.3 on")
-
-
-@dataclass(frozen=True)
-class KafkaSettings(MemberSettings):
-    """How a member takes part in its group. Times in seconds."""
-
-    weight: float = DEFAULT["weight"]
-    rack: str | None = None
-    topic_poll_s: float = 10.0  # between two metadata requests that look for new partitions and topics
-    group: KafkaGroupSettings = field(default_factory=KafkaGroupSettings)

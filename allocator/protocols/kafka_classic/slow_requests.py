@@ -7,6 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from kafka.protocol.consumer import JoinGroupRequest
@@ -16,7 +17,7 @@ from allocator.core.client import KafkaClient
 from allocator.core.offsets import Coordinator, Identity
 from allocator.errors import AllocatorError, BrokerError
 from allocator.protocols.kafka_classic.messages import MEMBER_ID_FIRST, join_request, sync_request
-from allocator.protocols.kafka_classic.settings import KafkaGroupSettings
+from allocator.protocols.kafka_classic.settings import KafkaSettings
 from allocator.protocols.kafka_group import LEAVE_WITHIN_S, Interrupted, unless
 
 log = logging.getLogger(__name__)
@@ -24,6 +25,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
+@dataclass(eq=False)
 class SlowRequests:
     """Sends JoinGroup and SyncGroup, one at a time, over a connection of their own.
 
@@ -33,35 +35,26 @@ class SlowRequests:
     as another broker coordinates the group, the request is given up.
     """
 
-    def __init__(
-        self,
-        client: KafkaClient,
-        coordinator: Coordinator,
-        group: str,
-        protocol_type: str,
-        settings: KafkaGroupSettings,
-        heartbeats_go: Callable[[], bool],
-    ) -> None:
-        self._heartbeats_go = heartbeats_go
-        self._client = client
-        self._coordinator = coordinator
-        self._group = group
-        self._protocol_type = protocol_type
-        self._settings = settings
+    client: KafkaClient
+    coordinator: Coordinator
+    group: str
+    protocol_type: str
+    settings: KafkaSettings
+    heartbeats_go: Callable[[], bool]
 
     @property
     def _patience_s(self) -> float:
-        return max(self._client.request_timeout_s, self._settings.rebalance_timeout_s + 5)
+        return max(self.client.request_timeout_s, self.settings.rebalance_timeout_s + 5)
 
     async def join(self, member_id: str, offers: Sequence[tuple[str, bytes]], why: str, *events: asyncio.Event) -> Any:
         """The response to a JoinGroup. Raises as `ask`."""
         request = join_request(
-            self._group,
-            Identity(-1, member_id, self._settings.instance_id),
-            self._protocol_type,
+            self.group,
+            Identity(-1, member_id, self.settings.instance_id),
+            self.protocol_type,
             offers,
-            session_timeout_s=self._settings.session_timeout_s,
-            rebalance_timeout_s=self._settings.rebalance_timeout_s,
+            session_timeout_s=self.settings.session_timeout_s,
+            rebalance_timeout_s=self.settings.rebalance_timeout_s,
             reason=why,
         )
         return await self.ask(request, self._patience_s, *events, nameless=not member_id)
@@ -70,12 +63,12 @@ class SlowRequests:
         self, member: Identity, protocol: str, assignments: Mapping[str, bytes], *events: asyncio.Event
     ) -> Any:
         """The response to a SyncGroup: all others wait for the leader's assignment. Raises as `ask`."""
-        request = sync_request(self._group, member, self._protocol_type, protocol, assignments)
+        request = sync_request(self.group, member, self.protocol_type, protocol, assignments)
         return await self.ask(request, self._patience_s, *events)
 
     async def ready(self, *events: asyncio.Event) -> None:
         """Finds the coordinator first: a response proves nothing about the time before its request was sent."""
-        await unless(self._coordinator.find(time.monotonic() + self._patience_s), *events)
+        await unless(self.coordinator.find(time.monotonic() + self._patience_s), *events)
 
     async def ask(self, request: Any, patience_s: float, *events: asyncio.Event, nameless: bool = False) -> Any:
         """The coordinator's response. Raises `BrokerError`, or `Interrupted` when one of the events comes first.
@@ -83,14 +76,14 @@ class SlowRequests:
         `nameless`: the request is a JoinGroup without a member id.
         """
         deadline = time.monotonic() + patience_s
-        node = await unless(self._coordinator.find(deadline), *events)
+        node = await unless(self.coordinator.find(deadline), *events)
         moved = asyncio.Event()
-        ask = asyncio.ensure_future(self._coordinator.ask(request, deadline, patience_s))
+        ask = asyncio.ensure_future(self.coordinator.ask(request, deadline, patience_s))
         watch = asyncio.ensure_future(self._watch(node, moved))
         try:
             return await unless(_result(ask), *events, moved)
         except Interrupted:
-            old = (self._client.api_version(JoinGroupRequest) or 0) < MEMBER_ID_FIRST
+            old = (self.client.api_version(JoinGroupRequest) or 0) < MEMBER_ID_FIRST
             if nameless and old and not moved.is_set():
                 # such a broker has created a member with an unknown id, and the group would wait for it
                 with contextlib.suppress(AllocatorError, asyncio.TimeoutError):
@@ -102,21 +95,21 @@ class SlowRequests:
                 task.cancel()
             await asyncio.wait({ask, watch})
             if unanswered and node is not None:
-                self._client.hang_up(node, JoinGroupRequest)  # else the next request waits for this response
+                self.client.hang_up(node, JoinGroupRequest)  # else the next request waits for this response
             for task in (ask, watch):
                 if not task.cancelled():
                     task.exception()  # marks it as retrieved: the interruption takes precedence
 
     async def _watch(self, node: int | None, moved: asyncio.Event) -> None:
         """Sets `moved` and returns once another broker than `node` coordinates the group."""
-        settings = self._settings
+        settings = self.settings
         while True:
             await asyncio.sleep(settings.heartbeat_interval_s)
-            if not self._heartbeats_go():
+            if not self.heartbeats_go():
                 with contextlib.suppress(BrokerError):  # the coordinator is forgotten then
-                    await self._coordinator.probe(time.monotonic() + settings.session_timeout_s / 3)
-            if self._coordinator.node not in (None, node):
-                log.info("%s: the coordinator moved while a request of ours was pending", self._group)
+                    await self.coordinator.probe(time.monotonic() + settings.session_timeout_s / 3)
+            if self.coordinator.node not in (None, node):
+                log.info("%s: the coordinator moved while a request of ours was pending", self.group)
                 moved.set()
                 return
 

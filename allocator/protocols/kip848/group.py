@@ -13,6 +13,7 @@ import time
 import uuid
 from collections.abc import Callable
 from functools import partial
+from operator import attrgetter
 from typing import Protocol
 
 from allocator.core.aio import Backoff, wait_for_event
@@ -26,13 +27,11 @@ from allocator.core.client import (
 )
 from allocator.core.offsets import Coordinator, Identity
 from allocator.errors import AllocatorError, BrokerError
-from allocator.protocols.heartbeat import HeartbeatTimer
 from allocator.protocols.kafka_group import (
     Interrupted,
     KafkaGroup,
     KafkaGroupParticipant,
     LostMembership,
-    repeat_leave,
     unless,
 )
 from allocator.protocols.kip848.messages import (
@@ -47,7 +46,7 @@ from allocator.protocols.kip848.messages import (
     refusal,
     unsupported,
 )
-from allocator.protocols.kip848.settings import Kip848GroupSettings
+from allocator.protocols.kip848.settings import Kip848Settings
 from allocator.protocols.reactions import KIP848_HEARTBEAT, KIP848_LEAVE, REMOVED, GroupReaction
 
 log = logging.getLogger(__name__)
@@ -111,20 +110,19 @@ class Kip848Group(KafkaGroup):
     """
 
     OUT, CLOSED = Kip848Phase.JOINING, Kip848Phase.CLOSED
-    _settings: Kip848GroupSettings
+    _settings: Kip848Settings
 
     def __init__(
         self,
         client: KafkaClient,
         group: str,
         participant: Kip848Participant,
-        settings: Kip848GroupSettings,
+        settings: Kip848Settings,
         *,
         coordinator: Coordinator | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        timer = HeartbeatTimer(clock, max_poll_interval_s=settings.max_poll_interval_s)
-        super().__init__(client, group, participant, coordinator, settings, timer)
+        super().__init__(client, group, participant, coordinator, settings, clock)
         self.phase = Kip848Phase.JOINING
         self.member_id = str(uuid.uuid4())
         self.epoch = JOIN_EPOCH
@@ -242,15 +240,8 @@ class Kip848Group(KafkaGroup):
             await self._leave_group("closing")
 
     async def _leave_group(self, why: str) -> None:
-        await repeat_leave(
-            self._coordinator,
-            partial(leave_request, self.group, self.member_id, self._settings),
-            lambda response: heartbeat_response(response).code,
-            KIP848_LEAVE,
-            f"{self.group}: {self.member_id}",
-            why,
-            self._settings.retry_backoff_s,
-        )
+        request = partial(leave_request, self.group, self.member_id, self._settings)
+        await self._repeat_leave(request, attrgetter("error_code"), KIP848_LEAVE, self.member_id, why)
 
     # -- heartbeats -----------------------------------------------------------------------------------------------
 

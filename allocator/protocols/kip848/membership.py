@@ -64,7 +64,7 @@ class Kip848Membership(KafkaMember):
         super().__init__(client, group, listener, selection, settings.connect_timeout_s)
         self._settings = settings
         self._names: dict[IdPartition, TopicPartition] = {}  # of the held partitions
-        self._group = Kip848Group(client, group, self, settings.group, coordinator=coordinator, clock=self._lease.clock)
+        self._group = Kip848Group(client, group, self, settings, coordinator=coordinator, clock=self._lease.clock)
 
     @property
     def member_id(self) -> str:
@@ -128,7 +128,7 @@ class Kip848Membership(KafkaMember):
         await super().lost(why)
 
     def acknowledged(self, started: float, session_timeout_s: float, *, revoking: bool) -> None:
-        rebalance_s = self._settings.group.rebalance_timeout_s
+        rebalance_s = self._settings.rebalance_timeout_s
         self._lease.renew(started, session_timeout_s, rebalance_s, rebalancing=revoking)
 
     # -------------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from kafka.protocol.api_message import ApiMessage
 from allocator.core.client import ErrorCode, for_code
 from allocator.core.text import plain
 from allocator.errors import AllocatorError, BrokerError, ConfigError
-from allocator.protocols.kip848.settings import Kip848GroupSettings
+from allocator.protocols.kip848.settings import Kip848Settings
 
 MAX_MESSAGE = 300  # characters of an error message of the coordinator
 # in place of an epoch
@@ -69,7 +69,7 @@ def heartbeat_request(
     group: str,
     member_id: str,
     epoch: int,
-    settings: Kip848GroupSettings,
+    settings: Kip848Settings,
     state: MemberState,
     reported: MemberState | None,
 ) -> Any:
@@ -89,7 +89,7 @@ def heartbeat_request(
     )
 
 
-def leave_request(group: str, member_id: str, settings: Kip848GroupSettings) -> Any:
+def leave_request(group: str, member_id: str, settings: Kip848Settings) -> Any:
     """A static member leaves for a while: the group keeps its partitions for its successor."""
     return ConsumerGroupHeartbeatRequest(
         group_id=group,
@@ -139,7 +139,7 @@ def unsupported(group: str, message: str = "") -> ConfigError:
     return ConfigError(f"group {group!r}: {UNSUPPORTED}{message}")
 
 
-def refusal(response: HeartbeatResponse, group: str, settings: Kip848GroupSettings) -> AllocatorError:
+def refusal(response: HeartbeatResponse, group: str, settings: Kip848Settings) -> AllocatorError:
     """The error for the user when the coordinator refused a heartbeat and a retry does not help."""
     message = f" ({response.message})" if response.message else ""
     where = f"group {group!r}"

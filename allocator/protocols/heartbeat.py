@@ -27,7 +27,7 @@ class HeartbeatTimer:
         """How long the coordinator keeps a silent member."""
         self.interval_s: float = DEFAULT["heartbeat_interval_s"]
         """The interval between two heartbeats."""
-        self._max_poll_interval_s = max_poll_interval_s or float("inf")
+        self.max_poll_interval_s = max_poll_interval_s or float("inf")
         self.last_sent = float("-inf")
         self.last_received = float("-inf")
         self._last_polled = clock()
@@ -83,7 +83,7 @@ class HeartbeatTimer:
     @property
     def idle_ttl(self) -> float:
         """Seconds until the user's poll is too late."""
-        return max(0.0, self._last_polled + self._max_poll_interval_s - self.clock())
+        return max(0.0, self._last_polled + self.max_poll_interval_s - self.clock())
 
     @property
     def idle_too_long(self) -> bool:

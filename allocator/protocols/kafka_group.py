@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -287,7 +287,7 @@ class Interrupted(Exception):
         """The id that the coordinator assigned to this member while the request was in progress."""
 
 
-async def unless(work: Coroutine[Any, Any, T], *events: asyncio.Event) -> T:
+async def unless(work: Awaitable[T], *events: asyncio.Event) -> T:
     """Returns the result of `work`. If one of the events comes first, cancels `work`, awaits its end and raises
     `Interrupted`."""
     task = asyncio.ensure_future(work)

@@ -21,7 +21,8 @@ log = logging.getLogger(__name__)
 class KafkaMember(GroupMembership):
     """A `Membership` and a `Committer`. Subclasses define the subscription and the meaning of an assignment."""
 
-    _group: KafkaGroup
+    group: KafkaGroup
+    """The state machine of the protocol."""
 
     def __init__(
         self,
@@ -43,13 +44,13 @@ class KafkaMember(GroupMembership):
 
     def may_act(self) -> bool:
         # a member without an identity was removed by the coordinator: its partitions may have another owner by now
-        return self._group.identity is not None and self._lease.valid
+        return self.group.identity is not None and self._lease.valid
 
     async def confirm(self) -> bool:
         return await self._lease.confirm()
 
     def polled(self) -> None:
-        self._group.polled()
+        self.group.polled()
 
     # -- start and close ------------------------------------------------------------------------------------------
 
@@ -70,8 +71,8 @@ class KafkaMember(GroupMembership):
         try:
             await asyncio.wait({joined}, timeout=self._connect_timeout_s)
             if not joined.done():
-                failure = self._group.failure
-                if self._group.coordinator is None:
+                failure = self.group.failure
+                if self.group.coordinator is None:
                     where = f"group {self._group_name!r}"
                     if failure is None:
                         raise BrokersUnavailable(f"{where} has no coordinator after {self._connect_timeout_s:g} s")
@@ -100,15 +101,15 @@ class KafkaMember(GroupMembership):
     async def leave(self) -> None:
         if self._task is None:
             return
-        self._group.leave()
+        self.group.leave()
         await self._until_left()
 
     async def _run(self, joined: asyncio.Future[None]) -> None:
         remove = self._client.on_metadata(self._metadata_came)
         try:
             await self._begin()
-            await TaskGroup().run(self._group.run(joined), topics=self._poll_topics())
-            if not self._group.closing:
+            await TaskGroup().run(self.group.run(joined), topics=self._poll_topics())
+            if not self.group.closing:
                 self.ended = self._last_error
         except Exception as error:
             log.exception("%s: the membership ended", self._group_name)
@@ -139,13 +140,13 @@ class KafkaMember(GroupMembership):
 
     @property
     def identity(self) -> Identity | None:
-        return self._group.identity
+        return self.group.identity
 
     def may_commit(self, partition: TopicPartition) -> bool:
         return self.tenures.is_assigned(partition)
 
     def refused(self, code: int, sent: Identity) -> bool | None:
-        return self._group.refused(code, sent)
+        return self.group.refused(code, sent)
 
     # -- called by the protocol -----------------------------------------------------------------------------------
 

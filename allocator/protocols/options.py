@@ -121,10 +121,9 @@ class Kiel(EnsembleOptions):
             config.group,
             connections.listener,
             connections.client,
-            KielSettings(**_of_member(config), settle_s=self.settle_s),
+            KielSettings(**_of_member(config), settle_s=self.settle_s, function=self._function(config)),
             connections.offsets,
             lambda root: self.under(root, config, connections),
-            function=self._function(config),
             measures=connections.client.measures,
         )
 

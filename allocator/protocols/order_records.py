@@ -19,9 +19,8 @@ import hashlib
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import replace
-from typing import Optional
+from typing import Any, Optional
 
 from allocator.core.commands import Order, OrderResult, Orders, decode_entry, encode_entry
 from allocator.core.znodes import InflateBudget, InvalidZnode, to_ranges
@@ -39,22 +38,19 @@ class OrderRecords:
     """The last record of each key that has been read."""
 
     def __init__(self) -> None:
-        self._last: dict[bytes, tuple[int, bytes]] = {}
-        """Offset and value by key; in the order of the offsets."""
+        self._last: dict[bytes, bytes] = {}
+        """Value by key; in the order of the offsets."""
         self._bytes = 0
-        self._read: Optional[tuple[Orders, frozenset[bytes]]] = None
 
-    def add(self, offset: int, key: Optional[bytes], value: Optional[bytes]) -> bool:
+    def add(self, key: Optional[bytes], value: Optional[bytes]) -> bool:
         """Adds the next record. Returns whether it can change the orders. Never raises, whatever the record
         contains."""
         if key is None or not (ORDER_KEY.match(key) or RESULT_KEY.match(key)):
             return False
-        before = self._last.pop(key, None)
-        self._bytes -= 0 if before is None else len(before[1])
+        self._bytes -= len(self._last.pop(key, b""))
         if value is not None and self._bytes + len(value) <= MAX_BYTES:
-            self._last[key] = offset, value
+            self._last[key] = value
             self._bytes += len(value)
-        self._read = None
         return True
 
     @property
@@ -82,44 +78,26 @@ class OrderRecords:
 
     def _decoded(self) -> tuple[Orders, frozenset[bytes]]:
         """Returns the orders, and the keys of all records that this version can read."""
-        if self._read is None:
-            readable, budget = set[bytes](), InflateBudget()
-            by_subject: dict[str, Order] = {}
-            for key, order in self._orders(budget):
-                if by_subject.pop(order.subject, None) is not None or len(by_subject) < Orders.MAX_ENTRIES:
-                    by_subject[order.subject] = order
-                    readable.add(key)
-            results: defaultdict[str, list[OrderResult]] = defaultdict(list)
-            for key, order_id, result in self._results(budget):
-                results[order_id].append(result)
-                readable.add(key)
-            orders = Orders(
-                tuple(
-                    replace(each, results=tuple(results[each.id][: Orders.MAX_RESULTS])) for each in by_subject.values()
-                )
-            )
-            self._read = orders, frozenset(readable)
-        return self._read
-
-    def _orders(self, budget: InflateBudget) -> Iterator[tuple[bytes, Order]]:
-        for key, (_, value) in self._last.items():
-            if not ORDER_KEY.match(key):
-                continue
+        readable, budget = set[bytes](), InflateBudget()
+        by_subject: dict[str, Order] = {}
+        results: defaultdict[str, list[OrderResult]] = defaultdict(list)
+        for key in sorted(self._last, key=lambda each: bool(RESULT_KEY.match(each))):  # orders first
+            kind: Any = OrderResult if RESULT_KEY.match(key) else Order
             try:
-                order = decode_entry(Order, key.decode(), value, budget)
+                entry = decode_entry(kind, key.decode(), self._last[key], budget)
             except InvalidZnode:
                 continue
-            if order.id.encode() == key:
-                yield key, order
-
-    def _results(self, budget: InflateBudget) -> Iterator[tuple[bytes, str, OrderResult]]:
-        for key, (_, value) in self._last.items():
-            if not RESULT_KEY.match(key):
+            if isinstance(entry, OrderResult):
+                results[_order_id(key).decode()].append(entry)
+            elif entry.id.encode() != key or (
+                by_subject.pop(entry.subject, None) is None and len(by_subject) >= Orders.MAX_ENTRIES
+            ):
                 continue
-            try:
-                yield key, _order_id(key).decode(), decode_entry(OrderResult, key.decode(), value, budget)
-            except InvalidZnode:
-                continue
+            else:
+                by_subject[entry.subject] = entry
+            readable.add(key)
+        orders = [replace(each, results=tuple(results[each.id][: Orders.MAX_RESULTS])) for each in by_subject.values()]
+        return Orders(tuple(orders)), frozenset(readable)
 
 
 def result_record(order_id: str, result: OrderResult) -> Entry:

@@ -157,7 +157,7 @@ class OrderTopic:
             while self._exists(client) and client.topic_id(self.topic) == topic_id:
                 batch = await consumer.getbatch(TURN_S if began.is_set() else 0.05)
                 for record in batch or ():
-                    changed = records.add(record.offset, record.key, record.value) or changed
+                    changed = records.add(record.key, record.value) or changed
                 now_ms = wall_ms()
                 if await consumer.position(at) >= end and (changed or (expiry is not None and expiry <= now_ms)):
                     orders, changed = records.orders, False
@@ -204,7 +204,7 @@ class OrderTopic:
         reader = RangeReader(client, patience_s=self._timeout_s)
         async for batch in reader.read(await reader.bounds([TopicPartition(self.topic, 0)])):
             for record in batch:
-                records.add(record.offset, record.key, record.value)
+                records.add(record.key, record.value)
         return records
 
     async def _prepare(self, client: KafkaClient) -> None:

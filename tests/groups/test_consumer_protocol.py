@@ -67,14 +67,6 @@ def test_sticky_user_data_comes_back(sent: StickyUserData) -> None:
     assert StickyUserData.decode(without_generation) == StickyUserData(sent.partitions, -1)
 
 
-@pytest.mark.parametrize("version", [-1, NEWEST + 1])
-def test_a_version_that_we_do_not_know_is_not_written(version: int) -> None:
-    with pytest.raises(ValueError, match="version"):
-        Subscription(("t",), version=version).encode()
-    with pytest.raises(ValueError, match="version"):
-        MemberAssignment(frozenset(), version=version).encode()
-
-
 # -- as other clients write and read it -------------------------------------------------------------------------------
 
 

@@ -328,19 +328,19 @@ async def test_a_group_with_members_of_kiels_is_not_given_away(bench: Bench) -> 
 
 async def test_ours_wait_for_the_lock_of_whoever_changes_what_is_dealt(bench: Bench) -> None:
     async with bench.zookeeper() as theirs, bench.zookeeper() as zk:
-        await zk.ensure_path(bench.paths.lock)
-        held = await theirs.create(f"{bench.paths.lock}/0123__lock__", ephemeral=True, sequence=True)
+        await zk.ensure_path(f"{bench.paths.partitions}/lock")
+        held = await theirs.create(f"{bench.paths.partitions}/lock/0123__lock__", ephemeral=True, sequence=True)
         adding = asyncio.ensure_future(add_partitions(zk, bench.paths, frozenset({TopicPartition("t", 0)})))
         await wait_until_async(lambda: _waiting(zk, bench.paths), 30, "the lock to be waited for")
         assert not adding.done()
         await theirs.delete(held)
         await adding
         assert (await zk.get(bench.paths.partitions))[0] == b'["t:0"]'
-        assert await zk.get_children(bench.paths.lock) == []
+        assert await zk.get_children(f"{bench.paths.partitions}/lock") == []
 
 
 async def _waiting(zk: ZooKeeperClient, paths: KielPaths) -> bool:
-    return len(await zk.get_children(paths.lock)) == 2
+    return len(await zk.get_children(f"{paths.partitions}/lock")) == 2
 
 
 def test_a_seal_is_read_back_and_is_no_json() -> None:

@@ -26,17 +26,17 @@ def an_order(number: int, kind: str = "pause", partitions: str = "0", **more: An
 
 def folded(entries: list[Entry]) -> OrderRecords:
     records = OrderRecords()
-    for offset, (key, value) in enumerate(entries):
-        records.add(offset, key, value)
+    for key, value in entries:
+        records.add(key, value)
     return records
 
 
-def compacted(entries: list[Entry], dirty: int) -> list[tuple[int, Entry]]:
+def compacted(entries: list[Entry], dirty: int) -> list[Entry]:
     """A log as Kafka may leave it after compaction: before `dirty`, only the last record of each key, perhaps
     without tombstones."""
     last = {key: offset for offset, (key, _) in enumerate(entries)}
     return [
-        (offset, entry)
+        entry
         for offset, entry in enumerate(entries)
         if offset >= dirty or (last[entry[0]] == offset and entry[1] is not None)
     ]
@@ -104,8 +104,8 @@ def test_orders_are_what_was_put_and_not_removed_whatever_else_is_there_and_afte
         assert {each.id: each.arguments for each in now.entries} == {each.id: each.arguments for each in after.entries}
     dirty = data.draw(st.integers(0, len(log)))
     small = OrderRecords()
-    for offset, (key, value) in compacted(log, dirty):
-        small.add(offset, key, value)
+    for key, value in compacted(log, dirty):
+        small.add(key, value)
     assert small.orders == folded(log).orders
 
 
@@ -147,7 +147,7 @@ def test_an_order_of_a_newer_format_counts_for_nothing_and_stays_in_the_topic() 
 def test_memory_is_bounded_and_what_is_too_much_is_refused() -> None:
     records = OrderRecords()
     for number in range(20):
-        records.add(number, b"o-%08x" % number, b"x" * (MAX_BYTES // 8))
+        records.add(b"o-%08x" % number, b"x" * (MAX_BYTES // 8))
     assert records._bytes <= MAX_BYTES
     with pytest.raises(ConfigError, match="remove some first"):
         records.change(records.orders.put(an_order(99), NOW))

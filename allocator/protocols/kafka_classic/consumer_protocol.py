@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import struct
 from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NoReturn
+
+from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment, ConsumerProtocolSubscription
 
 from allocator.errors import AllocatorError
 from allocator.types import NO_PARTITIONS, Partitions, TopicPartition
@@ -48,21 +49,16 @@ class Subscription:
 
     def encode(self) -> bytes:
         """Encode in this `version`, 0 to `NEWEST`. Omits fields that the version does not have."""
-        if not 0 <= self.version <= NEWEST:
-            raise ValueError(f"version {self.version} of a subscription; known are 0 to {NEWEST}")
-        out = _Writer()
-        out.int16(self.version)
-        out.int32(len(self.topics))
-        for topic in self.topics:
-            out.text(topic)
-        out.blob(self.user_data)
-        if self.version >= 1:
-            out.partitions(self.owned)
-        if self.version >= 2:
-            out.int32(self.generation)
-        if self.version >= 3:
-            out.text(self.rack)
-        return bytes(out.data)
+        message = ConsumerProtocolSubscription
+        encoded: bytes = message(
+            topics=list(self.topics),
+            user_data=self.user_data,
+            owned_partitions=[message.TopicPartition(topic=t, partitions=n) for t, n in _by_topic(self.owned)],
+            generation_id=self.generation,
+            rack_id=self.rack,
+            version=self.version,
+        ).encode()
+        return encoded
 
     @classmethod
     def decode(cls, data: bytes) -> Subscription:
@@ -88,13 +84,8 @@ class MemberAssignment:
 
     def encode(self) -> bytes:
         """Encode it. All versions have the same fields."""
-        if not 0 <= self.version <= NEWEST:
-            raise ValueError(f"version {self.version} of an assignment; known are 0 to {NEWEST}")
-        out = _Writer()
-        out.int16(self.version)
-        out.partitions(self.partitions)
-        out.blob(self.user_data)
-        return bytes(out.data)
+        message = ConsumerProtocolAssignment(self.version, _by_topic(self.partitions), self.user_data)
+        return bytes(message.encode())
 
     @classmethod
     def decode(cls, data: bytes) -> MemberAssignment:
@@ -116,10 +107,9 @@ class StickyUserData:
 
     def encode(self) -> bytes:
         """Encode it in v1, as all clients do."""
-        out = _Writer()
-        out.partitions(self.partitions)
-        out.int32(self.generation)
-        return bytes(out.data)
+        # an assignment is a version, the partitions and user data
+        partitions = ConsumerProtocolAssignment(0, _by_topic(self.partitions), None).encode()[2:-4]
+        return bytes(partitions) + generation_data(self.generation)
 
     @classmethod
     def decode(cls, data: bytes) -> StickyUserData:
@@ -154,34 +144,11 @@ def generation_from(data: bytes | None) -> int:
     return int(struct.unpack(">i", data)[0]) if data is not None and len(data) == 4 else -1
 
 
-class _Writer:
-    def __init__(self) -> None:
-        self.data = bytearray()
-
-    def int16(self, value: int) -> None:
-        self.data += struct.pack(">h", value)
-
-    def int32(self, value: int) -> None:
-        self.data += struct.pack(">i", value)
-
-    def text(self, value: str | None) -> None:
-        encoded = None if value is None else value.encode()
-        self.int16(-1 if encoded is None else len(encoded))
-        self.data += encoded or b""
-
-    def blob(self, value: bytes | None) -> None:
-        self.int32(-1 if value is None else len(value))
-        self.data += value or b""
-
-    def partitions(self, partitions: Iterable[TopicPartition]) -> None:
-        by_topic: dict[str, list[int]] = defaultdict(list)
-        for topic, number in sorted(partitions):
-            by_topic[topic].append(number)
-        self.int32(len(by_topic))
-        for topic, numbers in by_topic.items():
-            self.text(topic)
-            self.int32(len(numbers))
-            self.data += struct.pack(f">{len(numbers)}i", *numbers)
+def _by_topic(partitions: Partitions) -> list[tuple[str, list[int]]]:
+    by_topic: dict[str, list[int]] = defaultdict(list)
+    for topic, number in sorted(partitions):
+        by_topic[topic].append(number)
+    return list(by_topic.items())
 
 
 class _Reader:

@@ -57,7 +57,7 @@ class KafkaMembership(KafkaMember):
     """
 
     protocol_type = PROTOCOL_TYPE
-    _group: GroupCoordinator
+    group: GroupCoordinator
 
     def __init__(
         self,
@@ -85,21 +85,16 @@ class KafkaMembership(KafkaMember):
         self._surroundings = GroupViewBuilder(group, client, load, fresh_s=LOAD_FRESH_S)
         self._target: Mapping[str, Partitions] = {}
         self._left_out: Partitions = NO_PARTITIONS
-        self._group = GroupCoordinator(client, group, self, settings, coordinator=coordinator, clock=self._lease.clock)
+        self.group = GroupCoordinator(client, group, self, settings, coordinator=coordinator, clock=self._lease.clock)
 
     @property
     def leading(self) -> bool:
         """Whether this member computed the current assignment."""
         return self._counts is not None
 
-    @property
-    def group(self) -> GroupCoordinator:
-        """The state machine of the protocol."""
-        return self._group
-
     def subscribe(self, topics: Iterable[str], pattern: str | None = None) -> None:
         self._selection = TopicSelection(topics, pattern)
-        self._group.request_rejoin("the subscription changed")
+        self.group.request_rejoin("the subscription changed")
 
     async def _begin(self) -> None:
         self._doubt = asyncio.Event()
@@ -109,7 +104,7 @@ class KafkaMembership(KafkaMember):
 
     def offers(self) -> Sequence[tuple[str, bytes]]:
         held = self.tenures.owned if self._cooperative else NO_PARTITIONS
-        (before, before_generation), identity = self._before, self._group.identity
+        (before, before_generation), identity = self._before, self.group.identity
         me = OwnMetadata(
             topics=self._wanted,
             held=held,
@@ -161,7 +156,7 @@ class KafkaMembership(KafkaMember):
         return decision.assignments
 
     async def joined(self, generation: int, protocol: str, assignment: bytes) -> None:
-        identity = self._group.identity
+        identity = self.group.identity
         self.generation, self.member_id = generation, identity.member_id if identity is not None else ""
         mine = self._read(assignment)
         self._before = (mine, generation)
@@ -177,7 +172,7 @@ class KafkaMembership(KafkaMember):
         )
         if revoked:
             await self._give_up(self.tenures.drain(revoked))
-            self._group.request_rejoin("released the partitions that move to other members")
+            self.group.request_rejoin("released the partitions that move to other members")
         if gained:
             self.tenures.claim(dict.fromkeys(gained, generation))
             await self._listener.assigned(gained)
@@ -192,7 +187,7 @@ class KafkaMembership(KafkaMember):
 
     def acknowledged(self, started: float, *, rebalancing: bool) -> None:
         session_s = self._settings.session_timeout_s
-        self._lease.renew(started, session_s, self._group.rebalance_timeout_s, rebalancing=rebalancing)
+        self._lease.renew(started, session_s, self.group.rebalance_timeout_s, rebalancing=rebalancing)
 
     # -------------------------------------------------------------------------------------------------------------
 
@@ -220,9 +215,9 @@ class KafkaMembership(KafkaMember):
         topics = self._selection.topics if self._counts is None else self._counts
         sizes = {topic: len(self._sizes(topic)) for topic in topics}
         if self._selection.pattern is not None and self._resolved() != self._wanted:
-            self._group.request_rejoin("other topics match the pattern")
+            self.group.request_rejoin("other topics match the pattern")
         elif self._counts is not None and sizes != self._counts:
-            self._group.request_rejoin("topics or partitions were added or removed")
+            self.group.request_rejoin("topics or partitions were added or removed")
         if self._sizes.doubtful:
             self._doubt.set()
 

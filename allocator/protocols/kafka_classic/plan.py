@@ -77,12 +77,9 @@ def _offer(name: str, topics: tuple[str, ...], me: OwnMetadata) -> Subscription:
         version = 0 if me.rack is None else NEWEST
         return Subscription(topics, user_data, NO_PARTITIONS, -1, me.rack, version)
     # Java leaders from 2.8 to 3.3 read only this generation; they reassign partitions of an older one at once
-    user_data = generation_data(me.generation) if name in COMMON else _described(me)
+    about = {"name": me.name, "host": me.host, "weight": me.weight}
+    user_data = generation_data(me.generation) if name in COMMON else json.dumps(about, separators=(",", ":")).encode()
     return Subscription(topics, user_data, me.held, me.generation, me.rack, NEWEST)
-
-
-def _described(me: OwnMetadata) -> bytes:
-    return json.dumps({"name": me.name, "host": me.host, "weight": me.weight}, separators=(",", ":")).encode()
 
 
 @dataclass(frozen=True)
@@ -115,7 +112,18 @@ class GroupMembers:
     @property
     def owned(self) -> dict[str, Partitions]:
         """Each partition with its last owner; with none if two members of one generation claim it."""
-        return _owned(self.claims)
+        best: dict[TopicPartition, tuple[int, str | None]] = {}
+        for member, (parts, generation) in self.claims.items():
+            for partition in parts:
+                known = best.get(partition)
+                if known is None or generation > known[0]:
+                    best[partition] = (generation, member)
+                elif generation == known[0]:
+                    best[partition] = (generation, None)
+        return {
+            member: frozenset(p for p in parts if best[p] == (generation, member))
+            for member, (parts, generation) in self.claims.items()
+        }
 
     def former(self, owned: Mapping[str, Partitions]) -> dict[TopicPartition, str]:
         """Each partition with the member that claims it since the newest generation, among the non-owners."""
@@ -170,21 +178,6 @@ def _claims(protocol: str, said: Subscription) -> tuple[Partitions, int]:
     if protocol in COMMON and said.generation < 0:
         return said.owned, generation_from(said.user_data)
     return said.owned, said.generation
-
-
-def _owned(claims: Mapping[str, tuple[Partitions, int]]) -> dict[str, Partitions]:
-    best: dict[TopicPartition, tuple[int, str | None]] = {}
-    for member, (parts, generation) in claims.items():
-        for partition in parts:
-            known = best.get(partition)
-            if known is None or generation > known[0]:
-                best[partition] = (generation, member)
-            elif generation == known[0]:
-                best[partition] = (generation, None)
-    return {
-        member: frozenset(p for p in parts if best[p] == (generation, member))
-        for member, (parts, generation) in claims.items()
-    }
 
 
 def _member(protocol: str, member: JoinedMember, said: Subscription) -> Member:

@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from kafka.protocol.consumer import JoinGroupRequest
 
@@ -21,8 +21,6 @@ from allocator.protocols.kafka_classic.settings import KafkaSettings
 from allocator.protocols.kafka_group import LEAVE_WITHIN_S, Interrupted, unless
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 
 @dataclass(eq=False)
@@ -81,13 +79,13 @@ class SlowRequests:
         ask = asyncio.ensure_future(self.coordinator.ask(request, deadline, patience_s))
         watch = asyncio.ensure_future(self._watch(node, moved))
         try:
-            return await unless(_result(ask), *events, moved)
+            return await unless(asyncio.shield(ask), *events, moved)
         except Interrupted:
             old = (self.client.api_version(JoinGroupRequest) or 0) < MEMBER_ID_FIRST
             if nameless and old and not moved.is_set():
                 # such a broker has created a member with an unknown id, and the group would wait for it
                 with contextlib.suppress(AllocatorError, asyncio.TimeoutError):
-                    raise Interrupted((await within(_result(ask), LEAVE_WITHIN_S)).member_id) from None
+                    raise Interrupted((await within(asyncio.shield(ask), LEAVE_WITHIN_S)).member_id) from None
             raise
         finally:
             unanswered = not ask.done()
@@ -112,8 +110,3 @@ class SlowRequests:
                 log.info("%s: the coordinator moved while a request of ours was pending", self.group)
                 moved.set()
                 return
-
-
-async def _result(future: asyncio.Future[T]) -> T:
-    """Waits for `future` without cancelling it when the wait is cancelled."""
-    return await asyncio.shield(future)

@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable
 from functools import partial
 from operator import attrgetter
-from typing import Protocol
+from typing import Any, Protocol
 
 from allocator.core.aio import Backoff, wait_for_event
 from allocator.core.client import (
@@ -37,12 +37,12 @@ from allocator.protocols.kafka_group import (
 from allocator.protocols.kip848.messages import (
     JOIN_EPOCH,
     ConsumerGroupHeartbeatRequest,
-    HeartbeatResponse,
     IdPartitions,
     MemberState,
+    assigned,
     heartbeat_request,
-    heartbeat_response,
     leave_request,
+    message,
     refusal,
     unsupported,
 )
@@ -253,7 +253,7 @@ class Kip848Group(KafkaGroup):
         await self._ask_session_timeout()
         # a response proves nothing about the time before its request was sent
         await self._coordinator.find(time.monotonic() + self._coordinator.patience_s)
-        epoch, assigned, reported = self.epoch, self._assigned, self._reported
+        epoch, known, reported = self.epoch, self._assigned, self._reported
         state = MemberState(self._participant.topics(), self._owned)
         # a third of the session: if the coordinator hangs, the rest is enough to find its successor
         patience_s = self._coordinator.patience_s
@@ -261,44 +261,45 @@ class Kip848Group(KafkaGroup):
             patience_s = min(patience_s, self._session_s / 3)
         request = heartbeat_request(self.group, self.member_id, epoch, self._settings, state, reported)
         started = self.heartbeat.sent_heartbeat()
-        response = heartbeat_response(await self._coordinator.ask(request, time.monotonic() + patience_s, patience_s))
+        response = await self._coordinator.ask(request, time.monotonic() + patience_s, patience_s)
         if not self._keeps_alive() or epoch != self.epoch:
             return  # the response belongs to an earlier membership
-        if response.code:
+        if response.error_code:
             await self._react(response)
             return
         self._adopt(response)
         # the response was lost: the coordinator may have waited for a release since it sent the assignment in that
         # response
         missed = reported is None and epoch != JOIN_EPOCH
-        assigned = self._assigned if missed and response.assignment is not None else assigned
+        known = self._assigned if missed and response.assignment is not None else known
         unsure = missed and response.assignment is None
-        revoking = unsure or (assigned is not None and bool(state.owned - assigned))
+        revoking = unsure or (known is not None and bool(state.owned - known))
         self._reported = state
         self._participant.acknowledged(started, self.heartbeat.session_timeout_s, revoking=revoking)
         if not state.owned - self._owned:
             self._signals.acknowledged.set()
 
-    def _adopt(self, response: HeartbeatResponse) -> None:
+    def _adopt(self, response: Any) -> None:
         self._failure = None
         if self.epoch == JOIN_EPOCH:
-            self._since = response.epoch
-        new_epoch = self.epoch != response.epoch
+            self._since = response.member_epoch
+        new_epoch = self.epoch != response.member_epoch
         if new_epoch:
-            log.info("%s: %s is at epoch %d", self.group, self.member_id, response.epoch)
-        self.epoch = response.epoch
+            log.info("%s: %s is at epoch %d", self.group, self.member_id, response.member_epoch)
+        self.epoch = response.member_epoch
         self._namesake_backoff.reset()
         # the session timeout is unknown here, but it is longer than the heartbeat interval
-        session_s = self._session_s or response.interval_s
-        timer = self.heartbeat
+        timer, interval_s = self.heartbeat, response.heartbeat_interval_ms / 1000
+        session_s = self._session_s or interval_s
         timer.session_timeout_s = session_s
-        timer.interval_s = min(response.interval_s, session_s / 3, self._settings.rebalance_timeout_s / 3)
+        timer.interval_s = min(interval_s, session_s / 3, self._settings.rebalance_timeout_s / 3)
         timer.received_heartbeat()
         if new_epoch:
             timer.expect_rebalance()  # others release what this member gets next
-        if response.assignment is not None:
-            self._assigned = response.assignment
-            self._owned |= response.assignment
+        new = assigned(response)
+        if new is not None:
+            self._assigned = new
+            self._owned |= new
             self._poke()
 
     async def _ask_session_timeout(self) -> None:
@@ -321,13 +322,13 @@ class Kip848Group(KafkaGroup):
                 self.group,
             )
 
-    async def _react(self, response: HeartbeatResponse) -> None:
+    async def _react(self, response: Any) -> None:
         """The coordinator refused a heartbeat."""
-        reaction = reaction_to(response.code, KIP848_HEARTBEAT)
-        error = for_code(response.code, f"group {self.group!r}")
+        reaction = reaction_to(response.error_code, KIP848_HEARTBEAT)
+        error = for_code(response.error_code, f"group {self.group!r}")
         if reaction in REMOVED and self.epoch != JOIN_EPOCH:
-            self._lose(reaction, f"{error} ({response.message})" if response.message else str(error))
-        elif response.code == ErrorCode.FENCED_MEMBER_EPOCH:
+            self._lose(reaction, f"{error}{message(response)}")
+        elif response.error_code == ErrorCode.FENCED_MEMBER_EPOCH:
             # the coordinator still counts the earlier membership of this process, which would last until its session
             # ends
             await self._leave_group("its epoch is not known any more")
@@ -335,8 +336,8 @@ class Kip848Group(KafkaGroup):
         elif reaction in (*REMOVED, Reaction.FAIL):
             self._fail(refusal(response, self.group, self._settings))
         else:
-            if response.code == ErrorCode.UNRELEASED_INSTANCE_ID and not self._namesake_backoff.pauses:
-                log.warning("%s: waits until its predecessor has left or expired: %s", self.group, response.message)
+            if response.error_code == ErrorCode.UNRELEASED_INSTANCE_ID and not self._namesake_backoff.pauses:
+                log.warning("%s: waits until its predecessor has left or expired%s", self.group, message(response))
             if reaction is Reaction.REFIND:
                 self._coordinator.forget()
             error.retriable = True

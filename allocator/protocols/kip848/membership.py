@@ -48,8 +48,7 @@ class Kip848Membership(KafkaMember):
     member. The constructor does no I/O.
     """
 
-    leading = False
-    _group: Kip848Group
+    group: Kip848Group
 
     def __init__(
         self,
@@ -64,27 +63,22 @@ class Kip848Membership(KafkaMember):
         super().__init__(client, group, listener, selection, settings.connect_timeout_s)
         self._settings = settings
         self._names: dict[IdPartition, TopicPartition] = {}  # of the held partitions
-        self._group = Kip848Group(client, group, self, settings, coordinator=coordinator, clock=self._lease.clock)
+        self.group = Kip848Group(client, group, self, settings, coordinator=coordinator, clock=self._lease.clock)
 
     @property
     def member_id(self) -> str:
-        return self._group.member_id
+        return self.group.member_id
 
     @property
     def generation(self) -> int:
         """The member epoch, 0 while this is no member."""
-        return self._group.epoch
-
-    @property
-    def group(self) -> Kip848Group:
-        """The state machine of the protocol."""
-        return self._group
+        return self.group.epoch
 
     def subscribe(self, topics: Iterable[str], pattern: str | None = None) -> None:
         self._selection = TopicSelection(topics, pattern)
         self._selection.follow(self._client)
         self._wanted = self._selection.among(self._client.topics())
-        self._group.changed()
+        self.group.changed()
 
     async def _begin(self) -> None:
         self._selection.follow(self._client)
@@ -140,7 +134,7 @@ class Kip848Membership(KafkaMember):
         wanted = self._selection.among(self._client.topics())
         if self._selection.pattern is not None and wanted != self._wanted:
             self._wanted = wanted
-            self._group.changed()
+            self.group.changed()
 
     async def _poll_topics(self) -> None:
         while True:

@@ -7,8 +7,9 @@ kafka-python uses for all other messages.
 from __future__ import annotations
 
 import uuid
+from collections import defaultdict
 from collections.abc import Iterable
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 from kafka.protocol.api_message import ApiMessage
 
@@ -55,16 +56,6 @@ class MemberState(NamedTuple):
     owned: IdPartitions
 
 
-class HeartbeatResponse(NamedTuple):
-    code: int
-    message: Optional[str]
-    """The broker's own words about the code, if any."""
-    epoch: int
-    interval_s: float
-    assignment: Optional[IdPartitions]
-    """The partitions that the member may use at once; None: no change."""
-
-
 def heartbeat_request(
     group: str,
     member_id: str,
@@ -96,61 +87,48 @@ def leave_request(group: str, member_id: str, settings: Kip848Settings) -> Any:
         member_id=member_id,
         member_epoch=LEAVE_EPOCH if settings.instance_id is None else STATIC_LEAVE_EPOCH,
         instance_id=settings.instance_id,
-        rack_id=None,
-        rebalance_timeout_ms=-1,
-        subscribed_topic_names=None,
-        server_assignor=None,
-        topic_partitions=None,
     )
 
 
 def _by_topic(owned: Iterable[IdPartition]) -> list[Any]:
-    by_topic: dict[uuid.UUID, list[int]] = {}
+    by_topic: defaultdict[uuid.UUID, list[int]] = defaultdict(list)
     for topic_id, partition in owned:
-        by_topic.setdefault(topic_id, []).append(partition)
+        by_topic[topic_id].append(partition)
     entry = ConsumerGroupHeartbeatRequest.TopicPartitions
     return [entry(topic_id=topic, partitions=sorted(numbers)) for topic, numbers in by_topic.items()]
 
 
-def heartbeat_response(response: Any) -> HeartbeatResponse:
-    assignment = None
-    if response.assignment is not None:
-        assignment = frozenset(
-            IdPartition(topic.topic_id, partition)
-            for topic in response.assignment.topic_partitions
-            for partition in topic.partitions
-        )
-    return HeartbeatResponse(
-        response.error_code,
-        None if response.error_message is None else plain(response.error_message[:MAX_MESSAGE]),
-        response.member_epoch,
-        response.heartbeat_interval_ms / 1000,
-        assignment,
-    )
+def assigned(response: Any) -> IdPartitions | None:
+    """Returns the partitions that the member may use at once; None: no change."""
+    if response.assignment is None:
+        return None
+    topics = response.assignment.topic_partitions
+    return frozenset(IdPartition(topic.topic_id, partition) for topic in topics for partition in topic.partitions)
 
 
-UNSUPPORTED = (
-    "the brokers do not offer the next-generation group protocol (KIP-848). Kafka has it from 4.0 on, unless it is "
-    "disabled (group.version, group.coordinator.rebalance.protocols), and 3.9 only as a preview; use the classic one"
-)
+def message(response: Any) -> str:
+    """Returns the broker's own words about the error code, in parentheses; "" without any."""
+    return f" ({plain(response.error_message[:MAX_MESSAGE])})" if response.error_message else ""
 
 
 def unsupported(group: str, message: str = "") -> ConfigError:
-    return ConfigError(f"group {group!r}: {UNSUPPORTED}{message}")
+    return ConfigError(
+        f"group {group!r}: the brokers do not offer the next-generation group protocol (KIP-848). Kafka has it from "
+        "4.0 on, unless it is disabled (group.version, group.coordinator.rebalance.protocols), and 3.9 only as a preview; "
+        f"use the classic one{message}"
+    )
 
 
-def refusal(response: HeartbeatResponse, group: str, settings: Kip848Settings) -> AllocatorError:
+def refusal(response: Any, group: str, settings: Kip848Settings) -> AllocatorError:
     """The error for the user when the coordinator refused a heartbeat and a retry does not help."""
-    message = f" ({response.message})" if response.message else ""
-    where = f"group {group!r}"
-    if response.code == ErrorCode.UNSUPPORTED_VERSION:
-        return unsupported(group, message)
-    if response.code == ErrorCode.GROUP_ID_NOT_FOUND:
+    why, where, code = message(response), f"group {group!r}", response.error_code
+    if code == ErrorCode.UNSUPPORTED_VERSION:
+        return unsupported(group, why)
+    if code == ErrorCode.GROUP_ID_NOT_FOUND:
         return ConfigError(
             f"{where} has members that cannot be moved to the next-generation protocol: stop them first, or allow "
-            f"it by the brokers' group.consumer.migration.policy{message}"
+            f"it by the brokers' group.consumer.migration.policy{why}"
         )
-    if response.code == ErrorCode.UNSUPPORTED_ASSIGNOR:
-        return ConfigError(f"{where}: the broker has no server_assignor {settings.server_assignor!r}{message}")
-    error = for_code(response.code, f"{where}: cannot take part")
-    return BrokerError(f"{error}{message}", code=response.code)
+    if code == ErrorCode.UNSUPPORTED_ASSIGNOR:
+        return ConfigError(f"{where}: the broker has no server_assignor {settings.server_assignor!r}{why}")
+    return BrokerError(f"{for_code(code, f'{where}: cannot take part')}{why}", code=code)

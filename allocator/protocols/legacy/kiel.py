@@ -73,12 +73,13 @@ class KielSettings(OwnersSettings):
     # wait before starting a partition that may come from a member of kiel; less: records that it commits later are
     # read twice
     settle_s: float = DEFAULT["settle_s"]
+    function: KielFunction = naive_allocator  # the `partition_allocator` of kiel's members
 
 
 class KielMembership(Membership if TYPE_CHECKING else object):  # type: ignore[misc]
     """One member of a kiel group; after the move, of the group in the new layout. Forwards to the present one.
 
-    `function`: the `partition_allocator` of kiel's members. `next_member` creates the membership under the root to
+    `next_member` creates the membership under the root to
     which the group moves. The constructor does no I/O.
     """
 
@@ -92,14 +93,13 @@ class KielMembership(Membership if TYPE_CHECKING else object):  # type: ignore[m
         offsets: Carrier,
         next_member: Callable[[str], Membership],
         *,
-        function: KielFunction = naive_allocator,
         measures: Measures | None = None,
     ) -> None:
         self._next_member = next_member
         self._offsets = offsets
         self._subscription: tuple[frozenset[str], str | None] | None = None
         self._admitted: Callable[[ZooKeeperClient], Awaitable[bool]] | None = None
-        self._old = _KielMember(zk, group, listener, topics, settings, offsets, self._go_on, function, measures)
+        self._old = _KielMember(zk, group, listener, topics, settings, offsets, self._go_on, measures)
         self._current: Membership = self._old
         self._newest: Membership = self._old
         """The membership that the user's settings reach: the one in the new layout already while it joins."""
@@ -146,14 +146,12 @@ class _KielMember(OwnersMembership):
         settings: KielSettings,
         offsets: Carrier,
         go_on: Callable[[str], Awaitable[None]],
-        function: KielFunction,
         measures: Measures | None,
     ) -> None:
         self._paths = KielPaths(group)
         super().__init__(zk, group, listener, topics, settings, measures=measures)
         self._offsets = offsets
         self._go_on = go_on
-        self._function = function
         self._lock, self._opening = EphemeralZnodes(zk), EphemeralZnodes(zk)
         self._missing: Partitions = NO_PARTITIONS  # partitions that the shared list lacks
         self._gone_over = False
@@ -253,7 +251,7 @@ class _KielMember(OwnersMembership):
                 self._listener.failed(error)
 
     def _assigned_here(self, members: list[str], partitions: list[str]) -> Partitions:
-        of_topics = dict(self._function(members, partitions)).get(self.member_id, {})
+        of_topics = dict(self._settings.function(members, partitions)).get(self.member_id, {})
         found: set[TopicPartition] = set()
         for topic in filter(self._selection.__contains__, of_topics):
             mine, existing = {TopicPartition(topic, n) for n in of_topics[topic]}, self._topics.partitions(topic)
@@ -382,10 +380,6 @@ class KielPaths(Paths):
         return f"{self.base}/partitions"
 
     @property
-    def lock(self) -> str:
-        return f"{self.partitions}/lock"
-
-    @property
     def ours(self) -> str:
         return f"{self.base}/allocator/members"
 
@@ -440,7 +434,7 @@ async def add_partitions(
 
     After ConnectionLost, call it again with the same `lock`.
     """
-    async with _locked(zk, paths.lock, lock or EphemeralZnodes(zk)):
+    async with _locked(zk, f"{paths.partitions}/lock", lock or EphemeralZnodes(zk)):
         data, stat = await zk.get(paths.partitions)
         shared, sealed = read_shared(paths.partitions, data)
         if sealed is None and not partitions <= shared:

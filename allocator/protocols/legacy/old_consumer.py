@@ -26,11 +26,11 @@ import socket
 import uuid
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from allocator.core.aio import wall_ms
+from allocator.core.client import KafkaClient
 from allocator.core.membership import AssignmentListener
-from allocator.core.subscription import PartitionCountSource
 from allocator.core.telemetry import Measures
 from allocator.core.text import shown
 from allocator.core.znodes import InvalidZnode, Paths
@@ -46,15 +46,6 @@ T = TypeVar("T")
 INTERNAL = "__consumer_offsets"  # wildcards of the Java client exclude it by default
 # Java's members retry a claim every 2 s, four times by default, and then wait for the next change of the group
 NUDGE_S = 5.0
-
-
-class OldCluster(PartitionCountSource, Protocol):
-    """Cluster metadata for pykafka's layout. `KafkaClient` implements it."""
-
-    @property
-    def brokers(self) -> list[Any]: ...
-
-    def leader(self, tp: TopicPartition) -> int | None: ...
 
 
 @dataclass(frozen=True)
@@ -110,22 +101,27 @@ def range_share(items: Sequence[T], members: int, index: int) -> Sequence[T]:
     return items[begin : begin + each + (index < more)]
 
 
+def _host() -> str:
+    return re.sub("[^A-Za-z0-9._-]", "-", socket.gethostname())
+
+
 class _OldConsumer(OwnersMembership):
     """Common to both dialects."""
+
+    _topics: KafkaClient
 
     def __init__(
         self,
         zk: ZooKeeperClient,
         group: str,
         listener: AssignmentListener,
-        topics: OldCluster,
+        topics: KafkaClient,
         settings: OwnersSettings,
         *,
         measures: Measures | None = None,
     ) -> None:
         paths = Paths("/consumers", group)  # raises for an invalid group name
         super().__init__(zk, group, listener, topics, settings, measures=measures)
-        self._cluster = topics
         self._ids_path, self._owners_path = f"{paths.base}/ids", f"{paths.base}/owners"
         self._registered: frozenset[str] = frozenset()
         self._said: dict[str, bytes] = {}
@@ -135,7 +131,7 @@ class _OldConsumer(OwnersMembership):
     # -- methods of a dialect -------------------------------------------------------------------------------------
 
     def _ids(self) -> dict[str, bytes]:
-        """Name -> content of the znodes of this member under `ids`; the first name is `member_id`."""
+        """Name -> content of the znodes of a new member under `ids`; the first name is its id."""
         raise NotImplementedError
 
     def _assign(self, topic: str, numbers: Sequence[int]) -> Iterable[int]:
@@ -149,16 +145,13 @@ class _OldConsumer(OwnersMembership):
         for path in (self._ids_path, self._owners_path):
             await self._zk.ensure_path(path)
         self._registered = frozenset(self._chosen())
-        self.member_id = self._new_id()
         self._mine_said = self._ids()
+        self.member_id = next(iter(self._mine_said))
         await self._registration.create(dict(self._own_znodes()))
         zk, path = self._zk, self._ids_path
         self._names = Watched(lambda watch: zk.get_children(path, watch), self._changed.set)
         self._said, self._view = {}, None
         log.info("%s: joined as %s (pid %d)", self._group, self.member_id, os.getpid())
-
-    def _new_id(self) -> str:
-        raise NotImplementedError
 
     def _own_znodes(self) -> list[tuple[str, bytes]]:
         return [(f"{self._ids_path}/{name}", data) for name, data in self._mine_said.items()]
@@ -191,7 +184,7 @@ class _OldConsumer(OwnersMembership):
                 mine |= {TopicPartition(topic, number) for number in self._assign(topic, sorted(numbers))}
         view = (self._said, frozenset(mine))
         if view != self._view:
-            self._view = (dict(self._said), frozenset(mine))
+            self._view = view
             self.generation += 1
         return frozenset(mine)
 
@@ -229,13 +222,10 @@ class ConsumersMembership(_OldConsumer):
 
     _last_change = float("-inf")
 
-    def _new_id(self) -> str:
-        # the format of Java's ids
-        host = re.sub("[^A-Za-z0-9._-]", "-", socket.gethostname())
-        return f"{self._group}_{host}-{wall_ms()}-{uuid.uuid4().hex[:8]}"
-
     def _ids(self) -> dict[str, bytes]:
-        return {self.member_id: OldSubscription("static", dict.fromkeys(sorted(self._registered), 1)).encode()}
+        # the format of Java's ids
+        member_id = f"{self._group}_{_host()}-{wall_ms()}-{uuid.uuid4().hex[:8]}"
+        return {member_id: OldSubscription("static", dict.fromkeys(sorted(self._registered), 1)).encode()}
 
     def _claim_paths(self, partition: TopicPartition) -> tuple[str, ...]:
         return (f"{self._owners_path}/{partition.topic}/{partition.partition}",)
@@ -296,16 +286,13 @@ class PykafkaMembership(_OldConsumer):
     _ordered_for: tuple[str, ...] | None = None
     _leaders: dict[TopicPartition, int | None]
 
-    def _new_id(self) -> str:
-        return f"{re.sub('[^A-Za-z0-9._-]', '-', socket.gethostname())}:{uuid.uuid4()}"
-
     def _ids(self) -> dict[str, bytes]:
         # in this layout a member has one topic
-        topics = sorted(self._registered)
-        return {self.member_id + (f".{n}" if n else ""): topic.encode() for n, topic in enumerate(topics or [""])}
+        topics, member_id = sorted(self._registered), f"{_host()}:{uuid.uuid4()}"
+        return {member_id + (f".{n}" if n else ""): topic.encode() for n, topic in enumerate(topics or [""])}
 
     def _claim_paths(self, partition: TopicPartition) -> tuple[str, ...]:
-        nodes = sorted(broker.node_id for broker in self._cluster.brokers)
+        nodes = sorted(broker.node_id for broker in self._topics.brokers)
         topics = partition.topic, f"b'{partition.topic}'"
         return tuple(f"{self._owners_path}/{topic}/{node}-{partition.partition}" for topic in topics for node in nodes)
 
@@ -331,5 +318,5 @@ class PykafkaMembership(_OldConsumer):
     def _sort_key(self, topic: str, number: int) -> str:
         partition = TopicPartition(topic, number)
         if partition not in self._leaders:
-            self._leaders[partition] = self._cluster.leader(partition)
+            self._leaders[partition] = self._topics.leader(partition)
         return f"{self._leaders[partition]}-{number}"

@@ -46,7 +46,6 @@ async def test_a_member_joins_gets_its_partitions_and_gives_them_up_when_it_leav
         async with member(broker) as ours:
             assert ours.held == ours.membership.held == parts(0, 1, 2)
             assert ours.membership.generation == 1
-            assert not ours.membership.leading
             assert ours.membership.may_act()
         assert [what for _, _, what, _ in ours.owner.history.events] == ["begin", "end"]
         assert not ours.membership.may_act()

@@ -7,7 +7,7 @@ matter. So the problem is a flow from kinds to members with one edge for each pa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import islice
 from typing import NamedTuple
@@ -196,20 +196,40 @@ class _Flow:
             if not self._shorten(nodes, sources):
                 return self._split(members, kinds, sources)
             while self._layer(sources):
-                places = [0] * (self.slots + 1)
+                ways: dict[int, Iterator[tuple[int, int]]] = {}
                 for source in sources:
-                    while self.need[source] > 0 and self._augment(source, places):
+                    while self.need[source] > 0 and self._augment(source, ways):
                         pass
                 sources = [member for member in sources if self.need[member] > 0]
 
     def _is_sink(self, node: int) -> bool:
         return self.need[node] < 0 if node < self.first else node == self.slots and self.open > 0
 
+    def _arcs(self, node: int) -> list[tuple[int, int, int]]:
+        """Returns the arcs that can carry a unit from a node: (next node, cost, edge).
+
+        In place of an edge, an arc to the slots has -1, and an arc from them to a member has -1 - member.
+        """
+        count, own, base, move = self.count, self.own, self.base, self.move
+        if node < self.first:
+            kind = self.kind
+            arcs = [
+                (kind[e], -base[e] - move if count[e] > own[e] else -base[e], e)
+                for e in self.adjacent[node]
+                if count[e]
+            ]
+            if self.is_tied[node] and not self.takes[node]:
+                arcs.append((self.slots, 0, -1))
+            return arcs
+        if node < self.slots:
+            member = self.member
+            return [(member[e], base[e] if count[e] < own[e] else base[e] + move, e) for e in self.adjacent[node]]
+        return [(member, 0, -1 - member) for member in self.tied if self.takes[member]]
+
     def _shorten(self, nodes: list[int], sources: list[int]) -> bool:
         """Runs Dijkstra's algorithm from all sources to the nearest sink, and updates the prices. Returns False if no
         sink can be reached."""
-        price, count, own, base = self.price, self.count, self.own, self.base
-        member, kind, move, first = self.member, self.kind, self.move, self.first
+        price = self.price
         far = [_FAR] * (self.slots + 1)
         buckets: dict[int, list[int]] = {0: sources[:]}
         for source in sources:
@@ -227,29 +247,8 @@ class _Flow:
                     end = length
                     break
                 at = length + price[node]
-                found = []
-                if node < first:
-                    for edge in self.adjacent[node]:
-                        if count[edge]:
-                            to = kind[edge]
-                            if not done[to]:
-                                cost = base[edge] + move if count[edge] > own[edge] else base[edge]
-                                reach = at - price[to] - cost
-                                if reach < far[to]:
-                                    found.append((reach, to))
-                    if self.is_tied[node] and not self.takes[node]:
-                        found.append((at - price[self.slots], self.slots))
-                elif node < self.slots:
-                    for edge in self.adjacent[node]:
-                        to = member[edge]
-                        if not done[to]:
-                            cost = base[edge] if count[edge] < own[edge] else base[edge] + move
-                            reach = at + cost - price[to]
-                            if reach < far[to]:
-                                found.append((reach, to))
-                else:
-                    found = [(at - price[to], to) for to in self.tied if self.takes[to]]
-                for reach, to in found:
+                for to, cost, _ in self._arcs(node):
+                    reach = at + cost - price[to]
                     if reach < far[to]:
                         far[to] = reach
                         if reach not in buckets:
@@ -263,7 +262,7 @@ class _Flow:
 
     def _layer(self, sources: list[int]) -> bool:
         """Counts the hops from the sources over arcs of reduced cost 0, up to the first sink."""
-        price, count, own, base = self.price, self.count, self.own, self.base
+        price = self.price
         hops = self.hops = [-1] * (self.slots + 1)
         for source in sources:
             hops[source] = 0
@@ -272,59 +271,50 @@ class _Flow:
             hop += 1
             after = []
             for node in layer:
-                at = price[node]
-                if node < self.first:
-                    for edge in self.adjacent[node]:
-                        to = self.kind[edge]
-                        if hops[to] < 0 and count[edge]:
-                            cost = base[edge] + self.move if count[edge] > own[edge] else base[edge]
-                            if at == price[to] + cost:
-                                hops[to] = hop
-                                after.append(to)
-                    to = self.slots
-                    if hops[to] < 0 and self.is_tied[node] and not self.takes[node] and at == price[to]:
+                for to, cost, _ in self._arcs(node):
+                    if hops[to] < 0 and price[node] + cost == price[to]:
                         hops[to] = hop
                         after.append(to)
-                        found = found or self.open > 0
-                elif node < self.slots:
-                    for edge in self.adjacent[node]:
-                        to = self.member[edge]
-                        if hops[to] < 0:
-                            cost = base[edge] if count[edge] < own[edge] else base[edge] + self.move
-                            if at + cost == price[to]:
-                                hops[to] = hop
-                                after.append(to)
-                                found = found or self.need[to] < 0
-                else:
-                    for to in self.tied:
-                        if hops[to] < 0 and self.takes[to] and at == price[to]:
-                            hops[to] = hop
-                            after.append(to)
-                            found = found or self.need[to] < 0
+                        found = found or self._is_sink(to)
             layer = after
         return found
 
-    def _augment(self, source: int, places: list[int]) -> bool:
+    def _ways(self, node: int) -> Iterator[tuple[int, int]]:
+        """Yields each arc of reduced cost 0 to the next layer, for as long as it leads on: (next node, edge)."""
+        hops, at = self.hops, self.price[node]
+        for to, cost, edge in self._arcs(node):
+            # a unit that passed may have used up the arc, or what its kind cost
+            while hops[to] == hops[node] + 1 and at + cost == self.price[to] and self._carries(node, edge, cost):
+                yield to, edge
+
+    def _carries(self, node: int, edge: int, cost: int) -> bool:
+        """Whether an arc still carries a unit at this cost."""
+        if edge < 0:
+            return not self.takes[node] if node < self.first else self.takes[-edge - 1]
+        left = self.count[edge] - self.own[edge] if node < self.first else self.own[edge] - self.count[edge]
+        if node < self.first:
+            return self.count[edge] > 0 and (left > 0 or cost == -self.base[edge])
+        return left > 0 or cost == self.base[edge] + self.move
+
+    def _augment(self, source: int, ways: dict[int, Iterator[tuple[int, int]]]) -> bool:
         """Follows one path through the layers, and sends as many units along it as it can carry."""
         nodes, arcs = [source], [-1]
-        while nodes:
+        while len(nodes) == 1 or not self._is_sink(nodes[-1]):
             node = nodes[-1]
-            if len(nodes) > 1 and self._is_sink(node):
-                break
-            edge = self._next(node, places)
-            if edge is None:
+            if node not in ways:
+                ways[node] = self._ways(node)
+            to, edge = next(ways[node], (-1, -1))
+            if to >= 0:
+                nodes.append(to)
+                arcs.append(edge)
+            elif len(nodes) > 1:
                 self.hops[node] = -2  # no arc leads on from here within these layers
                 nodes.pop()
                 arcs.pop()
-                continue
-            arcs.append(edge)
-            if edge < 0:
-                nodes.append(self.slots if node != self.slots else -edge - 1)
             else:
-                nodes.append(self.kind[edge] if node < self.first else self.member[edge])
-        if not nodes:
-            return False
-        units = min(self.need[source], self.open if nodes[-1] == self.slots else -self.need[nodes[-1]])
+                return False
+        sink = nodes[-1]
+        units = min(self.need[source], self.open if sink == self.slots else -self.need[sink])
         for node, edge in zip(nodes, arcs[1:]):
             if edge < 0:
                 units = 1
@@ -345,46 +335,11 @@ class _Flow:
             else:
                 self.takes[-edge - 1] = False
         self.need[source] -= units
-        if nodes[-1] == self.slots:
+        if sink == self.slots:
             self.open -= units
         else:
-            self.need[nodes[-1]] += units
+            self.need[sink] += units
         return True
-
-    def _next(self, node: int, places: list[int]) -> int | None:
-        """Returns the next arc from a node to the layer after it: an edge, or -1 to the slots, -1 - member
-        from them."""
-        price, hops = self.price, self.hops
-        at, hop, place = price[node], hops[node] + 1, places[node]
-        found: int | None = None
-        if node == self.slots:
-            while found is None and place < len(self.tied):
-                to = self.tied[place]
-                if hops[to] == hop and self.takes[to] and at == price[to]:
-                    found = -1 - to
-                else:
-                    place += 1
-            places[node] = place
-            return found
-        edges = self.adjacent[node]
-        inwards = node < self.first
-        while found is None and place < len(edges):
-            edge = edges[place]
-            to = self.kind[edge] if inwards else self.member[edge]
-            if hops[to] == hop:
-                extra = self.count[edge] > self.own[edge] if inwards else self.count[edge] >= self.own[edge]
-                cost = self.base[edge] + self.move if extra else self.base[edge]
-                if inwards:
-                    if self.count[edge] and at == price[to] + cost:
-                        found = edge
-                elif at + cost == price[to]:
-                    found = edge
-            if found is None:
-                place += 1
-        places[node] = place
-        if found is not None or not inwards or not self.is_tied[node] or self.takes[node]:
-            return found
-        return -1 if hops[self.slots] == hop and at == price[self.slots] else None
 
     def _split(self, members: list[int], kinds: list[int], sources: list[int]) -> list[tuple[list[int], list[int]]]:
         """Splits a block: the nodes that the overfull members can reach, and the rest. Nothing flows between
@@ -394,16 +349,7 @@ class _Flow:
             reached[source] = True
         queue = sources[:]
         while queue:
-            node = queue.pop()
-            if node < self.first:
-                after = [self.kind[edge] for edge in self.adjacent[node] if self.count[edge]]
-                if self.is_tied[node] and not self.takes[node]:
-                    after.append(self.slots)
-            elif node < self.slots:
-                after = [self.member[edge] for edge in self.adjacent[node]]
-            else:
-                after = [member for member in self.tied if self.takes[member]]
-            for to in after:
+            for to, _, _ in self._arcs(queue.pop()):
                 if not reached[to]:
                     reached[to] = True
                     queue.append(to)

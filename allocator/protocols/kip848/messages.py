@@ -114,8 +114,8 @@ def message(response: Any) -> str:
 def unsupported(group: str, message: str = "") -> ConfigError:
     return ConfigError(
         f"group {group!r}: the brokers do not offer the next-generation group protocol (KIP-848). Kafka has it from "
-        "4.0 on, unless it is disabled (group.version, group.coordinator.rebalance.protocols), and 3.9 only as a preview; "
-        f"use the classic one{message}"
+        "4.0 on, unless it is disabled (group.version, group.coordinator.rebalance.protocols), and 3.9 only as a "
+        f"preview; use the classic one{message}"
     )
 
 

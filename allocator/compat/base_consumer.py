@@ -39,7 +39,6 @@ class BaseConsumer:
         self,
         deserializer: Callable[[bytes], Any] | None,
         max_wait_time: int,
-        min_bytes: int,
         max_bytes: int,
         group: str | None = None,
     ) -> None:

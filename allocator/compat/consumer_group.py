@@ -7,7 +7,13 @@ import logging
 from typing import Any
 
 from allocator.compat.generation import Generation, PartitionStart
-from allocator.compat.generation_source import GenerationSource, GenerationTracker, PendingGeneration, member_of
+from allocator.compat.generation_source import (
+    GenerationSource,
+    GenerationTracker,
+    KafkaGenerations,
+    PendingGeneration,
+    ZooKeeperGenerations,
+)
 from allocator.compat.group_config import ConsumerGroupConfig, client_of
 from allocator.compat.kept_offsets import KeptOffsets
 from allocator.core.aio import wait_for_event, warn_unclosed
@@ -144,7 +150,8 @@ class ConsumerGroup:
         try:
             await tracker.unless_stopped(client.connect(self.config.connect_timeout_s))
             client.follow(self.config.topics)
-            member = member_of(self.config, client, tracker)
+            kind = KafkaGenerations if self.config.membership == "kafka" else ZooKeeperGenerations
+            member: GenerationSource = kind(self.config, client, tracker)
             joining = asyncio.get_running_loop().create_task(member.join(), name="join")
             joining.add_done_callback(lambda task: _note(task, tracker))
             try:

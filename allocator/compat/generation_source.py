@@ -251,10 +251,3 @@ class ZooKeeperGenerations(ZooKeeperMembership):
 
 GenerationSource = Union[KafkaGenerations, ZooKeeperGenerations]
 """`rejoin` requests a new assignment, unless the group detects by itself that one is due."""
-
-
-def member_of(config: ConsumerGroupConfig, client: KafkaClient, tracker: GenerationTracker) -> GenerationSource:
-    """Returns the member that `config` describes; it has done no I/O yet."""
-    if config.membership == "kafka":
-        return KafkaGenerations(config, client, tracker)
-    return ZooKeeperGenerations(config, client, tracker)

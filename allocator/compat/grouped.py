@@ -84,7 +84,7 @@ class GroupedConsumer(BaseConsumer):
         security: Mapping[str, Any] | None = DEFAULT["security"],
         connect_timeout_s: float = DEFAULT["connect_timeout_s"],
     ) -> None:
-        super().__init__(deserializer, max_wait_time, min_bytes, max_bytes, group)
+        super().__init__(deserializer, max_wait_time, max_bytes, group)
         self.group_name = group
         self.autocommit = autocommit
         self.topics_to_commit: set[str] = set()
@@ -448,7 +448,7 @@ class KielAllocator:
         self.consumer_name = consumer.name
         self.zk_hosts = zk_hosts
         self.allocator_fn = naive_allocator if allocator_fn is None else allocator_fn
-        self.on_rebalance: Callable[[], Any] = _nothing
+        self.on_rebalance: Callable[[], Any] = lambda: None
         self._consumer = consumer
 
     @property
@@ -467,7 +467,3 @@ class KielAllocator:
             f"consumer.allocator has no {name!r}: unlike in kiel, a member only knows its own partitions; `allocator "
             f"group describe {self.__dict__.get('group_name')}` shows members and owners"
         )
-
-
-def _nothing() -> None:
-    """The default of `on_rebalance`."""

@@ -58,7 +58,7 @@ class SingleConsumer(BaseConsumer):
         security: Mapping[str, Any] | None = DEFAULT["security"],
         connect_timeout_s: float = DEFAULT["connect_timeout_s"],
     ) -> None:
-        super().__init__(deserializer, max_wait_time, min_bytes, max_bytes)
+        super().__init__(deserializer, max_wait_time, max_bytes)
         # without a colon, which breaks JMX names in brokers of 0.9
         self._client = KafkaClient(brokers, client_id=re.sub(r"[^A-Za-z0-9._-]", "-", self.name), security=security)
         self._subscription = SubscriptionState("none")

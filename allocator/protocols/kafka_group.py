@@ -82,10 +82,12 @@ class LostMembership:
 class KafkaGroup:
     """One member of one group by either protocol. `KafkaMember` runs it.
 
-    `phase` is the member's state: `OUT` while it is no member and may join, `CLOSED` when it is over.
+    `phase` is the member's state: `OUT` while it is no member and may join, `AWAY` after it left because the user was
+    silent, `CLOSED` when it is over.
     """
 
     OUT: ClassVar[Any]
+    AWAY: ClassVar[Any]
     CLOSED: ClassVar[Any]
     phase: Any
     member_id: str
@@ -154,7 +156,9 @@ class KafkaGroup:
 
     def polled(self) -> None:
         """Call it when the user asks for records. A member that left because the user did not ask joins again."""
-        raise NotImplementedError
+        self.heartbeat.polled()
+        if self.phase is self.AWAY:
+            self._poke()
 
     def leave(self) -> None:
         """Makes `run` release everything, leave and end."""
@@ -207,6 +211,14 @@ class KafkaGroup:
         raise NotImplementedError
 
     def _idle(self) -> None:
+        if self._may_go_away():
+            why = f"the user asked for nothing for {self._settings.max_poll_interval_s:g} s"
+            self._end_membership(LostMembership(why, self.AWAY))
+        else:
+            self.heartbeat.polled()  # the user could not poll while the member joins or leaves
+
+    def _may_go_away(self) -> bool:
+        """Whether this is a member that a silent user costs its membership."""
         raise NotImplementedError
 
     # -- the end of a membership ----------------------------------------------------------------------------------

@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Any, Union
 
+from allocator import ZooKeeper
 from allocator.assignors import Assignor, resolve
 from allocator.core.aio import ClosesOnce, warn_unclosed
 from allocator.core.assignors import built_in
+from allocator.core.consumer import MembershipConfig
 from allocator.core.membership import AssignmentListener, ZooKeeperMembership, ZooKeeperSettings
-from allocator.core.settings import DEFAULT, check_group, keyword_faults, names_arguments
-from allocator.core.subscription import ANY_TOPIC
-from allocator.core.znodes import Paths, default_client_id
-from allocator.core.zookeeper import ZooKeeperClient
+from allocator.core.settings import DEFAULT, names_arguments
+from allocator.core.subscription import ANY_TOPIC, Phase
+from allocator.core.znodes import Paths
 from allocator.errors import AllocatorError, Closed, ConfigError, IllegalState, ResourceLost
 from allocator.resources.assignor import OverNames
 from allocator.resources.sources import NameSource, ResourceNames
@@ -78,37 +80,37 @@ class Allocation:
         root: str | None = None,
         zookeeper_options: Mapping[str, Any] | None = DEFAULT["zookeeper_options"],
     ) -> None:
-        faults = keyword_faults(
-            {
-                "zookeeper": zookeeper,
-                "client_id": client_id,
-                "weight": weight,
-                "rack": rack,
-                "instance_id": instance_id,
-                "restart_grace_s": restart_grace_s,
-                "session_timeout_s": session_timeout_s,
-                "connect_timeout_s": connect_timeout_s,
-                **({} if root is None else {"root": root}),
-            }
+        options = ZooKeeper(
+            zookeeper,
+            root=root or ROOT,
+            session_timeout_s=session_timeout_s,
+            zookeeper_options=zookeeper_options,
+            instance_id=instance_id,
+            restart_grace_s=restart_grace_s,
         )
-        if faults:
-            raise ConfigError("; ".join(faults.values()))
-        if restart_grace_s and not instance_id:
-            raise ConfigError("restart_grace_s needs an instance_id, by which the next process is recognised")
+        config = MembershipConfig.of(
+            options,
+            group=group,
+            client_id=client_id,
+            pattern=ANY_TOPIC,
+            assignor=assignor_of(PREFERRED if assignor is None else assignor),
+            weight=weight,
+            rack=rack,
+            connect_timeout_s=connect_timeout_s,
+        )
+        config.check()
         if not refresh_s > 0:
             raise ConfigError(f"refresh_s = {refresh_s!r}: must be a number of seconds above 0")
-        check_group(group)
         self.group = group
-        self.client_id = client_id or default_client_id(instance_id=instance_id if restart_grace_s else None)
-        function = assignor_of(PREFERRED if assignor is None else assignor)
-        zk = ZooKeeperClient(zookeeper, session_timeout_s=session_timeout_s, options=zookeeper_options)
+        self.client_id = config.client_id
+        zk = options.ensemble()
         self._holdings = _Holdings(group, on_assigned, on_revoked, on_lost or on_revoked)
         self._membership = ZooKeeperMembership(
             zk,
-            Paths(root or ROOT, group),
+            Paths(options.root, group),
             self._holdings,
             NameSource(resources, zk),
-            {function.name: function},
+            config.assignors(),
             ZooKeeperSettings(
                 name=self.client_id,
                 pattern=ANY_TOPIC,
@@ -116,8 +118,7 @@ class Allocation:
                 rack=rack,
                 connect_timeout_s=connect_timeout_s,
                 topic_poll_s=refresh_s,
-                instance_id=instance_id,
-                restart_grace_s=restart_grace_s,
+                **options.place(),
             ),
             load=None if load is None else _load_of(load),
         )
@@ -160,7 +161,7 @@ class Allocation:
     @property
     def held(self) -> frozenset[str]:
         """The resources that this member owns now, including those that it is about to release."""
-        return frozenset(self._holdings.held)
+        return _names(self._holdings.tenures.owned)
 
     @property
     def member_id(self) -> str:
@@ -174,7 +175,7 @@ class Allocation:
 
     def may_act(self, name: str) -> bool:
         """Whether this member may work on the resource at this instant. Ask before each step with an effect."""
-        return name in self._holdings.held and self._membership.may_act()
+        return self._holdings.tenures.is_assigned(TopicPartition(name, 0)) and self._membership.may_act()
 
     def hold(self, name: str) -> Hold:
         """A context manager: waits until this member owns the resource, and keeps it from moving until the end.
@@ -203,7 +204,7 @@ class Hold:
     @property
     def wanted(self) -> bool:
         """Whether the resource should move, as soon as this hold ends."""
-        return self.lost or self.name in self._holdings.going
+        return self.lost or self._holdings.phase(self.name) is Phase.DRAINING
 
     async def until_wanted(self) -> None:
         """Waits until the resource should move, or is lost."""
@@ -221,14 +222,12 @@ class Hold:
 
 
 class _Holdings(AssignmentListener):
-    """The `AssignmentListener` of an allocation: tracks the owned resources, and the tasks that hold them."""
+    """The `AssignmentListener` of an allocation: tracks the tasks that hold resources."""
 
     def __init__(self, group: str, on_assigned: Any, on_revoked: Any, on_lost: Any) -> None:
-        self.held: set[str] = set()
-        self.going: set[str] = set()
         self._group = group
         self._ready: set[str] = set()
-        self._holds: dict[str, set[Hold]] = {}
+        self._holds: defaultdict[str, set[Hold]] = defaultdict(set)
         self._on_assigned, self._on_revoked, self._on_lost = on_assigned, on_revoked, on_lost
         self._error: BaseException | None = None
         self._closed = False
@@ -240,6 +239,11 @@ class _Holdings(AssignmentListener):
     def close(self) -> None:
         self._closed = True
         self._tell()
+
+    def phase(self, name: str) -> Phase | None:
+        """The phase of the ownership of a resource; None if this member does not own it."""
+        tenure = self.tenures.assignment.get(TopicPartition(name, 0))
+        return None if tenure is None else tenure.phase
 
     # -- holding -------------------------------------------------------------------------------------------------
 
@@ -265,13 +269,12 @@ class _Holdings(AssignmentListener):
                 raise Closed(f"the allocation of group {self._group!r} is closed")
             await self.news()
         hold.lost = False
-        self._holds.setdefault(hold.name, set()).add(hold)
+        self._holds[hold.name].add(hold)
 
     def put_back(self, hold: Hold) -> None:
-        holds = self._holds.get(hold.name, set())
-        holds.discard(hold)
-        if not holds:
-            self._holds.pop(hold.name, None)
+        self._holds[hold.name].discard(hold)
+        if not self._holds[hold.name]:
+            del self._holds[hold.name]
             self._tell()
 
     # -- called by the membership --------------------------------------------------------------------------------
@@ -279,27 +282,19 @@ class _Holdings(AssignmentListener):
     async def assigned(self, partitions: Partitions) -> None:
         names = _names(partitions)
         self._error = None  # an error of the past: the member takes part again
-        self.held |= names
         await self._call(self._on_assigned, names)
         # some resources may have been revoked in the meantime
-        self._ready |= (names & self.held) - self.going
+        self._ready |= {name for name in names if self.phase(name) is Phase.ACTIVE}
         self._tell()
 
     async def revoked(self, partitions: Partitions) -> None:
         names = _names(partitions)
-        self.going |= names
         self._ready -= names
         self._tell()
-        try:
-            await asyncio.gather(self._call(self._on_revoked, names), self._unheld(names))
-        finally:
-            # cancelled if the session is lost: then `lost` follows
-            self.going -= names
-        self.held -= names
+        await asyncio.gather(self._call(self._on_revoked, names), self._unheld(names))
 
     async def lost(self, partitions: Partitions) -> None:
         names = _names(partitions)
-        self.held -= names
         self._ready -= names
         for name in names & self._holds.keys():
             for hold in self._holds[name]:

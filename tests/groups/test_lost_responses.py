@@ -202,7 +202,7 @@ async def test_kiels_lock_does_not_wait_for_its_own_ghost(
     bench: Bench, kind: str, executed: bool, behind: bool
 ) -> None:
     async with client(bench) as zk:
-        lost = zk.lose(kind, f"{bench.kiel.partitions + '/lock'}/", executed=executed, behind=behind)
+        lost = zk.lose(kind, f"{bench.kiel.partitions}/lock/", executed=executed, behind=behind)
         async with bench.member("a", zk) as a:
             await bench.settled(a)
             await asyncio.wait_for(lost.wait(), 30)
@@ -210,7 +210,7 @@ async def test_kiels_lock_does_not_wait_for_its_own_ghost(
             await bench.settled(a)
 
             async def free() -> bool:
-                return not await zk.get_children(bench.kiel.partitions + "/lock")
+                return not await zk.get_children(f"{bench.kiel.partitions}/lock")
 
             await wait_until_async(free, 30, "the lock to be free for members of kiel")
 
@@ -220,11 +220,11 @@ async def test_a_member_leaves_while_another_client_has_kiels_lock(bench: Bench)
         await zk.connect()
         async with bench.member("a") as a:
             await bench.settled(a)
-            await zk.create(f"{bench.kiel.partitions + '/lock'}/0123__lock__", ephemeral=True, sequence=True)
+            await zk.create(f"{bench.kiel.partitions}/lock/0123__lock__", ephemeral=True, sequence=True)
             bench.topics.change(t=8)
 
             async def waits() -> bool:
-                return len(await zk.get_children(bench.kiel.partitions + "/lock")) == 2
+                return len(await zk.get_children(f"{bench.kiel.partitions}/lock")) == 2
 
             await wait_until_async(waits, 30, "a to wait for the lock")
             await asyncio.wait_for(a.membership.leave(), 30)

@@ -100,7 +100,7 @@ class Recorder:
         self.events += [f"-{name}" for name in sorted(found)]
         for name in found:
             assert self.owners.pop(name, self.name) == self.name
-        self.most_going = max(self.most_going, len(self.allocation._holdings.going))
+        self.most_going = max(self.most_going, sum(self.allocation.hold(name).wanted for name in self.allocation.held))
 
 
 async def test_names_come_and_go_and_each_has_one_owner(zk_chroot: str, group: str) -> None:

@@ -10,7 +10,7 @@ compute the even ones: `flow` how many partitions each member gets, `problem` wh
 
 from __future__ import annotations
 
-from allocator.core.assignors.basic import naive
+from allocator.core.assignors.basic import naive, range_share
 from allocator.core.assignors.choose import choose
 from allocator.core.assignors.kiel import KielAssignor, naive_allocator
 from allocator.core.assignors.load import MemberLoads
@@ -36,6 +36,7 @@ __all__ = [
     "naive",
     "naive_allocator",
     "of_kiel",
+    "range_share",
     "resolve",
     "validate",
     "wants",

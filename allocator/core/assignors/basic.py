@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from heapq import heapify, heapreplace
 from operator import attrgetter
+from typing import TypeVar
 
 from allocator.core.assignors.problem import AssignmentProblem, topic_partitions
 from allocator.core.assignors.types import BuiltIn, GroupView
 from allocator.core.types import Assignment, TopicPartition
+
+T = TypeVar("T")
+
+
+def range_share(items: Sequence[T], members: int, index: int) -> Sequence[T]:
+    """Returns the consecutive items of member `index`; the first members get one more."""
+    each, more = divmod(len(items), members)
+    begin = index * each + min(index, more)
+    return items[begin : begin + each + (index < more)]
 
 
 class _Naive(BuiltIn):
@@ -79,13 +90,9 @@ class _Range(BuiltIn):
         assigned: dict[str, list[TopicPartition]] = {member.id: [] for member in members}
         for subscribers, topics in replace(view, members=members).classes():
             for topic in topics:
-                size, larger = divmod(view.partitions[topic], len(subscribers))
                 partitions = topic_partitions(view, [topic])
-                begin = 0
                 for place, member in enumerate(subscribers):
-                    end = begin + size + (place < larger)
-                    assigned[member.id] += partitions[begin:end]
-                    begin = end
+                    assigned[member.id] += range_share(partitions, len(subscribers), place)
         return {member: frozenset(partitions) for member, partitions in assigned.items()}
 
 

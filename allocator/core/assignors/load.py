@@ -11,12 +11,14 @@ that ends them.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 from math import fsum
 from typing import NamedTuple, Optional
 
 from allocator.core.assignors.constraints import Constraints
+from allocator.core.assignors.problem import AssignmentProblem
 from allocator.core.assignors.types import BuiltIn, GroupView, Member
 from allocator.core.types import NO_PARTITIONS, Assignment, Partitions, TopicPartition
 
@@ -118,51 +120,37 @@ class LoadAssignor(BuiltIn):
         self.name = f"load-{source}"
 
     def __call__(self, view: GroupView) -> Assignment:
-        found: dict[str, set[TopicPartition]] = {member.id: set() for member in view.members}
-        weights = {member.id: member.weight for member in view.members}
-        topics = {member.id: member.topics for member in view.members}
-        owner: dict[TopicPartition, str] = {}
-        for member in sorted(found):
-            for partition in view.owned.get(member, ()):
-                topic, number = partition
-                if topic in topics[member] and 0 <= number < view.partitions.get(topic, 0):
-                    owner.setdefault(partition, member)
-        classes = view.classes()
-        everything = [TopicPartition(t, n) for each in classes for t in each.topics for n in range(view.partitions[t])]
-        amounts = estimated(everything, view.load)
-        level = dict.fromkeys(found, 0.0)
-        for partition in sorted(owner):
-            found[owner[partition]].add(partition)
-            level[owner[partition]] += amounts[partition] / weights[owner[partition]]
-        of_topic = {topic: number for number, each in enumerate(classes) for topic in each.topics}
-        heaps = [[(level[member.id], member.id) for member in each.members] for each in classes]
-        for heap in heaps:
+        problem = AssignmentProblem(view)
+        members = problem.members
+        amounts = estimated([partition for each in problem.classes for partition in each.partitions], view.load)
+        found: list[set[TopicPartition]] = [set() for _ in members]
+        level = [0.0] * len(members)
+        for partition, member in sorted(problem.holder.items()):
+            found[member].add(partition)
+            level[member] += amounts[partition] / members[member].weight
+        free = []
+        for each in problem.classes:
+            heap = [(level[member], member) for member in each.members]
             heapify(heap)
-        free = [partition for partition in everything if partition not in owner]
-        for partition in sorted(free, key=lambda each: (-amounts[each], each)):
-            heap = heaps[of_topic[partition.topic]]
+            free += [(-amounts[p], p, heap) for p in each.partitions if p not in problem.holder]
+        for _, partition, heap in sorted(free):
             # the entry is out of date, because the member got a partition of another class
             while heap[0][0] != level[heap[0][1]]:
                 heapreplace(heap, (level[heap[0][1]], heap[0][1]))
             member = heap[0][1]
             found[member].add(partition)
-            level[member] += amounts[partition] / weights[member]
+            level[member] += amounts[partition] / members[member].weight
             heapreplace(heap, (level[member], member))
-        return {member: frozenset(partitions) for member, partitions in found.items()}
+        return {member.id: frozenset(partitions) for member, partitions in zip(members, found)}
 
 
 def moved(present: Assignment, moves: Iterable[LoadMove]) -> dict[str, Partitions]:
     """Returns the assignment after these moves. Each partition moves at most once."""
-    gone: dict[str, set[TopicPartition]] = {}
-    come: dict[str, set[TopicPartition]] = {}
+    found = defaultdict(set, {member: set(partitions) for member, partitions in present.items()})
     for move in moves:
-        gone.setdefault(move.source, set()).add(move.partition)
-        come.setdefault(move.target, set()).add(move.partition)
-    members = present.keys() | come.keys()
-    return {
-        member: (present.get(member, NO_PARTITIONS) - gone.get(member, set())) | come.get(member, set())
-        for member in sorted(members)
-    }
+        found[move.source].discard(move.partition)
+        found[move.target].add(move.partition)
+    return {member: frozenset(found[member]) for member in sorted(found)}
 
 
 def balance(

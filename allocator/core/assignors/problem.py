@@ -6,7 +6,7 @@ partitions.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import groupby, repeat
@@ -64,9 +64,9 @@ class AssignmentProblem:
         """Separate partitions that are not alike to their subscribers, for example by rack."""
         whole, self.classes = self.classes, []
         for members, _, partitions in whole:
-            alike: dict[object, list[TopicPartition]] = {}
+            alike: defaultdict[object, list[TopicPartition]] = defaultdict(list)
             for partition in partitions:
-                alike.setdefault(kind(partition), []).append(partition)
+                alike[kind(partition)].append(partition)
             self.classes += [PartitionClass(members, each, found) for each, found in alike.items()]
 
     def solve(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -16,6 +17,9 @@ from allocator.core.text.quoting import shown
 from allocator.core.types import PartitionLike, TopicPartition
 
 _SHOWN = 5
+
+_Faults = defaultdict[str, list[str]]
+"""Kind of a fault -> the offenders."""
 
 
 def compute(assignor: Assignor, view: GroupView) -> dict[str, frozenset[TopicPartition]]:
@@ -78,10 +82,10 @@ def validate(
     wanted = _wanted(view)
     holders: dict[TopicPartition, str] = {}
     given: dict[str, frozenset[TopicPartition]] = {}
-    faults = _Faults()
+    faults: _Faults = defaultdict(list)
     for member, partitions in result.items():
         if not isinstance(member, str) or member not in subscriptions:
-            faults.add("unknown members", repr(member))
+            faults["unknown members"].append(repr(member))
             continue
         found = _partitions(member, partitions, faults)
         given[member] = own = frozenset(found)
@@ -92,18 +96,19 @@ def validate(
         for partition in found:
             if partition in holders:
                 both = f"{holders[partition]!r} and {member!r}"
-                faults.add("partitions given twice", f"{_name(partition)} to {both}")
+                faults["partitions given twice"].append(f"{_name(partition)} to {both}")
                 continue
             holders[partition] = member
             given_to = f"{_name(partition)} to {member!r}"
             if partition not in wanted:
-                faults.add("partitions that do not exist or have no subscriber", given_to)
+                faults["partitions that do not exist or have no subscriber"].append(given_to)
             elif partition.topic not in subscriptions[member]:
-                faults.add("partitions given to members that do not subscribe to them", given_to)
+                faults["partitions given to members that do not subscribe to them"].append(given_to)
     if complete:
         for partition in sorted(wanted - holders.keys()):
-            faults.add("partitions given to nobody", _name(partition))
-    faults.raise_if_any()
+            faults["partitions given to nobody"].append(_name(partition))
+    if faults:
+        raise BadAssignment("; ".join(f"{len(of)} {kind}: {_some(of)}" for kind, of in faults.items()))
     return {member: given.get(member, frozenset()) for member in subscriptions}
 
 
@@ -114,7 +119,7 @@ def _wanted(view: GroupView) -> frozenset[TopicPartition]:
 def _partitions(member: str, partitions: Any, faults: _Faults) -> list[TopicPartition]:
     """Returns the valid partitions of one member, and adds the others to the faults."""
     if isinstance(partitions, (str, bytes)) or not isinstance(partitions, Iterable):
-        faults.add("members with something else than partitions", f"{member!r}: {shown(partitions)}")
+        faults["members with something else than partitions"].append(f"{member!r}: {shown(partitions)}")
         return []
     try:
         items = list(partitions)
@@ -126,7 +131,7 @@ def _partitions(member: str, partitions: Any, faults: _Faults) -> list[TopicPart
     for item in items:
         partition = _as_partition(item)
         if partition is None:
-            faults.add("items that are no (topic, partition)", f"{shown(item)} to {member!r}")
+            faults["items that are no (topic, partition)"].append(f"{shown(item)} to {member!r}")
         else:
             good.append(partition)
     return good
@@ -141,18 +146,6 @@ def _as_partition(item: Any) -> TopicPartition | None:
         return TopicPartition(item[0], operator.index(item[1]))  # numpy's integers are allowed too
     except TypeError:
         return None
-
-
-class _Faults:
-    def __init__(self) -> None:
-        self._found: dict[str, list[str]] = {}
-
-    def add(self, kind: str, what: str) -> None:
-        self._found.setdefault(kind, []).append(what)
-
-    def raise_if_any(self) -> None:
-        if self._found:
-            raise BadAssignment("; ".join(f"{len(of)} {kind}: {_some(of)}" for kind, of in self._found.items()))
 
 
 def _some(names: Sequence[str]) -> str:

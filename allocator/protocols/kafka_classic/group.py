@@ -109,7 +109,7 @@ class GroupCoordinator(KafkaGroup):
     `run` is the member's life; its caller awaits it. The constructor does no I/O.
     """
 
-    OUT, CLOSED = GroupPhase.OUT, GroupPhase.CLOSED
+    OUT, AWAY, CLOSED = GroupPhase.OUT, GroupPhase.AWAY, GroupPhase.CLOSED
     _settings: KafkaSettings
 
     def __init__(
@@ -159,11 +159,6 @@ class GroupCoordinator(KafkaGroup):
         """
         if self._rejoin is None:
             self._rejoin = why
-            self._poke()
-
-    def polled(self) -> None:
-        self.heartbeat.polled()
-        if self.phase is GroupPhase.AWAY:
             self._poke()
 
     def _check(self) -> None:
@@ -420,12 +415,8 @@ class GroupCoordinator(KafkaGroup):
             self._participant.failed(error)
         return self._settings.pause_s(error)
 
-    def _idle(self) -> None:
-        if self.phase in (GroupPhase.STABLE, GroupPhase.PREPARING):
-            why = f"the user asked for nothing for {self._settings.max_poll_interval_s:g} s"
-            self._end_membership(LostMembership(why, GroupPhase.AWAY))
-        else:
-            self.heartbeat.polled()  # the user could not poll while the member joins
+    def _may_go_away(self) -> bool:
+        return self.phase in (GroupPhase.STABLE, GroupPhase.PREPARING)
 
     # -------------------------------------------------------------------------------------------------------------
 

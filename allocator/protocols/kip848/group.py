@@ -109,7 +109,7 @@ class Kip848Group(KafkaGroup):
     `run` is the member's life; its caller awaits it. The constructor does no I/O.
     """
 
-    OUT, CLOSED = Kip848Phase.JOINING, Kip848Phase.CLOSED
+    OUT, AWAY, CLOSED = Kip848Phase.JOINING, Kip848Phase.AWAY, Kip848Phase.CLOSED
     _settings: Kip848Settings
 
     def __init__(
@@ -146,11 +146,6 @@ class Kip848Group(KafkaGroup):
     def changed(self) -> None:
         """The subscription has changed: report it to the coordinator at once."""
         self._loop.send_now()
-
-    def polled(self) -> None:
-        self.heartbeat.polled()
-        if self.phase is Kip848Phase.AWAY:
-            self._poke()
 
     def _commit_refused(self, reaction: GroupReaction, why: str) -> None:
         if reaction is GroupReaction.NEW_EPOCH:
@@ -364,12 +359,8 @@ class Kip848Group(KafkaGroup):
         if first:
             self._move(Kip848Phase.CLOSED, "refused")
 
-    def _idle(self) -> None:
-        if self._joined.done() and self.epoch > 0 and not self.closing:
-            why = f"the user asked for nothing for {self._settings.max_poll_interval_s:g} s"
-            self._end_membership(LostMembership(why, Kip848Phase.AWAY))
-        else:
-            self.heartbeat.polled()  # the user could not poll while the member joins or leaves
+    def _may_go_away(self) -> bool:
+        return self._joined.done() and self.epoch > 0 and not self.closing
 
     # -------------------------------------------------------------------------------------------------------------
 

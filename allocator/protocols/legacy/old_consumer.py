@@ -26,9 +26,10 @@ import socket
 import uuid
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from allocator.core.aio import wall_ms
+from allocator.core.assignors import range_share
 from allocator.core.client import KafkaClient
 from allocator.core.membership import AssignmentListener
 from allocator.core.telemetry import Measures
@@ -40,8 +41,6 @@ from allocator.protocols.legacy.owners import RETRY_S, OwnersMembership, OwnersS
 from allocator.types import NO_PARTITIONS, Partitions, TopicPartition
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 INTERNAL = "__consumer_offsets"  # wildcards of the Java client exclude it by default
 # Java's members retry a claim every 2 s, four times by default, and then wait for the next change of the group
@@ -92,13 +91,6 @@ class OldSubscription:
                 why += "; it looks like a member of pykafka, and a group cannot have members of both clients"
             raise InvalidZnode(path, why) from None
         return cls(pattern, streams)
-
-
-def range_share(items: Sequence[T], members: int, index: int) -> Sequence[T]:
-    """The consecutive items of member `index`; the first members get one more."""
-    each, more = divmod(len(items), members)
-    begin = index * each + min(index, more)
-    return items[begin : begin + each + (index < more)]
 
 
 def _host() -> str:

@@ -63,13 +63,8 @@ class BaseConsumer:
 
     # -- methods of a subclass ------------------------------------------------------------------------------------
 
-    @property
-    def _state(self) -> SubscriptionState:
-        raise NotImplementedError
-
-    @property
-    def _fetcher(self) -> Fetcher:
-        raise NotImplementedError
+    _state: SubscriptionState
+    _fetcher: Fetcher
 
     @property
     def _ended(self) -> BaseException | None:

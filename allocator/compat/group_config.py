@@ -9,12 +9,11 @@ from typing import Any, Final, Literal
 
 from allocator.assignors import Assignor
 from allocator.core.client import KafkaClient
-from allocator.core.consumer import MembershipConfig, membership_from
+from allocator.core.consumer import Fault, MembershipConfig, membership_from
 from allocator.core.settings import DEFAULT, Faults, Flag, Number, Setting, Text, keyword_faults, names_arguments
 from allocator.core.text import shown
 from allocator.core.znodes import default_client_id
 from allocator.core.zookeeper import ZooKeeperClient
-from allocator.errors import AllocatorError
 from allocator.protocols.kafka_classic import KafkaSettings
 from allocator.types import Assignors
 
@@ -148,21 +147,15 @@ class ConsumerGroupConfig:
 
     def _parts(self, faults: Faults) -> None:
         """Settings that contradict each other, or that their part refuses."""
-        attempts: list[tuple[str, Callable[[], Any]]] = []
+        found: list[Fault] = []
         if not faults.keys & {"brokers", "security"}:
-            attempts.append(("security", lambda: KafkaClient(self.brokers, security=self.security)))
+            found += Fault.of(("security",), lambda: KafkaClient(self.brokers, security=self.security))
         if self.membership == "zookeeper" and self.zookeeper and not faults.keys & {"zookeeper", "zookeeper_options"}:
-            attempts.append(
-                ("zookeeper_options", lambda: ZooKeeperClient(self.zookeeper or "", options=self.zookeeper_options))
-            )
-        for name, attempt in attempts:
-            try:
-                attempt()
-            except AllocatorError as error:
-                faults.add(name, str(error))
-        if "membership" in faults.keys:
-            return
-        for fault in self._membership(faults.keys).faults():
+            ensemble, options = self.zookeeper, self.zookeeper_options
+            found += Fault.of(("zookeeper_options",), lambda: ZooKeeperClient(ensemble, options=options))
+        if "membership" not in faults.keys:
+            found += self._membership(faults.keys).faults()
+        for fault in found:
             if not faults.keys.intersection(fault.settings):
                 faults.add(fault.settings[0], fault.text(vars(self)))
 

@@ -255,11 +255,11 @@ class GroupedConsumer(BaseConsumer):
         return values
 
     @property
-    def _state(self) -> SubscriptionState:
+    def _state(self) -> SubscriptionState:  # type: ignore[override]
         return self._engine.state
 
     @property
-    def _fetcher(self) -> Fetcher:
+    def _fetcher(self) -> Fetcher:  # type: ignore[override]
         return self._engine.fetcher
 
     @property

@@ -61,10 +61,10 @@ class SingleConsumer(BaseConsumer):
         super().__init__(deserializer, max_wait_time, max_bytes)
         # without a colon, which breaks JMX names in brokers of 0.9
         self._client = KafkaClient(brokers, client_id=re.sub(r"[^A-Za-z0-9._-]", "-", self.name), security=security)
-        self._subscription = SubscriptionState("none")
-        self._records = Fetcher(
+        self._state = SubscriptionState("none")
+        self._fetcher = Fetcher(
             self._client,
-            self._subscription,
+            self._state,
             max_wait_s=max_wait_time / 1000.0,
             min_bytes=min_bytes,
             max_partition_bytes=max_bytes,
@@ -83,11 +83,11 @@ class SingleConsumer(BaseConsumer):
             return
         self._client.follow_all()
         await self._client.connect(self._connect_timeout_s)
-        await self._records.start()
+        await self._fetcher.start()
         self._loop = asyncio.get_running_loop()
 
     async def _wind_down(self) -> None:
-        await self._records.close()
+        await self._fetcher.close()
         await self._client.close()
 
     @property
@@ -140,7 +140,7 @@ class SingleConsumer(BaseConsumer):
         partitions = self._partitions_of(topic)
         if topic in self.synced_offsets:
             # a topic that did not exist before has only new records
-            known = self._subscription.all_consumed_offsets()
+            known = self._state.all_consumed_offsets()
             await self._find([p for p in partitions if p not in known], self.BEGINNING)
             await self._find([p for p in partitions if p in self._astray], timestamp)
         else:
@@ -163,45 +163,36 @@ class SingleConsumer(BaseConsumer):
         self._read_also(partitions)
         for partition, there in found.items():
             if there is not None:
-                self._subscription.seek(partition, listed(there))
+                self._state.seek(partition, listed(there))
                 self._astray.discard(partition)
-        self._records.wake()
+        self._fetcher.wake()
 
     def _partitions_of(self, topic: str) -> list[TopicPartition]:
         return [TopicPartition(topic, number) for number in sorted(self._client.partitions(topic) or ())]
 
     def _read_also(self, partitions: Iterable[TopicPartition]) -> None:
-        assigned = self._subscription.owned
-        self._subscription.assign_from_user(sorted(assigned.union(partitions)))
+        self._state.assign_from_user(sorted(self._state.owned.union(partitions)))
 
     # -- methods for the base class -------------------------------------------------------------------------------
 
-    @property
-    def _state(self) -> SubscriptionState:
-        return self._subscription
-
-    @property
-    def _fetcher(self) -> Fetcher:
-        return self._records
-
     def _deliver(self, batch: Batch, next_offset: int) -> None:
         partition = TopicPartition(batch.topic, batch.partition)
-        self._subscription.update_position(partition, next_offset, self._records.leader_epoch(partition, next_offset))
+        self._state.update_position(partition, next_offset, self._fetcher.leader_epoch(partition, next_offset))
 
     def _go_to(self, partition: TopicPartition, offset: int) -> None:
-        if self._subscription.is_assigned(partition):
-            self._subscription.seek(partition, offset)
-            self._records.wake()
+        if self._state.is_assigned(partition):
+            self._state.seek(partition, offset)
+            self._fetcher.wake()
 
     def _seek(self, partition: TopicPartition, offset: int) -> None:
         if partition.partition not in (self._client.partitions(partition.topic) or ()):
             raise NotAssigned(partition)
         self._read_also([partition])
-        self._subscription.seek(partition, offset)
+        self._state.seek(partition, offset)
         self._astray.discard(partition)
         if partition.topic not in self.synced_offsets:
             self._chosen.add(partition)
-        self._records.wake()
+        self._fetcher.wake()
 
     def _report(self, error: AllocatorError) -> None:
         super()._report(error)

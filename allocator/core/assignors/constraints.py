@@ -273,10 +273,9 @@ class _Steering:
         short = {member: number for member, number in missing.items() if number > 0}
         over = self._partitions_of({member for member, number in missing.items() if number < 0} if short else ())
         for member, partitions in over.items():
-            back = [p for p in partitions if self._holder.get(p) in short]
-            moving = [p for p in partitions if self._holder.get(p) not in short and self._holder.get(p) != member]
-            settled = [p for p in partitions if self._holder.get(p) == member]
-            for partition in (*back, *moving, *settled):
+            holders = {p: self._holder.get(p) for p in partitions}
+            # first back to a member that is short, then those that move anyway
+            for partition in sorted(partitions, key=lambda p: (holders[p] == member, holders[p] not in short)):
                 if self._count[member] <= goals[member] or not short:
                     break
                 candidates = self._may_have(partition) & short.keys()

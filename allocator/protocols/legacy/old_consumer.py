@@ -24,20 +24,17 @@ import os
 import re
 import socket
 import uuid
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from allocator.core.aio import wall_ms
 from allocator.core.assignors import range_share
 from allocator.core.client import KafkaClient
-from allocator.core.membership import AssignmentListener
-from allocator.core.telemetry import Measures
 from allocator.core.text import shown
 from allocator.core.znodes import InvalidZnode, Paths
-from allocator.core.zookeeper import ConnectionLost, NoZnode, Op, Watched, ZooKeeperClient
+from allocator.core.zookeeper import ConnectionLost, NoZnode, Op, Watched
 from allocator.errors import AllocatorError
-from allocator.protocols.legacy.owners import RETRY_S, OwnersMembership, OwnersSettings
+from allocator.protocols.legacy.owners import RETRY_S, OwnersMembership
 from allocator.types import NO_PARTITIONS, Partitions, TopicPartition
 
 log = logging.getLogger(__name__)
@@ -101,24 +98,17 @@ class _OldConsumer(OwnersMembership):
     """Common to both dialects."""
 
     _topics: KafkaClient
+    _registered: frozenset[str] = frozenset()
+    _said: Mapping[str, bytes]
+    _view: Any
 
-    def __init__(
-        self,
-        zk: ZooKeeperClient,
-        group: str,
-        listener: AssignmentListener,
-        topics: KafkaClient,
-        settings: OwnersSettings,
-        *,
-        measures: Measures | None = None,
-    ) -> None:
-        paths = Paths("/consumers", group)  # raises for an invalid group name
-        super().__init__(zk, group, listener, topics, settings, measures=measures)
-        self._ids_path, self._owners_path = f"{paths.base}/ids", f"{paths.base}/owners"
-        self._registered: frozenset[str] = frozenset()
-        self._said: dict[str, bytes] = {}
-        self._complained: set[str] = set()
-        self._view: Any = None
+    @property
+    def _ids_path(self) -> str:
+        return f"{Paths('/consumers', self._group).base}/ids"
+
+    @property
+    def _owners_path(self) -> str:
+        return f"{Paths('/consumers', self._group).base}/owners"
 
     # -- methods of a dialect -------------------------------------------------------------------------------------
 
@@ -142,7 +132,7 @@ class _OldConsumer(OwnersMembership):
         await self._registration.create(dict(self._own_znodes()))
         zk, path = self._zk, self._ids_path
         self._names = Watched(lambda watch: zk.get_children(path, watch), self._changed.set)
-        self._said, self._view = {}, None
+        self._said, self._view, self._complained = {}, None, set[str]()
         log.info("%s: joined as %s (pid %d)", self._group, self.member_id, os.getpid())
 
     def _own_znodes(self) -> list[tuple[str, bytes]]:
@@ -190,10 +180,9 @@ class _OldConsumer(OwnersMembership):
 
     async def _listen(self, names: Collection[str]) -> None:
         """Reads the znodes of new members; these never change."""
-        self._said = {name: data for name, data in self._said.items() if name in names}
         new = [name for name in names if name not in self._said]
-        answers = await asyncio.gather(*map(self._ask, new))
-        self._said.update({name: data for name, data in zip(new, answers) if data is not None})
+        found = {**self._said, **dict(zip(new, await asyncio.gather(*map(self._ask, new))))}
+        self._said = {name: data for name in names if (data := found[name]) is not None}
 
     async def _ask(self, name: str) -> bytes | None:
         try:

@@ -17,7 +17,7 @@ from allocator.core.assignors import built_in
 from allocator.core.consumer import MembershipConfig
 from allocator.core.membership import AssignmentListener, ZooKeeperMembership, ZooKeeperSettings
 from allocator.core.settings import DEFAULT, names_arguments
-from allocator.core.subscription import ANY_TOPIC, Phase
+from allocator.core.subscription import ANY_TOPIC
 from allocator.core.znodes import Paths
 from allocator.errors import AllocatorError, Closed, ConfigError, IllegalState, ResourceLost
 from allocator.resources.assignor import OverNames
@@ -204,7 +204,7 @@ class Hold:
     @property
     def wanted(self) -> bool:
         """Whether the resource should move, as soon as this hold ends."""
-        return self.lost or self._holdings.phase(self.name) is Phase.DRAINING
+        return self.lost or self.name not in self._holdings.ready
 
     async def until_wanted(self) -> None:
         """Waits until the resource should move, or is lost."""
@@ -226,7 +226,8 @@ class _Holdings(AssignmentListener):
 
     def __init__(self, group: str, on_assigned: Any, on_revoked: Any, on_lost: Any) -> None:
         self._group = group
-        self._ready: set[str] = set()
+        self.ready: set[str] = set()
+        """The owned resources that tasks may take: `on_assigned` has returned, and they need not move."""
         self._holds: defaultdict[str, set[Hold]] = defaultdict(set)
         self._on_assigned, self._on_revoked, self._on_lost = on_assigned, on_revoked, on_lost
         self._error: BaseException | None = None
@@ -239,11 +240,6 @@ class _Holdings(AssignmentListener):
     def close(self) -> None:
         self._closed = True
         self._tell()
-
-    def phase(self, name: str) -> Phase | None:
-        """The phase of the ownership of a resource; None if this member does not own it."""
-        tenure = self.tenures.assignment.get(TopicPartition(name, 0))
-        return None if tenure is None else tenure.phase
 
     # -- holding -------------------------------------------------------------------------------------------------
 
@@ -261,7 +257,7 @@ class _Holdings(AssignmentListener):
             self._next_news = asyncio.Event()
 
     async def take(self, hold: Hold) -> None:
-        while hold.name not in self._ready:
+        while hold.name not in self.ready:
             if self._error is not None:
                 error, self._error = self._error, None
                 raise error
@@ -284,18 +280,18 @@ class _Holdings(AssignmentListener):
         self._error = None  # an error of the past: the member takes part again
         await self._call(self._on_assigned, names)
         # some resources may have been revoked in the meantime
-        self._ready |= {name for name in names if self.phase(name) is Phase.ACTIVE}
+        self.ready |= names & _names(self.tenures.held)
         self._tell()
 
     async def revoked(self, partitions: Partitions) -> None:
         names = _names(partitions)
-        self._ready -= names
+        self.ready -= names
         self._tell()
         await asyncio.gather(self._call(self._on_revoked, names), self._unheld(names))
 
     async def lost(self, partitions: Partitions) -> None:
         names = _names(partitions)
-        self._ready -= names
+        self.ready -= names
         for name in names & self._holds.keys():
             for hold in self._holds[name]:
                 hold.lost = True

@@ -26,6 +26,7 @@ import socket
 import uuid
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from allocator.core.aio import wall_ms
 from allocator.core.assignors import range_share

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
 
@@ -191,32 +191,21 @@ class _Steering:
     def _may_have(self, partition: TopicPartition) -> frozenset[str]:
         """Returns the members that may have the partition; never empty. The constraint checked first has the
         highest priority."""
-        only = self._rules.allowed.get(partition)
-        holder = self._holder.get(partition)
+        rules, everyone = self._rules, self._subscribers[partition.topic]
+        only, holder = rules.allowed.get(partition), self._holder.get(partition)
         if only is None:
             found = self._anywhere[partition.topic]
             if holder in self._cordoned and holder not in self._leaving:
                 found = found | {holder}
             if found:
                 return found
-        return next(filter(None, self._choices(partition, only, holder)))
-
-    def _choices(
-        self, partition: TopicPartition, only: frozenset[str] | None, holder: str | None
-    ) -> Iterator[frozenset[str]]:
-        rules, everyone = self._rules, self._subscribers[partition.topic]
         here = frozenset() if holder is None else frozenset({holder})
         staying = everyone - self._leaving
         open_to = staying - (self._cordoned - here)
-        for within in () if only is None else (only,):
-            yield (open_to & within).difference(rules.canaries)
-            yield open_to & within
-        yield open_to.difference(rules.canaries)
-        yield open_to
-        yield staying - rules.absent
-        yield everyone & here
-        yield staying
-        yield everyone
+        plain = open_to.difference(rules.canaries)
+        allowed = () if only is None else (plain & only, open_to & only)
+        choices = (*allowed, plain, open_to, staying - rules.absent, everyone & here, staying, everyone)
+        return next(filter(None, choices))
 
     # -- placing -------------------------------------------------------------------------------------------------
 

@@ -24,27 +24,21 @@ def apportion(total: int, weights: Sequence[float]) -> tuple[list[int], list[int
     """
     if not total or not weights:
         return [0] * len(weights), [], total
-    most = max(weights)
-    if most == min(weights):
-        each = (total - 1) // len(weights)
-        numbers, ties = [each] * len(weights), list(range(len(weights)))
-        more = total - each * len(weights)
-    else:
-        # rounded at a price that is certainly too low for `total`; the rest follows one by one
-        price = max(0.0, (total - len(weights)) / sum(weights))
-        numbers = [max(0, int(price * weight + 0.5) - 1) for weight in weights]
-        hands = [((2 * n + 1) / weight, index) for index, (n, weight) in enumerate(zip(numbers, weights))]
-        heapify(hands)
-        last = 0.0
-        for _ in range(total - sum(numbers)):
-            last, index = hands[0]
-            numbers[index] += 1
-            heapreplace(hands, ((2 * numbers[index] + 1) / weights[index], index))
-        took = [i for i, (n, weight) in enumerate(zip(numbers, weights)) if n and (2 * n - 1) / weight == last]
-        for index in took:
-            numbers[index] -= 1
-        more = len(took)
-        ties = [i for i, (n, weight) in enumerate(zip(numbers, weights)) if (2 * n + 1) / weight == last]
+    # rounded at a price that is certainly too low for `total`; the rest follows one by one
+    price = max(0.0, (total - len(weights)) / sum(weights))
+    numbers = [max(0, int(price * weight + 0.5) - 1) for weight in weights]
+    hands = [((2 * n + 1) / weight, index) for index, (n, weight) in enumerate(zip(numbers, weights))]
+    heapify(hands)
+    last = 0.0
+    for _ in range(total - sum(numbers)):
+        last, index = hands[0]
+        numbers[index] += 1
+        heapreplace(hands, ((2 * numbers[index] + 1) / weights[index], index))
+    took = [i for i, (n, weight) in enumerate(zip(numbers, weights)) if n and (2 * n - 1) / weight == last]
+    for index in took:
+        numbers[index] -= 1
+    more = len(took)
+    ties = [i for i, (n, weight) in enumerate(zip(numbers, weights)) if (2 * n + 1) / weight == last]
     if len(ties) == more:
         for index in ties:
             numbers[index] += 1

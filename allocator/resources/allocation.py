@@ -93,7 +93,6 @@ class Allocation:
             group=group,
             client_id=client_id,
             pattern=ANY_TOPIC,
-            assignor=assignor_of(PREFERRED if assignor is None else assignor),
             weight=weight,
             rack=rack,
             connect_timeout_s=connect_timeout_s,
@@ -103,6 +102,7 @@ class Allocation:
             raise ConfigError(f"refresh_s = {refresh_s!r}: must be a number of seconds above 0")
         self.group = group
         self.client_id = config.client_id
+        function = assignor_of(PREFERRED if assignor is None else assignor)
         zk = options.ensemble()
         self._holdings = _Holdings(group, on_assigned, on_revoked, on_lost or on_revoked)
         self._membership = ZooKeeperMembership(
@@ -110,7 +110,7 @@ class Allocation:
             Paths(options.root, group),
             self._holdings,
             NameSource(resources, zk),
-            config.assignors(),
+            {function.name: function},
             ZooKeeperSettings(
                 name=self.client_id,
                 pattern=ANY_TOPIC,

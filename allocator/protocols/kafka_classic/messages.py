@@ -11,10 +11,9 @@ kafka-python writes each in the newest version that both sides know.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
-from kafka.protocol.consumer import HeartbeatRequest, JoinGroupRequest, LeaveGroupRequest, SyncGroupRequest
+from kafka.protocol.consumer import HeartbeatRequest, LeaveGroupRequest
 
 from allocator.core.offsets import Identity
 
@@ -34,54 +33,9 @@ class JoinedMember(NamedTuple):
     metadata: bytes
 
 
-def join_request(
-    group: str,
-    identity: Identity,
-    protocol_type: str,
-    offers: Sequence[tuple[str, bytes]],
-    *,
-    session_timeout_s: float,
-    rebalance_timeout_s: float,
-    reason: str,
-) -> Any:
-    """A JoinGroup request. `offers`: assignor names with the member's metadata, the preferred one first."""
-    request = JoinGroupRequest
-    return request(
-        group_id=group,
-        session_timeout_ms=round(session_timeout_s * 1000),
-        rebalance_timeout_ms=round(rebalance_timeout_s * 1000),
-        member_id=identity.member_id,
-        group_instance_id=identity.instance_id,
-        protocol_type=protocol_type,
-        protocols=[request.JoinGroupRequestProtocol(name=name, metadata=data) for name, data in offers],
-        reason=reason[:MAX_REASON],
-        max_version=9,
-    )
-
-
 def joined_members(response: Any) -> list[JoinedMember]:
     """Returns all members of the group, if the JoinGroup response is for the leader."""
     return [JoinedMember(m.member_id, m.group_instance_id, m.metadata or b"") for m in response.members]
-
-
-def sync_request(
-    group: str, identity: Identity, protocol_type: str, protocol: str, assignments: Mapping[str, bytes]
-) -> Any:
-    """A SyncGroup request. `assignments` by member id from the leader, empty from the others."""
-    request = SyncGroupRequest
-    return request(
-        group_id=group,
-        generation_id=identity.generation,
-        member_id=identity.member_id,
-        group_instance_id=identity.instance_id,
-        protocol_type=protocol_type,
-        protocol_name=protocol,
-        assignments=[
-            request.SyncGroupRequestAssignment(member_id=member, assignment=data)
-            for member, data in assignments.items()
-        ],
-        max_version=5,
-    )
 
 
 def heartbeat_request(group: str, identity: Identity) -> Any:

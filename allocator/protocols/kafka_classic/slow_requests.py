@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kafka.protocol.consumer import JoinGroupRequest
+from kafka.protocol.consumer import JoinGroupRequest, SyncGroupRequest
 
 from allocator.core.aio import within
 from allocator.core.client import KafkaClient
 from allocator.core.offsets import Coordinator, Identity
 from allocator.errors import AllocatorError, BrokerError
-from allocator.protocols.kafka_classic.messages import MEMBER_ID_FIRST, join_request, sync_request
+from allocator.protocols.kafka_classic.messages import MAX_REASON, MEMBER_ID_FIRST
 from allocator.protocols.kafka_classic.settings import KafkaSettings
 from allocator.protocols.kafka_group import LEAVE_WITHIN_S, Interrupted, unless
 
@@ -45,23 +45,41 @@ class SlowRequests:
         return max(self.client.request_timeout_s, self.settings.rebalance_timeout_s + 5)
 
     async def join(self, member_id: str, offers: Sequence[tuple[str, bytes]], why: str, *events: asyncio.Event) -> Any:
-        """The response to a JoinGroup. Raises as `ask`."""
-        request = join_request(
-            self.group,
-            Identity(-1, member_id, self.settings.instance_id),
-            self.protocol_type,
-            offers,
-            session_timeout_s=self.settings.session_timeout_s,
-            rebalance_timeout_s=self.settings.rebalance_timeout_s,
-            reason=why,
+        """The response to a JoinGroup. Raises as `ask`.
+
+        `offers`: assignor names with the member's metadata, the preferred one first.
+        """
+        request = JoinGroupRequest(
+            group_id=self.group,
+            session_timeout_ms=round(self.settings.session_timeout_s * 1000),
+            rebalance_timeout_ms=round(self.settings.rebalance_timeout_s * 1000),
+            member_id=member_id,
+            group_instance_id=self.settings.instance_id,
+            protocol_type=self.protocol_type,
+            protocols=[JoinGroupRequest.JoinGroupRequestProtocol(name=name, metadata=data) for name, data in offers],
+            reason=why[:MAX_REASON],
+            max_version=9,
         )
         return await self.ask(request, self._patience_s, *events, nameless=not member_id)
 
     async def sync(
         self, member: Identity, protocol: str, assignments: Mapping[str, bytes], *events: asyncio.Event
     ) -> Any:
-        """The response to a SyncGroup: all others wait for the leader's assignment. Raises as `ask`."""
-        request = sync_request(self.group, member, self.protocol_type, protocol, assignments)
+        """The response to a SyncGroup: all others wait for the leader's assignment. Raises as `ask`.
+
+        `assignments` by member id from the leader, empty from the others.
+        """
+        entry = SyncGroupRequest.SyncGroupRequestAssignment
+        request = SyncGroupRequest(
+            group_id=self.group,
+            generation_id=member.generation,
+            member_id=member.member_id,
+            group_instance_id=member.instance_id,
+            protocol_type=self.protocol_type,
+            protocol_name=protocol,
+            assignments=[entry(member_id=each, assignment=data) for each, data in assignments.items()],
+            max_version=5,
+        )
         return await self.ask(request, self._patience_s, *events)
 
     async def ready(self, *events: asyncio.Event) -> None:

@@ -195,13 +195,16 @@ async def test_a_lost_session_ends_ownership_and_the_member_comes_back(bench: Be
 async def test_who_comes_back_in_its_session_takes_nothing_from_whoever_took_over(bench: Bench) -> None:
     async with bench.zookeeper() as zk, bench.members("a", "b") as (a, b):
         await bench.settled(a, b)
+        taken_over = asyncio.Event()
 
         async def admitted(zk: ZooKeeperClient) -> bool:
-            return len(b.owner.owned) == 24
+            if len(b.owner.owned) == 24:
+                taken_over.set()
+            return taken_over.is_set()
 
         a.membership.join_again_if(admitted)
         await zk.delete(bench.paths.member(a.membership.member_id))
-        await wait_until_async(lambda: len(b.owner.owned) == 24, 30, "b to take over")
+        await asyncio.wait_for(taken_over.wait(), 30)
         await wait_until_async(lambda: len(a.owner.owned) == 12, 30, "a to come back")
         await bench.settled(a, b)
 

@@ -6,7 +6,7 @@ hold on to that memory. The plain decoder's are copied.
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from allocator.core.fetch.decode import Columns
-
-__all__ = ["field", "pyarrow", "record_batch", "schema"]
 
 # the first pyarrow version that builds arrays of views from several buffers
 OLDEST = 19
@@ -54,11 +52,6 @@ def schema(*, views: bool = True) -> pa.Schema:
             pa.field("headers", pa.list_(pa.field("item", header, nullable=False)), nullable=False),
         ]
     )
-
-
-def record_batch(columns: Columns | None, first: int, last: int) -> list[pa.Array]:
-    """An array for each of `FIELDS`, of rows `first` up to, not including, `last`; None: no record at all."""
-    return [field(name, columns, first, last) for name in FIELDS]
 
 
 def field(name: str, columns: Columns | None, first: int, last: int) -> pa.Array:
@@ -103,18 +96,20 @@ def _timestamp_types(columns: Any) -> pa.Array:
     return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
 
 
-def _keys(columns: Any) -> pa.Array:
-    if _compiled(columns):
-        return _views(columns, 0, 4, columns.null_keys)
+def _bytes(columns: Any, name: str, views: int, bits: int) -> pa.Array:
+    """Keys or values. `views` and `bits`: which buffers of the compiled decoder have them, and their validity."""
     pa = pyarrow()
-    return pa.array([part.key(row) for part in columns.parts for row in range(len(part))], pa.binary_view())
-
-
-def _values(columns: Any) -> pa.Array:
-    if _compiled(columns):
-        return _views(columns, 1, 5, columns.null_values)
-    pa = pyarrow()
-    return pa.array([part.value(row) for part in columns.parts for row in range(len(part))], pa.binary_view())
+    if not _compiled(columns):
+        return pa.array(
+            [getattr(part, name)(row) for part in columns.parts for row in range(len(part))], pa.binary_view()
+        )
+    nulls = getattr(columns, f"null_{name}s")
+    buffers = [
+        _buffer(columns, bits) if nulls else None,
+        _buffer(columns, views),
+        *(pa.py_buffer(buffer) for buffer in columns.buffers),
+    ]
+    return pa.Array.from_buffers(pa.binary_view(), len(columns), buffers, nulls)
 
 
 def _headers(columns: Any) -> pa.Array:
@@ -149,6 +144,8 @@ def _headers(columns: Any) -> pa.Array:
     return pa.Array.from_buffers(kind, rows, [None, pa.py_buffer(ends)], 0, children=[items])
 
 
+_keys = partial(_bytes, name="key", views=0, bits=4)
+_values = partial(_bytes, name="value", views=1, bits=5)
 _MAKERS = dict(zip(FIELDS, (_offsets, _timestamps, _timestamp_types, _keys, _values, _headers)))
 
 
@@ -169,13 +166,3 @@ def _compiled(columns: Any) -> bool:
 def _buffer(columns: Any, number: int) -> pa.Buffer:
     start, size = columns.layout[number]
     return pyarrow().py_buffer(columns.memory).slice(start, size)
-
-
-def _views(columns: Any, views: int, bits: int, nulls: int) -> pa.Array:
-    pa = pyarrow()
-    buffers = [
-        _buffer(columns, bits) if nulls else None,
-        _buffer(columns, views),
-        *(pa.py_buffer(buffer) for buffer in columns.buffers),
-    ]
-    return pa.Array.from_buffers(pa.binary_view(), len(columns), buffers, nulls)

@@ -133,8 +133,7 @@ class Batch(Sequence[Record]):
     def __iter__(self) -> Iterator[Record]:
         records = self._found.records(self._first, self._end, self._start, self._stop)
         # no Python frame for each record in the common case
-        plain = self._key_deserializer is None and self._value_deserializer is None
-        return records if plain else map(self._deserialized, records)
+        return records if self._is_raw() else map(self._deserialized, records)
 
     @overload
     def __getitem__(self, index: int) -> Record: ...
@@ -151,12 +150,11 @@ class Batch(Sequence[Record]):
         number, within = self._locate(wanted)
         columns, first, _ = self._part(number)
         record = next(columns.records(first + within, first + within + 1))
-        plain = self._key_deserializer is None and self._value_deserializer is None
-        return record if plain else self._deserialized(record)
+        return record if self._is_raw() else self._deserialized(record)
 
     def raw(self) -> Batch:
         """The same records, with keys and values as bytes."""
-        if self._key_deserializer is None and self._value_deserializer is None:
+        if self._is_raw():
             return self
         other = self._between(self._start, self._stop)
         other._key_deserializer = other._value_deserializer = None
@@ -218,7 +216,7 @@ class Batch(Sequence[Record]):
         pa = arrow.pyarrow()
         where = {"topic": self.topic, "partition": str(self.partition), "high_watermark": str(self.high_watermark)}
         schema = arrow.schema(views=views).with_metadata(where)
-        arrays = arrow.record_batch(columns, first, last)
+        arrays = [arrow.field(name, columns, first, last) for name in schema.names]
         if not views:
             arrays = [array if array.type == kind else array.cast(kind) for array, kind in zip(arrays, schema.types)]
         for name, function in (("key", key), ("value", value)):
@@ -357,6 +355,9 @@ class Batch(Sequence[Record]):
             # the error must name the batch, whatever the user's code raises
             raise DeserializationError(self.topic, self.partition, self.base_offset, part, error) from error
         return made
+
+    def _is_raw(self) -> bool:
+        return self._key_deserializer is None and self._value_deserializer is None
 
     def _deserialized(self, record: Record) -> Record:
         return deserialized(record, self._key_deserializer, self._value_deserializer)

@@ -80,7 +80,9 @@ def decompress(codec: int, data: bytes | memoryview, *, magic: int = 2, room: ty
         if codec == GZIP:
             return _bounded(cramjam.gzip.decompress_into, data, room)
         if codec == LZ4:
-            return _bounded(cramjam.lz4.decompress_into, _mend_lz4(bytes(data)) if magic == 0 else data, room)
+            return _bounded(
+                cramjam.lz4.decompress_into, _with_lz4_checksum(bytes(data), first=4) if magic == 0 else data, room
+            )
         if codec == ZSTD and magic >= 2:
             return _bounded(cramjam.zstd.decompress_into, data, room)
     except cramjam.DecompressionError as error:
@@ -153,11 +155,6 @@ def _snappy_blocks(view: memoryview) -> Iterator[memoryview]:
             raise CodecError(f"snappy: an empty block at byte {pos - 4}")
         yield view[pos : pos + size]
         pos += size
-
-
-def _mend_lz4(data: bytes) -> bytes:
-    """Write the correct header checksum into an LZ4 frame of Kafka 0.8 or 0.9, whose checksum covers too much."""
-    return _with_lz4_checksum(data, first=4)
 
 
 def lz4_of_old(data: bytes) -> bytes:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate, chain, repeat
-from typing import Final, Optional
+from typing import Optional
 
 from allocator.core.record import PlainRecord
+from allocator.core.varint import read_uvarint
 
 Headers = list[tuple[str, Optional[bytes]]]
-NO_HEADERS: Final[Mapping[int, int]] = {}
 
 
+@dataclass(eq=False)
 class ColumnPart:
     """The records of one record batch: positions in a buffer instead of objects. A `record.Source`.
 
@@ -21,41 +23,17 @@ class ColumnPart:
     has one, by index. `timestamp_type` as in `allocator.Record`.
     """
 
-    __slots__ = (
-        "buffer",
-        "fence",
-        "headers_at",
-        "keys_at",
-        "leader_epoch",
-        "offsets",
-        "partition",
-        "timestamp_type",
-        "timestamps",
-        "topic",
-        "values_at",
-    )
-
-    def __init__(
-        self,
-        buffer: bytes,
-        offsets: Sequence[int],
-        timestamps: Sequence[int],
-        timestamp_type: int | None,
-        keys_at: Sequence[int],
-        values_at: Sequence[int],
-        headers_at: Mapping[int, int] = NO_HEADERS,
-    ) -> None:
-        self.topic = ""
-        self.partition = -1
-        self.leader_epoch: int | None = None
-        self.fence: int | None = None
-        self.buffer = buffer
-        self.offsets = offsets
-        self.timestamps = timestamps
-        self.timestamp_type = timestamp_type
-        self.keys_at = keys_at
-        self.values_at = values_at
-        self.headers_at = headers_at
+    buffer: bytes
+    offsets: Sequence[int]
+    timestamps: Sequence[int]
+    timestamp_type: Optional[int]
+    keys_at: Sequence[int]
+    values_at: Sequence[int]
+    headers_at: Mapping[int, int] = field(default_factory=dict)
+    topic: str = ""
+    partition: int = -1
+    leader_epoch: Optional[int] = None
+    fence: Optional[int] = None
 
     def belongs(self, topic: str, partition: int, leader_epoch: int | None, fence: int | None) -> ColumnPart:
         """This source, as records name it."""
@@ -125,6 +103,7 @@ class Columns:
         return [(part.timestamp_type, len(part)) for part in self.parts]
 
 
+@dataclass(eq=False)
 class Segment:
     """One record batch on the wire, or a run of uncompressed messages of the old formats.
 
@@ -132,51 +111,20 @@ class Segment:
     the end meant walking through the records. `size` is bytes on the wire.
     """
 
-    __slots__ = (
-        "base_offset",
-        "base_timestamp",
-        "codec",
-        "count",
-        "end",
-        "leader_epoch",
-        "log_append_time",
-        "magic",
-        "next_offset",
-        "part",
-        "size",
-        "start",
-    )
-
-    def __init__(
-        self,
-        *,
-        magic: int,
-        base_offset: int,
-        next_offset: int,
-        count: int,
-        codec: int,
-        start: int,
-        end: int,
-        size: int,
-        base_timestamp: int = -1,
-        log_append_time: int | None = None,
-        leader_epoch: int | None = None,
-        part: ColumnPart | None = None,
-    ) -> None:
-        self.magic = magic
-        self.base_offset = base_offset
-        self.next_offset = next_offset
-        self.count = count
-        self.codec = codec
-        # of the records' bytes within the record set
-        self.start = start
-        self.end = end
-        self.size = size
-        self.base_timestamp = base_timestamp
-        # the broker's time in ms, which holds for each record; None: records have their own
-        self.log_append_time = log_append_time
-        self.leader_epoch = leader_epoch
-        self.part = part
+    magic: int
+    base_offset: int
+    next_offset: int
+    count: int
+    codec: int
+    start: int
+    """Where the bytes of its records are in the record set, up to `end`."""
+    end: int
+    size: int
+    base_timestamp: int
+    log_append_time: Optional[int]
+    """The broker's time in ms, which holds for each record; None: records have their own."""
+    leader_epoch: Optional[int] = None
+    part: Optional[ColumnPart] = None
 
     @property
     def timestamp_type(self) -> int | None:
@@ -187,17 +135,16 @@ def varint(buffer: bytes, pos: int) -> tuple[int, int]:
     """The zigzag varint at `pos`, and the position after it. Raises `ValueError` if it has more than 64 bits,
     `IndexError` if the buffer ends first."""
     byte = buffer[pos]
-    pos += 1
-    value = byte & 0x7F
-    shift = 7
-    while byte & 0x80:
-        byte = buffer[pos]
-        pos += 1
-        value |= (byte & 0x7F) << shift
-        shift += 7
-        if shift >= 70 and byte > 1:
-            raise ValueError("a varint of more than 64 bits")
+    value, pos = (byte, pos + 1) if byte < 0x80 else long_varint(buffer, pos)
     return (value >> 1) ^ -(value & 1), pos
+
+
+def long_varint(buffer: bytes, pos: int) -> tuple[int, int]:
+    """As `varint`, not zigzag decoded."""
+    value, pos = read_uvarint(buffer, pos, 10)
+    if value >> 64:
+        raise ValueError("a varint of more than 64 bits")
+    return value, pos
 
 
 def decode_headers(buffer: bytes, pos: int) -> Headers:

@@ -22,7 +22,7 @@ import crc32c
 
 from allocator.core.errors import CorruptRecordError
 from allocator.core.fetch.codecs import check_together, decompress
-from allocator.core.fetch.columns import ColumnPart, Columns, Segment, varint
+from allocator.core.fetch.columns import ColumnPart, Columns, Segment, long_varint, varint
 from allocator.core.record import PlainRecord
 
 __all__ = ["MIN_RECORD", "Columns", "RecordSet", "read_messages", "read_records", "scan", "unpack_messages"]
@@ -306,7 +306,7 @@ def read_records(buffer: bytes, pos: int, end: int, segment: Segment) -> ColumnP
         if n & 0x80:
             m = buffer[pos]
             if m & 0x80:
-                n, pos = _longer(buffer, pos, n)
+                n, pos = long_varint(buffer, pos - 1)
             else:
                 n = n & 0x7F | m << 7
                 pos += 1
@@ -320,7 +320,7 @@ def read_records(buffer: bytes, pos: int, end: int, segment: Segment) -> ColumnP
         if n & 0x80:
             m = buffer[pos]
             if m & 0x80:
-                n, pos = _longer(buffer, pos, n)
+                n, pos = long_varint(buffer, pos - 1)
             else:
                 n = n & 0x7F | m << 7
                 pos += 1
@@ -331,7 +331,7 @@ def read_records(buffer: bytes, pos: int, end: int, segment: Segment) -> ColumnP
         if n & 0x80:
             m = buffer[pos]
             if m & 0x80:
-                n, pos = _longer(buffer, pos, n)
+                n, pos = long_varint(buffer, pos - 1)
             else:
                 n = n & 0x7F | m << 7
                 pos += 1
@@ -346,7 +346,7 @@ def read_records(buffer: bytes, pos: int, end: int, segment: Segment) -> ColumnP
         if n & 0x80:
             m = buffer[pos]
             if m & 0x80:
-                n, pos = _longer(buffer, pos, n)
+                n, pos = long_varint(buffer, pos - 1)
             else:
                 n = n & 0x7F | m << 7
                 pos += 1
@@ -362,7 +362,7 @@ def read_records(buffer: bytes, pos: int, end: int, segment: Segment) -> ColumnP
         if n & 0x80:
             m = buffer[pos]
             if m & 0x80:
-                n, pos = _longer(buffer, pos, n)
+                n, pos = long_varint(buffer, pos - 1)
             else:
                 n = n & 0x7F | m << 7
                 pos += 1
@@ -388,24 +388,7 @@ def read_records(buffer: bytes, pos: int, end: int, segment: Segment) -> ColumnP
         times = [segment.log_append_time] * count
     elif times and (max(times) > _INT64 or min(times) < -_INT64):
         raise ValueError("a timestamp of more than 64 bits")
-    kind = 0 if segment.log_append_time is None else 1
-    return ColumnPart(buffer, offsets, times, kind, keys_at, values_at, headers_at)
-
-
-def _longer(buffer: bytes, pos: int, first: int) -> tuple[int, int]:
-    """The rest of a varint whose first byte was `first`, not zigzag decoded, and the position after it."""
-    byte = buffer[pos]
-    pos += 1
-    value = (first & 0x7F) | (byte & 0x7F) << 7
-    shift = 14
-    while byte & 0x80:
-        byte = buffer[pos]
-        pos += 1
-        value |= (byte & 0x7F) << shift
-        shift += 7
-        if shift >= 70 and byte > 1:
-            raise ValueError("a varint of more than 64 bits")
-    return value, pos
+    return ColumnPart(buffer, offsets, times, segment.timestamp_type, keys_at, values_at, headers_at)
 
 
 def _skip_headers(buffer: bytes, pos: int, end: int) -> int:
@@ -431,13 +414,6 @@ _INT32: Final = struct.Struct(">i")
 _UP_TO_KEY: Final = {0: struct.Struct(">qiIbBi"), 1: struct.Struct(">qiIbBqi")}
 _MESSAGE_CRC_FROM: Final = 16
 _MIN_LENGTH: Final = {0: 14, 1: 22}
-
-
-def _complete(data: bytes, pos: int) -> bool:
-    if len(data) - pos < _HEADER.size:
-        return False
-    (length,) = _INT32.unpack_from(data, pos + 8)
-    return bool(0 <= length <= len(data) - pos - _LOG_OVERHEAD)
 
 
 def read_messages(data: bytes, pos: int, floor: int) -> Segment:
@@ -491,11 +467,10 @@ def read_messages(data: bytes, pos: int, floor: int) -> Segment:
         raise ValueError(_what_is_wrong(data, pos, floor))
     if not magic:
         times = [-1] * len(offsets)
-    append_time = bool(kind & _APPEND_TIME) if magic else None
     compressed = kind & _CODEC
     if compressed and values_at[0] < 0:
         raise ValueError("a compressed message without a value")
-    return Segment(
+    segment = Segment(
         magic=magic,
         base_offset=offsets[0],
         next_offset=offsets[-1] + 1,
@@ -505,11 +480,11 @@ def read_messages(data: bytes, pos: int, floor: int) -> Segment:
         end=values_at[1] if compressed else pos,
         size=pos - first_at,
         base_timestamp=times[0],
-        log_append_time=times[0] if append_time else None,
-        part=None
-        if compressed
-        else ColumnPart(data, offsets, times, None if append_time is None else int(append_time), keys_at, values_at),
+        log_append_time=times[0] if magic and kind & _APPEND_TIME else None,
     )
+    if not compressed:
+        segment.part = ColumnPart(data, offsets, times, segment.timestamp_type, keys_at, values_at)
+    return segment
 
 
 def _what_is_wrong(data: bytes, pos: int, floor: int) -> str:
@@ -536,7 +511,8 @@ def unpack_messages(inner: bytes, wrapper: Segment) -> ColumnPart:
     keys_at: list[int] = []
     values_at: list[int] = []
     while pos < len(inner):
-        if not _complete(inner, pos):
+        left = len(inner) - pos
+        if left < _HEADER.size or not 0 <= _INT32.unpack_from(inner, pos + 8)[0] <= left - _LOG_OVERHEAD:
             raise ValueError("a compressed set ends within a message")
         run = read_messages(inner, pos, offsets[-1] if offsets else -1)
         if run.part is None:
@@ -555,5 +531,4 @@ def unpack_messages(inner: bytes, wrapper: Segment) -> ColumnPart:
         raise ValueError(f"offsets {offsets[0]} to {offsets[-1]} in a set that ends at {wrapper.next_offset - 1}")
     if wrapper.log_append_time is not None:
         times = [wrapper.log_append_time] * len(offsets)
-    kind = None if wrapper.magic == 0 else int(wrapper.log_append_time is not None)
-    return ColumnPart(inner, offsets, times, kind, keys_at, values_at)
+    return ColumnPart(inner, offsets, times, wrapper.timestamp_type, keys_at, values_at)

@@ -694,5 +694,5 @@ def test_settings_are_checked_by_name(wrong: dict[str, Any]) -> None:
 
 
 def test_settings_are_checked_together() -> None:
-    with pytest.raises(AllocatorError, match=r"prefetch_bytes.*max_wait_s.*isolation_level"):
+    with pytest.raises(AllocatorError, match=r"max_wait_s.*prefetch_bytes.*isolation_level"):
         Fetcher(FakeCluster(), SubscriptionState(), prefetch_bytes=0, max_wait_s=-1, isolation_level="")  # type: ignore[arg-type]

@@ -124,7 +124,8 @@ class Plans(RuleBasedStateMachine):
                 buffer.push(Chunk(found, wanted.offset, 100))
                 self.held.append(buffer)
         self.planner.note_size(plan, received)
-        self.planner.ended(plan, with_records)
+        plan.with_records = with_records
+        self.planner.ended(plan)
         following = self.planner.next_of(plan.broker, self.now) if more else None
         if following is not None:
             self.send(following)

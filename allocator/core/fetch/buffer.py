@@ -6,7 +6,7 @@ import struct
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
-from typing import Final, Union
+from typing import Final, NamedTuple, Union
 
 from allocator.core.aio.backoff import Backoff
 from allocator.core.client.fetch_messages import Wanted
@@ -26,34 +26,29 @@ RESPONSE_BYTES: Final = 50 << 20
 COPIES: Final = 2
 
 
-class Chunk:
-    """The records of one response. `start` is the requested offset; `size` the bytes that it holds in memory."""
+class Chunk(NamedTuple):
+    """The records of one response. `start` is the requested offset."""
 
-    __slots__ = ("found", "high_watermark", "size", "start")
+    found: RecordSet
+    start: int
+    high_watermark: int
 
-    def __init__(self, found: RecordSet, start: int, high_watermark: int) -> None:
-        self.found = found
-        self.start = start
-        self.high_watermark = high_watermark
-        self.size = len(found.data)
+    @property
+    def size(self) -> int:
+        """The bytes that it holds in memory."""
+        return len(self.found.data)
 
 
-class OutOfRange:
+class OutOfRange(NamedTuple):
     """The broker has no record at this offset. Takes effect once all records before it were consumed."""
 
-    __slots__ = ("offset",)
-
-    def __init__(self, offset: int) -> None:
-        self.offset = offset
+    offset: int
 
 
-class Failure:
+class Failure(NamedTuple):
     """An error to raise when the consumer reaches it."""
 
-    __slots__ = ("error",)
-
-    def __init__(self, error: AllocatorError) -> None:
-        self.error = error
+    error: AllocatorError
 
 
 class PartitionBuffer:
@@ -62,23 +57,6 @@ class PartitionBuffer:
     Guarantee: records come out in the order of offsets, errors in their place, and `budget` counts the bytes. A seek,
     reset or reassignment creates a new buffer, so the response to a request of the old one is dropped.
     """
-
-    __slots__ = (
-        "_budget",
-        "_epochs",
-        "epoch",
-        "failures",
-        "fetch_offset",
-        "halted",
-        "held",
-        "in_flight",
-        "leader_until",
-        "need",
-        "next_try",
-        "queue",
-        "tp",
-        "wanted",
-    )
 
     def __init__(self, tp: TopicPartition, epoch: int, position: OffsetAndMetadata, budget: ByteBudget) -> None:
         self.tp = tp
@@ -179,9 +157,6 @@ class PartitionBuffer:
         """Do not fetch for a while; the pause grows with each failure in a row."""
         self.failures += 1
         self.next_try = now + backoff.nth(self.failures)
-
-    def succeeded(self) -> None:
-        self.failures = 0
 
 
 def _last_epoch(data: bytes) -> int:

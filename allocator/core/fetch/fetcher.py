@@ -7,7 +7,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, Optional
 
 from allocator.core.errors import AllocatorError, Closed, ConfigError, CorruptRecordError
 from allocator.core.fetch.batch import Batch
@@ -25,16 +25,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class _Fault:
+class _Fault(NamedTuple):
     """An error of a partition, raised again and again until its cause is gone. `epoch`: valid only under this epoch of
     the state; None: until the partition is read again."""
 
-    __slots__ = ("epoch", "error", "raised")
-
-    def __init__(self, error: AllocatorError, epoch: int | None, raised: bool) -> None:
-        self.error = error
-        self.epoch = epoch
-        self.raised = raised
+    error: AllocatorError
+    epoch: Optional[int]
+    raised: bool
 
 
 class Fetcher:
@@ -77,19 +74,7 @@ class Fetcher:
         lost: Callable[[RecordsLost], None] | None = None,
         gate: Callable[[], bool] | None = None,
     ) -> None:
-        check_keywords(
-            {
-                "min_bytes": min_bytes,
-                "max_partition_bytes": max_partition_bytes,
-                "prefetch_bytes": prefetch_bytes,
-                "max_wait_s": max_wait_s,
-                "retry_backoff_s": retry_backoff_s,
-                "isolation_level": isolation_level,
-                "rack": rack,
-            },
-            retry_backoff_s=SECONDS,
-            max_partition_bytes=BYTES,
-        )
+        check_keywords(locals(), retry_backoff_s=SECONDS, max_partition_bytes=BYTES)
         for name, given in (("key_deserializer", key_deserializer), ("value_deserializer", value_deserializer)):
             if given is not None and not callable(given):
                 raise ConfigError(f"{name} is {given!r}, not a function of bytes")

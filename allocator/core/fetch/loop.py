@@ -8,9 +8,10 @@ import math
 import time
 from collections.abc import Coroutine, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from allocator.core.aio.backoff import Backoff
+from allocator.core.aio.tasks import BackgroundTasks
 from allocator.core.client.errors import FETCH, reaction_to
 from allocator.core.client.fetch_messages import BOUNDED, FetchAnswer, FetchedPartition, FetchRequest
 from allocator.core.errors import AllocatorError, BrokerError, Closed
@@ -80,7 +81,7 @@ class FetchLoop:
         self._failures = RepeatedFailures(log)
         # brokers to which a fetch connection was opened while positions were looked up
         self._prepared: set[int] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks(sink.broke)
         self._closed = False
         self._event: asyncio.Event | None = None
         self._forget_listener: Any = None
@@ -89,7 +90,7 @@ class FetchLoop:
         if self._event is None:
             self._event = asyncio.Event()
             self._forget_listener = self._client.on_metadata(self.metadata_changed)
-            self._spawn(self._run())
+            self._tasks.start(self._run())
 
     async def close(self) -> None:
         """Cancel all tasks and wait for them."""
@@ -97,10 +98,7 @@ class FetchLoop:
             self._forget_listener()
             self._forget_listener = None
         self._closed = True
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.close()
         self._planner.clear()
 
     def wake(self) -> None:
@@ -118,7 +116,7 @@ class FetchLoop:
         leader = self._client.leader(tp)
         if leader is not None and leader not in self._prepared and not self._closed:
             self._prepared.add(leader)
-            self._spawn(self._client.prepare(leader, FetchRequest))
+            self._tasks.start(self._client.prepare(leader, FetchRequest))
 
     # -- sending
 
@@ -151,11 +149,11 @@ class FetchLoop:
         if self._planner.is_outdated(now):
             self.wake()  # a validation with nothing to compare has ended
         for request in requests:
-            self._spawn(self._find(request))
+            self._tasks.start(self._find(request))
         leaderless = self._planner.leaderless | self._positions.leaderless
         topics, lookup_at = self._lookups.due(leaderless, now)
         if topics:
-            self._spawn(self._lookups.run(topics))
+            self._tasks.start(self._lookups.run(topics))
         plans, plan_at = self._planner.next(now)
         for plan in plans:
             self._send(plan)
@@ -183,7 +181,7 @@ class FetchLoop:
             plan.node, request, timeout_s, partial(self._responded, plan)
         ):
             return
-        self._spawn(self._exchange(plan, request, timeout_s))
+        self._tasks.start(self._exchange(plan, request, timeout_s))
 
     async def _exchange(self, plan: PlannedFetch, request: FetchRequest, timeout_s: float) -> None:
         answer, error = None, None
@@ -202,16 +200,6 @@ class FetchLoop:
             return
         finally:
             self.wake()
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            self._sink.broke(cast(BaseException, task.exception()))
 
     # -- responses
 
@@ -249,22 +237,17 @@ class FetchLoop:
 
     def _take_apart(self, plan: PlannedFetch, answer: FetchAnswer) -> None:
         """Puts the records of each partition into its buffer."""
-        version = answer.API_VERSION
+        parts: Iterator[tuple[TopicPartition, FetchedPartition]]
         if answer.error_code:
-            for tp in plan.wanted:
-                part = FetchedPartition(tp.topic, tp.partition, answer.error_code, -1, -1, -1, [], b"")
-                self._take_partition(plan, tp, part, version)
-            self._go_on(plan, [])
-            return
-        self._planner.note_size(plan, sum(len(part.records) for part in answer.parts))
-        self._take_some(plan, plan.session.parts(answer.parts), version, [])
+            refused = FetchedPartition("", -1, answer.error_code, -1, -1, -1, [], b"")
+            parts = ((tp, refused) for tp in plan.wanted)
+        else:
+            self._planner.note_size(plan, sum(len(part.records) for part in answer.parts))
+            parts = plan.session.parts(answer.parts)
+        self._take_some(plan, parts, answer.API_VERSION)
 
     def _take_some(
-        self,
-        plan: PlannedFetch,
-        parts: Iterator[tuple[TopicPartition, FetchedPartition]],
-        version: int,
-        with_records: list[TopicPartition],
+        self, plan: PlannedFetch, parts: Iterator[tuple[TopicPartition, FetchedPartition]], version: int
     ) -> None:
         """Lets other tasks run after `BREATH_BYTES`; the rest of the response follows."""
         breath = 0
@@ -272,22 +255,16 @@ class FetchLoop:
             if tp not in plan.wanted:
                 continue
             if part.records:
-                with_records.append(tp)
+                plan.with_records.append(tp)
                 breath += len(part.records)
             self._take_partition(plan, tp, part, version)
             if breath > BREATH_BYTES:
-                self._spawn(self._take_rest(plan, parts, version, with_records))
+                self._tasks.start(self._take_rest(plan, parts, version))
                 return
-        self._go_on(plan, with_records)
+        self._go_on(plan)
 
-    async def _take_rest(
-        self,
-        plan: PlannedFetch,
-        parts: Iterator[tuple[TopicPartition, FetchedPartition]],
-        version: int,
-        with_records: list[TopicPartition],
-    ) -> None:
-        self._take_some(plan, parts, version, with_records)
+    async def _take_rest(self, *rest: Any) -> None:
+        self._take_some(*rest)
 
     def _take_partition(self, plan: PlannedFetch, tp: TopicPartition, part: FetchedPartition, version: int) -> None:
         """Reacts to the part of one partition. `_go_on` reports its records, after it has sent the next request."""
@@ -304,7 +281,7 @@ class FetchLoop:
             record_bytes=self._planner.budget.record_bytes,
         )
         if effects.served:
-            buffer.succeeded()
+            buffer.failures = 0
             self._sink.healed(tp)
             partition.high_watermark = part.high_watermark
             if part.preferred_replica >= 0:
@@ -350,15 +327,15 @@ class FetchLoop:
         if effects.recreated:
             self._positions.recreated(tp)
 
-    def _go_on(self, plan: PlannedFetch, with_records: list[TopicPartition]) -> None:
+    def _go_on(self, plan: PlannedFetch) -> None:
         """Sends the next request before the consumer learns of these records: the broker works meanwhile."""
-        self._planner.ended(plan, with_records)
+        self._planner.ended(plan)
         following = self._planner.next_of(plan.broker, time.monotonic())
         if following is not None:
             self._send(following)
         version = self._client.api_version(FetchRequest)
         if following is None or plan.broker.again_at < math.inf or version is None or version < BOUNDED:
             self.wake()
-        for tp in with_records:
+        for tp in plan.with_records:
             if self._planner.is_current(plan.buffers[tp]):
                 self._sink.arrived(plan.buffers[tp])

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any, Final, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
 
 from allocator.core.client.fetch_messages import BOUNDED, FetchRequest, FetchSession, Wanted
 from allocator.core.fetch.buffer import ByteBudget, PartitionBuffer
 from allocator.core.subscription import Phase, SubscriptionState
 from allocator.core.types import TopicPartition
+
+if TYPE_CHECKING:
+    from allocator.core.client.client import KafkaClient
 
 # A second ("urgent") request fetches partitions that become fetchable while the main request waits at the broker.
 # longer: fewer requests; shorter: the next such partition waits less
@@ -22,18 +26,6 @@ LEASE_LOOK_S: Final = 5.0
 # how late a response may be before its partitions count as unreachable. Longer: noticed later; shorter: a busy broker
 # counts as unreachable
 LATE_S: Final = 5.0
-
-
-class ClusterView(Protocol):
-    """What the planner reads of the cluster. `KafkaClient` has it."""
-
-    def leader(self, tp: TopicPartition) -> int | None: ...
-
-    def leader_epoch(self, tp: TopicPartition) -> int | None: ...
-
-    def topic_id(self, topic: str) -> Any: ...
-
-    def api_version(self, request_class: Any) -> int | None: ...
 
 
 class BrokerPartitions:
@@ -64,45 +56,24 @@ class BrokerPartitions:
                 self.buffers[tp] = buffer
 
 
+@dataclass(eq=False)
 class PlannedFetch:
     """One request to one broker, until the records of its response are in the buffers."""
 
-    __slots__ = (
-        "broker",
-        "buffers",
-        "leader_only",
-        "max_bytes",
-        "repeated",
-        "reserved",
-        "session",
-        "urgent",
-        "wait_s",
-        "wanted",
-    )
-
-    def __init__(
-        self,
-        broker: BrokerPartitions,
-        urgent: bool,
-        buffers: dict[TopicPartition, PartitionBuffer],
-        wanted: dict[TopicPartition, Wanted],
-        max_bytes: int,
-        reserved: int,
-        wait_s: float,
-        leader_only: bool,
-    ) -> None:
-        self.broker = broker
-        self.urgent = urgent
-        self.buffers = buffers
-        self.wanted = wanted
-        self.max_bytes = max_bytes
-        self.reserved = reserved
-        self.wait_s = wait_s
-        # a replica of one of them failed, so the leader must name none
-        self.leader_only = leader_only
-        self.session = FetchSession() if urgent else broker.session
-        # the broker has refused the session once
-        self.repeated = False
+    broker: BrokerPartitions
+    urgent: bool
+    session: FetchSession
+    buffers: dict[TopicPartition, PartitionBuffer]
+    wanted: dict[TopicPartition, Wanted]
+    max_bytes: int
+    reserved: int
+    wait_s: float
+    leader_only: bool
+    """A replica of one of the partitions failed, so the leader must name none."""
+    with_records: list[TopicPartition] = field(default_factory=list)
+    """The partitions of which records came."""
+    repeated: bool = False
+    """The broker has refused the session once, and the request was sent again."""
 
     @property
     def node(self) -> Any:
@@ -117,10 +88,8 @@ class Planner:
     one main and one urgent request; the `budget` is kept. Times are on one monotonic clock, which the caller reads.
     """
 
-    def __init__(
-        self, cluster: ClusterView, state: SubscriptionState, budget: ByteBudget, *, max_wait_s: float
-    ) -> None:
-        self._cluster = cluster
+    def __init__(self, client: KafkaClient, state: SubscriptionState, budget: ByteBudget, *, max_wait_s: float) -> None:
+        self._client = client
         self._state = state
         self._max_wait_s = max_wait_s
         self.budget = budget
@@ -194,7 +163,7 @@ class Planner:
             count += 1
             broker = partition.preferred_read_replica()
             if broker is None:
-                broker = self._cluster.leader(tp)
+                broker = self._client.leader(tp)
             else:
                 self._lease_look_at = now + LEASE_LOOK_S
             if broker is None:
@@ -235,9 +204,9 @@ class Planner:
             return None
         return self._plan(broker, now)
 
-    def ended(self, plan: PlannedFetch, with_records: Iterable[TopicPartition] = ()) -> None:
-        """The response to a request came, or none will: another one may go out. Partitions `with_records` come last."""
-        plan.broker.to_the_end(with_records)
+    def ended(self, plan: PlannedFetch) -> None:
+        """The response to a request came, or none will: another one may go out. Partitions with records come last."""
+        plan.broker.to_the_end(plan.with_records)
         self.budget.reserve(-plan.reserved)
         for buffer in plan.buffers.values():
             buffer.in_flight = False
@@ -271,7 +240,7 @@ class Planner:
         if room is None:
             self.pressed = True
             return None
-        version = self._cluster.api_version(FetchRequest)
+        version = self._client.api_version(FetchRequest)
         bounded = version is not None and version >= BOUNDED
         asked = self.budget.sizes(wanting, room, bounded=bounded)
         reserved = sum(size for _, size in asked)
@@ -288,7 +257,8 @@ class Planner:
         wait_s = min(URGENT_WAIT_S, broker.main_until - now) if urgent else self._max_wait_s
         buffers = {buffer.tp: buffer for buffer, _ in asked}
         wanted = {buffer.tp: self._wanted(buffer, size) for buffer, size in asked}
-        plan = PlannedFetch(broker, urgent, buffers, wanted, room, reserved, wait_s, leader_only)
+        session = FetchSession() if urgent else broker.session
+        plan = PlannedFetch(broker, urgent, session, buffers, wanted, room, reserved, wait_s, leader_only)
         if urgent:
             broker.urgent = plan
         else:
@@ -313,8 +283,8 @@ class Planner:
         """The request for one partition; the same object as long as nothing of it has changed."""
         wanted = buffer.wanted
         if wanted is None or wanted.offset != buffer.fetch_offset or wanted.size != size:
-            epoch = self._cluster.leader_epoch(buffer.tp)
-            topic_id = self._cluster.topic_id(buffer.tp.topic)
+            epoch = self._client.leader_epoch(buffer.tp)
+            topic_id = self._client.topic_id(buffer.tp.topic)
             wanted = buffer.wanted = Wanted(buffer.fetch_offset, size, -1 if epoch is None else epoch, topic_id)
         return wanted
 

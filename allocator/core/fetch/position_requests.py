@@ -119,7 +119,8 @@ class PositionRequests:
     def out_of_range(self, tp: TopicPartition, offset: int) -> AllocatorError | None:
         """Resets a position at `offset`, which the log does not have. Returns the error to raise without a strategy."""
         if self._state.has_default_offset_reset_policy():
-            self._reset_from(tp, offset, "the log does not have it")
+            self._state.request_offset_reset(tp)
+            self._resetting_from(tp, offset, "the log does not have it")
             return None
         why = "the log does not reach there and auto_offset_reset is 'none'; seek to an offset that it has"
         return PositionOutOfRange(tp.topic, tp.partition, offset, why)
@@ -131,14 +132,11 @@ class PositionRequests:
             return
         offset = partition.position.offset
         if self._state.has_default_offset_reset_policy():
-            self._reset_from(tp, offset, "the topic was deleted and created again", recreated=True)
+            self._state.request_offset_reset(tp)
+            self._resetting_from(tp, offset, "the topic was deleted and created again", recreated=True)
         else:
             partition.recreated()
             self._faults.fail(tp, PositionOfOldTopic(tp.topic, tp.partition, offset))
-
-    def _reset_from(self, tp: TopicPartition, offset: int, why: str, *, recreated: bool = False) -> None:
-        self._state.request_offset_reset(tp)
-        self._resetting_from(tp, offset, why, recreated=recreated)
 
     def _resetting_from(self, tp: TopicPartition, offset: int, why: str, *, recreated: bool = False) -> None:
         strategy = self._state.reset_strategy

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -120,13 +121,7 @@ class RangeReader:
         if not left:
             return
         state.assign_from_user(left)
-        fetcher = Fetcher(
-            self.client,
-            state,
-            isolation_level=self.isolation_level,
-            **self._fetching,
-        )
-        async with fetcher:
+        async with Fetcher(self.client, state, isolation_level=self.isolation_level, **self._fetching) as fetcher:
             reading = _Reading(self, state, fetcher, left, topic_ids)
             for partition, (start, _) in left.items():
                 reading.seek(partition, start)
@@ -137,38 +132,31 @@ class RangeReader:
                     reading.end(partition)
 
 
+@dataclass
 class _Reading:
     """One call of `RangeReader.read`. `left`: the ranges that are not read to their stop."""
 
-    def __init__(
-        self,
-        reader: RangeReader,
-        state: SubscriptionState,
-        fetcher: Fetcher,
-        left: dict[TopicPartition, tuple[int, int]],
-        topic_ids: Mapping[str, Any],
-    ) -> None:
-        self._reader = reader
-        self._state = state
-        self._fetcher = fetcher
-        self._left = left
-        self._topic_ids = topic_ids
-        self._refused: dict[TopicPartition, int] = {}
-        """The last offset that the leader refused although its log has it."""
+    reader: RangeReader
+    state: SubscriptionState
+    fetcher: Fetcher
+    left: dict[TopicPartition, tuple[int, int]]
+    topic_ids: Mapping[str, Any]
+    refused: dict[TopicPartition, int] = field(default_factory=dict)
+    """The last offset that the leader refused although its log has it."""
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
-        topic_id = self._topic_ids.get(partition.topic)
-        self._state.seek(partition, OffsetAndMetadata(offset, stamped("", topic_id), -1))
-        self._fetcher.wake()
+        topic_id = self.topic_ids.get(partition.topic)
+        self.state.seek(partition, OffsetAndMetadata(offset, stamped("", topic_id), -1))
+        self.fetcher.wake()
 
     async def next(self) -> Batch | None:
         """The next batch before a stop; None when all stops are reached."""
         now = asyncio.get_running_loop().time
         before = self._positions()
-        deadline = now() + self._reader.patience_s
-        while self._left:
+        deadline = now() + self.reader.patience_s
+        while self.left:
             try:
-                batch = self._fetcher.take()
+                batch = self.fetcher.take()
             except OffsetOutOfRange as error:
                 await self._lost(error)
                 continue
@@ -179,26 +167,26 @@ class _Reading:
                 continue
             # offsets without a record move a position without a batch
             positions = self._positions()
-            for partition in [each for each, at in positions.items() if at >= self._left[each][1]]:
+            for partition in [each for each, at in positions.items() if at >= self.left[each][1]]:
                 self.end(partition)
             if positions != before:
-                before, deadline = positions, now() + self._reader.patience_s
-            elif not await self._fetcher.news(deadline - now()):
+                before, deadline = positions, now() + self.reader.patience_s
+            elif not await self.fetcher.news(deadline - now()):
                 raise await self._unread()
         return None
 
     def end(self, partition: TopicPartition) -> None:
         """Reads no more of this partition."""
-        del self._left[partition]
-        self._state.drain([partition])  # records beyond the stop would take memory from the others
-        self._fetcher.wake()
+        del self.left[partition]
+        self.state.drain([partition])  # records beyond the stop would take memory from the others
+        self.fetcher.wake()
 
     def _taken(self, batch: Batch) -> Batch | None:
         """Moves the position behind `batch`. Returns its records before the stop, or None if it has none there."""
         partition = TopicPartition(batch.topic, batch.partition)
-        stop = self._left[partition][1]
-        epoch = self._fetcher.leader_epoch(partition, batch.next_offset)
-        self._state.update_position(partition, batch.next_offset, epoch)
+        stop = self.left[partition][1]
+        epoch = self.fetcher.leader_epoch(partition, batch.next_offset)
+        self.state.update_position(partition, batch.next_offset, epoch)
         if batch.next_offset < stop:
             return batch
         self.end(partition)
@@ -209,17 +197,17 @@ class _Reading:
 
     def _positions(self) -> dict[TopicPartition, int]:
         found = {}
-        for partition, (start, _) in self._left.items():
-            position = self._state.position(partition)
+        for partition, (start, _) in self.left.items():
+            position = self.state.position(partition)
             found[partition] = start if position is None else position.offset
         return found
 
     async def _lost(self, error: OffsetOutOfRange) -> None:
         """Skips what the log does not have any more, or raises `error`."""
-        if self._reader.fail_on_data_loss:
+        if self.reader.fail_on_data_loss:
             raise error
         partition = TopicPartition(error.topic, error.partition)
-        first, stop = self._left[partition]
+        first, stop = self.left[partition]
         resume_at = stop
         if isinstance(error, TopicRecreated):
             log.warning("%s; skipping its offsets up to %d", error, stop - 1)
@@ -227,10 +215,10 @@ class _Reading:
             log.warning("%s", error)
             resume_at = max(first, error.divergent_offset)
         else:
-            start, end = (await self._reader.bounds([partition]))[partition]
+            start, end = (await self.reader.bounds([partition]))[partition]
             if start <= error.offset <= end:  # the log has it again: a new leader did not know its end yet
-                resume_at = self._refused[partition] = error.offset
-                await asyncio.sleep(self._reader.client.retry_backoff_s)
+                resume_at = self.refused[partition] = error.offset
+                await asyncio.sleep(self.reader.client.retry_backoff_s)
             else:  # a log that ends before the position has nothing of the range
                 resume_at = min(start, stop) if error.offset < start else stop
                 log.warning(
@@ -248,10 +236,10 @@ class _Reading:
 
     async def _unread(self) -> RangeUnread:
         partition, at = next(iter(self._positions().items()))
-        refused = self._refused.get(partition) == at
+        refused = self.refused.get(partition) == at
         what = "refuses this offset, which its log has" if refused else "responds, but sends no record"
         why = f"its leader {what}; read the log of the broker"
-        asked = list_offsets(self._reader.client, dict.fromkeys(self._left, EARLIEST), timeout_s=DIAGNOSIS_S)
+        asked = list_offsets(self.reader.client, dict.fromkeys(self.left, EARLIEST), timeout_s=DIAGNOSIS_S)
         try:
             await within(asked, 2 * DIAGNOSIS_S)
         except asyncio.TimeoutError:
@@ -259,7 +247,7 @@ class _Reading:
         except (BrokerError, TopicNotFound) as error:
             why = str(error)
         return RangeUnread(
-            f"{partition.topic}:{partition.partition} cannot be read from offset {at} to {self._left[partition][1]}: "
-            f"nothing came for {self._reader.patience_s:g} s ({why})",
+            f"{partition.topic}:{partition.partition} cannot be read from offset {at} to {self.left[partition][1]}: "
+            f"nothing came for {self.reader.patience_s:g} s ({why})",
             retriable=True,
         )

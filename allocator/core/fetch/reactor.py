@@ -41,6 +41,12 @@ SERVED = Effects(served=True)
 RETRY = Effects(back_off=True)
 REFRESH = Effects(back_off=True, refresh=True)
 VALIDATE = Effects(back_off=True, refresh=True, validate=True)
+EFFECTS = {
+    Reaction.RETRY: RETRY,
+    Reaction.REFRESH: REFRESH,
+    Reaction.REFIND: REFRESH,
+    Reaction.VALIDATE: VALIDATE,
+}
 # the leader may have records that a replica lacks, and its error is the relevant one
 LEAVE_REPLICA = Effects(leave_replica=True, refresh=True)
 
@@ -64,12 +70,8 @@ def effects_of(
     if from_replica:
         return LEAVE_REPLICA
     reaction = reaction_to(part.code, FETCH)
-    if reaction is Reaction.RETRY:
-        return RETRY
-    if reaction in (Reaction.REFRESH, Reaction.REFIND):
-        return REFRESH
-    if reaction is Reaction.VALIDATE:
-        return VALIDATE
+    if reaction in EFFECTS:
+        return EFFECTS[reaction]
     if reaction is Reaction.RESET:
         return Effects(stop=OutOfRange(wanted.offset))
     error = error_of(part.code, buffer.tp, wanted.offset)

@@ -236,7 +236,7 @@ class GroupedConsumer(BaseConsumer):
     @property
     def coordinator_id(self) -> int | None:
         """Node id of the broker that stores the group's offsets."""
-        return self._engine.commits.offsets.coordinator
+        return self._engine.commits.offsets.coordinator.node
 
     async def _consume(self, topic: str, start: Any) -> list[Any] | None:
         if self.closing:

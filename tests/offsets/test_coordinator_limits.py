@@ -49,7 +49,7 @@ async def test_the_limit_of_metadata_is_requested_from_the_coordinator(
     client: Any = Client(answer)
     found = Coordinator(client, "g", 0.1)
     assert await found.metadata_bytes() == 4096, "no coordinator is known yet"
-    found._node = 3
+    found.node = 3
     assert await found.metadata_bytes() == expected
     assert client.asked == [(3, [("3", ["offset.metadata.max.bytes"])])]
 
@@ -57,5 +57,5 @@ async def test_the_limit_of_metadata_is_requested_from_the_coordinator(
 async def test_brokers_before_0_11_do_not_tell_it() -> None:
     client: Any = Client(None)
     found = Coordinator(client, "g", 0.1)
-    found._node = 3
+    found.node = 3
     assert await found.metadata_bytes() == 4096

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from test_offsets import A, B, Coordinator, at
+from test_offsets import A, B, Coordinator, at, client_of
 
 from allocator.core.client.client import KafkaClient
 from allocator.core.offsets.group_offsets import GroupOffsets
@@ -36,7 +36,7 @@ class Member:
 
 
 def offsets(client: KafkaClient, member: Member) -> GroupOffsets:
-    return GroupOffsets(client, "g", retry_backoff_s=0.001, timeout_s=10, committer=member)
+    return GroupOffsets(client, "g", timeout_s=10, committer=member)
 
 
 def said(broker: Coordinator) -> list[tuple[int, str, str | None]]:
@@ -45,13 +45,13 @@ def said(broker: Coordinator) -> list[tuple[int, str, str | None]]:
 
 
 async def test_a_members_commit_says_who_it_is() -> None:
-    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+    async with Coordinator() as broker, client_of(broker) as client:
         await offsets(client, Member()).commit({A: at(1)})
         assert said(broker) == [(5, "me", "one")]
 
 
 async def test_without_a_membership_nothing_is_sent() -> None:
-    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+    async with Coordinator() as broker, client_of(broker) as client:
         member = Member()
         member.identity = None
         with pytest.raises(Fenced, match="no member"):
@@ -60,7 +60,7 @@ async def test_without_a_membership_nothing_is_sent() -> None:
 
 
 async def test_what_the_member_does_not_hold_is_left_out_and_named() -> None:
-    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+    async with Coordinator() as broker, client_of(broker) as client:
         member = Member()
         member.holds = {A}
         with pytest.raises(Fenced, match=r"t:1 \(this member does not hold it"):
@@ -70,7 +70,7 @@ async def test_what_the_member_does_not_hold_is_left_out_and_named() -> None:
 
 @pytest.mark.parametrize("code", [22, 25, 69, 82, 110])
 async def test_a_fenced_member_is_told_and_tries_no_more(code: int) -> None:
-    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+    async with Coordinator() as broker, client_of(broker) as client:
         broker.codes[A] = [code]
         member = Member(None)
         with pytest.raises(Fenced) as failure:
@@ -81,7 +81,7 @@ async def test_a_fenced_member_is_told_and_tries_no_more(code: int) -> None:
 
 
 async def test_a_refusal_that_says_nothing_of_the_membership_is_no_fence() -> None:
-    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+    async with Coordinator() as broker, client_of(broker) as client:
         broker.codes[A] = [29]
         with pytest.raises(CommitFailed) as failure:
             await offsets(client, Member()).commit({A: at(1)})
@@ -89,7 +89,7 @@ async def test_a_refusal_that_says_nothing_of_the_membership_is_no_fence() -> No
 
 
 async def test_a_commit_refused_during_a_rebalance_is_made_in_the_next_generation() -> None:
-    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+    async with Coordinator() as broker, client_of(broker) as client:
         broker.codes[A] = [27, 27]
         member = Member(Identity(5, "me"), Identity(6, "me"))
         await offsets(client, member).commit({A: at(1)})
@@ -97,7 +97,7 @@ async def test_a_commit_refused_during_a_rebalance_is_made_in_the_next_generatio
 
 
 async def test_a_commit_that_met_the_end_of_its_generation_is_repeated_only_for_what_is_still_held() -> None:
-    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+    async with Coordinator() as broker, client_of(broker) as client:
         broker.codes = {A: [22], B: [22]}
         member = Member(Identity(6, "me"))
         refused = member.refused

@@ -86,32 +86,36 @@ class Coordinator(FakeBroker):
         return response(throttle_time_ms=0, topics=topics, error_code=group_code, version=request.API_VERSION)
 
 
+def client_of(broker: FakeBroker) -> KafkaClient:
+    return KafkaClient(broker.address, retry_backoff_s=0.01)
+
+
 def offsets(client: KafkaClient, timeout_s: float = 10.0, **options: Any) -> GroupOffsets:
-    return GroupOffsets(client, "g", retry_backoff_s=0.001, timeout_s=timeout_s, **options)
+    return GroupOffsets(client, "g", timeout_s=timeout_s, **options)
 
 
 # -- commit -----------------------------------------------------------------------------------------------------------
 
 
 async def test_what_is_committed_is_fetched() -> None:
-    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+    async with Coordinator() as broker, client_of(broker) as client:
         group = offsets(client)
         await group.commit({A: at(5, "note"), B: at(6)})
         assert await group.fetch([A, B, C]) == {A: at(5, "note"), B: at(6)}
         assert await group.fetch(None) == {A: at(5, "note"), B: at(6)}
         assert await group.fetch([]) == {}
-        assert group.coordinator == 1
+        assert group.coordinator.node == 1
 
 
 async def test_committing_nothing_asks_nothing() -> None:
-    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+    async with Coordinator() as broker, client_of(broker) as client:
         await offsets(client).commit({})
         assert broker.commits == []
 
 
 @pytest.mark.parametrize("code", [3, 7, 14, -1])
 async def test_what_may_pass_is_retried_for_the_partition_concerned_alone(code: int) -> None:
-    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+    async with Coordinator() as broker, client_of(broker) as client:
         broker.topics["t"] = [1, 1]
         broker.codes[B] = [code, code]
         await offsets(client).commit({A: at(1), B: at(2)})
@@ -120,7 +124,7 @@ async def test_what_may_pass_is_retried_for_the_partition_concerned_alone(code: 
 
 
 async def test_a_partition_that_the_cluster_does_not_have_is_given_up_and_the_others_are_committed() -> None:
-    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+    async with Coordinator() as broker, client_of(broker) as client:
         broker.topics["t"] = [1]
         broker.codes[B] = [3] * 10_000
         with pytest.raises(CommitFailed, match=r"t:1 \(the cluster does not have this partition") as caught:
@@ -132,7 +136,7 @@ async def test_a_partition_that_the_cluster_does_not_have_is_given_up_and_the_ot
 
 
 async def test_a_partition_that_a_broker_learns_of_a_moment_later_is_committed() -> None:
-    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+    async with Coordinator() as broker, client_of(broker) as client:
         broker.codes[A] = [3]
         await offsets(client).commit({A: at(1)})  # metadata does not list it yet either
         assert broker.stored == {A: at(1)}
@@ -140,7 +144,7 @@ async def test_a_partition_that_a_broker_learns_of_a_moment_later_is_committed()
 
 @pytest.mark.parametrize("key", [8, 9])
 async def test_a_partition_that_a_response_omits_is_asked_for_again_after_the_back_off(key: int) -> None:
-    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+    async with Coordinator() as broker, client_of(broker) as client:
         handler, silent = broker.handlers[key], True
 
         async def omits(request: Any) -> Any:
@@ -154,7 +158,7 @@ async def test_a_partition_that_a_response_omits_is_asked_for_again_after_the_ba
 
         broker.stored = {A: at(1), B: at(2)}
         broker.handlers[key] = omits
-        group = GroupOffsets(client, "g", retry_backoff_s=0.01, timeout_s=0.5)
+        group = GroupOffsets(client, "g", timeout_s=0.5)
         if key == 8:
             with pytest.raises(CommitFailed, match=r"t:1 .*omits") as caught:
                 await group.commit({A: at(3), B: at(4)})
@@ -172,11 +176,11 @@ async def test_a_partition_that_a_response_omits_is_asked_for_again_after_the_ba
 
 
 async def test_an_unknown_server_error_that_stays_is_tried_a_few_times_ever_later_and_then_told() -> None:
-    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+    async with Coordinator() as broker, client_of(broker) as client:
         broker.codes[A] = [-1] * 10_000
         began = time.monotonic()
         with pytest.raises(CommitFailed, match=r"t:0 .*UNKNOWN") as caught:
-            await GroupOffsets(client, "g", retry_backoff_s=0.01, timeout_s=20).commit({A: at(1), B: at(2)})
+            await GroupOffsets(client, "g", timeout_s=20).commit({A: at(1), B: at(2)})
         assert not caught.value.retriable
         assert len(broker.commits) == 6
         assert time.monotonic() - began >= 0.01 * (1 + 2 + 4 + 8 + 16)
@@ -185,7 +189,7 @@ async def test_an_unknown_server_error_that_stays_is_tried_a_few_times_ever_late
 
 @pytest.mark.parametrize("offset", [-1, -2, -1001, True, 1.0, None, 2**63])
 async def test_what_is_no_offset_is_refused_before_anything_is_sent(offset: Any) -> None:
-    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+    async with Coordinator() as broker, client_of(broker) as client:
         group = offsets(client)
         wrong = {A: at(1), B: at(offset)}
         with pytest.raises(ConfigError, match=rf"t:1: offset {offset!r} .* give the offset of the next record"):
@@ -198,7 +202,7 @@ async def test_what_is_no_offset_is_refused_before_anything_is_sent(offset: Any)
 
 @pytest.mark.parametrize("code", [15, 16])
 async def test_a_coordinator_that_is_none_any_more_is_found_again(code: int) -> None:
-    async with Coordinator() as old, Coordinator() as new, KafkaClient(old.address) as client:
+    async with Coordinator() as old, Coordinator() as new, client_of(old) as client:
         group = offsets(client)
         await group.commit({A: at(1)})
         find = old.handlers[10]
@@ -212,12 +216,12 @@ async def test_a_coordinator_that_is_none_any_more_is_found_again(code: int) -> 
         old.codes[A] = [code]
         await group.commit({A: at(2)})
         assert new.stored == {A: at(2)}
-        assert group.coordinator == 2
+        assert group.coordinator.node == 2
 
 
 async def test_a_coordinator_that_hangs_is_left_for_its_successor() -> None:
     async with Coordinator() as old, Coordinator() as new:
-        client = KafkaClient(old.address, request_timeout_s=0.2)
+        client = KafkaClient(old.address, request_timeout_s=0.2, retry_backoff_s=0.01)
         await client.connect(5)
         find = old.handlers[10]
         old.handlers[8] = lambda _: SILENT
@@ -235,7 +239,7 @@ async def test_a_coordinator_that_hangs_is_left_for_its_successor() -> None:
 
 
 async def test_finding_is_repeated_until_there_is_a_coordinator() -> None:
-    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+    async with Coordinator() as broker, client_of(broker) as client:
         find, codes = broker.handlers[10], [15, -1, 14]
 
         def later(request: Any) -> Any:
@@ -252,7 +256,7 @@ async def test_a_group_that_may_not_be_used_fails_at_once() -> None:
     def refused(request: Any) -> Any:
         return FindCoordinatorResponse(error_code=30, node_id=-1, host="", port=-1, version=request.API_VERSION)
 
-    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+    async with Coordinator() as broker, client_of(broker) as client:
         broker.handlers[10] = refused
         group = offsets(client)
         with pytest.raises(CommitFailed, match=r"t:0.*GROUP_AUTHORIZATION_FAILED") as caught:
@@ -265,7 +269,7 @@ async def test_a_group_that_may_not_be_used_fails_at_once() -> None:
 async def test_metadata_that_is_too_large_is_left_out_with_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+    async with Coordinator() as broker, client_of(broker) as client:
         broker.codes[A] = [12]
         with caplog.at_level(logging.WARNING, "allocator"):
             await offsets(client).commit({A: at(1, "x" * 9000), B: at(2, "ok")})
@@ -275,7 +279,7 @@ async def test_metadata_that_is_too_large_is_left_out_with_a_warning(
 
 
 async def test_too_large_without_metadata_fails() -> None:
-    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+    async with Coordinator() as broker, client_of(broker) as client:
         broker.codes[A] = [28, 28]
         with pytest.raises(CommitFailed, match="t:0"):
             await offsets(client).commit({A: at(1, "x")})
@@ -284,7 +288,7 @@ async def test_too_large_without_metadata_fails() -> None:
 
 @pytest.mark.parametrize("code", [22, 25, 29, 30])
 async def test_a_refused_partition_is_named_and_the_others_are_committed(code: int) -> None:
-    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+    async with Coordinator() as broker, client_of(broker) as client:
         broker.codes[B] = [code]
         broker.codes[C] = [14]
         with pytest.raises(CommitFailed, match="t:1") as caught:
@@ -296,7 +300,7 @@ async def test_a_refused_partition_is_named_and_the_others_are_committed(code: i
 
 
 async def test_giving_up_says_for_how_long_and_why() -> None:
-    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+    async with Coordinator() as broker, client_of(broker) as client:
         broker.codes[A] = [14] * 10_000
         with pytest.raises(CommitFailed, match=r"not within 3 s.*COORDINATOR_LOAD_IN_PROGRESS") as caught:
             await offsets(client, timeout_s=3.0).commit({A: at(1)})
@@ -304,14 +308,14 @@ async def test_giving_up_says_for_how_long_and_why() -> None:
 
 
 async def test_a_connection_that_ends_is_made_again() -> None:
-    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+    async with Coordinator() as broker, client_of(broker) as client:
         broker.handlers[8] = lambda request: HANG_UP if len(broker.commits) < 2 else broker.commit(request)
         await offsets(client).commit({A: at(1)})
         assert broker.stored == {A: at(1)}
 
 
 async def test_commits_that_wait_go_out_together_and_the_last_one_counts() -> None:
-    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+    async with Coordinator() as broker, client_of(broker) as client:
         group = offsets(client)
         broker.gate = asyncio.Event()
         first = asyncio.ensure_future(group.commit({A: at(1)}))
@@ -325,7 +329,7 @@ async def test_commits_that_wait_go_out_together_and_the_last_one_counts() -> No
 
 
 async def test_one_commits_failure_is_not_the_others() -> None:
-    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+    async with Coordinator() as broker, client_of(broker) as client:
         group = offsets(client)
         broker.gate = asyncio.Event()
         first = asyncio.ensure_future(group.commit({C: at(1)}))
@@ -341,7 +345,7 @@ async def test_one_commits_failure_is_not_the_others() -> None:
 
 
 async def test_a_newer_commit_does_not_pass_one_that_was_cancelled_under_way() -> None:
-    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+    async with Coordinator() as broker, client_of(broker) as client:
         group = offsets(client)
         broker.gate = asyncio.Event()
         first = asyncio.ensure_future(group.commit({A: at(1)}))
@@ -360,7 +364,7 @@ async def test_a_newer_commit_does_not_pass_one_that_was_cancelled_under_way() -
 
 
 async def test_closing_waits_for_what_a_cancelled_commit_left_under_way() -> None:
-    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+    async with Coordinator() as broker, client_of(broker) as client:
         group = offsets(client)
         broker.gate = asyncio.Event()
         first = asyncio.ensure_future(group.commit({A: at(1)}))
@@ -382,7 +386,7 @@ def many(count: int, offset: int = 1) -> dict[TopicPartition, OffsetAndMetadata]
 
 
 async def test_many_partitions_go_out_as_several_requests_one_after_the_other() -> None:
-    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+    async with Coordinator() as broker, client_of(broker) as client:
         group = offsets(client)
         await group.commit(many(1234))
         assert [len(request) for request in broker.commits] == [500, 500, 234]
@@ -394,14 +398,14 @@ async def test_many_partitions_go_out_as_several_requests_one_after_the_other() 
 
 async def test_a_request_is_bounded_in_bytes_too() -> None:
     """The coordinator writes each as one batch, which the offsets topic takes up to `max.message.bytes` only."""
-    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+    async with Coordinator() as broker, client_of(broker) as client:
         await offsets(client).commit({tp: at(1, "x" * 4000) for tp in many(200)})
         assert max(sum(len(text) for _, text in request.values()) for request in broker.commits) < 300_000
         assert len(broker.stored) == 200
 
 
 async def test_the_newest_offset_counts_whichever_request_it_goes_out_in() -> None:
-    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+    async with Coordinator() as broker, client_of(broker) as client:
         group = offsets(client)
         broker.gate = asyncio.Event()
         first = asyncio.ensure_future(group.commit(many(1200)))
@@ -415,7 +419,7 @@ async def test_the_newest_offset_counts_whichever_request_it_goes_out_in() -> No
 
 
 async def test_partitions_that_are_refused_for_now_do_not_keep_the_others_from_going() -> None:
-    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+    async with Coordinator() as broker, client_of(broker) as client:
         broker.topics["t"] = [1] * 1300
         broker.codes = {TopicPartition("t", p): [3] * 500 for p in range(600)}
         task = asyncio.ensure_future(offsets(client, timeout_s=30).commit(many(1300)))
@@ -427,7 +431,7 @@ async def test_partitions_that_are_refused_for_now_do_not_keep_the_others_from_g
 
 
 async def test_an_error_about_many_partitions_names_some_and_counts_the_rest() -> None:
-    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+    async with Coordinator() as broker, client_of(broker) as client:
         broker.codes = {TopicPartition("t", p): [29] for p in range(600)}
         with pytest.raises(CommitFailed, match=r"committed: t:0, t:1, .*, t:9 and 590 more \(the coordinator: TOPIC"):
             await offsets(client).commit(many(700))
@@ -438,7 +442,7 @@ async def test_an_error_about_many_partitions_names_some_and_counts_the_rest() -
 
 
 async def test_commits_take_effect_in_the_order_of_the_calls_waited_for_or_not() -> None:
-    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+    async with Coordinator() as broker, client_of(broker) as client:
         group = offsets(client)
         group.commit_async({A: at(1)})
         group.commit_async({A: at(2), B: at(2)})
@@ -448,7 +452,7 @@ async def test_commits_take_effect_in_the_order_of_the_calls_waited_for_or_not()
 
 
 async def test_closing_waits_for_commits_that_nobody_waits_for() -> None:
-    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+    async with Coordinator() as broker, client_of(broker) as client:
         group = offsets(client)
         group.commit_async({A: at(1)})
         await group.close()
@@ -456,7 +460,7 @@ async def test_closing_waits_for_commits_that_nobody_waits_for() -> None:
 
 
 async def test_one_that_was_cancelled_before_it_began_is_never_sent() -> None:
-    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+    async with Coordinator() as broker, client_of(broker) as client:
         group = offsets(client)
         task = group.commit_async({A: at(1)})
         task.cancel()
@@ -471,14 +475,14 @@ async def test_one_that_was_cancelled_before_it_began_is_never_sent() -> None:
 
 @pytest.mark.parametrize("code", [14, 15, 16, 25, 69])
 async def test_a_fetch_is_repeated_while_the_coordinator_moves(code: int) -> None:
-    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+    async with Coordinator() as broker, client_of(broker) as client:
         broker.stored[A] = at(7)
         broker.group_codes = [code, code]
         assert await offsets(client).fetch([A]) == {A: at(7)}
 
 
 async def test_an_unstable_partition_is_asked_about_again_alone() -> None:
-    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+    async with Coordinator() as broker, client_of(broker) as client:
         broker.stored = {A: at(7), B: at(8)}
         broker.codes[B] = [88]
         assert await offsets(client).fetch([A, B]) == {A: at(7), B: at(8)}
@@ -487,7 +491,7 @@ async def test_an_unstable_partition_is_asked_about_again_alone() -> None:
 
 
 async def test_what_an_open_transaction_may_change_is_waited_for_if_that_is_wanted() -> None:
-    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+    async with Coordinator() as broker, client_of(broker) as client:
         broker.stored[A] = at(7)
         broker.codes[A] = [88, 88]
         assert await offsets(client).fetch([A], require_stable=True) == {A: at(7)}
@@ -497,7 +501,10 @@ async def test_what_an_open_transaction_may_change_is_waited_for_if_that_is_want
 
 
 async def test_brokers_that_cannot_tell_what_is_stable_are_not_asked() -> None:
-    async with Coordinator(versions={**MODERN, 9: (0, 6)}) as broker, KafkaClient(broker.address) as client:
+    async with (
+        Coordinator(versions={**MODERN, 9: (0, 6)}) as broker,
+        client_of(broker) as client,
+    ):
         with pytest.raises(NoOffsetsError, match=r"older than 2\.5.*without require_stable") as caught:
             await offsets(client).fetch([A], require_stable=True)
         assert not caught.value.retriable
@@ -505,7 +512,7 @@ async def test_brokers_that_cannot_tell_what_is_stable_are_not_asked() -> None:
 
 
 async def test_unknown_is_not_believed_of_a_partition_that_the_cluster_has() -> None:
-    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+    async with Coordinator() as broker, client_of(broker) as client:
         broker.topics["t"] = [1]
         broker.stored[A] = at(7)
         broker.codes[A] = [3]
@@ -513,13 +520,13 @@ async def test_unknown_is_not_believed_of_a_partition_that_the_cluster_has() -> 
 
 
 async def test_unknown_means_none_of_a_topic_that_is_gone() -> None:
-    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+    async with Coordinator() as broker, client_of(broker) as client:
         broker.codes[A] = [3]
         assert await offsets(client).fetch([A]) == {}
 
 
 async def test_a_coordinator_that_is_silent_is_given_up_with_a_reason() -> None:
-    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+    async with Coordinator() as broker, client_of(broker) as client:
         broker.handlers[9] = lambda _: SILENT
         with pytest.raises(NoOffsetsError, match=r"timed out|no time left") as caught:
             await offsets(client, timeout_s=0.3).fetch([A])
@@ -527,7 +534,7 @@ async def test_a_coordinator_that_is_silent_is_given_up_with_a_reason() -> None:
 
 
 async def test_a_refused_topic_is_named() -> None:
-    async with Coordinator() as broker, KafkaClient(broker.address) as client:
+    async with Coordinator() as broker, client_of(broker) as client:
         broker.codes[B] = [29]
         with pytest.raises(NoOffsetsError, match=r"t:1.*TOPIC_AUTHORIZATION_FAILED") as caught:
             await offsets(client).fetch([A, B])
@@ -541,12 +548,12 @@ async def test_0_8_1_commits_in_v0_without_a_coordinator() -> None:
     broker = Coordinator(versions=None)
     broker.handlers[10] = lambda _: HANG_UP
     broker.topics["t"] = [1, 1, 1]
-    async with broker, KafkaClient(broker.address) as client:
+    async with broker, client_of(broker) as client:
         assert client.broker_version == (0, 8, 1)
         group = offsets(client)
         await group.commit({A: at(4, "m")})
         assert {r.API_VERSION for r in broker.seen if r.API_KEY == 8} == {0}
-        assert group.coordinator is None
+        assert group.coordinator.node is None
         broker.codes[B] = [3]  # the response of v0 for a partition without a committed offset
         assert await group.fetch([A, B]) == {A: at(4, "m")}
         broker.codes[B] = [3]

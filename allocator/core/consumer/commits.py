@@ -299,7 +299,7 @@ class Commits:
         """Asks the coordinator for the metadata limit of a commit. Until then the default limit applies."""
         if self._offsets is not None and self._offsets.storage != "zookeeper":
             await self._find_coordinator()
-            self._metadata_bytes = await self._offsets.metadata_bytes()
+            self._metadata_bytes = await self._offsets.coordinator.metadata_bytes()
 
     def _warn_without_metadata(self) -> None:
         if self._warned or (self.offsets.storage != "zookeeper" and self._client.broker_version >= (0, 8, 2)):

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from kafka.protocol.admin import DescribeConfigsRequest
 from kafka.protocol.consumer import HeartbeatRequest, JoinGroupRequest, SyncGroupRequest
@@ -21,12 +21,13 @@ from allocator.core.telemetry.measures import Measure, Measures
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+U = TypeVar("U")
+
 # seconds for one request. more: a hung broker is replaced later; less: a slow one gets the request twice
 PATIENCE_S = 10.0
 
-METADATA = "offset.metadata.max.bytes"
 METADATA_BYTES = 4096  # Kafka's default
-RETENTION = "offsets.retention.minutes"
 SHORTEST_RETENTION_S = 24 * 3600.0  # Kafka's default up to 1.1; from 2.0 on it is seven days
 
 HEARTBEATS = {HeartbeatRequest.API_KEY, 68}  # 68: ConsumerGroupHeartbeat (KIP-848)
@@ -53,15 +54,11 @@ class Coordinator:
         self._key_type = int(for_transactions)
         self._what = f"{'transaction' if for_transactions else 'group'} {group!r}"
         self._retry_backoff_s = retry_backoff_s
-        self._node: int | None = None
+        self.node: int | None = None
+        """Node id, if it is known."""
         self._finding: asyncio.Lock | None = None
         self.failure: BrokerError | None = None
         """Why the last lookup failed; None after a lookup that succeeded."""
-
-    @property
-    def node(self) -> int | None:
-        """Node id, if it is known."""
-        return self._node
 
     @property
     def measures(self) -> Measures:
@@ -105,8 +102,8 @@ class Coordinator:
 
     def forget(self, node: int | None = None) -> None:
         """Find it again before the next request, unless another one than `node` was found in the meantime."""
-        if node is None or node == self._node:
-            self._node = None
+        if node is None or node == self.node:
+            self.node = None
 
     def _timeout(self, deadline: float, patience_s: float | None = None) -> float:
         if patience_s is None:
@@ -120,50 +117,46 @@ class Coordinator:
         group. Returns `SHORTEST_RETENTION_S` where the coordinator will never tell it (before 0.11, or without the
         right to DESCRIBE_CONFIGS of the cluster), and None where it does not tell it now.
         """
-        if self._client.api_version(DescribeConfigsRequest) is None:
-            return SHORTEST_RETENTION_S
-        if self._node is None:
-            return None
-        try:
-            return float(await self._setting(RETENTION)) * 60
-        except (AllocatorError, KeyError, ValueError) as error:
-            log.debug("%s: the offset retention cannot be read: %s", self._group, error)
-            return None if getattr(error, "retriable", False) else SHORTEST_RETENTION_S
+        return await self._setting(
+            "offsets.retention.minutes", lambda text: float(text) * 60, SHORTEST_RETENTION_S, None
+        )
 
     async def metadata_bytes(self) -> int:
         """The largest metadata of a commit, in bytes; Kafka's default where the coordinator does not tell its limit."""
-        if self._node is None or self._client.api_version(DescribeConfigsRequest) is None:
-            return METADATA_BYTES
-        try:
-            return int(await self._setting(METADATA))
-        except (AllocatorError, KeyError, ValueError) as error:
-            log.debug("%s: the limit of a commit's metadata cannot be read: %s", self._group, error)
-            return METADATA_BYTES
+        return await self._setting("offset.metadata.max.bytes", int, METADATA_BYTES, METADATA_BYTES)
 
-    async def _setting(self, name: str) -> str:
-        node = self._node
-        found = await describe_configs(self._client, "broker", [str(node)], [name], node=node, timeout_s=PATIENCE_S)
-        return found[str(node)][name]
+    async def _setting(self, name: str, read: Callable[[str], T], never: T, not_now: U) -> T | U:
+        node = self.node
+        if self._client.api_version(DescribeConfigsRequest) is None:
+            return never
+        if node is None:
+            return not_now
+        try:
+            found = await describe_configs(self._client, "broker", [str(node)], [name], node=node, timeout_s=PATIENCE_S)
+            return read(found[str(node)][name])
+        except (AllocatorError, KeyError, ValueError) as error:
+            log.debug("%s: cannot read %s of the coordinator: %s", self._group, name, error)
+            return not_now if getattr(error, "retriable", False) else never
 
     async def find(self, deadline: float) -> int | None:
         """Node id, looked up if unknown; None before 0.8.2. Raises `BrokerError` when refused or time is up."""
-        if self._node is not None:
-            return self._node
+        if self.node is not None:
+            return self.node
         if self._client.api_version(FindCoordinatorRequest) is None:
             return None
         if self._finding is None:
             self._finding = asyncio.Lock()
         async with self._finding:
-            while self._node is None:
+            while self.node is None:
                 try:
-                    self._node = await self._ask_once(deadline)
+                    self.node = await self._ask_once(deadline)
                 except BrokerError as exc:
                     self.failure = exc
                     if not exc.retriable or time.monotonic() >= deadline:
                         raise
                     log.debug("%s: no coordinator yet: %s", self._what, exc)
                     await asyncio.sleep(self._retry_backoff_s)
-            return self._node
+            return self.node
 
     async def _ask_once(self, deadline: float) -> int:
         response = await self._client.send_any(self._question(), self._timeout(deadline))

@@ -69,7 +69,6 @@ class GroupOffsets:
         client: KafkaClient,
         group: str,
         *,
-        retry_backoff_s: float = 0.1,
         timeout_s: float = 30.0,
         committer: Committer | None = None,
         retention_s: float | None = None,
@@ -78,10 +77,9 @@ class GroupOffsets:
     ) -> None:
         self.group = group
         self._client = client
-        self._retry_backoff_s = retry_backoff_s
         self._timeout_s = timeout_s
         self._retention = retention_s
-        self._coordinator = coordinator or Coordinator(client, group, retry_backoff_s)
+        self.coordinator = coordinator or Coordinator(client, group, client.retry_backoff_s)
         self.committer = committer
         """The member that commits; None: commits carry no member."""
         self._in_zookeeper = in_zookeeper
@@ -89,18 +87,13 @@ class GroupOffsets:
         self._waiting: list[PendingCommit] = []  # waiting commits, in the order of the calls
         self._turn: asyncio.Lock | None = None
         self._abandoned = False  # whether a cancelled caller's request may still be under way
-        self._backoff = Backoff(retry_backoff_s, BACKOFF_MAX_S)  # after failed commit requests
-
-    @property
-    def coordinator(self) -> int | None:
-        """Node id of the coordinator, None while unknown (always, on 0.8.1)."""
-        return self._coordinator.node
+        self._backoff = Backoff(client.retry_backoff_s, BACKOFF_MAX_S)  # after failed commit requests
 
     async def find(self) -> int | None:
         """Looks the coordinator up again; None on 0.8.1, which has none. Raises `NoOffsetsError` when refused."""
-        self._coordinator.forget()
+        self.coordinator.forget()
         try:
-            return await self._coordinator.find(time.monotonic() + self._timeout_s)
+            return await self.coordinator.find(time.monotonic() + self._timeout_s)
         except BrokerError as exc:
             error = NoOffsetsError(f"group {self.group!r} has no coordinator: {exc}")
             error.retriable = exc.retriable
@@ -110,20 +103,16 @@ class GroupOffsets:
         """Waits for every `commit_async` and for the request under way, at most the timeout. Idempotent."""
         if self._tasks:
             await asyncio.wait(self._tasks)
-        await self._coordinator.settled(OffsetCommit)
+        await self.coordinator.settled(OffsetCommit)
 
     async def retention_s(self) -> float | None:
         """Seconds that Kafka keeps a committed offset (see `Coordinator.retention_s`); None if not known at present."""
-        return await self._coordinator.retention_s() if self._retention is None else self._retention
-
-    async def metadata_bytes(self) -> int:
-        """The largest metadata of a commit (see `Coordinator.metadata_bytes`)."""
-        return await self._coordinator.metadata_bytes()
+        return await self.coordinator.retention_s() if self._retention is None else self._retention
 
     async def settled(self) -> None:
         """Waits until no request of a cancelled commit is under way."""
         if self._abandoned:
-            await self._coordinator.settled(OffsetCommit)
+            await self.coordinator.settled(OffsetCommit)
 
     # -- fetch ----------------------------------------------------------------------------------------------------
 
@@ -167,7 +156,7 @@ class GroupOffsets:
                 error.retriable = cause.retriable
                 error.partitions = frozenset(refused or again)
                 raise error from cause
-            await asyncio.sleep(self._retry_backoff_s)
+            await asyncio.sleep(self._client.retry_backoff_s)
         return found
 
     def of_former_topics(self, committed: Offsets) -> frozenset[TopicPartition]:
@@ -191,7 +180,7 @@ class GroupOffsets:
         request = fetch_request(
             self.group, asked, require_stable=require_stable, identity=identity, in_zookeeper=self._in_zookeeper
         )
-        response = await self._coordinator.ask(request, deadline)
+        response = await self.coordinator.ask(request, deadline)
         if fetch_code(response):
             raise self._group_error(fetch_code(response), identity)
         again = set() if asked is None else set(asked)  # an omitted partition is not one without an offset
@@ -212,7 +201,7 @@ class GroupOffsets:
                 refused[tp] = code
             else:
                 if reaction is Reaction.REFIND:
-                    self._coordinator.forget()
+                    self.coordinator.forget()
                 again.add(tp)
         if refused:
             some = min(refused)
@@ -240,7 +229,7 @@ class GroupOffsets:
         reaction = reaction_to(code, OFFSET_FETCH)
         error.retriable = reaction is not Reaction.FAIL
         if reaction is Reaction.REFIND:
-            self._coordinator.forget()
+            self.coordinator.forget()
         if asker.by_epoch and self.committer is not None:
             self.committer.refused(code, asker)  # the next request has another epoch then, or no member
         return error
@@ -308,7 +297,7 @@ class GroupOffsets:
     async def _send_some(self, deadline: float) -> None:
         """Sends one request for all waiting callers, and notes the result for each of them."""
         if self._abandoned:  # an earlier request must not take effect after this one
-            await self._coordinator.settled(OffsetCommit)
+            await self.coordinator.settled(OffsetCommit)
             self._abandoned = False
         callers = list(self._waiting)
         some = take_some(callers, self.group)
@@ -317,7 +306,7 @@ class GroupOffsets:
             return
         request = commit_request(self.group, some, identity, self._retention, in_zookeeper=self._in_zookeeper)
         try:
-            response = await self._coordinator.ask(request, deadline)
+            response = await self.coordinator.ask(request, deadline)
         except asyncio.CancelledError:
             self._abandoned = True
             raise
@@ -392,7 +381,7 @@ class GroupOffsets:
                     continue
                 reaction = Reaction.FAIL
             if reaction is Reaction.REFIND:
-                self._coordinator.forget()
+                self.coordinator.forget()
             pause = pause or reaction is not Reaction.FAIL
             error = errors.setdefault(code, for_code(code, "the coordinator"))
             for call in callers:

@@ -54,14 +54,6 @@ class Committer(Protocol):
         membership."""
 
 
-class OffsetResult(NamedTuple):
-    """One partition of a response: the error code, and the committed offset (None without one)."""
-
-    partition: TopicPartition
-    code: int
-    committed: OffsetAndMetadata | None
-
-
 OUTSIDE = Identity(-1, "")
 
 
@@ -133,7 +125,8 @@ def fetch_code(response: Any) -> int:
     return int(response.groups[0].error_code if response.API_VERSION >= 8 else response.error_code)
 
 
-def fetch_results(response: Any) -> Iterator[OffsetResult]:
+def fetch_results(response: Any) -> Iterator[tuple[TopicPartition, int, OffsetAndMetadata | None]]:
+    """Each partition of a response, its error code, and its committed offset (None without one)."""
     for topic in response.groups[0].topics if response.API_VERSION >= 8 else response.topics:
         for part in topic.partitions:
             tp = TopicPartition(topic.name, part.partition_index)
@@ -141,4 +134,4 @@ def fetch_results(response: Any) -> Iterator[OffsetResult]:
             if part.error_code == 0 and part.committed_offset >= 0:
                 epoch = part.committed_leader_epoch
                 committed = OffsetAndMetadata(part.committed_offset, part.metadata or "", epoch)
-            yield OffsetResult(tp, part.error_code, committed)
+            yield tp, part.error_code, committed

@@ -7,11 +7,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from allocator.core.client.client import KafkaClient
-from allocator.core.client.errors import ErrorCode, for_code
-from allocator.core.errors import BrokerError, NoOffsetsError
 from allocator.core.offsets.coordinator import Coordinator
 from allocator.core.offsets.group_offsets import GroupOffsets
-from allocator.core.offsets.messages import fetch_request, fetch_results
+from allocator.core.offsets.messages import fetch_request
 from allocator.core.offsets.pending_commit import Offsets
 from allocator.core.types import OffsetAndMetadata, OffsetStorage, TopicPartition
 
@@ -92,24 +90,6 @@ async def fetch_old_offsets(
 
     Raises NoOffsetsError when a broker does not respond: if that counted as "no offset", all records would come again.
     """
-    request = fetch_request(group, partitions, in_zookeeper=True)
-    if client.api_version(request) is None:
+    if client.api_version(fetch_request(group, (), in_zookeeper=True)) is None:
         return {}
-    found = {}
-    refused = {}
-    try:
-        response = await client.send_any(request)
-        for partition, code, committed in fetch_results(response):
-            if committed is not None:
-                found[partition] = committed
-            elif code not in (0, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):  # ZooKeeper has no offset for it
-                refused[partition] = code
-        if refused:
-            some = min(refused)
-            raise for_code(refused[some], f"{some.topic}:{some.partition}")
-    except BrokerError as exc:
-        error = NoOffsetsError(f"group {group!r}: its offsets in ZooKeeper cannot be read: {exc}")
-        error.retriable = exc.retriable
-        error.partitions = frozenset(refused)
-        raise error from exc
-    return found
+    return await GroupOffsets(client, group, timeout_s=client.request_timeout_s, in_zookeeper=True).fetch(partitions)

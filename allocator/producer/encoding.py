@@ -9,9 +9,9 @@ the same in Python, under the same tests.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import cramjam
 from crc32c import crc32c
@@ -144,11 +144,7 @@ def written(records: Iterator[Record], codec: int, target: int = TARGET_BYTES) -
 
 
 def compress(data: bytes, codec: int) -> bytes:
-    return _COMPRESS[codec](data) if codec else data
-
-
-def _gzip(data: bytes) -> bytes:
-    return bytes(cramjam.gzip.compress(data))
+    return bytes(_COMPRESS[codec](data)) if codec else data
 
 
 def _snappy(data: bytes) -> bytes:
@@ -157,17 +153,18 @@ def _snappy(data: bytes) -> bytes:
     return b"\x82SNAPPY\0" + struct.pack(">iii", 1, 1, len(block)) + block
 
 
-def _lz4(data: bytes) -> bytes:
+def _lz4(data: bytes) -> Any:
     frame = cramjam.lz4.Compressor(content_checksum=False, block_linked=False)  # brokers refuse linked blocks
     frame.compress(data)
-    return bytes(frame.finish())
+    return frame.finish()
 
 
-def _zstd(data: bytes) -> bytes:
-    return bytes(cramjam.zstd.compress(data))
-
-
-_COMPRESS: Final = {_GZIP: _gzip, _SNAPPY: _snappy, _LZ4: _lz4, _ZSTD: _zstd}
+_COMPRESS: Final[Mapping[int, Callable[[bytes], Any]]] = {
+    _GZIP: cramjam.gzip.compress,
+    _SNAPPY: _snappy,
+    _LZ4: _lz4,
+    _ZSTD: cramjam.zstd.compress,
+}
 
 
 class Writer:
@@ -246,11 +243,8 @@ def encode_headers(headers: Sequence[tuple[str, bytes | None]]) -> bytes:
     parts = [_varint(len(headers))]
     for name, value in headers:
         data = name.encode("utf-8", "surrogateescape")
-        parts += (
-            (_varint(len(data)), data, _NULL)
-            if value is None
-            else (_varint(len(data)), data, _varint(len(value)), value)
-        )
+        parts += (_varint(len(data)), data)
+        parts += (_NULL,) if value is None else (_varint(len(value)), value)
     return b"".join(parts)
 
 

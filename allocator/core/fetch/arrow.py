@@ -6,6 +6,7 @@ hold on to that memory. The plain decoder's are copied.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache, partial
 from itertools import groupby
 from operator import itemgetter
@@ -146,7 +147,9 @@ def _headers(columns: Any) -> pa.Array:
 
 _keys = partial(_bytes, name="key", views=0, bits=4)
 _values = partial(_bytes, name="value", views=1, bits=5)
-_MAKERS = dict(zip(FIELDS, (_offsets, _timestamps, _timestamp_types, _keys, _values, _headers)))
+_MAKERS: dict[str, Callable[[Any], Any]] = dict(
+    zip(FIELDS, (_offsets, _timestamps, _timestamp_types, _keys, _values, _headers))
+)
 
 
 def _none_of(kind: pa.DataType) -> pa.Array:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import re
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -48,6 +47,7 @@ LOSES_REQUESTS = (0, 9)
 REPEATABLE = frozenset(
     each.API_KEY for each in (FindCoordinatorRequest, ListOffsetsRequest, MetadataRequest, OffsetFetchRequest)
 )
+CLOSED = "this Kafka client is closed; make a new one"
 LOST_S = 5.0  # more: a lost request costs more time; less: a slow broker gets requests twice
 
 # an error code that ends the connecting at once -> what to do about it
@@ -121,7 +121,7 @@ class KafkaClient:
         tries for ever), or at once when a broker refuses the credentials.
         """
         if self._closed:
-            raise Closed("this Kafka client is closed; make a new one")
+            raise Closed(CLOSED)
         if self._pool is not None:
             return
         settings = ConnectionSettings(
@@ -131,8 +131,7 @@ class KafkaClient:
             security=with_credentials(self.security),
             tls=tls_context(self.security),
         )
-        if str(self.security.get("security_protocol", "")).startswith("SASL"):
-            warn_of_clear_text(self.security)
+        warn_of_clear_text(self.security)
         self._pool = ConnectionPool(self._directory, settings, self._refresher.poke)
         try:
             await self._bootstrap(timeout_s)
@@ -327,8 +326,7 @@ class KafkaClient:
         raise BrokersUnavailable(f"no Kafka broker answers: {self._tried(causes)}")
 
     def _tried(self, causes: Mapping[str, str]) -> str:
-        short = {where: _without(where, cause) for where, cause in causes.items()}
-        return unreachable(short, str(self.security.get("security_protocol", "PLAINTEXT")))
+        return unreachable(causes, str(self.security.get("security_protocol", "PLAINTEXT")))
 
     def _candidates(self) -> list[Any]:
         best = self._live().least_busy()
@@ -489,19 +487,8 @@ class KafkaClient:
 
     def _live(self) -> ConnectionPool:
         if self._pool is None:
-            why = (
-                "this Kafka client is closed; make a new one"
-                if self._closed
-                else "not connected; await connect() first"
-            )
-            raise Closed(why)
+            raise Closed(CLOSED if self._closed else "not connected; await connect() first")
         return self._pool
-
-
-def _without(where: str, cause: str) -> str:
-    """The cause without the address at its beginning."""
-    host = where.rpartition(":")[0]
-    return re.sub(rf"^{re.escape(host)}(:\d+)?: ", "", cause)
 
 
 def _metadata_request(topics: Any) -> Any:

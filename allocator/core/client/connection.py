@@ -77,7 +77,7 @@ class BrokerConnection(RequestStream):
         self._on_end = on_end
         self._sasl: Sasl | None = None
         if settings.sasl_enabled:
-            self._sasl = Sasl(broker.host, self.address, settings.security, settings.sasl_turn, self.send_own)
+            self._sasl = Sasl(broker.host, settings.security, settings.sasl_turn, self.send_own)
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -109,10 +109,10 @@ class BrokerConnection(RequestStream):
         if isinstance(error, RequestFailed):
             return error
         if isinstance(error, UnicodeError):
-            return ConnectionFailed(f"{self.address}: this is no valid host name: {shown(error)}")
+            return ConnectionFailed(f"this is no valid host name: {shown(error)}")
         if not isinstance(error, OSError):
             log.error("%s: unexpected error", self.address, exc_info=error)
-        return ConnectionFailed(f"{self.address}: {os_cause(error) or shown(error)}")
+        return ConnectionFailed(os_cause(error) or shown(error))
 
     def close(self) -> None:
         self.abort(None)
@@ -122,7 +122,7 @@ class BrokerConnection(RequestStream):
             return
         if self._task is not None and self._task is not asyncio.current_task():
             self._task.cancel()
-        settle(self.ready, None, error or ConnectionFailed(f"{self.address}: connection closed"))
+        settle(self.ready, None, error or ConnectionFailed("connection closed"))
         super()._finish(error)
         self._on_end(self, error)
 
@@ -138,22 +138,27 @@ class BrokerConnection(RequestStream):
         try:
             await within(self._open_socket(), timeout_s)
         except asyncio.TimeoutError:
-            raise ConnectionFailed(f"{self.address}: no connection within {timeout_s:.1f} s") from None
+            raise ConnectionFailed(f"no connection within {timeout_s:.1f} s") from None
         except OSError as exc:
             # asyncio's error has no text if the peer closes the connection during the TLS handshake
             ended = "the server ended the TLS handshake" if self._settings.tls else type(exc).__name__
-            raise ConnectionFailed(f"{self.address}: {os_cause(exc) or ended}") from exc
+            raise ConnectionFailed(os_cause(exc) or ended) from exc
 
     async def _open_socket(self) -> None:
         host, port = self.broker.host, self.broker.port
         tls, proxy_url = self._settings.tls, self._settings.security.get("proxy_url")
-        where: dict[str, Any] = {"host": host, "port": port}
-        if proxy_url is not None:
-            where = {"sock": await Proxy.of(proxy_url).connect(host, port)}
         name = host.rstrip(".") if tls is not None else None
-        transport, _ = await asyncio.get_running_loop().create_connection(
-            lambda: self, ssl=tls, server_hostname=name, **where
-        )
+        loop = asyncio.get_running_loop()
+        transport: asyncio.BaseTransport | None
+        if proxy_url is None:
+            transport, _ = await loop.create_connection(lambda: self, host, port, ssl=tls, server_hostname=name)
+        else:
+            transport = await Proxy.of(proxy_url).connect(host, port)
+            if tls is not None:
+                transport = await loop.start_tls(transport, asyncio.Protocol(), tls, server_hostname=name)
+            assert transport is not None  # only a transport that is closing has no TLS
+            transport.set_protocol(self)
+            self.connection_made(transport)
         with contextlib.suppress(OSError, AttributeError):  # the connection works without it
             transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 

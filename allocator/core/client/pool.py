@@ -9,7 +9,7 @@ import random
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from kafka.protocol.broker_version_data import BrokerVersionData
 
@@ -96,6 +96,14 @@ class Directory:
         return key in self._bootstrap
 
 
+class _Failures(NamedTuple):
+    """Why the last attempts to connect failed."""
+
+    times: int
+    retry_at: float
+    error: Exception
+
+
 class ConnectionPool:
     """Connections by key, opened on demand. Calls `on_loss` whenever a connection ends with an error."""
 
@@ -106,10 +114,8 @@ class ConnectionPool:
         """The versions of the oldest broker to which a connection is open, or was open last."""
         self._on_loss = on_loss
         self._connections: dict[Hashable, BrokerConnection] = {}
-        self._keys: dict[BrokerConnection, Hashable] = {}
         self._all: set[BrokerConnection] = set()  # all connections, including those that are closing
-        self._backoff: dict[Hashable, tuple[int, float]] = {}  # number of failures, and the time of the next attempt
-        self._failures: dict[Hashable, BaseException] = {}
+        self._failures: dict[Hashable, _Failures] = {}
         # What the last connection to an address found. The next one checks it; a failure to connect drops it
         self._seen: dict[tuple[str, int], BrokerVersionData] = {}
         self._warned: set[tuple[tuple[str, int], tuple[int, ...]]] = set()
@@ -220,9 +226,7 @@ class ConnectionPool:
         """The connection for `key`, which may still be connecting. Raises `InBackoff` during the back-off."""
         delay = self._delay(key)
         if delay > 0:
-            last = self._failures.get(key)
-            why = f" after: {last}" if last is not None else ""
-            raise InBackoff(f"next attempt in {delay:.1f} s{why}")
+            raise InBackoff(f"next attempt in {delay:.1f} s after: {self._failures[key].error}")
         found = self._connections.get(key)
         if found is not None:
             return found
@@ -231,9 +235,8 @@ class ConnectionPool:
             raise RequestFailed(f"the metadata has no broker {key}")
         connection = self._create(broker, self._seen.get((broker.host, broker.port)), self._ended)
         self._connections[key] = connection
-        self._keys[connection] = key
         connection.ready.add_done_callback(lambda ready: self._connected(key, connection, ready))
-        connection.open(CONNECT_TIMES.nth(self._backoff.get(key, (0, 0.0))[0] + 1))
+        connection.open(CONNECT_TIMES.nth(self._times_failed(key) + 1))
         return connection
 
     def adopt(self, key: Hashable) -> None:
@@ -247,7 +250,6 @@ class ConnectionPool:
             if connection is not None and address is not None and broker[1:3] == address[1:3]:
                 if broker.node_id not in self._connections:
                     self._connections[broker.node_id] = self._connections.pop(key)
-                    self._keys[connection] = broker.node_id
                 return
 
     def _create(
@@ -267,7 +269,6 @@ class ConnectionPool:
         if ready.cancelled() or ready.exception() is not None:
             return
         self.reset_backoff(key)
-        self._failures.pop(key, None)
         assert connection.versions is not None  # it is ready
         self._see(connection.broker[1:3], connection.versions)
         open_ones = (each.versions for each in self._connections.values() if each.connected)
@@ -280,9 +281,8 @@ class ConnectionPool:
             log.info("Kafka broker %s at %s is back", broker_id, connection.address)
 
     def _ended(self, connection: BrokerConnection, error: Exception | None) -> None:
-        key = self._keys.pop(connection)
-        if self._connections.get(key) is connection:
-            del self._connections[key]
+        key = next(key for key, each in self._connections.items() if each is connection)
+        del self._connections[key]
         if error is None:
             return
         if connection.ready.exception() is not None:
@@ -305,9 +305,8 @@ class ConnectionPool:
             task.add_done_callback(lambda _: self._recognizing.pop(where))
 
     def _failed(self, key: Hashable, address: str, error: Exception) -> None:
-        failures = self._backoff.get(key, (0, 0.0))[0] + 1
-        self._backoff[key] = (failures, time.monotonic() + BACKOFF.nth(failures))
-        self._failures[key] = error
+        times = self._times_failed(key) + 1
+        self._failures[key] = _Failures(times, time.monotonic() + BACKOFF.nth(times), error)
         broker_id = _broker_id(key)
         # the exception of `connect` already contains the error of a bootstrap address
         if broker_id not in self._away and not self.directory.is_bootstrap(broker_id):
@@ -315,10 +314,13 @@ class ConnectionPool:
             log.warning("Kafka broker %s at %s is away: %s; trying again", broker_id, address, error)
 
     def _delay(self, key: Hashable) -> float:
-        return max(0.0, self._backoff.get(key, (0, 0.0))[1] - time.monotonic())
+        return self._failures[key].retry_at - time.monotonic() if key in self._failures else 0.0
+
+    def _times_failed(self, key: Hashable) -> int:
+        return self._failures[key].times if key in self._failures else 0
 
     def reset_backoff(self, key: Hashable) -> None:
-        self._backoff.pop(key, None)
+        self._failures.pop(key, None)
 
     def least_busy(self) -> Any:
         """The broker with the fewest requests under way that is neither throttled nor in back-off; None if there is
@@ -349,7 +351,7 @@ class ConnectionPool:
         """Closes every connection to this node, in all lanes, and resets its back-off."""
         for key in [key for key in self._connections if _broker_id(key) == broker_id]:
             self.close(key)
-        for key in [key for key in self._backoff if _broker_id(key) == broker_id]:
+        for key in [key for key in self._failures if _broker_id(key) == broker_id]:
             self.reset_backoff(key)
 
     def _close_idle(self) -> None:

@@ -28,6 +28,8 @@ REFUSALS: Final = {
     8: "address type not supported",
 }
 
+Reader = asyncio.StreamReader
+
 
 class Proxy(NamedTuple):
     """A proxy on the way to all brokers. With "http" and "socks5h" the proxy resolves their names, with "socks5" this
@@ -57,8 +59,8 @@ class Proxy(NamedTuple):
         user = None if parts.username is None else unquote(parts.username)
         return cls(scheme, host, port, user, unquote(parts.password or ""))
 
-    async def connect(self, host: str, port: int) -> socket.socket:
-        """A socket whose other end is the broker. Raises OSError, and ConnectionFailed if the proxy refuses."""
+    async def connect(self, host: str, port: int) -> asyncio.Transport:
+        """A transport whose other end is the broker. Raises OSError, and ConnectionFailed if the proxy refuses."""
         targets = [host]
         if self.scheme == "socks5":
             found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -70,95 +72,61 @@ class Proxy(NamedTuple):
                 if not targets:
                     raise
 
-    async def _tunnel(self, host: str, port: int) -> socket.socket:
+    async def _tunnel(self, host: str, port: int) -> asyncio.Transport:
+        reader = asyncio.StreamReader(LONGEST_RESPONSE)
+        protocol = asyncio.StreamReaderProtocol(reader)
         try:
-            sock = await _connected(self.host, self.port)
+            # no StreamWriter: it would close the connection when it is garbage-collected
+            transport, _ = await asyncio.get_running_loop().create_connection(lambda: protocol, self.host, self.port)
             try:
-                await (self._http_connect if self.scheme == "http" else self._socks)(sock, host, port)
+                await (self._http_connect if self.scheme == "http" else self._socks)(reader, transport, host, port)
             except BaseException:
-                sock.close()
+                transport.abort()
                 raise
+        except asyncio.IncompleteReadError:
+            raise self._error("closed the connection") from None
+        except asyncio.LimitOverrunError:
+            raise self._error("sends no end of its response") from None
         except OSError as error:
             raise self._error(f"fails: {os_cause(error) or type(error).__name__}") from error
-        return sock
+        return transport
 
-    async def _http_connect(self, sock: socket.socket, host: str, port: int) -> None:
+    async def _http_connect(self, reader: Reader, transport: asyncio.Transport, host: str, port: int) -> None:
         target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         lines = [f"CONNECT {target} HTTP/1.1", f"Host: {target}"]
         if self.user is not None:
             login = base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
             lines.append(f"Proxy-Authorization: Basic {login}")
-        await self._send(sock, "\r\n".join([*lines, "", ""]).encode())
-        head = b""
-        while b"\r\n\r\n" not in head:  # nothing follows it: the broker is silent until it gets a request
-            head += await self._receive(sock, 4096)
-            if len(head) > LONGEST_RESPONSE:
-                raise self._error("sends no end of its response")
-        status = head.partition(b"\r\n")[0].decode("latin-1")
+        transport.write("\r\n".join([*lines, "", ""]).encode())
+        # nothing follows the head: the broker is silent until it gets a request
+        status = (await reader.readuntil(b"\r\n\r\n")).partition(b"\r\n")[0].decode("latin-1")
         if status.split()[1:2] != ["200"]:
             raise self._error(f"does not connect to {target}: {status[:100]!r}")
 
-    async def _socks(self, sock: socket.socket, host: str, port: int) -> None:
+    async def _socks(self, reader: Reader, transport: asyncio.Transport, host: str, port: int) -> None:
         methods = [NO_LOGIN] if self.user is None else [NO_LOGIN, PASSWORD]
-        await self._send(sock, bytes([5, len(methods), *methods]))
-        version, method = await self._exactly(sock, 2)
+        transport.write(bytes([5, len(methods), *methods]))
+        version, method = await reader.readexactly(2)
         if version != 5:
             raise self._error("does not speak SOCKS 5")
         if method == PASSWORD and self.user is not None:
-            await self._log_in(sock, self.user.encode(), self.password.encode())
+            user, password = self.user.encode(), self.password.encode()
+            if max(len(user), len(password)) > 255:
+                raise self._error("takes a user and a password of at most 255 bytes")
+            transport.write(bytes([1, len(user)]) + user + bytes([len(password)]) + password)
+            if (await reader.readexactly(2))[1]:
+                raise self._error("refuses the user or the password")
         elif method != NO_LOGIN:
             raise self._error("wants a login" if self.user is None else "takes no login with a user and a password")
-        await self._send(sock, b"\x05\x01\0" + _address(host) + struct.pack(">H", port))
-        _, code, _, kind = await self._exactly(sock, 4)
+        transport.write(b"\x05\x01\0" + _address(host) + struct.pack(">H", port))
+        _, code, _, kind = await reader.readexactly(4)
         if code:
             raise self._error(f"does not connect to {host}:{port}: {REFUSALS.get(code, f'error {code}')}")
-        size = {1: 4, 4: 16}.get(kind) or (await self._exactly(sock, 1))[0]
-        await self._exactly(sock, size + 2)  # the address and the port of the proxy's end
-
-    async def _log_in(self, sock: socket.socket, user: bytes, password: bytes) -> None:
-        if max(len(user), len(password)) > 255:
-            raise self._error("takes a user and a password of at most 255 bytes")
-        await self._send(sock, bytes([1, len(user)]) + user + bytes([len(password)]) + password)
-        if (await self._exactly(sock, 2))[1]:
-            raise self._error("refuses the user or the password")
-
-    async def _send(self, sock: socket.socket, data: bytes) -> None:
-        await asyncio.get_running_loop().sock_sendall(sock, data)
-
-    async def _exactly(self, sock: socket.socket, size: int) -> bytes:
-        data = b""
-        while len(data) < size:
-            data += await self._receive(sock, size - len(data))
-        return data
-
-    async def _receive(self, sock: socket.socket, most: int) -> bytes:
-        data = await asyncio.get_running_loop().sock_recv(sock, most)
-        if not data:
-            raise self._error("closed the connection")
-        return data
+        size = {1: 4, 4: 16}.get(kind) or (await reader.readexactly(1))[0]
+        await reader.readexactly(size + 2)  # the address and the port of the proxy's end
 
     def _error(self, what: str) -> Exception:
         return ConnectionFailed(f"{self} {what}")
-
-
-async def _connected(host: str, port: int) -> socket.socket:
-    """A socket that is connected to the first address of `host` that answers."""
-    loop = asyncio.get_running_loop()
-    failed = OSError(f"no address of {host}")
-    for family, kind, protocol, _, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-        sock = socket.socket(family, kind, protocol)
-        sock.setblocking(False)
-        try:
-            await loop.sock_connect(sock, address)
-        except OSError as error:
-            sock.close()
-            failed = error
-        except BaseException:
-            sock.close()
-            raise
-        else:
-            return sock
-    raise failed
 
 
 def _address(host: str) -> bytes:

@@ -139,7 +139,7 @@ class RequestStream(FrameProtocol):
         Raises `RequestFailed` if the request cannot be sent; then it does not call `done`.
         """
         if self.closed:
-            raise ConnectionFailed(f"{self.address}: connection closed")
+            raise ConnectionFailed("connection closed")
         pending = _Pending(request, deadline, done)
         if self._holding:
             self._held.append(pending)
@@ -159,7 +159,7 @@ class RequestStream(FrameProtocol):
     def _send(self, pending: _Pending) -> None:
         request = pending.request
         if self._transport is None:
-            raise ConnectionFailed(f"{self.address}: not connected")
+            raise ConnectionFailed("not connected")
         if request.API_VERSION is None:
             assert self.versions is not None  # known before the first request without a version goes out
             request.API_VERSION = negotiated(self.versions, request)
@@ -302,8 +302,7 @@ class RequestStream(FrameProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         settle(self.socket_closed, None)
         self.resume_writing()
-        cause = "the broker closed the connection" if exc is None else str(exc)
-        self._finish(ConnectionFailed(f"{self.address}: {cause}"))
+        self._finish(ConnectionFailed("the broker closed the connection" if exc is None else str(exc)))
 
     def pause_writing(self) -> None:
         self._writable.clear()

@@ -29,7 +29,7 @@ Begun = tuple[Any, bytes]
 
 
 class Sasl:
-    """Authenticates a connection to `host`. `address` is for errors; `turn` is held while a mechanism makes a message.
+    """Authenticates a connection to `host`. `turn` is held while a mechanism makes a message.
 
     `ask` sends a request of the connection and returns the response, within so many seconds.
     """
@@ -37,7 +37,6 @@ class Sasl:
     def __init__(
         self,
         host: str,
-        address: str,
         security: Mapping[str, Any],
         turn: asyncio.Lock,
         ask: Callable[[Any, float], Awaitable[Any]],
@@ -50,7 +49,7 @@ class Sasl:
         self._provider = security.get("sasl_oauth_token_provider")
         source = SOURCE_OF_AWS if self._name == "AWS_MSK_IAM" else self._provider
         credentials = self._name if source is None else f"{self._name} from {source}"
-        self._lacking = f"{address}: no credentials for {credentials}"
+        self._lacking = f"no credentials for {credentials}"
         self.lacks = ""
         """Why the connection is not ready yet, while a mechanism makes its next message."""
 
@@ -103,7 +102,7 @@ class Sasl:
             except ConnectionFailed as exc:
                 if time.monotonic() + CREDENTIALS_PAUSE_S >= expires_at:
                     raise
-                log.log(level, "%s; trying again until the session ends", exc)
+                log.log(level, "%s: %s; trying again until the session ends", self._host, exc)
                 level = logging.DEBUG
                 await asyncio.sleep(CREDENTIALS_PAUSE_S)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import logging
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from allocator.core.client.oauth import check_token_endpoint, with_credentials
@@ -48,14 +48,11 @@ def check_security(settings: Mapping[str, Any] | None, *, load: bool = False) ->
     checked = dict(settings or {})
     for key in checked:
         if key not in KEYS:
-            near = difflib.get_close_matches(str(key), KEYS, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"valid: {', '.join(KEYS)}"
-            raise ConfigError(f"security: unknown setting {key!r}; {hint}")
+            raise ConfigError(f"security: unknown setting {key!r}; {_nearest(str(key), KEYS)}")
     protocol = checked.get("security_protocol", "PLAINTEXT")
     if protocol not in PROTOCOLS:
-        near = difflib.get_close_matches(str(protocol).upper(), PROTOCOLS, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"valid: {', '.join(PROTOCOLS)}"
-        raise ConfigError(f"security: security_protocol is {protocol!r}; {hint}")
+        near = _nearest(str(protocol).upper(), PROTOCOLS)
+        raise ConfigError(f"security: security_protocol is {protocol!r}; {near}")
     if protocol.startswith("SASL") and not checked.get("sasl_mechanism"):
         raise ConfigError(f"security: security_protocol {protocol} needs sasl_mechanism")
     if checked.get("proxy_url") is not None:
@@ -74,6 +71,11 @@ def check_security(settings: Mapping[str, Any] | None, *, load: bool = False) ->
     if load:
         tls_context(with_credentials(checked))
     return checked
+
+
+def _nearest(wrong: str, valid: Sequence[str]) -> str:
+    near = difflib.get_close_matches(wrong, valid, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"valid: {', '.join(valid)}"
 
 
 def mechanism_faults(settings: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str]]:

@@ -53,107 +53,108 @@ async def list_offsets(
     """
     started = time.monotonic()
     found: Found = {}
-    causes: dict[TopicPartition, BrokerError] = {}
     while True:
-        missing = {tp: when for tp, when in at.items() if tp not in found}
+        causes: dict[TopicPartition, BrokerError] = {}
         by_leader: dict[int, dict[TopicPartition, int]] = defaultdict(dict)
-        for tp, when in missing.items():
+        for tp, when in at.items():
+            if tp in found:
+                continue
             leader = client.leader(tp)
-            if leader is not None:
-                by_leader[leader][tp] = when if isinstance(when, int) else _NAMED[when]
-            elif (numbers := client.partitions(tp.topic)) is None:
-                causes[tp] = for_code(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{tp.topic}:{tp.partition}")
-            elif tp.partition not in numbers:
-                causes[tp] = BrokerError(
-                    f"{tp.topic!r} has no partition {tp.partition}; it has {len(numbers)}, from 0 on", retriable=True
-                )
+            if leader is None:
+                causes[tp] = _why_leaderless(client, tp)
             else:
-                causes[tp] = BrokerError(f"{tp.topic}:{tp.partition} has no leader", retriable=True)
-        remaining = timeout_s - (time.monotonic() - started)
-        answers = await asyncio.gather(
-            *(_ask(client, leader, ask, isolation_level, max(0.1, remaining)) for leader, ask in by_leader.items())
-        )
-        for offsets, failures in answers:
-            found.update(offsets)
-            causes.update(failures)
-        missing = {tp: when for tp, when in missing.items() if tp not in found}
-        if not missing:
+                by_leader[leader][tp] = when if isinstance(when, int) else _NAMED[when]
+        left_s = max(0.1, timeout_s - (time.monotonic() - started))
+        requests = (_ask(client, leader, ask, isolation_level, left_s) for leader, ask in by_leader.items())
+        for answers in await asyncio.gather(*requests):
+            for tp, answer in answers.items():
+                if isinstance(answer, BrokerError):
+                    causes[tp] = answer
+                else:
+                    found[tp] = answer
+        if not causes:
             return found
-        for tp in missing:
-            if not causes[tp].retriable:
-                raise causes[tp]
+        for error in causes.values():
+            if not error.retriable:
+                raise error
         elapsed = time.monotonic() - started
-        unknown = sorted({tp.topic for tp in missing if client.partitions(tp.topic) is None})
         if elapsed > min(timeout_s, MISSING_PATIENCE_S):
+            unknown = sorted({tp.topic for tp in causes if client.partitions(tp.topic) is None})
             if unknown:
                 raise TopicNotFound(unknown)
-            for tp in missing:
+            for tp, error in causes.items():
                 if tp.partition not in (client.partitions(tp.topic) or ()):
-                    raise causes[tp]
+                    raise error
         if elapsed >= timeout_s:
-            raise causes[next(iter(missing))]
+            raise next(iter(causes.values()))
         await asyncio.sleep(client.retry_backoff_s)
         with contextlib.suppress(BrokersUnavailable):  # the leaders may return within the timeout
-            await client.refresh({tp.topic for tp in missing})
+            await client.refresh({tp.topic for tp in causes})
+
+
+def _why_leaderless(client: KafkaClient, tp: TopicPartition) -> BrokerError:
+    numbers = client.partitions(tp.topic)
+    if numbers is None:
+        return for_code(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{tp.topic}:{tp.partition}")
+    if tp.partition in numbers:
+        return BrokerError(f"{tp.topic}:{tp.partition} has no leader", retriable=True)
+    return BrokerError(
+        f"{tp.topic!r} has no partition {tp.partition}; it has {len(numbers)}, from 0 on", retriable=True
+    )
 
 
 async def _ask(
     client: KafkaClient, leader: int, at: Mapping[TopicPartition, int], isolation_level: str, timeout_s: float
-) -> tuple[Found, dict[TopicPartition, BrokerError]]:
-    """The offsets from one leader, and the errors of the other partitions."""
+) -> dict[TopicPartition, Union[OffsetAndTimestamp, BrokerError, None]]:
+    """The offsets from one leader, or for each partition the error."""
     topics: dict[str, list[Any]] = defaultdict(list)
     request = ListOffsetsRequest
     for tp, when in at.items():
-        epoch = client.leader_epoch(tp)
         topics[tp.topic].append(
             request.ListOffsetsTopic.ListOffsetsPartition(
                 partition_index=tp.partition,
-                current_leader_epoch=-1 if epoch is None else epoch,
+                current_leader_epoch=_current_epoch(client, tp),
                 timestamp=when,
                 max_num_offsets=1,
             )
         )
-    isolation = 1 if isolation_level == "read_committed" else 0
     message = request(
         replica_id=-1,
-        isolation_level=isolation,
+        isolation_level=int(isolation_level == "read_committed"),
         topics=[request.ListOffsetsTopic(name=name, partitions=parts) for name, parts in topics.items()],
         max_version=MAX_VERSION,
     )
     try:
         response = await client.send(leader, message, timeout_s)
     except BrokerError as exc:
-        return {}, dict.fromkeys(at, exc)
-    offsets: Found = {}
-    failures: dict[TopicPartition, BrokerError] = {}
-    old_style: list[tuple[TopicPartition, list[int]]] = []
-    for topic in response.topics:
-        for answer in topic.partitions:
-            tp = TopicPartition(topic.name, answer.partition_index)
-            if answer.error_code:
-                failures[tp] = for_code(answer.error_code, f"{tp.topic}:{tp.partition}")
-            elif response.API_VERSION == 0:
-                old_style.append((tp, answer.old_style_offsets))
-            elif answer.offset < 0:
-                offsets[tp] = None
-            else:
-                epoch = answer.leader_epoch if answer.leader_epoch >= 0 else None
-                offsets[tp] = OffsetAndTimestamp(answer.offset, answer.timestamp, epoch)
+        return dict.fromkeys(at, exc)
+    answers: dict[TopicPartition, Union[OffsetAndTimestamp, BrokerError, None]] = {tp: _left_out(tp) for tp in at}
     before_all = {}
-    for tp, starts in old_style:
-        if starts:
-            offsets[tp] = OffsetAndTimestamp(starts[0], -1, None)
-        elif at[tp] >= 0:
-            before_all[tp] = EARLIEST  # no segment is that old, so the record, if it exists, is in the first segment
+    for topic in response.topics:
+        for part in topic.partitions:
+            tp = TopicPartition(topic.name, part.partition_index)
+            if part.error_code:
+                answers[tp] = for_code(part.error_code, f"{tp.topic}:{tp.partition}")
+            elif response.API_VERSION >= 1:
+                epoch = part.leader_epoch if part.leader_epoch >= 0 else None
+                answers[tp] = None if part.offset < 0 else OffsetAndTimestamp(part.offset, part.timestamp, epoch)
+            elif part.old_style_offsets:
+                answers[tp] = OffsetAndTimestamp(part.old_style_offsets[0], -1, None)
+            elif at[tp] >= 0:
+                # no segment is that old, so the record, if it exists, is in the first segment
+                before_all[tp] = EARLIEST
     if before_all:
-        earliest, failed = await _ask(client, leader, before_all, isolation_level, timeout_s)
-        offsets.update(earliest)
-        failures.update(failed)
-    unanswered = [tp for tp in at if tp not in offsets and tp not in failures]
-    failures.update(
-        (tp, BrokerError(f"{tp.topic}:{tp.partition}: left out of the answer", retriable=True)) for tp in unanswered
-    )
-    return offsets, failures
+        answers.update(await _ask(client, leader, before_all, isolation_level, timeout_s))
+    return answers
+
+
+def _current_epoch(client: KafkaClient, tp: TopicPartition) -> int:
+    epoch = client.leader_epoch(tp)
+    return -1 if epoch is None else epoch
+
+
+def _left_out(tp: TopicPartition) -> BrokerError:
+    return BrokerError(f"{tp.topic}:{tp.partition}: left out of the answer", retriable=True)
 
 
 # -- OffsetForLeaderEpoch (KIP-320) -----------------------------------------------------------------------------------
@@ -183,23 +184,15 @@ async def ends_of_epochs(
     """For each partition the leader's response about an epoch, or the error. Raises `BrokerError`, `Closed`."""
     topics: dict[str, list[Any]] = defaultdict(list)
     for tp, epoch in epochs.items():
-        current = client.leader_epoch(tp)
-        topics[tp.topic].append(
-            _Partition(
-                partition=tp.partition,
-                current_leader_epoch=-1 if current is None else current,
-                leader_epoch=epoch,
-            )
-        )
+        current = _current_epoch(client, tp)
+        topics[tp.topic].append(_Partition(partition=tp.partition, current_leader_epoch=current, leader_epoch=epoch))
     request = OffsetForLeaderEpochRequest(
         replica_id=-1,
         topics=[_Topic(topic=name, partitions=parts) for name, parts in topics.items()],
         min_version=FOR_CONSUMERS,
     )
     response = await client.send(leader, request, timeout_s)
-    found: dict[TopicPartition, Union[EpochEnd, BrokerError]] = {
-        tp: BrokerError(f"{tp.topic}:{tp.partition}: left out of the answer", retriable=True) for tp in epochs
-    }
+    found: dict[TopicPartition, Union[EpochEnd, BrokerError]] = {tp: _left_out(tp) for tp in epochs}
     for topic in response.topics:
         for part in topic.partitions:
             tp = TopicPartition(topic.topic, part.partition)

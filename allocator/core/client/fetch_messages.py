@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, Optional, Union
 
 from allocator.core.client.errors import ErrorCode, Undecodable
-from allocator.core.client.request_writer import OwnRequest, RequestWriter
+from allocator.core.client.request_writer import OwnRequest, RequestWriter, by_topic
 from allocator.core.client.response_reader import INT32, AnswerReader
 from allocator.core.types import TopicPartition
 
@@ -206,7 +206,7 @@ class FetchRequest(OwnRequest):
         return out.framed()
 
     def _write_asked(self, out: RequestWriter, version: int) -> None:
-        topics = _by_topic(self.asked)
+        topics = by_topic(self.asked)
         out.count(len(topics))
         for topic, parts in topics.items():
             _write_topic(out, topic, parts[0][1], version)
@@ -224,7 +224,7 @@ class FetchRequest(OwnRequest):
             out.tags()
 
     def _write_forgotten(self, out: RequestWriter, version: int) -> None:
-        topics = _by_topic(self.forgotten)
+        topics = by_topic(self.forgotten)
         out.count(len(topics))
         for topic, parts in topics.items():
             _write_topic(out, topic, parts[0][1], version)
@@ -233,25 +233,12 @@ class FetchRequest(OwnRequest):
             out.tags()
 
 
-def _by_topic(partitions: Mapping[TopicPartition, Wanted]) -> dict[str, list[tuple[int, Wanted]]]:
-    topics: dict[str, list[tuple[int, Wanted]]] = {}
-    for (topic, number), wanted in partitions.items():
-        topics.setdefault(topic, []).append((number, wanted))
-    return topics
-
-
 def _write_topic(out: RequestWriter, topic: str, wanted: Wanted, version: int) -> None:
     if version > BY_NAME:
-        assert wanted.topic_id is not None  # `newest_for` allows no such version without it
+        assert wanted.topic_id is not None  # `FetchSession.turn` allows no such version without it
         out.data += wanted.topic_id.bytes
     else:
         out.text(topic)
-
-
-def newest_for(wanted: Iterable[Wanted]) -> int:
-    """The newest version that fits these partitions. Brokers before 2.8 give topics no id, so then a version by name is
-    needed."""
-    return NEWEST if all(each.topic_id is not None for each in wanted) else BY_NAME
 
 
 # -- sessions -------------------------------------------------------------------------------------------------------
@@ -298,8 +285,11 @@ class FetchSession:
         known = self._known
         # idle partitions are the same objects as in the last turn
         changed = {tp: each for tp, each in wanted.items() if known.get(tp) is not each and known.get(tp) != each}
-        if changed or len(known) != len(wanted):
-            self._newest = newest_for(wanted.values())
+        moved = bool(changed) or len(known) != len(wanted)
+        if moved:
+            # brokers before 2.8 give topics no id
+            by_name = any(each.topic_id is None for each in wanted.values())
+            self._newest = BY_NAME if by_name else NEWEST
             self._names = {each.topic_id.bytes: tp.topic for tp, each in wanted.items() if each.topic_id is not None}
         by_id = min(version, self._newest) > BY_NAME
         if version < SESSIONS:
@@ -310,14 +300,12 @@ class FetchSession:
         self._known = wanted
         if self._epoch == _NEW:
             return Turn((self._id, _NEW), wanted, {}, self._newest)
-        forgotten: dict[TopicPartition, Wanted] = {}
-        if changed or len(known) != len(wanted):
-            forgotten = {
-                tp: each
-                for tp, each in known.items()
-                # a topic that was deleted and created again is another topic
-                if tp not in wanted or (by_id and wanted[tp].topic_id != each.topic_id)
-            }
+        forgotten = {
+            tp: each
+            for tp, each in (known.items() if moved else ())
+            # a topic that was deleted and created again is another topic
+            if tp not in wanted or (by_id and wanted[tp].topic_id != each.topic_id)
+        }
         return Turn((self._id, self._epoch), changed, forgotten, self._newest)
 
     def answered(self, answer: FetchAnswer) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from allocator.core.client.errors import Undecodable
-from allocator.core.client.request_writer import OwnRequest, RequestWriter
+from allocator.core.client.request_writer import OwnRequest, RequestWriter, by_topic
 from allocator.core.client.response_reader import INT32, AnswerReader
 from allocator.core.types import OffsetAndMetadata, TopicPartition
 
@@ -69,9 +69,7 @@ class OffsetCommit(OwnRequest):
         return out.framed()
 
     def _topics(self, out: RequestWriter, version: int) -> None:
-        topics: dict[str, list[tuple[int, OffsetAndMetadata]]] = {}
-        for (topic, partition), value in self.offsets.items():
-            topics.setdefault(topic, []).append((partition, value))
+        topics = by_topic(self.offsets)
         out.count(len(topics))
         last: Any = None
         rest = b""

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import struct
-from typing import Any, ClassVar, Final, NamedTuple
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final, NamedTuple, TypeVar
 
 from kafka.errors import KafkaError
 from kafka.protocol.broker_version_data import BrokerVersionData
 
 from allocator.core.client.errors import Undecodable, Unsupported
 from allocator.core.client.response_reader import INT32
+from allocator.core.types import TopicPartition
 from allocator.core.varint import uvarint
+
+T = TypeVar("T")
 
 _HEADER: Final = struct.Struct(">hhi")
 _INT16: Final = struct.Struct(">h")
@@ -60,6 +64,14 @@ def negotiated(versions: BrokerVersionData, request: Any) -> int:
         return int(versions.api_version(request))
     except KafkaError as error:
         raise Unsupported(str(error.args[0])) from None
+
+
+def by_topic(partitions: Mapping[TopicPartition, T]) -> dict[str, list[tuple[int, T]]]:
+    """Topic -> the numbers of its partitions with their values."""
+    topics: dict[str, list[tuple[int, T]]] = {}
+    for (topic, number), value in partitions.items():
+        topics.setdefault(topic, []).append((number, value))
+    return topics
 
 
 class RequestWriter:

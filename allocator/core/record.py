@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
@@ -24,6 +26,9 @@ __all__ = ["PlainRecord", "Record", "TopicPartition", "accelerated"]
 
 Headers = list["tuple[str, bytes | None]"]
 _KEY, _VALUE, _HEADERS = 1, 2, 4
+_FIELDS = attrgetter(
+    "topic", "partition", "offset", "timestamp", "timestamp_type", "key", "value", "headers", "leader_epoch"
+)
 
 
 class Source(Protocol):
@@ -44,26 +49,17 @@ class Source(Protocol):
     def headers(self, row: int) -> Headers: ...
 
 
+@dataclass
 class _GivenValues:
     """The source of a record that a caller constructed."""
 
-    def __init__(
-        self,
-        topic: str,
-        partition: int,
-        offset: int,
-        timestamp: int,
-        kind: int | None,
-        epoch: int | None,
-        fence: int | None,
-    ) -> None:
-        self.topic = topic
-        self.partition = partition
-        self.offsets: Sequence[int] = (offset,)
-        self.timestamps: Sequence[int] = (timestamp,)
-        self.timestamp_type = kind
-        self.leader_epoch = epoch
-        self.fence = fence
+    topic: str
+    partition: int
+    offsets: Sequence[int]
+    timestamps: Sequence[int]
+    timestamp_type: int | None
+    leader_epoch: int | None
+    fence: int | None
 
     def key(self, row: int) -> bytes | None:
         return None
@@ -103,7 +99,9 @@ class PlainRecord:
         leader_epoch: int | None = None,
         fence: int | None = None,
     ) -> None:
-        self._source: Source = _GivenValues(topic, partition, offset, timestamp, timestamp_type, leader_epoch, fence)
+        self._source: Source = _GivenValues(
+            topic, partition, (offset,), (timestamp,), timestamp_type, leader_epoch, fence
+        )
         self._row = 0
         self._key, self._value, self._headers = key, value, headers
         self._known = _KEY | _VALUE | _HEADERS
@@ -186,29 +184,16 @@ class PlainRecord:
         self._known |= _KEY | _VALUE
         return self
 
-    def _fields(self) -> tuple[Any, ...]:
-        return (
-            self.topic,
-            self.partition,
-            self.offset,
-            self.timestamp,
-            self.timestamp_type,
-            self.key,
-            self.value,
-            self.headers,
-            self.leader_epoch,
-        )
-
     def __eq__(self, other: object) -> bool:
-        return self._fields() == other._fields() if isinstance(other, PlainRecord) else NotImplemented
+        return _FIELDS(self) == _FIELDS(other) if isinstance(other, PlainRecord) else NotImplemented
 
     __hash__ = None  # type: ignore[assignment]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (*self._fields(), self.fence)
+        return type(self), (*_FIELDS(self), self.fence)
 
     def __repr__(self) -> str:
-        topic, partition, offset, timestamp, kind, key, value, headers, epoch = self._fields()
+        topic, partition, offset, timestamp, kind, key, value, headers, epoch = _FIELDS(self)
         return (
             f"Record(topic={topic!r}, partition={partition}, offset={offset}, timestamp={timestamp}, "
             f"timestamp_type={kind}, key={key!r}, value={value!r}, headers={headers!r}, leader_epoch={epoch})"

@@ -142,7 +142,6 @@ LARGE = {
     "Batch": "a face: one batch as records, columns or bytes",
     "ConsumerBase": "a face: the methods of `Consumer`",
     "KafkaClient": "a face: one cluster, for all packages",
-    "Measures": "one counter for each attribute",
     "_Flow": "the arrays of one flow problem",
 }
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -218,7 +219,7 @@ class LeaseRenewer(MemberLease):
         while True:
             self._sooner.clear()
             began, started = loop.time(), self.lease.clock()
-            self._measures.last_heartbeat = sent = self._measures.clock()
+            self._measures.last_heartbeat = sent = time.monotonic()
             try:
                 stat = await self._zk.set(path, data)
             except NoZnode:
@@ -233,7 +234,7 @@ class LeaseRenewer(MemberLease):
                 # the ensemble may have lost this member's claim as well, so the member owns nothing any more
                 raise MembershipLost("ZooKeeper has forgotten writes that it acknowledged; is its data an old copy?")
             newest = stat.version
-            self._measures.heartbeat.add(self._measures.clock() - sent)
+            self._measures.heartbeat.add(time.monotonic() - sent)
             self._renew(started)
             pause = self._zk.session_timeout_s * PACE - (loop.time() - began)
             if pause > 0:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Container, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Optional
+from dataclasses import dataclass, field
+from typing import Any
 
 from allocator.core.telemetry.tracing import spans_of
 from allocator.core.types import TopicPartition
@@ -78,41 +79,45 @@ class Effort:
         self.by_partition = {each: work for each, work in self.by_partition.items() if each in partitions}
 
 
+@dataclass(eq=False)
 class Measures:
-    """All measures of one consumer."""
+    """All measures of one consumer. The counts are those since its start."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.clock = clock
-        self.join = Measure(clock)
-        """From JoinGroup to its response, which comes when the whole group has joined."""
-        self.sync = Measure(clock)
-        self.heartbeat = Measure(clock)
-        """Heartbeats to Kafka's coordinator; with ZooKeeper, the writes that renew the lease."""
-        self.commit = Measure(clock)
-        self.last_heartbeat: float | None = None
-        """Time of the last heartbeat, by `clock`."""
-        self.partitions_assigned = self.partitions_revoked = self.partitions_lost = 0
-        """Counts since the start."""
-        self.resets = self.records_lost = 0
-        """Number of resets of lost positions, and of skipped offsets, since the start."""
-        self.handler_failures = self.records_skipped = self.dead_letters = 0
-        """Numbers of failed calls of the handler, of skipped records and of dead letters, since the start."""
-        self.records_delayed = 0
-        """Records that were written to a retry topic, since the start."""
-        self.due_ms: dict[TopicPartition, int] = {}
-        """When the first record that a retry topic's partition holds back is due, in milliseconds since the epoch."""
-        self.records_not_repeated = 0
-        """Records that were done before a restart or a move, and were not handled again, since the start."""
-        self.windows_narrowed = 0
-        """How often a partition got no new records because what is done would not fit into a commit."""
-        self.done_sets_cut = 0
-        """Commits that could not name all records that are done beyond their offset, since the start."""
-        self.fetched: Optional[Effort] = None
-        """Bytes of records as the broker sends them, compressed; None: not measured."""
-        self.handled: Optional[Effort] = None
-        """Handler seconds for the records that are done; None: not measured."""
-        self.spans: Optional[Callable[[str, Mapping[str, Any]], AbstractContextManager[Any]]] = None
-        """Starts the span of a "fetch", "commit" or "rebalance"; None: tracing is off."""
+    join: Measure = field(default_factory=Measure)
+    """From JoinGroup to its response, which comes when the whole group has joined."""
+    sync: Measure = field(default_factory=Measure)
+    heartbeat: Measure = field(default_factory=Measure)
+    """Heartbeats to Kafka's coordinator; with ZooKeeper, the writes that renew the lease."""
+    commit: Measure = field(default_factory=Measure)
+    last_heartbeat: float | None = None
+    """Time of the last heartbeat, on the clock of `time.monotonic()`."""
+    partitions_assigned: int = 0
+    partitions_revoked: int = 0
+    partitions_lost: int = 0
+    resets: int = 0
+    """Number of resets of lost positions."""
+    records_lost: int = 0
+    """Number of offsets that resets skipped."""
+    handler_failures: int = 0
+    """Number of failed calls of the handler."""
+    records_skipped: int = 0
+    dead_letters: int = 0
+    records_delayed: int = 0
+    """Records that were written to a retry topic."""
+    due_ms: dict[TopicPartition, int] = field(default_factory=dict)
+    """When the first record that a retry topic's partition holds back is due, in milliseconds since the epoch."""
+    records_not_repeated: int = 0
+    """Records that were done before a restart or a move, and were not handled again."""
+    windows_narrowed: int = 0
+    """How often a partition got no new records because what is done would not fit into a commit."""
+    done_sets_cut: int = 0
+    """Commits that could not name all records that are done beyond their offset."""
+    fetched: Effort | None = None
+    """Bytes of records as the broker sends them, compressed; None: not measured."""
+    handled: Effort | None = None
+    """Handler seconds for the records that are done; None: not measured."""
+    spans: Callable[[str, Mapping[str, Any]], AbstractContextManager[Any]] | None = None
+    """Starts the span of a "fetch", "commit" or "rebalance"; None: tracing is off."""
 
     def trace(self, group: str | None, client_id: str) -> None:
         """From now on requests and rebalances have spans, if the process has a tracer provider."""
@@ -124,4 +129,4 @@ class Measures:
 
     @property
     def last_heartbeat_age_s(self) -> float | None:
-        return None if self.last_heartbeat is None else self.clock() - self.last_heartbeat
+        return None if self.last_heartbeat is None else time.monotonic() - self.last_heartbeat

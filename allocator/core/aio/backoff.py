@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 
@@ -11,22 +10,20 @@ from dataclasses import dataclass, field
 class Backoff:
     """The seconds to wait before each new attempt.
 
-    The first pause is `first_s`. Each further one is `factor` times as long, but at most `max_s`. `jitter` bounds the
+    The first pause is `first_s`. Each further one is twice as long, but at most `max_s`. `jitter` bounds the
     random number by which each pause is multiplied, so that processes do not retry in step.
     """
 
     first_s: float
     max_s: float
-    factor: float = 2.0
     jitter: tuple[float, float] = (1.0, 1.0)
-    uniform: Callable[[float, float], float] = random.uniform
     pauses: int = field(default=0, init=False)
     """Number of pauses since the last `reset`."""
 
     def nth(self, number: int) -> float:
         """Returns the pause of this number, from 1, for a caller that counts its failures itself."""
-        pause_s: float = min(self.max_s, self.first_s * self.factor ** min(number - 1, 64))
-        return pause_s * self.uniform(*self.jitter)
+        pause_s: float = min(self.max_s, self.first_s * 2.0 ** min(number - 1, 64))
+        return pause_s * random.uniform(*self.jitter)
 
     def next(self) -> float:
         """Returns the next pause."""

@@ -49,10 +49,11 @@ class SettingKind(Protocol):
 
     def parse(self, text: str) -> Any:
         """Parses the text of an environment variable or of a Spark option. Raises ValueError."""
+        return text
 
 
 @dataclass(frozen=True)
-class Text:
+class Text(SettingKind):
     """A text that is not empty: one of `choices`, or one that `check` accepts."""
 
     choices: tuple[str, ...] = ()
@@ -70,12 +71,9 @@ class Text:
             self.check(value)
         return value
 
-    def parse(self, text: str) -> str:
-        return text
-
 
 @dataclass(frozen=True)
-class Texts:
+class Texts(SettingKind):
     """A list of texts; one text with commas stands for its parts."""
 
     what: str = "a list of texts"
@@ -86,23 +84,23 @@ class Texts:
         return self.what
 
     def read(self, value: Any) -> tuple[str, ...]:
-        if isinstance(value, str):
-            value = [part.strip() for part in value.split(",")]
-        if not isinstance(value, (list, tuple)) or not all(isinstance(item, str) for item in value):
+        if not isinstance(value, (str, list, tuple)) or not all(isinstance(item, str) for item in value):
             raise ValueError
-        items = tuple(value)
-        if not items or "" in items:
-            raise ValueError("it has an empty entry" if items else "it is empty")
+        items = self.items(value)
         repeated = sorted({item for item in items if items.count(item) > 1})
         if repeated:
             raise ValueError(f"{repeated[0]!r} stands there twice")
+        return items
+
+    def items(self, value: Collection[Any]) -> tuple[str, ...]:
+        """The texts in `value`, each checked."""
+        items = tuple(part.strip() for part in value.split(",")) if isinstance(value, str) else tuple(value)
+        if not items or "" in items:
+            raise ValueError("it has an empty entry" if items else "it is empty")
         for item in items:
             if self.check:
                 self.check(item)
         return items
-
-    def parse(self, text: str) -> str:
-        return text
 
 
 @dataclass(frozen=True)
@@ -110,22 +108,16 @@ class Addresses(Texts):
     """Addresses of brokers, in any collection, or in one text with commas between them."""
 
     what: str = '"host:port,host:port", or a list of "host:port"'
+    check: Check | None = parse_address
 
     def read(self, value: Any) -> tuple[str, ...]:
-        if isinstance(value, str):
-            value = [part.strip() for part in value.split(",")]
         if not isinstance(value, Collection) or isinstance(value, (bytes, Mapping)):
             raise ValueError
-        items = tuple(value)
-        if not items or "" in items:
-            raise ValueError("it has an empty entry" if items else "it is empty")
-        for item in items:
-            parse_address(item)
-        return items
+        return self.items(value)
 
 
 @dataclass(frozen=True)
-class Number:
+class Number(SettingKind):
     """A number, such as seconds. Whole numbers are allowed."""
 
     low: float = 0.0
@@ -153,7 +145,7 @@ class Number:
 
 
 @dataclass(frozen=True)
-class Whole:
+class Whole(SettingKind):
     """A whole number: a count, or bytes."""
 
     low: int = 0
@@ -174,7 +166,7 @@ class Whole:
 
 
 @dataclass(frozen=True)
-class Flag:
+class Flag(SettingKind):
     allowed: str = "true or false"
 
     def read(self, value: Any) -> bool:
@@ -189,7 +181,7 @@ class Flag:
 
 
 @dataclass(frozen=True)
-class Table:
+class Table(SettingKind):
     """A mapping with the setting names of another library, which checks its content."""
 
     allowed: str = "a dict"
@@ -199,12 +191,9 @@ class Table:
             raise ValueError
         return value
 
-    def parse(self, text: str) -> Any:
-        raise ValueError
-
 
 @dataclass(frozen=True)
-class Reset:
+class Reset(SettingKind):
     """A start position: a word, in upper or lower case, or a time."""
 
     words: tuple[str, ...] = get_args(OffsetReset)
@@ -243,23 +232,20 @@ class Setting:
 
     def read(self, value: Any) -> Any:
         """Returns the typed value. Raises ValueError with the text after "name = value: "."""
-        try:
-            return self.kind.read(value)
-        except ValueError as error:
-            raise ValueError(self._refusal(error)) from None
+        return self._checked(lambda: self.kind.read(value))
 
     def parse(self, text: str) -> Any:
         """Reads the text of an environment variable or of a Spark option. Raises ValueError as `read` does."""
-        try:
-            return self.kind.read(self.kind.parse(text))
-        except ValueError as error:
-            raise ValueError(self._refusal(error)) from None
+        return self._checked(lambda: self.kind.read(self.kind.parse(text)))
 
-    def _refusal(self, error: ValueError) -> str:
-        said = str(error)
-        # `int("x")` and `float("x")` say nothing that `allowed` does not say better
-        more = said and not self.secret and not re.match(r"invalid literal|could not convert", said)
-        return f"must be {self.kind.allowed}" + (f"; {said}" if more else "")
+    def _checked(self, read: Callable[[], Any]) -> Any:
+        try:
+            return read()
+        except ValueError as error:
+            said = str(error)
+            # `int("x")` and `float("x")` say nothing that `allowed` does not say better
+            more = said and not self.secret and not re.match(r"invalid literal|could not convert", said)
+            raise ValueError(f"must be {self.kind.allowed}" + (f"; {said}" if more else "")) from None
 
 
 SECONDS: Final = Number(0, 86400, above=True)

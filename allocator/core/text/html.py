@@ -30,10 +30,7 @@ def _escaped(text: str) -> str:
 
 def _cell(value: object) -> str:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return (
-            f'<td style="text-align: right">{value:,.6g}</td>'
-            if isinstance(value, float)
-            else (f'<td style="text-align: right">{value}</td>')
-        )
+        number = f"{value:,.6g}" if isinstance(value, float) else str(value)
+        return f'<td style="text-align: right">{number}</td>'
     text = "unknown" if value is None else str(value)
     return f"<td>{_escaped(text if len(text) <= TEXT else text[: TEXT - 1] + '…')}</td>"

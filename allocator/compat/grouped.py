@@ -103,7 +103,6 @@ class GroupedConsumer(BaseConsumer):
             joining,
             listener=_PauseUnasked(self),
             auto_commit_interval_s=None,
-            commit_on_revoke=False,
             old_offsets=True,
             auto_offset_reset="earliest",
             security=security,
@@ -156,7 +155,7 @@ class GroupedConsumer(BaseConsumer):
         """Waits until this member owns a partition, or there is none for it, so that `allocation` is filled."""
         loop, engine = asyncio.get_running_loop(), self._engine
         end = loop.time() + FIRST_SHARE_S
-        while not (self.closing or engine.assignment or engine.ended) and engine.client.topics():
+        while not (self.closing or engine.state.held or engine.ended) and engine.client.topics():
             left = end - loop.time()
             if left <= 0:
                 break
@@ -222,7 +221,7 @@ class GroupedConsumer(BaseConsumer):
     def allocation(self) -> dict[str, list[int]]:
         """The partitions of this member at this moment, by topic; `[]` for any other topic."""
         found: defaultdict[str, list[int]] = defaultdict(list)
-        for topic, partition in sorted(self._engine.assignment):
+        for topic, partition in sorted(self._engine.state.held):
             found[topic].append(partition)
         return found
 
@@ -336,7 +335,7 @@ class GroupedConsumer(BaseConsumer):
         return asyncio.ensure_future(self._determine_offsets(topic))
 
     async def _determine_offsets(self, topic: str) -> None:
-        ours = [p for p in self._engine.assignment if p.topic == topic]
+        ours = [p for p in self._engine.state.held if p.topic == topic]
         committed = {p: value.offset for p, value in (await self._engine.commits.committed(ours)).items()}
         rest = set(ours) - set(committed)
         if rest:  # returned values without a commit are read again

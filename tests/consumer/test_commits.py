@@ -143,12 +143,10 @@ async def test_a_short_lived_member_commits_idle_offsets_again_when_it_leaves() 
     async with started(60.0) as member:
         member.began_at(5)
         member.done(B, 9)
-        member.commits.leave_fresh(member.tasks)
-        await member.commits.settled(frozenset({A}))
+        await member.commits.leave_fresh()
         assert member.group.sent == [{A: 5}], "the other one is committed when it is released"
         assert member.group.stored[A] == OffsetAndMetadata(5, "as it was", 2)
-        member.commits.leave_fresh(member.tasks)
-        await member.commits.settled(frozenset({A}))
+        await member.commits.leave_fresh()
         assert len(member.group.sent) == 1, "it is fresh by now"
 
 
@@ -157,13 +155,12 @@ async def test_an_idle_offset_that_is_committed_again_never_replaces_a_later_com
     async with started() as member:
         member.began_at(5)
         member.group.fetches.clear()
-        member.commits.leave_fresh(member.tasks)
+        leaving = asyncio.ensure_future(member.commits.leave_fresh())
         await member.group.fetched.wait()
-        settling = asyncio.ensure_future(member.commits.settled(frozenset({A})))
         await member.commits.commit({A: OffsetAndMetadata(7, "", -1)})
-        assert not settling.done(), "a release waits for the offsets that are committed again"
+        assert not leaving.done()
         member.group.fetches.set()
-        await settling
+        await leaving
         assert member.group.sent == [{A: 7}, {B: 5}]
 
 

@@ -58,7 +58,6 @@ async def test_a_partition_that_drains_is_left_to_the_seek_of_its_next_owner() -
         brokers="b:9092",
         listener=None,
         auto_commit_interval_s=5,
-        commit_on_revoke=True,
         auto_offset_reset="latest",
     )
     core.state.claim({zero: 1})

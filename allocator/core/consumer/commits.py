@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Set
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -75,7 +75,6 @@ class Commits:
         self._stable = stable
         self._idle = None if offsets is None else IdleOffsets(offsets, self._idle_offsets, self.commit)
         self._under_way: dict[asyncio.Future[Any], Partitions] = {}
-        self._refreshing: asyncio.Task[None] | None = None
         self._metadata_bytes = METADATA_BYTES
         self._warned = False
         self._turn: asyncio.Lock | None = None
@@ -100,19 +99,16 @@ class Commits:
         if self._offsets is not None:
             await self._offsets.close()
 
-    def leave_fresh(self, tasks: BackgroundTasks) -> None:
-        """Begins to commit idle partitions again before the member leaves; otherwise their offsets expire if each
-        process of the group lives shortly. Their release waits for it."""
+    async def leave_fresh(self) -> None:
+        """Commits idle partitions again before the member leaves; otherwise their offsets expire if each process of
+        the group lives shortly."""
         if self._idle is not None and self.membership.committer is None:
             old = self._idle.not_ours()
             if self._interval_s is not None:
                 old -= self._progress.uncommitted().keys()  # their release commits them
             if old:
-                self._refreshing = tasks.start(self._refresh(self._idle, old), "idle offsets of the leaving member")
-
-    async def _refresh(self, idle: IdleOffsets, partitions: Set[TopicPartition]) -> None:
-        with contextlib.suppress(AllocatorError, asyncio.TimeoutError):
-            await within(idle.commit_again(partitions), FRESH_WITHIN_S)
+                with contextlib.suppress(AllocatorError, asyncio.TimeoutError):
+                    await within(self._idle.commit_again(old), FRESH_WITHIN_S)
 
     # -- reading -------------------------------------------------------------------------------------------------
 
@@ -223,8 +219,6 @@ class Commits:
 
     async def settled(self, partitions: Partitions) -> None:
         """Returns once no commit of one of these partitions is under way."""
-        if self._refreshing is not None:
-            await asyncio.wait({self._refreshing})
         while True:
             waits = [each for each, theirs in self._under_way.items() if not theirs.isdisjoint(partitions)]
             if not waits:

@@ -99,7 +99,6 @@ class ConsumerBase:
             brokers=brokers,
             listener=listener,
             auto_commit_interval_s=auto_commit_interval_s,
-            commit_on_revoke=auto_commit_interval_s is not None,
             auto_offset_reset=auto_offset_reset,
             security=security,
             max_wait_s=max_wait_s,
@@ -500,7 +499,7 @@ class ConsumerBase:
 
     def assignment(self) -> frozenset[TopicPartition]:
         """The partitions that this member owns now."""
-        return self._engine.assignment
+        return self._engine.state.held
 
     def fence(self, partition: PartitionLike) -> int:
         """The fencing token of this ownership: a number that grows with each new owner of the partition.

@@ -60,7 +60,6 @@ class ConsumerCore:
         brokers: str | Sequence[str],
         listener: Listener | None,
         auto_commit_interval_s: float | None,
-        commit_on_revoke: bool,
         auto_offset_reset: OffsetReset | int,
         security: Mapping[str, Any] | None = None,
         old_offsets: bool = False,
@@ -109,13 +108,14 @@ class ConsumerCore:
             self._commit_last,
             self.commits.settled,
             self.client.measures,
-            auto_commit=commit_on_revoke and self.group is not None,
+            auto_commit=auto_commit_interval_s is not None and self.group is not None,
             began=self._orders.apply,
             sink=self.sink,
             listener=listener,
         )
         self.load = OwnLoad(self.state, self.client.measures)
-        self.membership = joining.make(
+        self.membership = joining.options.make(
+            joining,
             Connections(
                 self.client,
                 self._ownership,
@@ -125,7 +125,7 @@ class ConsumerCore:
                 self.load.measure,
                 self._orders.take,
                 self._ownership.expect,
-            )
+            ),
         )
         self.commits.membership = self.membership
         self.choice = TopicChoice(joining, self.client, self.state, self.fetcher, self.membership, self._ownership)
@@ -199,8 +199,8 @@ class ConsumerCore:
             self._ownership.stop_committing()
         try:
             await self.commits.close()  # sends the commits that no caller waits for
-            if commit:  # while the handlers finish and their records are committed
-                self.commits.leave_fresh(self._tasks)
+            if commit:
+                await self.commits.leave_fresh()
             if not restart:
                 self.membership.leave_for_good()
             await self.membership.leave()
@@ -325,11 +325,6 @@ class ConsumerCore:
         await self.commits.commit_done(partitions)
 
     # -- ownership -----------------------------------------------------------------------------------------------
-
-    @property
-    def assignment(self) -> Partitions:
-        """The partitions that this member owns, without those that drain."""
-        return self.state.held
 
     def must_own(self, partitions: Iterable[TopicPartition]) -> None:
         """Raises NotOwned with the partitions that are not owned."""

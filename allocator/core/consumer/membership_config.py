@@ -10,6 +10,7 @@ import asyncio
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, Optional, Protocol
 
 from allocator.core.assignors import Assignor, resolve
@@ -182,15 +183,28 @@ class EnsembleOptions(MembershipOptions):
             yield from Fault.of(("group", "membership"), lambda: check_group(config.group))
         yield from super().faults(config)
 
-    def under(self, root: str, config: MembershipConfig, connections: Connections) -> ZooKeeperMembership:
-        """Creates a member of this project's protocol under another root."""
+    def under(
+        self,
+        root: str,
+        config: MembershipConfig,
+        connections: Connections,
+        *,
+        functions: Mapping[str, Assignor] = MappingProxyType({}),
+        measured: Callable[[], LoadReport] | None = None,
+        **own: Any,
+    ) -> ZooKeeperMembership:
+        """Creates a member of this project's protocol under `root`.
+
+        `functions`: assignors to prefer to the configured ones. `measured` reports the member's load to the group.
+        `own`: further settings of `ZooKeeperSettings`.
+        """
         assert config.group is not None
         return ZooKeeperMembership(
             self.ensemble(),
             Paths(root, config.group),
             connections.listener,
             connections.client,
-            self.functions(config),
+            {**functions, **config.assignors()},
             ZooKeeperSettings(
                 name=config.client_id,
                 topics=frozenset(config.topics),
@@ -199,26 +213,14 @@ class EnsembleOptions(MembershipOptions):
                 rack=config.rack,
                 connect_timeout_s=config.connect_timeout_s,
                 max_poll_interval_s=config.max_poll_interval_s,
-                **self.place(),
+                **own,
             ),
             load=connections.load,
-            measured=self.measured(connections),
+            measured=measured,
             ordered=connections.ordered,
             expected=connections.expected,
             measures=connections.client.measures,
         )
-
-    def place(self) -> dict[str, Any]:
-        """The settings for restarts and for following load, under the names of `ZooKeeperSettings`."""
-        return {}
-
-    def measured(self, connections: Connections) -> Callable[[], LoadReport] | None:
-        """Returns the function that reports the member's load to the group."""
-        return None
-
-    def functions(self, config: MembershipConfig) -> dict[str, Assignor]:
-        """Returns the assignors that the member offers, by name, the preferred one first."""
-        return config.assignors()
 
     def ensemble(self) -> ZooKeeperClient:
         """Returns a session with the ensemble, not connected. Raises ConfigError for wrong `zookeeper_options`."""
@@ -255,24 +257,20 @@ class ZooKeeper(EnsembleOptions):
             )
 
     def make(self, config: MembershipConfig, connections: Connections) -> Membership:
-        return self.under(self.root, config, connections)
+        measured, functions = None, {}
+        if self.follow_load is not None:
+            # members without `follow_load`, such as those of older versions, agree on one of the other assignors
+            functions = assignors_of(f"load-{self.follow_load}")
+            measured = connections.measure and connections.measure(self.follow_load)
+        return self.under(self.root, config, connections, functions=functions, measured=measured, **self.place())
 
     def place(self) -> dict[str, Any]:
+        """The settings for restarts and for following load, under the names of `ZooKeeperSettings`."""
         return {
             "instance_id": self.instance_id,
             "restart_grace_s": self.restart_grace_s,
             "load_tolerance": None if self.follow_load is None else self.load_tolerance,
         }
-
-    def measured(self, connections: Connections) -> Callable[[], LoadReport] | None:
-        if self.follow_load is None or connections.measure is None:
-            return None
-        return connections.measure(self.follow_load)
-
-    def functions(self, config: MembershipConfig) -> dict[str, Assignor]:
-        # members without `follow_load`, such as those of older versions, agree on one of the other assignors
-        by_load = {} if self.follow_load is None else assignors_of(f"load-{self.follow_load}")
-        return {**by_load, **config.assignors()}
 
 
 @dataclass(frozen=True)
@@ -342,10 +340,6 @@ class MembershipConfig:
         for topic in (*self.topics, *(topic for topic, _ in self.partitions)):
             yield from Fault.of(("topics",), lambda topic=topic: check_topic(topic))  # type: ignore[misc]
         yield from self.options.faults(self)
-
-    def make(self, connections: Connections) -> Membership:
-        """Creates the membership without any I/O."""
-        return self.options.make(self, connections)
 
     def assignors(self) -> dict[str, Assignor]:
         """Returns the assignors by name, the preferred one first."""

@@ -10,8 +10,9 @@ from typing import Any
 
 from allocator.core.aio.tasks import BackgroundTasks, ClosesOnce, ends, within
 from allocator.core.consumer.record_processor import RecordProcessor
-from allocator.core.consumer.starting_positions import Buffers, CommittedOffsets, SinkOffsets, StartingPositions
+from allocator.core.consumer.starting_positions import CommittedOffsets, SinkOffsets, StartingPositions
 from allocator.core.errors import AllocatorError
+from allocator.core.fetch.fetcher import Fetcher
 from allocator.core.offsets.tracker import OffsetTracker
 from allocator.core.subscription.listener import RebalanceEvent, callback_of, check_listener
 from allocator.core.subscription.loss import Committed, RecordsLost
@@ -41,7 +42,7 @@ class Ownership:
         state: SubscriptionState,
         progress: OffsetTracker,
         committed: Callable[[Iterable[TopicPartition]], Awaitable[CommittedOffsets]],
-        fetcher: Buffers,
+        fetcher: Fetcher,
         commit: Callable[[Iterable[TopicPartition]], Awaitable[None]],
         commits_settled: Callable[[Partitions], Awaitable[None]],
         measures: Measures,
@@ -96,8 +97,7 @@ class Ownership:
         """Like `assigned`, for partitions that the user chose. None of their records is delivered before the listener
         was called."""
         assert self._tasks is not None
-        self._begin(partitions)
-        self._tasks.start(self._tell_assigned(partitions), "assigned")
+        self._tasks.start(self.assigned(partitions), "assigned")
 
     # -- called by the membership --------------------------------------------------------------------------------
 
@@ -111,8 +111,19 @@ class Ownership:
 
     async def assigned(self, partitions: Partitions) -> None:
         with self._measures.span("rebalance", step="assigned", partitions=len(partitions)):
-            self._begin(partitions)
-            await self._tell_assigned(partitions)
+            assert self._tasks is not None
+            self._measures.partitions_assigned += len(partitions)
+            if self._began is not None:
+                self._began()
+            # before the listener is called, because it may ask for positions
+            self._starts.begin(self._tenures(partitions), self._tasks)
+            self._opening += 1
+            self._fetcher.wake()
+            try:
+                await self._tell_all(RebalanceEvent.ASSIGNED, partitions)
+            finally:
+                self._opening -= 1
+                self._fetcher.wake()
 
     async def revoked(self, partitions: Partitions) -> Partitions:
         with self._measures.span("rebalance", step="revoked", partitions=len(partitions)):
@@ -181,24 +192,6 @@ class Ownership:
         return error
 
     # ------------------------------------------------------------------------------------------------------------
-
-    def _begin(self, partitions: Partitions) -> None:
-        """To be followed by `_tell_assigned`."""
-        assert self._tasks is not None
-        self._measures.partitions_assigned += len(partitions)
-        if self._began is not None:
-            self._began()
-        # before the listener is called, because it may ask for positions
-        self._starts.begin(self._tenures(partitions), self._tasks)
-        self._opening += 1
-        self._fetcher.wake()
-
-    async def _tell_assigned(self, partitions: Partitions) -> None:
-        try:
-            await self._tell_all(RebalanceEvent.ASSIGNED, partitions)
-        finally:
-            self._opening -= 1
-            self._fetcher.wake()
 
     async def _revoked(self, partitions: Partitions) -> Partitions:
         self._fetcher.wake()

@@ -10,6 +10,7 @@ from typing import Protocol
 from allocator.core.aio.reminder import Reminder
 from allocator.core.aio.tasks import BackgroundTasks
 from allocator.core.errors import AllocatorError, NoOffsetsError
+from allocator.core.fetch.fetcher import Fetcher
 from allocator.core.offsets.tracker import OffsetTracker
 from allocator.core.subscription.loss import Committed
 from allocator.core.subscription.partition import TopicPartitionState
@@ -20,16 +21,6 @@ from allocator.core.types import NO_PARTITIONS, OffsetAndMetadata, Partitions, T
 log = logging.getLogger(__name__)
 
 CommittedOffsets = Mapping[TopicPartition, OffsetAndMetadata]
-
-
-class Buffers(Protocol):
-    """The part of the fetcher that ownership uses."""
-
-    def prepare(self, partitions: Partitions) -> None: ...
-
-    def fail(self, tp: TopicPartition, error: AllocatorError) -> None: ...
-
-    def wake(self) -> None: ...
 
 
 class SinkOffsets(Protocol):
@@ -55,7 +46,7 @@ class StartingPositions:
         state: SubscriptionState,
         progress: OffsetTracker,
         committed: Callable[[Iterable[TopicPartition]], Awaitable[CommittedOffsets]],
-        fetcher: Buffers,
+        fetcher: Fetcher,
         sink: SinkOffsets | None,
         reached: Callable[[TopicPartition], Committed | None],
         report: Callable[[AllocatorError], Awaitable[None]],

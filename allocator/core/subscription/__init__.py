@@ -7,16 +7,14 @@ rebalance. Touches nothing: no lock, no I/O, no task; the rooms meet here.
 
 from __future__ import annotations
 
-from allocator.core.subscription.done import DoneSet, joined
+from allocator.core.subscription.done import DoneSet
 from allocator.core.subscription.listener import RebalanceEvent, RebalanceListener, check_listener
 from allocator.core.subscription.loss import (
     Committed,
     NoPosition,
-    OutOfTurn,
     RecordsLost,
     listed,
     stamped,
-    topic_of_offset,
 )
 from allocator.core.subscription.partition import FetchState, TopicPartitionState
 from allocator.core.subscription.patterns import (
@@ -38,7 +36,6 @@ __all__ = [
     "FetchState",
     "LogTruncation",
     "NoPosition",
-    "OutOfTurn",
     "PartitionCountSource",
     "Phase",
     "RebalanceEvent",
@@ -51,9 +48,7 @@ __all__ = [
     "TopicSelection",
     "check_listener",
     "check_pattern",
-    "joined",
     "listed",
     "stamped",
-    "topic_of_offset",
     "topic_pattern",
 ]

@@ -217,7 +217,8 @@ class _MemberRunner(AssignmentListener):
             offsets = self._offsets()
             coordinator = Coordinator(client, self._group, client.retry_backoff_s)
             load = partial(lag, client, offsets.fetch, "earliest")
-            membership = joining(options).make(Connections(client, self, coordinator, load, None))
+            config = joining(options)
+            membership = config.options.make(config, Connections(client, self, coordinator, load, None))
             try:
                 await membership.join()
             except BaseException:
